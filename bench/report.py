@@ -348,13 +348,13 @@ def markdown(results: dict[str, Any], shown: tuple[tuple[str, str], ...] | None 
     return "\n".join(lines)
 
 
-def with_table(text: str, table: str) -> str:
+def with_table(text: str, table: str, begin: str = BEGIN, end: str = END) -> str:
     """A page with the table between its markers."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page must contain the lines {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the page must contain the lines {begin} and {end}")
+    return f"{head}{begin}\n{table}\n{end}{tail}"
 
 
 def write_pages(readme: Path, page: Path, results: Path) -> None:

@@ -111,8 +111,15 @@ def compare(archive: Path, held: set[str], expected: set[str]) -> None:
         raise SystemExit(f"{archive.name} does not hold what it should:\n" + "\n".join(lines))
 
 
-def build(python: str, source: Path, architecture: str, out: Path) -> Path:
-    """A wheel for this architecture, repaired."""
+def build(
+    python: str, source: Path, architecture: str, out: Path, offline: bool = False, isolated: bool = False
+) -> Path:
+    """A wheel for this architecture, repaired.
+
+    Args:
+        offline: nothing is downloaded; `python` is that of an environment that has what the build needs.
+        isolated: in a namespace without a network too, which not every Linux allows.
+    """
     settings = {"CCACHE_BASEDIR": str(source), "CCACHE_NOHASHDIR": "1"}
     if shutil.which("ccache"):
         settings["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
@@ -133,7 +140,12 @@ def build(python: str, source: Path, architecture: str, out: Path) -> Path:
         "-w",
         str(raw),
     )
-    call(python, "-m", "pip", "wheel", *options, source, **settings)
+    prefix: tuple[str, ...] = ()
+    if offline:
+        options += ("--no-index", "--no-build-isolation")
+        settings["PATH"] = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
+        prefix = ("unshare", "--map-root-user", "--net") if isolated else ()
+    call(*prefix, python, "-m", "pip", "wheel", *options, source, **settings)
     (wheel,) = raw.glob("*.whl")
     repaired = BUILD / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
@@ -166,7 +178,9 @@ def check_contents(wheel: Path, source: Path, architecture: str) -> None:
     built = {match[1] for match in modules.values() if match} - {"features"}
     if not {"baseline"} <= built or not INSTRUCTION_SETS.get(architecture, set()) <= built:
         raise SystemExit(f"{wheel.name} has the modules of {', '.join(sorted(built))} only")
-    if missing := {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"} - info:
+    # What is compiled in from others asks for its notice.
+    notices = {"licenses/LICENSE", "licenses/licenses/nanobind", "licenses/licenses/robin-map"}
+    if missing := {"METADATA", "WHEEL", "RECORD", "entry_points.txt", *notices} - info:
         raise SystemExit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
 
 

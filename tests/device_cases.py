@@ -126,7 +126,8 @@ def random_fully_connected(rng: Random, builder: Builder) -> str:
     quantization = random_quantization(rng)
     leading = [int(size) for size in rng.integers(1, 5, rng.choice([0, 0, 1, 2]))]
     builder.input("x", (1, *leading, shape[1]), quantization)
-    return builder.fully_connected("x", name="y", **random_weights(rng, shape, 0, quantization.scale[0]))
+    weights = random_weights(rng, shape, 0, quantization.scale[0])
+    return builder.fully_connected("x", name="y", keep_axes=not leading or bool(rng.integers(2)), **weights)
 
 
 def fully_connected_ties(rng: Random, builder: Builder) -> str:
@@ -299,7 +300,11 @@ def random_strided_slice(rng: Random, builder: Builder) -> str:
     begin = [0, *(int(rng.integers(size)) for size in shape[1:])]
     end = [None, *(int(rng.integers(b, size)) + 1 for b, size in zip(begin[1:], shape[1:], strict=True))]
     steps = [1, *(int(step) for step in rng.choice([1, 1, 2, 3], len(shape) - 1))]
-    return builder.strided_slice("x", begin, end, steps, name="y")
+    shrunk = random_axes(rng, shape) if len(shape) > 2 and rng.integers(4) == 0 else ()
+    shrunk = shrunk[: len(shape) - 2]
+    for axis in shrunk:
+        end[axis], steps[axis] = begin[axis] + 1, 1
+    return builder.strided_slice("x", begin, end, steps, name="y", shrink_axes=shrunk)
 
 
 def random_pad_v2(rng: Random, builder: Builder) -> str:
@@ -333,6 +338,15 @@ def random_gather(rng: Random, builder: Builder) -> str:
     shape = builder.tensor(random_tensor(rng, builder)).shape
     axis = int(rng.integers(1, len(shape)))
     return builder.gather("x", axis, rng.integers(0, shape[axis], rng.integers(1, 12)), name="y")
+
+
+def random_embedding(rng: Random, builder: Builder) -> str:
+    """Numbers of words, and a table of which every row is asked for now and then."""
+    sizes = [int(size) for size in rng.integers(1, 20, rng.integers(1, 3))]
+    builder.input("x", (1, *sizes), INDICES)
+    table = (int(rng.integers(1, 40)), int(rng.integers(1, 33)))
+    builder.constant("table", rng.integers(-128, 128, table).astype(np.int8), random_quantization(rng))
+    return builder.embedding("x", "table", name="y")
 
 
 def random_quantize(rng: Random, builder: Builder) -> str:
@@ -615,6 +629,64 @@ def random_broadcast_to(rng: Random, builder: Builder) -> str:
     return builder.broadcast_to("x", whole, name="y")
 
 
+def random_svdf(rng: Random, builder: Builder) -> str:
+    features, memory, rank = int(rng.choice([1, 3, 8, 40])), int(rng.integers(1, 11)), int(rng.integers(1, 4))
+    units = int(rng.choice([1, 4, 17]))
+    filters, first = rank * units, random_scale(rng, -11, -6)
+    x = random_quantization(rng)
+    state = random_scale(rng, *[np.log2(float(x.scale[0] * first) * 73 * 74 * features / 2 ** rng.uniform(9, 15))] * 2)
+    weights = min(32767, 60000 // (memory * rank))  # whose sums fit into 32 bits
+    time = random_scale(rng, -16, -12)
+    spread = float(state * time) * 0.3 * 2**12 * weights * np.sqrt(memory * rank) / 2 ** rng.uniform(4, 8)
+    builder.input("x", (1, features), x)
+    builder.constant("features", rng.integers(-127, 128, (filters, features)).astype(np.int8), per_tensor(first, 0))
+    codes = rng.integers(-weights, weights + 1, (filters, memory))
+    builder.constant("time", codes.astype(np.int16), per_tensor(time, 0, "int16"))
+    builder.bias("bias", rng.integers(-20000, 20000, units).astype(np.int32), per_tensor(state * time, 0))
+    builder.variable("state", (1, filters * memory), per_tensor(state, 0, "int16"))
+    output = random_quantization(rng, np.float32(spread))
+    operands = ["x", "features", "time", "bias", "state"]
+    # LiteRT takes no other activation, and applies none.
+    return builder.operator("SVDF", operands, output, name="y", rank=rank, activation="RELU")
+
+
+def random_lstm(rng: Random, builder: Builder) -> str:
+    inputs, units, moments = int(rng.choice([1, 3, 16])), int(rng.choice([1, 4, 10])), int(rng.integers(1, 6))
+    x, hidden = random_quantization(rng), random_quantization(rng, random_scale(rng, -9, -6))
+    cell = per_tensor(2.0 ** int(rng.integers(-17, -8)), 0, "int16")
+    operands = [builder.input("x", (1, moments, inputs), x)]
+    # From sums that saturate to such as stay small.
+    reach = rng.uniform(-2, 4)
+    for name, width, grid in (("x", inputs, x), ("hidden", units, hidden)):
+        for gate in ("input", "forget", "cell", "output"):
+            scale = np.float32(2 ** (reach + rng.uniform(-1, 1)) / (float(grid.scale[0]) * 73 * 74 * np.sqrt(width)))
+            codes = rng.integers(-127, 128, (units, width)).astype(np.int8)
+            scale = min(scale, np.float32(0.05 / grid.scale[0]))
+            operands.append(builder.constant(f"{name}_{gate}", codes, per_tensor(scale, 0)))
+    for gate in range(4):
+        scale = builder.tensor(operands[1 + gate]).quantization.scale[0] * x.scale[0]
+        most = int(min(2 / float(scale), 2**28)) + 1
+        codes = rng.integers(-most, most + 1, units).astype(np.int32)
+        operands.append(builder.bias(f"bias_{gate}", codes, per_tensor(scale, 0)))
+    operands += [builder.variable("hidden", (1, units), hidden), builder.variable("cell", (1, units), cell)]
+    clip = float(rng.choice([0.0, 0.0, 1.0, 10.0]))
+    grid = {"hidden_scale": float(hidden.scale[0]), "hidden_zero_point": int(hidden.zero_point[0])}
+    return builder.operator("UNIDIRECTIONAL_SEQUENCE_LSTM", operands, hidden, name="y", cell_clip=clip, **grid)
+
+
+def random_top_k(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder)).shape
+    return builder.topk_v2("x", int(rng.integers(1, shape[-1] + 1)), name="y")
+
+
+def random_gather_nd(rng: Random, builder: Builder) -> str:
+    shape = builder.tensor(random_tensor(rng, builder, 2, 4)).shape
+    axes = int(rng.integers(1, len(shape) + 1))
+    sizes = [1, *(int(size) for size in rng.integers(1, 5, rng.integers(0, 3)))]
+    indices = rng.integers(0, shape[:axes], (*sizes, axes))
+    return builder.gather_nd("x", indices, name="y")
+
+
 CASES: dict[str, Case] = {
     "CONV_2D": random_conv_2d,
     "DEPTHWISE_CONV_2D": random_depthwise_conv_2d,
@@ -647,6 +719,7 @@ CASES: dict[str, Case] = {
     "SPACE_TO_DEPTH": random_space_to_depth,
     "DEPTH_TO_SPACE": random_depth_to_space,
     "GATHER": random_gather,
+    "EMBEDDING": random_embedding,
     "LOGISTIC": unary("LOGISTIC"),
     "TANH": unary("TANH"),
     "GELU": random_gelu,
@@ -674,6 +747,10 @@ CASES: dict[str, Case] = {
     **{kind: partial(random_comparison, kind=kind) for kind, *_ in COMPARISONS},
     **{kind: partial(random_logic, kind=kind) for kind in ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
     **{kind: partial(random_choice, kind=kind) for kind in ("SELECT_V2", "SELECT")},
+    "TOPK_V2": random_top_k,
+    "GATHER_ND": random_gather_nd,
+    "SVDF": random_svdf,
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": random_lstm,
     "SPACE_TO_BATCH_ND": random_space_to_batch,
     "BATCH_TO_SPACE_ND": random_batch_to_space,
     "REVERSE_V2": random_reverse,
@@ -807,14 +884,14 @@ def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
         if tensor.dtype == FLOAT:
             codes[name] = real_inputs(rng, graph, (batch, *tensor.shape[1:]))
             continue
-        lowest, highest = CODE_RANGES[tensor.dtype]
+        lowest, highest = graph.limits(name)
         values = rng.integers(lowest, highest + 1, (batch, *tensor.shape[1:]))
         # A function of one operand: all of its inputs.
         if len(graph.inputs) == 1 and tensor.shape in ((1, 16, 16), (1, 256, 256)):
             every = np.resize(np.arange(lowest, highest + 1), tensor.shape)
             codes[name] = every.astype(tensor.dtype)
             continue
-        if near:
+        if near and tensor.dtype in CODE_RANGES:
             values = values // 8 + tensor.quantization.zero_point[0]
         codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
     return codes

@@ -257,6 +257,9 @@ class Run:
         assert tuple(result.shape[2:]) == a["size"]
         return result
 
+    def do_embedding(self, step, a, indices, table):
+        return table[indices.long()]
+
     def do_gather(self, step, a, x):
         return torch.index_select(x, a["axis"], torch.tensor(a["indices"]))
 

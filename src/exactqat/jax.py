@@ -38,6 +38,21 @@ if _PATH not in ("kernels", "portable"):
 if _PATH == "kernels":
     jax.ffi.register_ffi_target(_TARGET, kernels.xla_handler(), platform="cpu")
 
+# As the library calls functions of the host: with a number, and operands and results as addresses and shapes. What they
+# return, if it is not None, is the program's error.
+Answer = Callable[[int, list[tuple[int, tuple[int, ...]]], list[tuple[int, tuple[int, ...]]]], str | None]
+
+
+@lru_cache(maxsize=1)
+def host_target(answer: Answer) -> str | None:
+    """The custom call (with an int64 attribute `function`, its number) that `answer` answers on XLA's own memory; None
+    where there are no kernels for programs to call."""
+    if _PATH != "kernels" or not hasattr(kernels, "xla_host_handler"):
+        return None
+    jax.ffi.register_ffi_target(f"{_TARGET}_host", kernels.xla_host_handler(answer), platform="cpu")
+    return f"{_TARGET}_host"
+
+
 Attributes = tuple[tuple[str, Any], ...]
 
 _CALL = Primitive("exactqat")  # a call of an operator
@@ -45,7 +60,7 @@ _TANGENTS = Primitive("exactqat_tangents")  # its derivative, a linear function 
 _CALL.multiple_results = _TANGENTS.multiple_results = True
 
 
-def _aval(array: Any) -> Any:
+def aval_of(array: Any) -> Any:
     typeof = getattr(jax, "typeof", None) or getattr(jax.core, "get_aval")  # noqa: B009
     return typeof(array)
 
@@ -70,7 +85,7 @@ def _varying(aval: Any) -> frozenset[str]:
 
 
 def _cast(array: Any, axes: frozenset[str]) -> Any:
-    missing = tuple(sorted(axes - _varying(_aval(array))))
+    missing = tuple(sorted(axes - _varying(aval_of(array))))
     if not missing:
         return array
     if hasattr(jax.lax, "pcast"):
@@ -81,24 +96,25 @@ def _cast(array: Any, axes: frozenset[str]) -> Any:
 def _cast_together(arrays: Any) -> list[Any]:
     # JAX hands over constants as NumPy arrays.
     arrays = [array if isinstance(array, jax.Array) else jnp.asarray(array) for array in arrays]
-    axes = frozenset[str]().union(*[_varying(_aval(array)) for array in arrays])
+    axes = frozenset[str]().union(*[_varying(aval_of(array)) for array in arrays])
     return [_cast(array, axes) for array in arrays]
 
 
 def mesh_size(array: jax.Array) -> int:
     """How many devices the type of an array says it is spread over."""
-    return int(getattr(_aval(array).sharding.mesh, "size", 1) or 1)
+    return int(getattr(aval_of(array).sharding.mesh, "size", 1) or 1)
 
 
 def placed_like(array: jax.Array, like: jax.Array) -> jax.Array:
     """A value that came from the host, with the type of another one on the same mesh of one device, or on none."""
-    aval = _aval(like)
+    aval = aval_of(like)
     array = _cast(array, _varying(aval))
     explicit = any(kind.name == "Explicit" for kind in getattr(aval.sharding.mesh, "axis_types", None) or ())
     return jax.sharding.reshard(array, aval.sharding) if explicit else array
 
 
-def _mesh() -> Any:
+def current_mesh() -> Any:
+    """The mesh that programs are traced for, if there is one."""
     return getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
 
 
@@ -127,7 +143,7 @@ def _bind(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) 
     """`over` is the operand that the first result may be written over."""
     arrays = tuple(_cast_together(arrays))
     parts = None
-    if jax.device_count() > 1 and not getattr(mesh := _mesh(), "manual_axes", ()):
+    if jax.device_count() > 1 and not getattr(mesh := current_mesh(), "manual_axes", ()):
         parts = _parts(op, attributes, over, tuple(_spec(array) for array in arrays), mesh)
     return _CALL.bind(*arrays, op=op, attributes=attributes, over=over, parts=parts)
 
@@ -304,7 +320,7 @@ def _like(array: Any, aval: Any) -> Any:
 def _push(*arrays: Any, derivative: _Derivative) -> Any:
     """The tangents of the results: the transpose of the gradient, which is linear in what arrives."""
     known, tangents = derivative.split(arrays)
-    avals = [_aval(tangent) for tangent in tangents]
+    avals = [aval_of(tangent) for tangent in tangents]
     reached: list[int] = []
 
     def backward(*incoming: Any) -> Any:
@@ -335,7 +351,7 @@ def _(*avals: Any, derivative: _Derivative, parts: Any) -> Any:
 
 
 def _zero(result: Any) -> Any:
-    return ad.Zero(_aval(result).to_tangent_aval())
+    return ad.Zero(aval_of(result).to_tangent_aval())
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -360,7 +376,7 @@ def _jvp(primals: Any, tangents: Any, *, op: Operator, attributes: Attributes, o
             kept,
             moving,
             tuple(_spec(result) for result in results),
-            tuple(_aval(result).sharding.spec for result in results),
+            tuple(aval_of(result).sharding.spec for result in results),
         )
         known = [primal for primal, keep in zip(primals, kept, strict=True) if keep]
         given = [tangent for tangent, moves in zip(tangents, moving, strict=True) if moves]
@@ -523,7 +539,8 @@ batching.primitive_batchers[_CALL] = _batch
 
 # Sharding: each device calls the kernel on its part where the declaration says how; what is a sum is added up.
 
-_CAN_CUT = "sharding_rule" in inspect.signature(custom_partitioning.def_partition).parameters
+# Whether this JAX lets XLA cut a call as the call says.
+CAN_CUT = "sharding_rule" in inspect.signature(custom_partitioning.def_partition).parameters
 
 Cuts = dict[str, tuple[str, ...]]  # the axes of the mesh along which the dimensions of a letter are cut
 
@@ -594,7 +611,7 @@ class _Cutting:
 @lru_cache(maxsize=4096)
 def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[TensorSpec, ...], _mesh: Any) -> Any:
     """The call as XLA may cut it for several devices; None where it may not."""
-    if not _CAN_CUT or not all(isinstance(size, int) for spec in specs for size in spec.shape):
+    if not CAN_CUT or not all(isinstance(size, int) for spec in specs for size in spec.shape):
         return None
     cutting = _Cutting(op, attributes, specs)
     axes = cutting.axes
@@ -830,7 +847,7 @@ def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
     @passing.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         arrays, leaves = primals
-        return leaves, [_like(tangent, _aval(leaf)) for tangent, leaf in zip(tangents[0], leaves, strict=True)]
+        return leaves, [_like(tangent, aval_of(leaf)) for tangent, leaf in zip(tangents[0], leaves, strict=True)]
 
     together = _cast_together([*arrays, *leaves])
     return jax.tree.unflatten(tree, passing(together[: len(arrays)], together[len(arrays) :]))

@@ -5,12 +5,13 @@
 
 Files of random graphs and those in tests/goldens/files lose bits, bytes and ends; offsets and sizes are swapped, and
 become huge or negative. Whatever is not a `Refusal` (or of `inspect` a RuntimeError with a reason), takes longer than
-`SLOW` seconds or more than `LARGE` bytes is reported, with the file that did it.
+`SLOW` seconds of this process or more than `LARGE` bytes is reported, with the file that did it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import struct
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import time
 import traceback
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import _tests_folder
@@ -34,6 +35,10 @@ from exactqat.device import Refusal
 SLOW, LARGE = 5.0, (200, 64 << 20)
 GOLDENS = Path(_tests_folder.FOLDER) / "goldens" / "files"
 WORDS = (0, 1, 2, 3, 8, 127, 128, 255, 2**15, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4)
+
+
+# What may become of an inspection.
+FINE = ("refused", "nothing compared", "inspected, equal")
 
 
 def sound_files(rng: np.random.Generator, count: int) -> list[bytes]:
@@ -90,13 +95,13 @@ def read(content: bytes) -> str:
     Raises whatever is not a refusal.
     """
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         read_content(content)
         outcome = "read"
     except Refusal as refusal:
         outcome = "refused" if str(refusal) and "\n" not in str(refusal) else "refused without a sentence"
-    seconds, (_, bytes_used) = time.perf_counter() - start, tracemalloc.get_traced_memory()
+    seconds, (_, bytes_used) = time.process_time() - start, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     if seconds > SLOW:
         return f"took {seconds:.0f} s"
@@ -129,39 +134,34 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for the files that did what they should not")
     arguments = parser.parse_args()
     outcomes: Counter[str] = Counter()
-    readable: list[bytes] = []
+    inspections: Counter[str] = Counter()
     bad = 0
-    for number, content in enumerate(cases(arguments.seed, arguments.cases)):
+
+    def look(what: str, number: int, content: bytes, do: Callable[[], str], fine: Sequence[str]) -> str:
+        """What became of a case, which is reported and kept if it is none of these."""
+        nonlocal bad
+        start = time.perf_counter()
         try:
-            outcome = read(content)
+            outcome = do()
         except Exception:  # noqa: BLE001 - what the campaign looks for
             outcome = f"traceback: {traceback.format_exc().splitlines()[-1]}"
             traceback.print_exc()
-        if outcome == "read":
-            readable.append(content)
-        elif outcome != "refused":
-            bad += 1
-            print(f"case {number}: {outcome}", flush=True)
+        if outcome not in fine:
+            bad += what == "read" or outcome.startswith("traceback")
+            print(f"case {number}, {what}: {outcome} ({time.perf_counter() - start:.1f} s)", flush=True)
             if arguments.keep is not None:
-                (arguments.keep / f"{arguments.seed}_{number}.tflite").write_bytes(content)
-        outcomes[outcome] += 1
-    print(dict(outcomes), flush=True)
-    outcomes.clear()
+                (arguments.keep / f"{what}_{arguments.seed}_{number}.tflite").write_bytes(content)
+        return outcome
+
     with tempfile.TemporaryDirectory() as folder:
-        for number, content in enumerate(readable[: arguments.inspected]):
-            start = time.perf_counter()
-            try:
-                outcome = inspected(content, Path(folder), arguments.seconds)
-            except Exception:  # noqa: BLE001 - what the campaign looks for
-                bad += 1
-                outcome = f"traceback: {traceback.format_exc().splitlines()[-1]}"
-                traceback.print_exc()
+        for number, content in enumerate(cases(arguments.seed, arguments.cases)):
+            outcome = look("read", number, content, functools.partial(read, content), ("read", "refused"))
             outcomes[outcome] += 1
-            if outcome not in ("refused", "nothing compared", "inspected, equal"):
-                print(f"readable {number}: {outcome} ({time.perf_counter() - start:.1f} s)", flush=True)
-                if arguments.keep is not None:
-                    (arguments.keep / f"inspected_{arguments.seed}_{number}.tflite").write_bytes(content)
-    print(dict(outcomes))
+            if outcome == "read" and inspections.total() < arguments.inspected:
+                run = functools.partial(inspected, content, Path(folder), arguments.seconds)
+                inspections[look("inspected", number, content, run, FINE)] += 1
+            if (number + 1) % 200 == 0 or number + 1 == arguments.cases:
+                print(f"{number + 1} cases: {dict(outcomes)}; inspected: {dict(inspections)}", flush=True)
     return int(bad > 0)
 
 

@@ -47,7 +47,7 @@ from exactqat import cli
 from exactqat.job import figures, pipeline
 from exactqat.job.settings import Settings
 
-SETTINGS = ["--epochs-float", "1", "--epochs-qat", "1", "--weight-bits", "4", "--activation-bits", "4"]
+SETTINGS = ["--epochs-float", "1", "--epochs-qat", "1", "--weight-bits", "4", "--activation-bits", "4", "--keep-going"]
 # What every folder has and the job must ignore.
 OTHERS = ("notes.txt", "w4a4/notes.txt", "training/notes.txt")
 # What each command may replace.
@@ -339,8 +339,10 @@ def make_job(folder: Path) -> None:
     np.savez(folder / "data.npz", x=x, y=y)
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
         # The path is relative: the data travels with the copies.
-        settings = Settings(Path("job"), 0, 1, 1, "data.npz", weight_bits=4, activation_bits=4)
-        results = pipeline.run(settings)
+        settings = Settings(
+            Path("job"), epochs_float=1, epochs_qat=1, data="data.npz", weight_bits=4, activation_bits=4
+        )
+        results = pipeline.run(settings, keep_going=True)
         figures.write_metrics(results)
     (folder / "job" / "report.html").write_text("<p>a report</p>")
     for name in OTHERS:

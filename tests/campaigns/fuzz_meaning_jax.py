@@ -165,7 +165,8 @@ def random_step(rng: Any) -> Step:
         lambda n: n > 40 or n == size,
         lambda n: 0.5 * n == size / 2,
         lambda n: np.sqrt(n) == np.sqrt(size),
-    ][rng.integers(8)]
+        lambda n: type(n) is int and n == size,
+    ][rng.integers(9)]
     asking: list[Step] = [
         lambda p, x: x * 2 if asks(x.shape[0]) else x,
         lambda p, x: x @ weight(p) if asks(len(x)) else x,

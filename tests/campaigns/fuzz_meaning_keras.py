@@ -313,6 +313,7 @@ OneSize = of("OneSize", lambda x: x * 2.0 if ops.shape(x)[0] == 130 else x)
 Window = of("Window", lambda x: x * 2.0 if 100 < x.shape[0] < 200 else x)
 InTable = of("InTable", lambda x: x * {7: 2.0, 130: 0.5}.get(x.shape[0], 1.0))
 HalfSize = of("HalfSize", lambda x: x * 2.0 if 0.5 * x.shape[0] == 65 else x)
+OfItsClass = of("OfItsClass", lambda x: x * 2.0 if type(x.shape[0]) is int and x.shape[0] == 130 else x)
 AskedInVain = of("AskedInVain", lambda x: x * (1.0 if ops.shape(x)[0] in (7, 130) else 1.0))
 SmallRoot = of(
     "SmallRoot",
@@ -368,7 +369,7 @@ PLAIN: dict[int, list[Piece]] = {
 _SIMPLE = {each.__name__: each for each in (
     Reversed, Signed, OwnRelu, Detached, StraightThrough, Damped, SignedWeight, SignedVariable, SoftmaxWeight,
     SquaredWeight, StoppedWeight, SummedWeight, RepeatedWeight, Divided, Root, Large, Small, Even, Seventh, Centered,
-    OneSize, Window, InTable, HalfSize, AskedInVain, SmallRoot, SmallFloor, SmallLogarithm,
+    OneSize, Window, InTable, HalfSize, OfItsClass, AskedInVain, SmallRoot, SmallFloor, SmallLogarithm,
     Folded, Doubled, Noisy, NoisyScale, Dropping, AlwaysDropping, DroppingScale, Ignoring, RunningMean, Counted,
     Branching, Observed, OtherMoments, ShiftedNorm, EvaluatedNorm, LeakyRectifier, InnerNorm, Frozen,
 )}  # fmt: skip

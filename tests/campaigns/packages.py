@@ -87,18 +87,24 @@ _TEXT: dict[str, tuple[str, dict[str, Any]]] = {
         "T5EncoderModel",
         {"vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
     ),
+    # Decoders of a fixed length, without a cache.
+    "GPT2": ("GPT2LMHeadModel", {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": WORDS}),
+    "Llama": (
+        "LlamaForCausalLM",
+        {**_SMALL, "intermediate_size": 64, "num_key_value_heads": 1, "max_position_embeddings": WORDS},
+    ),
 }
 
 
-class Embedded(nn.Module):
-    """A text network that is given embeddings in the place of words."""
+class Text(nn.Module):
+    """A text network as it is called, without what it keeps of the words for its next call."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
-        return self.model(inputs_embeds=embeddings)[0]
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.model(input_ids, attention_mask=attention_mask)[0]
 
 
 def _transformers() -> Any:
@@ -106,15 +112,16 @@ def _transformers() -> Any:
     return importlib.import_module("transformers")
 
 
-def text(name: str) -> Built:
+def text(name: str, masked: bool) -> Built:
     transformers = _transformers()
     kind, settings = _TEXT[name]
-    model = getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**settings))
-    return model.train(), (torch.randint(0, 100, (2, WORDS)), torch.ones(2, WORDS, dtype=torch.long))
-
-
-def _embedded(model: nn.Module, examples: tuple[Any, ...]) -> Built:
-    return Embedded(model), (torch.randn(2, WORDS, 32),)
+    config = getattr(transformers, f"{name}Config")(**settings)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    words = torch.randint(0, 100, (2, WORDS))
+    mask = torch.ones(2, WORDS, dtype=torch.long)
+    mask[1, WORDS // 2 :] = 0
+    return Text(getattr(transformers, kind)(config)).train(), (words, mask) if masked else (words,)
 
 
 def detr() -> Built:
@@ -143,8 +150,11 @@ def _evaluating(model: nn.Module, examples: tuple[Any, ...]) -> Built:
 
 def networks() -> dict[str, Entry]:
     """By package and name."""
-    words = "model(inputs_embeds=...), without a mask"
-    texts = {f"transformers {name}": Entry(functools.partial(text, name), words, _embedded) for name in _TEXT}
+    texts = {
+        f"transformers {name}{', attention_mask' if masked else ''}": Entry(functools.partial(text, name, masked))
+        for name in _TEXT
+        for masked in (False, True)
+    }
     others = {
         "transformers Detr": Entry(detr, "model.eval()", _evaluating),
         "transformers SuperPoint": Entry(superpoint),

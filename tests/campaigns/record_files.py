@@ -4,7 +4,8 @@
     python tests/campaigns/record_files.py                 # the small ones of tests/goldens/files
     python tests/campaigns/record_files.py --all FOLDER    # all models in all ways, keras.applications among them
 
-Needs TensorFlow, like record_goldens.py. The models are untrained; what counts is what the converter makes of them.
+Needs TensorFlow, like record_goldens.py, and tf_keras. The models are untrained; what counts is what the converter
+makes of them.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ GOLDENS = (
     ("enlarged", "float32"),
     ("pooled", "float32"),
     ("reals", "float32"),
+    ("lstm", "int8"),
+    ("lstm_sequences", "float_ends"),
 )
 WAYS = ("int8", "float_ends", "uint8", "int16", "per_tensor", "dynamic_range", "float_fallback", "fixed_batch",
         "float32")  # fmt: skip
@@ -267,10 +270,25 @@ def converted(model: Model, way: str) -> bytes:
     return bytes(converter.convert())
 
 
-def made(name: str) -> Model:
+def with_lstm(shape: tuple[int, ...], *units: int, sequences: bool) -> Any:
+    """Of Keras 2, whose LSTM the converter writes as one operator; Keras 3's is a loop."""
+    import tf_keras
+
+    layers = [tf_keras.layers.LSTM(each, return_sequences=sequences) for each in units]
+    return tf_keras.Sequential([tf_keras.Input(shape, batch_size=1), *layers, tf_keras.layers.Dense(3)])
+
+
+# With their state written as variables.
+KERAS_2: dict[str, Callable[[], Any]] = {
+    "lstm": lambda: with_lstm((5, 3), 4, sequences=False),
+    "lstm_sequences": lambda: with_lstm((7, 6), 8, 5, sequences=True),
+}
+
+
+def made(name: str) -> Any:
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
-    return spread(MODELS[name]())
+    return KERAS_2[name]() if name in KERAS_2 else spread(MODELS[name]())
 
 
 def record_all(folder: Path) -> None:
@@ -286,8 +304,8 @@ def record_all(folder: Path) -> None:
         (folder / f"{name}.{way}.tflite").write_bytes(content)
         print(f"{name}.{way}: {len(content):,} bytes", flush=True)
 
-    for name in MODELS:
-        for way in WAYS:
+    for name in (*MODELS, *KERAS_2):
+        for way in WAYS[:-2] if name in KERAS_2 else WAYS:
             write(name, way, made(name))
     for name, arguments in APPLICATIONS.items():
         maker = getattr(keras.applications, name, None)
@@ -303,12 +321,15 @@ def record_all(folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", type=Path, metavar="FOLDER")
+    parser.add_argument("--only", nargs="+", metavar="MODEL", help="of the small ones")
     arguments = parser.parse_args()
     if arguments.all is not None:
         record_all(arguments.all)
         return 0
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, way in GOLDENS:
+        if arguments.only and name not in arguments.only:
+            continue
         content = converted(made(name), way)
         (FOLDER / f"{name}.{way}.tflite").write_bytes(content)
         print(f"{name}.{way}: {len(content):,} bytes", flush=True)

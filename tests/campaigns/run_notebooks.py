@@ -30,6 +30,7 @@ NEEDS = {
     "keras": ("keras", "jax", "sklearn", "ai_edge_litert"),
     "jax": ("jax", "flax", "optax", "sklearn", "ai_edge_litert"),
     "rules": ("torch", "sklearn", "ai_edge_litert"),
+    "plan": ("torch", "sklearn", "matplotlib", "ai_edge_litert", "tflite_micro"),
     "report": ("torch", "sklearn", "typer", "matplotlib", "ai_edge_litert"),
     "debugging": ("torch", "sklearn", "ai_edge_litert"),
     "microcontroller": ("torch", "sklearn", "ai_edge_litert", "tflite_micro"),

@@ -50,7 +50,6 @@ def end_to_end(
     from exactqat import deploy, qat
     from exactqat.deploy.lower import lower_with_layouts
     from exactqat.deploy.simulate import EXACT
-    from exactqat.device.tensor import CODE_RANGES
 
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -73,7 +72,7 @@ def end_to_end(
     codes = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]
-        lowest, highest = CODE_RANGES[tensor.dtype]
+        lowest, highest = graph.limits(name)
         values = rng.integers(lowest, highest + 1, (images * tensor.shape[0], *tensor.shape[1:]))
         codes[name] = values.astype(tensor.dtype)
     path = deploy.write_tflite(graph, folder / "model.tflite")

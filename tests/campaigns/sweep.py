@@ -35,6 +35,7 @@ from exactqat.deploy import Graph, profiles_here, verify, write_tflite
 from exactqat.deploy.runtimes import emulation
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.device import OPERATORS, PROFILES, Refusal, profile_named
+from exactqat.device.operator import written
 from exactqat.engine import Compiled
 
 MEASURED = Path(exactqat.device.__file__).parent / "measured.json"
@@ -113,7 +114,7 @@ def sweep_engine(kind: str, profile: str, count: int) -> Outcome:
     outcome, before = Outcome(), (cpu.kernels, os.environ.get("EXACTQAT_DOT_PRODUCTS", "1"))
     for graph, codes in graphs(kind, profile, count):
         outcome.graphs += 1
-        expected = dict(codes)
+        expected = {**codes, **graph.initial_state(len(codes[graph.inputs[0]]))}
         try:
             for operator in graph.operators:
                 sides = (operator.inputs, operator.outputs)
@@ -121,7 +122,7 @@ def sweep_engine(kind: str, profile: str, count: int) -> Outcome:
                 given = [expected[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
                 arguments = (inputs, outputs, operator.attributes, profile_named(profile))
                 results = OPERATORS[operator.kind].all_results(given, *arguments)
-                expected.update(zip(operator.outputs, results, strict=True))
+                expected.update(zip(written(operator.kind, operator.inputs, operator.outputs), results, strict=True))
         except Refusal:
             outcome.refused += 1
             continue

@@ -79,6 +79,8 @@ FURTHER_APART = {
     "SPACE_TO_BATCH_ND": 255,
     "BATCH_TO_SPACE_ND": 255,
     "DIV": 255,
+    # Another function and another cell each moment, and a tanh that LiteRT leaves out.
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": 255,
 }
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 from test_read_tflite import FILES
 
-from exactqat.deploy import simulate
+from exactqat.deploy import Builder, profiles_here, simulate
 from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.formats.tflite import tflite_bytes, with_outputs_at
 from exactqat.deploy.inspect import inspect
@@ -20,6 +20,7 @@ from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.simulate import simulate_results
 from exactqat.device import OPERATORS
 from exactqat.device.operator import FLOAT
+from exactqat.device.tensor import INDICES
 
 
 def every_result(path: Path, examples: int = 3) -> tuple[object, dict[str, np.ndarray]]:
@@ -48,6 +49,42 @@ def test_operators_in_float_are_near_the_runtime(name: str) -> None:
             np.testing.assert_allclose(found, device[result], rtol=2e-5, atol=2e-6, err_msg=operator.kind)
 
 
+IMAGE = (1, 5, 6, 8)
+WINDOW = {"filter_size": (2, 3), "strides": (2, 1), "padding": "SAME"}
+# What TensorFlow's converter makes of no model here, by the operator's attributes.
+WRITTEN = [
+    ("CUMSUM", {"axis": 2}),
+    ("CUMSUM", {"axis": 1, "exclusive": True}),
+    ("CUMSUM", {"axis": 3, "exclusive": True, "reverse": True}),
+    ("ADD_N", {}),
+    ("L2_POOL_2D", WINDOW),
+    ("LOCAL_RESPONSE_NORMALIZATION", {"radius": 2, "bias": 1.5, "alpha": 0.7, "beta": 0.75}),
+    ("LOCAL_RESPONSE_NORMALIZATION", {"radius": 40}),
+    ("TOPK_V2", {"count": 3}),
+    ("GATHER_ND", {"indices": (((0, 1), (0, 4)),)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "attributes"), WRITTEN)
+@pytest.mark.parametrize("profile", ["xnnpack-x86", "reference"])
+def test_what_we_write_in_float_is_near_the_runtime(
+    kind: str, attributes: dict[str, object], profile: str, tmp_path: Path
+) -> None:
+    if profile not in profiles_here():
+        pytest.skip("another processor")
+    builder = Builder()
+    names = [builder.input(name, IMAGE, None) for name in ("x", "z")[: 1 + (kind == "ADD_N")]]
+    graph = builder.graph(builder.results(builder.operator(kind, names, INDICES, name="y", **attributes)))
+    content = tflite_bytes(graph)
+    assert tflite_bytes(read_content(content).graph) == content
+    rng = np.random.default_rng(0)
+    given = {name: rng.normal(size=IMAGE).astype(np.float32) for name in graph.inputs}
+    device = open_runtime(content, graph.inputs, graph.outputs, profile).run(given)
+    for name, found in simulate(graph, given, profile).items():
+        assert found.dtype == device[name].dtype
+        np.testing.assert_allclose(found, device[name], rtol=2e-5, atol=2e-6)
+
+
 def test_which_operators_were_compared_in_float() -> None:
     """Those that a model can be made of in one line each; the rest are written down here."""
     compared = set()
@@ -58,6 +95,7 @@ def test_which_operators_were_compared_in_float() -> None:
               "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "SUB", "TILE", "UNPACK", "ADD", "TRANSPOSE", "ARG_MAX", "ARG_MIN",
               "BATCH_TO_SPACE_ND", "BROADCAST_TO", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
               "NOT_EQUAL", "REVERSE_V2", "SELECT", "SELECT_V2", "SPACE_TO_BATCH_ND"}  # fmt: skip
+    others |= {kind for kind, _ in WRITTEN}
     assert {kind for kind, operator in OPERATORS.items() if operator.floats} - compared <= others
 
 

@@ -254,3 +254,21 @@ def test_weights_of_four_bits() -> None:
     again = read_content(content).graph
     np.testing.assert_array_equal(again.tensors["y/filter"].data, codes)
     assert again.measured_as(again.operators[0]) == "FULLY_CONNECTED:int4" and tflite_bytes(again) == content
+
+
+@pytest.mark.parametrize("scale", [2.0**-10, 0.003])
+def test_int16_sums_that_ask_for_grids_of_powers_of_two(scale: float) -> None:
+    """ai-edge-quantizer leaves the option at its default, which kernels follow on such grids alone."""
+    builder = Builder()
+    x = builder.input("x", (1, 4), per_tensor(2.0**-11, 0, "int16"))
+    graph = builder.graph([builder.add(x, x, per_tensor(scale, 0, "int16"), name="y")])
+
+    def ask(model: Any) -> None:
+        model.subgraphs[0].operators[0].builtinOptions.potScaleInt16 = True
+
+    content = changed(tflite_bytes(graph), ask)
+    if scale == 0.003:
+        assert tflite_bytes(read_content(content).graph) == tflite_bytes(graph)
+    else:
+        with pytest.raises(Refusal, match="int16 on grids of powers of two is not supported"):
+            read_content(content)

@@ -859,3 +859,23 @@ def test_the_command_finds_the_checkout(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(application, "__file__", str(tmp_path / "a" / "b" / "cli" / "application.py"))
     with pytest.raises(ValueError, match="checkout"):
         application._bench_script("run.py")
+
+
+def test_the_engine_writes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+    import engine
+
+    page, saved = tmp_path / "page.md", tmp_path / "results.json"
+    page.write_text(engine.PAGE.read_text())
+    monkeypatch.setattr(engine, "PAGE", page)
+    with pytest.raises(SystemExit, match="run bench/engine.py --save first"):
+        engine.write_page(saved)
+    times = engine.rounded({"images": 8, "threads": 2, "litert": 10.123456, "micro": [5.061728, 0.500001]})
+    rows = [{"network": "vit", "dtype": dtype, "times": [times]} for dtype in ("int8", "int16")]
+    settings = {"turns": 15, "geometric_means": {"int8": 0.5, "int16": 0.5}}
+    saved.write_text(json.dumps({"versions": {"ai-edge-litert": "2.1"}, "settings": settings, "results": rows}))
+    for _ in range(2):  # the second one replaces the first
+        engine.write_page(saved)
+    text = page.read_text()
+    assert text.count("| network | images | threads | LiteRT, ms | micro |\n") == 1
+    assert "| vit | 8 | 2 | 10.12 | 0.50 |\n| vit, int16 | 8 | 2 | 10.12 | 0.50 |\n" in text

@@ -207,7 +207,7 @@ def test_device_operators_know_numpy_only(path: Path) -> None:
 
 # From the ground up: each room uses the ones before it only. Packages of the same line do not know each other.
 FLOORS = (
-    ("operators", "display"),
+    ("operators", "display", "progress"),
     ("reference", "triton", "cpu", "nn", "quantization", "raw_ops", "gradients"),
     ("numpy", "torch", "jax", "tensorflow"),
     ("frontends",),

@@ -41,7 +41,7 @@ def test_the_code_blocks_run(tmp_path: Path) -> None:
 
 def test_the_commands_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`?make (\w+)", README + (ROOT / "CONTRIBUTING.md").read_text()):
+    for target in re.findall(r"`?make ([\w-]+)", README + (ROOT / "CONTRIBUTING.md").read_text()):
         assert re.search(rf"^{target}:", makefile, re.M), f"make {target} is written about but not in the Makefile"
 
 

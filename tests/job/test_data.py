@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
-from exactqat.job import data  # noqa: E402
+from exactqat.job import data, glyphs  # noqa: E402
 
 
 def picture(value: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> Any:
@@ -344,3 +344,27 @@ def test_skipped_images_are_shown_and_counted(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 22 and "note.txt" in lines[0]
     assert lines[-2:] == ["… and 10 more, all listed in metrics.json", "images that could not be used: 30"]
+
+
+def test_rendered_letters_are_the_same_every_time_and_fill_their_images() -> None:
+    first, second = glyphs.rendered(0), glyphs.rendered(0)
+    assert first[0].tobytes() == second[0].tobytes() and (first[1] == second[1]).all()
+    assert (glyphs.rendered(1)[0] != first[0]).any()
+    images, letters = first
+    count = glyphs.RENDERINGS * len(glyphs.FONTS)
+    assert images.shape == (26 * count, glyphs.SIZE, glyphs.SIZE) and images.dtype == np.uint8
+    assert sorted(set(letters)) == list(glyphs.LETTERS) and (letters == "A").sum() == count
+    means = images.reshape(26, glyphs.RENDERINGS, len(glyphs.FONTS), glyphs.SIZE, glyphs.SIZE).astype(float).mean(1)
+    # Every font has every letter: what is drawn is brighter than noise, and no two letters are alike.
+    middle = means[:, :, 4:12, 4:12].max((2, 3))
+    assert middle.min() > 90
+    flat = means.mean(1).reshape(26, -1)
+    distances = np.abs(flat[:, None] - flat[None]).mean(-1) + 255 * np.eye(26)
+    assert distances.min() > 3
+
+
+def test_glyphs_are_data_of_a_job() -> None:
+    dataset = data.load("glyphs", 12)
+    assert dataset.class_names == tuple(glyphs.LETTERS) and dataset.value_range == (0.0, 1.0)
+    assert dataset.train.images.shape[1:] == (1, 12, 12)
+    assert len(dataset.train) + len(dataset.validation) + len(dataset.test) == 26 * 16 * glyphs.RENDERINGS

@@ -36,7 +36,7 @@ from sklearn.datasets import load_digits  # noqa: E402
 from exactqat import cli  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
-from exactqat.job import beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
+from exactqat.job import augmentation, beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
 from exactqat.job.models import NETWORKS  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import charts, findings  # noqa: E402
@@ -79,7 +79,9 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     assert metrics["settings"] == {
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
         "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "device": "xnnpack-x86",
-        "weights": None, "from_job": None, "ptq": False,
+        "weights": None, "from_job": None, "ptq": False, "split": None, "recipe": None, "freeze_base": False,
+        "augment": ["shift"], "class_weights": None, "early_stopping": None, "optimizer": "adam", "lr": None,
+        "lr_qat": None, "lr_ranges": None, "schedule": "cosine", "distill": None, "mixed_precision": False,
     }  # fmt: skip
     assert metrics["weights"] is None
     assert metrics["resumed"] is False and metrics["data"]["skipped"] == []
@@ -735,14 +737,14 @@ def test_the_split_is_fixed_disjoint_and_complete() -> None:
 
 def test_shifts_reach_an_eighth_of_the_image() -> None:
     images = torch.rand(400, 1, 16, 24)
-    moved = training.shifted(images, torch.Generator().manual_seed(0))
+    moved = augmentation.shifted(images, torch.Generator().manual_seed(0))
     rows, columns = (moved != 0).any(3).sum(2), (moved != 0).any(2).sum(2)
     assert rows.min() == 14 and columns.min() == 21
 
 
 def test_shifts_move_whole_images_by_at_most_one_pixel() -> None:
     images = torch.rand(50, 2, 8, 8)
-    moved = training.shifted(images, torch.Generator().manual_seed(0))
+    moved = augmentation.shifted(images, torch.Generator().manual_seed(0))
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
     seen = set()
     for before, after in zip(padded, moved, strict=True):
@@ -786,6 +788,39 @@ def test_the_report_names_differences_as_what_they_are() -> None:
     assert not ran and "(LiteRT with XNNPACK on x86): 7 of them differ" in runs
     assert not computes and "what TFLite-Micro computes: 9 of them differ" in trained
     assert not there and device.startswith("Trained for micro. The files were not run there")
+
+
+@pytest.mark.parametrize(
+    ("validated", "taken"),
+    [
+        ({"w8a8": 0.980, "w4a4": 0.975, "w3a4": 0.940}, "w4a4"),  # less than a point below the best
+        ({"w8a8": 0.980, "w4a4": 0.960, "w3a4": 0.979}, "w3a4"),
+        ({"w8a8": 0.980, "w4a4": 0.960, "w3a4": 0.960}, "w8a8"),
+        ({"w4a4": 0.500}, "w4a4"),
+    ],
+)
+def test_the_fewest_bits_that_are_good_enough_are_recommended(validated: dict[str, float], taken: str) -> None:
+    trained, untrained = METHODS[-1], METHODS[0]
+
+    def outcome(precision: str, method: Any, accuracy: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            precision=precision, method=method, validation_accuracy=accuracy, device_accuracy=accuracy
+        )
+
+    good = {name: outcome(name, trained, accuracy) for name, accuracy in validated.items()}
+    labels = torch.arange(100)
+    results = SimpleNamespace(
+        settings=SimpleNamespace(precisions={name: (int(name[1]), int(name[3])) for name in validated}, device="micro"),
+        dataset=SimpleNamespace(test=SimpleNamespace(labels=labels)),
+        float_test_accuracy=0.98,
+        chosen=lambda precision: good[precision],
+        of=lambda precision: [outcome(precision, untrained, 0.3), good[precision]],
+    )
+    sentence = findings.recommendation(results)  # type: ignore[arg-type]
+    assert sentence.startswith(f"Take {taken}/model.tflite (QAT, learned ranges), ")
+    assert "PTQ, min/max ranges 30.0%" in sentence and "trained for micro (TFLite-Micro" in sentence
+    results.float_test_accuracy = 0.01
+    assert findings.recommendation(results) == ""  # type: ignore[arg-type]
 
 
 def test_mistakes_among_many_classes_are_a_table() -> None:

@@ -94,7 +94,7 @@ def interrupt(moments: int, seed: int) -> None:
         given = GIVEN | {"data": str(folder / "data.npz")}
 
         def start(out: Path) -> int:
-            return in_a_child(lambda: commands.train(out, dict(given), True, False, True))
+            return in_a_child(lambda: commands.train(out, dict(given), True, False, True, keep_going=True))
 
         began = time.monotonic()
         assert os.waitpid(start(folder / "whole"), 0)[1] == 0

@@ -26,7 +26,7 @@ pytest.importorskip("typer")
 import fuzz_jobs  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.job import data, figures, models, pipeline, training, weights  # noqa: E402
+from exactqat.job import data, figures, manner, models, pipeline, training, weights  # noqa: E402
 from exactqat.job.progress import Progress  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 
@@ -247,7 +247,12 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, da
     del state["classifier.bias"]
     torch.save(state, tmp_path / "given.pt")
     settings = Settings(
-        tmp_path / "job", 0, 2, 1, str(tmp_path / "data.npz"), weight_bits=4, weights=str(tmp_path / "given.pt")
+        tmp_path / "job",
+        epochs_float=2,
+        epochs_qat=1,
+        data=str(tmp_path / "data.npz"),
+        weight_bits=4,
+        weights=str(tmp_path / "given.pt"),
     )
     return settings, data.load(settings.data)
 
@@ -273,14 +278,14 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
     with pytest.raises(KeyboardInterrupt):
         pipeline.run(settings, progress, dataset)
     assert torch.equal(begins[0][0], network().state_dict()["stem.0.weight"])
-    assert begins[0][1] == training.GIVEN_WEIGHTS_LEARNING_RATE < training.FLOAT_LEARNING_RATE
+    assert begins[0][1] == manner.GIVEN_WEIGHTS_LEARNING_RATE < manner.FLOAT_LEARNING_RATE
     assert "tensors match" in said[0] and "classifier.bias" in said[1]
     content = given.read_bytes()
     given.write_bytes(saved(network(seed=5).state_dict()))
     with pytest.raises(ValueError, match="--weights .*given.pt is not the file the job in .* started from"):
-        pipeline.run(settings, progress, dataset, resume=True)
+        pipeline.run(settings, progress, dataset, resume=True, keep_going=True)
     given.write_bytes(content)
-    results = pipeline.run(settings, progress, dataset, resume=True)
+    results = pipeline.run(settings, progress, dataset, resume=True, keep_going=True)
     figures.write_metrics(results)
     stored = json.loads((settings.out / "metrics.json").read_text())["weights"]
     assert stored["missing"] == ["classifier.bias"] and 0.9 < stored["share"] < 1

@@ -6,6 +6,7 @@ KERAS_BACKEND=torch python -m pytest tests/kit/meaning_keras.py
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ ASKED: dict[str, Callable[[int], bool]] = {
     "more than 9000": lambda examples: examples > 9000,
     "three at once": lambda examples: examples % 5 == 3 and examples > 20 and examples < 30,
     "first a large one": lambda examples: examples <= 50 and examples == 19,
+    "a number of no other class": lambda examples: type(examples) is int and examples == 16,
 }
 
 
@@ -178,6 +180,24 @@ def test_half_precision_is_named() -> None:
     policy = keras.mixed_precision.DTypePolicy("mixed_bfloat16")
     with pytest.warns(qat.HalfPrecisionWarning, match="computes in bfloat16 in part"):
         qat.keras.prepare(around(layers.Dense(4, dtype=policy)))
+
+
+def test_layers_that_write_into_their_input_are_compared_in_training() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", qat.NotComparedWarning)
+        proof = qat.keras.prepare(around(layers.RandomBrightness(0.2), layers.Flatten(), shape=(4, 4, 3))).proof
+    assert proof is not None and not proof.not_run
+
+
+def test_what_others_say_is_quoted_without_colors() -> None:
+    class Raising(layers.Layer):
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training and "meta" not in str(getattr(x, "device", "meta")):
+                raise ValueError("\x1b[1mnot\x1b[0m in training")
+            return x
+
+    with pytest.warns(qat.NotComparedWarning, match="raises ValueError: not in training"):
+        qat.keras.prepare(around(Raising(), layers.Dense(2)))
 
 
 def test_more_examples_than_can_be_run_are_refused() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
+from jax import export  # noqa: E402
 from jax_networks import NETWORKS, assert_exact, conv, norm, normalized, numbers, trained, weights  # noqa: E402
 
 import exactqat  # noqa: E402
@@ -397,34 +399,98 @@ def test_nan_in_an_evaluation() -> None:
     np.testing.assert_array_equal(np.delete(found, 1, 0), np.delete(expected, 1, 0))
 
 
-@pytest.mark.slow
-def test_a_frozen_network_on_several_devices() -> None:
-    """It stays fake quantization and says so: a callback beside collective sums ends the process."""
-    script = """
+SPREAD = """
 import warnings
 import jax, numpy as np
 from exactqat import qat
 import exactqat.qat.jax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-params = {"w": np.ones((6, 3), np.float32)}
-x = np.random.default_rng(0).standard_normal((8, 6)).astype("f")
-prepared = qat.jax.prepare(lambda p, x: jax.nn.relu(x @ p["w"]), params, x)
+rng = np.random.default_rng(0)
+params = {"w": rng.standard_normal((6, 16)).astype("f"), "v": rng.standard_normal((16, 3)).astype("f")}
+x = rng.standard_normal((8, 6)).astype("f")
+prepared = qat.jax.prepare(lambda p, x: jax.nn.relu(x @ p["w"]) @ p["v"], params, x)
 params, state = prepared.calibrate(*prepared.init(), [x])
 params, state = prepared.freeze(params, state)
-mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
-spread = jax.device_put(x, NamedSharding(mesh, P("batch")))
+evaluate = jax.jit(lambda p, x: prepared.apply(p, state, x)[0])
 step = jax.jit(jax.value_and_grad(lambda p, x: (prepared.apply(p, state, x, train=True)[0] ** 2).mean()))
-alone = step(params, x)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    together = step(params, spread)
-assert any("several devices" in str(each.message) for each in caught)
-np.testing.assert_allclose(together[0], alone[0], rtol=1e-2)
+alone, (loss, gradients) = np.asarray(evaluate(params, x)), step(params, x)
+broken = x.copy()
+broken[5, 1] = np.nan
+warnings.simplefilter("error")
+for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
+    place = NamedSharding(mesh, P("batch"))
+    spread = jax.device_put(x, place)
+    together = evaluate(params, spread)
+    assert together.sharding.spec[0] == "batch"
+    for _ in range(10):
+        np.testing.assert_array_equal(evaluate(params, spread), alone)
+    np.testing.assert_array_equal(prepared.apply(params, state, spread)[0], alone)
+    found = np.asarray(evaluate(params, jax.device_put(broken, place)))
+    assert np.isnan(found[5]).all()
+    np.testing.assert_array_equal(np.delete(found, 5, 0), np.delete(alone, 5, 0))
+    if kind == jax.sharding.AxisType.Auto:  # in the other one JAX wants to hear how each gradient is to lie
+        for _ in range(10):
+            ours = step(params, spread)
+        np.testing.assert_allclose(ours[0], loss, rtol=1e-6)
+        for a, b in zip(jax.tree.leaves(ours[1]), jax.tree.leaves(gradients), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.abs(b).max())
+mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+shares = {"in_specs": (P(), P("batch")), "out_specs": P("batch")}
+replicas = jax.jit(jax.shard_map(lambda p, x: prepared.apply(p, state, x)[0], mesh=mesh, **shares))
+np.testing.assert_array_equal(replicas(params, x), alone)
 """
+
+
+@pytest.mark.slow
+def test_a_frozen_network_on_several_devices() -> None:
+    """Each computes the integers of its own examples, in evaluation and in training."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    finished = subprocess.run([sys.executable, "-c", SPREAD], env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+def frozen_network(x: np.ndarray) -> tuple[Any, Any, Any]:
+    prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), weights(w=(6, 3)), x, device="reference")
+    return prepared, *prepared.freeze(*prepared.calibrate(*prepared.init(), [x]))
+
+
+def test_a_frozen_network_is_a_custom_call() -> None:
+    """Nothing asks JAX for a callback; vmap computes example by example; what is exported would miss the host."""
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    prepared, params, state = frozen_network(x)
+    evaluate = jax.jit(lambda p, x: prepared.apply(p, state, x)[0])
+    text = evaluate.lower(params, x).as_text()
+    assert "@exactqat_host" in text and "callback" not in text
+    expected = prepared.apply(params, state, x)[0]
+    np.testing.assert_array_equal(evaluate(params, x), expected)
+    np.testing.assert_array_equal(jax.vmap(evaluate, (None, 0))(params, x[:, None])[:, 0], expected)
+    with pytest.raises(NotImplementedError, match=r"device=None"):
+        export.export(evaluate)(params, x)
+
+
+def test_a_program_outlives_the_model_it_computes() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+
+    def program_alone() -> tuple[Any, ...]:
+        prepared, params, state = frozen_network(x)
+        program = jax.jit(lambda p, x: prepared.apply(p, state, x)[0]).lower(params, x).compile()
+        return program, params, np.asarray(prepared.apply(params, state, x)[0])
+
+    program, params, expected = program_alone()
+    jax.clear_caches()
+    gc.collect()
+    np.testing.assert_array_equal(program(params, x), expected)
+
+
+def test_weights_that_no_device_takes_are_named_from_within_a_program() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    prepared, params, state = frozen_network(x)
+    evaluate = jax.jit(lambda p, x: prepared.apply(p, state, x)[0])
+    params["model"]["w"] = params["model"]["w"] * np.nan
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: the layer 'w' contains NaN or infinity"):
+        jax.block_until_ready(evaluate(params, x))
 
 
 SYNCHRONIZED = """
@@ -493,7 +559,7 @@ def test_a_frozen_network_without_a_profile_is_fake_quantization() -> None:
         _, frozen = prepared.freeze(params, state)
         for phase, expected in ((state, False), (frozen, asks)):
             text = str(jax.make_jaxpr(prepared.apply)(params, phase, x))
-            assert ("pure_callback" in text) == expected
+            assert ("exactqat_host" in text) == expected
 
 
 # --- the device -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -152,6 +153,16 @@ def test_custom_gradients_reach_the_frozen_network_and_the_device(name: str) -> 
     assert codes is not None
 
 
+def test_a_rule_around_a_function_that_holds_values_is_refused() -> None:
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def applied(function: Any, x: Any) -> Any:
+        return function(x)
+
+    applied.defvjp(lambda function, x: (function(x), x), lambda function, x, gradient: (2 * gradient,))
+    with pytest.raises(qat.UnsupportedOperator, match="gradient rule cannot be applied .*closed-over value"):
+        prepare(lambda p, x: applied(lambda y: y @ p["a"], x), PARAMS, X[:2])
+
+
 def test_a_rule_that_closes_over_values_is_refused() -> None:
     def function(p: Any, x: Any) -> Any:
         scale = x.max(1, keepdims=True)
@@ -230,6 +241,7 @@ ASKED = {
     "half of it": lambda x: 0.5 * x.shape[0] == 8,
     "its root": lambda x: math.sqrt(x.shape[0]) == 4,
     "nothing but plain numbers": lambda x: strictly(x.shape[0]) == 16,
+    "a number of no other class": lambda x: type(x.shape[0]) is int and x.shape[0] == 16,
 }
 WITHIN = {
     "jit": jax.jit,

@@ -740,6 +740,13 @@ def strictly(size: int) -> int:
     return size
 
 
+SIXTEEN = 16
+
+
+def is_sixteen(size: int) -> bool:
+    return size.__class__ is int and size == SIXTEEN
+
+
 # Which answer alike for all sizes that are always tried.
 ASKED = {
     "one size": lambda x: x.shape[0] == 16,
@@ -764,6 +771,9 @@ ASKED = {
     "a text": lambda x: f"{x.shape[0]}" == "16",
     "a plain number": lambda x: int(x.shape[0]) == 16,
     "nothing but plain numbers": lambda x: strictly(x.shape[0]) == 16,
+    "a number of no other class": lambda x: type(x.shape[0]) is int and x.shape[0] == 16,
+    "its class by name": lambda x: type(len(x)).__name__ == "int" and len(x) in (16, 48),
+    "no other class, in a function": lambda x: is_sixteen(x.shape[0]),
 }
 
 
@@ -1156,6 +1166,54 @@ def test_a_compiled_model_does_not_depend_on_the_number_of_examples() -> None:
     """torch.compile notes sizes in guards and calls other functions after a while: it is read as it was written."""
     model = torch.compile(Model(lambda m, x: m.last(m.first(x))))
     assert prepared_quietly(model, rows(8)).proof.trials
+
+
+TRANSFORMED = {
+    "of every example": lambda m, x: m.last(torch.vmap(lambda row: row * row.sum().sigmoid())(m.first(x))),
+    "of weights": lambda m, x: torch.vmap(lambda w: x @ w, out_dims=1)(m.weight.reshape(2, 8, 4)).flatten(1),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_transform_in_forward_is_refused_and_leaves_pytorch_as_it_was(name: str) -> None:
+    refused(Model(TRANSFORMED[name]), rows(8), match="torch.vmap|transforms of torch.func")
+    assert torch._C._functorch.maybe_current_level() is None
+    assert_same(Model(lambda m, x: m.last(m.first(x))), rows(8), modes=(True,))
+
+
+class Doubling(torch.Tensor):
+    """A class of the user's own whose sine is another."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return result * 2 if function is torch.sin else result
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.detach().clone().as_subclass(Doubling).requires_grad_()
+
+
+def test_a_tensor_of_a_class_of_the_users_own_is_compared() -> None:
+    model = Model(lambda m, x: m.last(torch.sin(m.first(x)) * torch.sin(m.own)))
+    own = torch.rand(8).as_subclass(Doubling).requires_grad_()
+    own._is_param = True
+    model.own = nn.Parameter(own)
+    refused(model, rows(8), match="the captured network is not the model")
+
+
+SIMILARITIES = {
+    "shorter than epsilon": lambda m, x: F.cosine_similarity(m.first(x) * 1e-4, x, eps=1e-2),
+    "shorter than the usual epsilon": lambda m, x: F.cosine_similarity(m.first(x) * 1e-10, x),
+    "with a parameter": lambda m, x: F.cosine_similarity(m.first(x), m.factor * 1e-3, dim=1, eps=0.1),
+    "with a row of parameters": lambda m, x: F.cosine_similarity(m.first(x)[:, None], m.weight[None] / 99, 2, 0.1),
+    "along what is repeated": lambda m, x: F.cosine_similarity(x[:, :, None], m.first(x)[:, None], dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_the_gradient_of_a_cosine_similarity_is_that_of_pytorch(name: str) -> None:
+    # Which goes through the least length that it divides by.
+    assert_same(Model(SIMILARITIES[name]), rows(8))
 
 
 def test_hooks_that_need_gradients_are_compared() -> None:

@@ -267,7 +267,10 @@ def refused(build: Callable[[Sketch], str]) -> str:
             lambda s: s.add("neg", s.add("argmax", s.input(1, 4), axis=1, keep_dims=True)),
             "only supported as the last step",
         ),
-        (lambda s: s.add("neg", s.input(1, 4, dtype="int64")), "has dtype int64"),
+        (
+            lambda s: s.add("embedding", s.add("neg", s.input(1, 4)), s.parameter("table", 9, 4)),
+            "by numbers that the network computes",
+        ),
         (
             lambda s: s.add("add", s.input(1, 2, 3, batch_axis=0), s.input(1, 3)),
             "with the batch on axis 0 of 2",

@@ -120,18 +120,27 @@ def test_networks_of_a_job(tmp_path: Path) -> None:
     path = tmp_path / "searched.tflite"
     status, said = exactqat("tune", out, "--examples", 64, "--search", path, "--budget", 12)
     assert status == 0 and "held out" in said and path.exists(), said
+    rules = tmp_path / "rules.txt"
+    status, said = exactqat("tune", out, "--examples", 64, "--plan", rules, "--max-drop", "5%", "--flash", "1M")
+    assert status == 0 and "It keeps to the budgets" in " ".join(said.split()), said
+    assert qat.load_rules(rules)[-1].match == "*"
+    status, said = exactqat("tune", out, "--examples", 64, "--plan", rules, "--flash", "1k")
+    assert status == 1 and "this is the nearest" in " ".join(said.split()), said
+    for drop, message in (("0.5", "for 0.5 points say 0.5%"), ("5k", "the metric has no k")):
+        status, said = exactqat("tune", out, "--plan", rules, "--max-drop", drop)
+        assert status == 2 and message in " ".join(said.split()), said
 
 
 @pytest.mark.slow
 def test_post_training_quantization_is_delivered_where_it_is_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from exactqat.job import settings, training
+    from exactqat.job import manner, settings
 
     kept = tuple(method for method in settings.METHODS if method.name in ("ptq_min_max", "qat_ema"))
     monkeypatch.setattr(settings, "METHODS", kept)
     # Training that does harm.
-    monkeypatch.setattr(training, "QAT_LEARNING_RATE", 0.3)
+    monkeypatch.setattr(manner, "QAT_LEARNING_RATE", 0.3)
     out = tmp_path / "job"
     status, said = exactqat("train", "--out", out, "--epochs-float", 4, "--epochs-qat", 1, "--weight-bits", 4,
                             "--ptq", "--quiet")  # fmt: skip
@@ -141,3 +150,13 @@ def test_post_training_quantization_is_delivered_where_it_is_best(
     assert status == 0, said
     status, said = exactqat("gate", out, "--min-accuracy", 0.5, "--run")
     assert status == 0, said
+
+
+def test_a_plan_needs_a_job_and_budgets_need_a_plan(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path, data = files
+    for arguments, message in (
+        (["--flash", "20k"], "--flash is a budget of a plan: add --plan FILE"),
+        (["--plan", tmp_path / "rules.txt", "--flash", "20k"], "--plan needs the directory of a job"),
+    ):
+        status, said = exactqat("tune", path, "--data", data, *arguments)
+        assert status == 2 and message in " ".join(said.split()), said

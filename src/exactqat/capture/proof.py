@@ -225,13 +225,16 @@ def nudged(array: np.ndarray, name: str, nudge: int) -> np.ndarray:
     return np.asarray(array * np.resize(moves.astype(array.dtype), array.shape), array.dtype)
 
 
-def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial) -> np.ndarray:
+def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial, table: int = 0) -> np.ndarray:
     """An input of so many rows for a trial, made from the example's own values.
 
     Floating point values vary from row to row between the example's smallest and largest; an example without variation,
     or with values that are not numbers, gives way to random ones. Integers and truth values are the example's rows,
-    again and again.
+    again and again; after the first one, indices into a table of `table` rows are random, and masks of zeros and ones
+    hide more than the example does.
     """
+    if array.dtype.kind in "iub" and array.size and rows > 1:
+        return _integer_rows(array, _generator(f"input {name} {rows} {trial.draw}"), rows, table)
     if array.dtype.kind != "f" or array.size == 0:
         nothing = np.zeros((rows, *array.shape[1:]), array.dtype)
         return array[np.arange(rows) % array.shape[0]] if array.shape[0] else nothing
@@ -244,6 +247,17 @@ def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial) -> np.nd
     varied = np.clip(values + noise * np.float32(0.5 * spread), array[finite].min(), array[finite].max())
     # Infinite values are masks.
     return np.where(np.isfinite(values), varied * np.float32(trial.scale), values).astype(np.float32)
+
+
+def _integer_rows(array: np.ndarray, rng: np.random.Generator, rows: int, table: int) -> np.ndarray:
+    values = array[np.arange(rows) % array.shape[0]]
+    if table:
+        values[1:] = rng.integers(0, table, values[1:].shape)
+    elif array.ndim > 1 and ((array == 0) | (array == 1)).all():
+        shown = rng.integers(0, 2, values.shape).astype(array.dtype)
+        shown[..., 0] = 1  # of a row that shows nothing, nothing follows
+        values[1:] &= shown[1:]
+    return values
 
 
 def _generator(seed: str) -> np.random.Generator:

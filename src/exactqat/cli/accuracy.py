@@ -4,10 +4,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .terminal import columns, console_of, native_messages_kept_back, say
+
+if TYPE_CHECKING:
+    from ..job.judged import Judged
+
+# A share of all answers that nobody means to lose: points of a hundred are meant.
+LARGE_DROP = 0.25
 
 
 def gate(
@@ -71,6 +78,7 @@ def tune(
     search: Path | None,
     budget: int,
     seed: int,
+    budgets: Mapping[str, str | None],
     as_json: bool,
 ) -> None:
     """Prints which layers cost accuracy and why, and searches for a better network if asked."""
@@ -78,21 +86,19 @@ def tune(
     from ..deploy.formats.tflite import write_tflite
     from ..job.judged import networks_of
 
+    given = [name for name, value in budgets.items() if value is not None]
+    if given:
+        raise ValueError(f"--{given[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
     console = console_of()
     networks = networks_of(path, data, model, "validation", precision)
-    if len(networks) > 1 and (picture is not None or search is not None):
-        names = ", ".join(each.name for each in networks)
-        raise ValueError(f"{path} holds several networks: choose one by --precision ({names})")
+    if picture is not None or search is not None:
+        _require_one(path, networks)
     for each in networks:
         if search is not None and each.model is None:
             raise ValueError("a file does not say what its weights were: --search needs the directory of a job")
-        inputs, classes = each.data
-        if examples is not None:
-            inputs = {name: array[:examples] for name, array in inputs.items()} if isinstance(inputs, dict) else inputs
-            inputs = inputs if isinstance(inputs, dict) else inputs[:examples]
-            classes = classes[:examples]
+        judges = _first(each.data, examples)
         subject = each.graph if each.model is None else each.model
-        found = tune.sensitivity(subject, (inputs, classes), device=device)
+        found = tune.sensitivity(subject, judges, device=device)
         if not as_json:
             say(console, (each.name, "bold"))
         # A program may read it: nothing is wrapped or styled.
@@ -101,7 +107,55 @@ def tune(
             say(console, "Written: ", (str(found.picture(picture)), "bold"), whole=True)
         if search is None:
             continue
-        better = tune.search(each.model, (inputs, classes), device=device, budget=budget, seed=seed)
+        better = tune.search(each.model, judges, device=device, budget=budget, seed=seed)
         console.print(better.as_json() if as_json else f"\n{better.text()}", soft_wrap=True)
         write_tflite(better.graph, search)
         say(console, "Written: ", (str(search), "bold"), whole=True)
+
+
+def plan(
+    path: Path,
+    data: Path | None,
+    device: str | None,
+    precision: str | None,
+    model: str | None,
+    examples: int | None,
+    picture: Path | None,
+    rules: Path,
+    budgets: Mapping[str, str | None],
+    as_json: bool,
+) -> bool:
+    """Finds the bits of each layer, writes them as rules, and says whether they keep to the budgets."""
+    from .. import tune
+    from ..job.judged import networks_of
+
+    console = console_of()
+    (network,) = _require_one(path, networks_of(path, data, model, "validation", precision))
+    if network.model is None:
+        raise ValueError("a file does not say what its weights were: --plan needs the directory of a job")
+    drop = budgets["max_drop"]
+    if drop is not None and drop.replace(".", "", 1).isdigit() and float(drop) >= LARGE_DROP:
+        raise ValueError(
+            f"--max-drop {drop} would be {100 * float(drop):g} points of a hundred; for {drop} points say {drop}%"
+        )
+    found = tune.plan(network.model, _first(network.data, examples), device=device, **budgets)  # type: ignore[arg-type]
+    console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
+    written = [found.save_rules(rules), *([] if picture is None else [found.picture(picture)])]
+    for each in written if not as_json else ():
+        say(console, "Written: ", (str(each), "bold"), whole=True)
+    return bool(found)
+
+
+def _require_one(path: Path, networks: list[Judged]) -> list[Judged]:
+    if len(networks) > 1:
+        names = ", ".join(each.name for each in networks)
+        raise ValueError(f"{path} holds several networks: choose one by --precision ({names})")
+    return networks
+
+
+def _first(data: tuple[Any, Any], examples: int | None) -> tuple[Any, Any]:
+    """The first examples; None: all."""
+    inputs, classes = data
+    if isinstance(inputs, dict):
+        return {name: array[:examples] for name, array in inputs.items()}, classes[:examples]
+    return inputs[:examples], classes[:examples]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from . import accuracy, commands
 from .terminal import FRAMED, columns, console_of, is_terminal, say
+from .train_options import with_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,19 +52,6 @@ def _in_lines_of_their_own(command_class: Any) -> Any:
             return str(super().get_help(context))
 
     return Narrow
-
-
-def _numbers(text: str) -> list[int]:
-    """Bits between commas."""
-    import typer
-
-    if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text, re.ASCII):
-        raise typer.BadParameter(f"must be a number from 2 to 8, or several such as 8,6,4, got {text!r}")
-    numbers = [int(number) for number in text.split(",")]
-    for number in numbers:
-        if not 2 <= number <= 8:
-            raise typer.BadParameter(f"must be from 2 to 8, got {number}")
-    return numbers
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -110,6 +98,23 @@ def command_line() -> Any:
         pretty_exceptions_enable=False,
     )
     errors = console_of(stderr=True)
+    # What several commands take.
+    Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")]
+    Judged = Annotated[
+        Path, typer.Argument(metavar="DIR|FILE", help="A directory written by `exactqat train`, or a .tflite file.")
+    ]
+    Model = Annotated[
+        str | None,
+        typer.Option(
+            help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+        ),
+    ]
+    Precision = Annotated[str | None, typer.Option(metavar="NAME", help="Only this network of the job, such as w8a8.")]
+    AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+
+    examples = "Inputs, and their classes y; by default the {} images of the job in DIR."
+    TestExamples = Annotated[Path | None, typer.Option(metavar="X.npz", help=examples.format("test"))]
+    OtherExamples = Annotated[Path | None, typer.Option(metavar="X.npz", help=examples.format("validation"))]
 
     def show_version(asked: bool) -> None:
         if asked:
@@ -124,7 +129,8 @@ def command_line() -> Any:
     ) -> None:
         pass
 
-    @application.command()
+    @application.command(short_help="Train, quantize, deploy and verify a network.")
+    @with_settings
     def train(
         context: typer.Context,
         out: Annotated[
@@ -135,95 +141,6 @@ def command_line() -> Any:
                 help="Directory for checkpoints, .tflite files, metrics.json and report.html.",
             ),
         ],
-        data: Annotated[
-            str,
-            typer.Option(
-                help="digits (scikit-learn's, needs no download), an .npz file with x and y, or a folder with one "
-                "folder of images per class (or with train, val and test folders that contain them)."
-            ),
-        ] = "digits",
-        model: Annotated[
-            str,
-            typer.Option(
-                help="small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, mobilenet_v3_small, resnet8 or autoencoder, "
-                "or module:function that builds a network."
-            ),
-        ] = "small_mobilenet",
-        weights: Annotated[
-            Path | None,
-            typer.Option(
-                parser=_path,
-                metavar="FILE",
-                help="Weights to start float training from: a state dict written by torch.save, or safetensors. "
-                "Tensors that match by name and shape are used, the rest is reported.",
-            ),
-        ] = None,
-        weight_bits: Annotated[
-            Any,
-            typer.Option(
-                "--weight-bits",
-                "-w",
-                parser=_numbers,
-                metavar="BITS[,BITS...]",
-                help="Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of "
-                "W8A8, W4A4 and W3A4.",
-            ),
-        ] = None,
-        activation_bits: Annotated[
-            Any,
-            typer.Option(
-                "--activation-bits",
-                "-a",
-                parser=_numbers,
-                metavar="BITS[,BITS...]",
-                help="Likewise for activations (8 if only weights are given); each width is combined with each of "
-                "the weights'.",
-            ),
-        ] = None,
-        image_size: Annotated[
-            int | None, typer.Option(min=1, help="Height and width to which images are scaled, in pixels.")
-        ] = None,
-        batch_size: Annotated[int, typer.Option(min=2, help="Images per training step, over all processes.")] = 64,
-        epochs_float: Annotated[int, typer.Option(min=1, help="Epochs of float training.")] = 60,
-        epochs_qat: Annotated[
-            int,
-            typer.Option(
-                min=1,
-                help="Epochs of each quantization-aware training, the last third of them frozen; at 8 bits a "
-                "quarter of that, for fine-tuning.",
-            ),
-        ] = 80,
-        device: Annotated[
-            str,
-            typer.Option(
-                help="Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 "
-                "(LiteRT with XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro)."
-            ),
-        ] = "xnnpack-x86",
-        ptq: Annotated[
-            bool,
-            typer.Option(
-                "--ptq",
-                help="Also search the best post-training quantization on the device's integers; it is delivered if "
-                "its validation loss is the lowest.",
-            ),
-        ] = False,
-        from_job: Annotated[
-            Path | None,
-            typer.Option(
-                "--from",
-                parser=_path,
-                metavar="DIR",
-                help="A finished job whose networks are retrained for --device with the same settings, by default "
-                "for an eighth of its --epochs-qat. That job is not changed.",
-            ),
-        ] = None,
-        seed: Annotated[
-            int,
-            typer.Option(
-                min=0, help="Seed for weights, order and shifts of the images. The same seed gives the same bits."
-            ),
-        ] = 0,
         accelerator: Annotated[
             str,
             typer.Option(help="Where to train: cpu, or cuda (needs a GPU; not yet tested on one)."),
@@ -241,7 +158,20 @@ def command_line() -> Any:
                 "--restart", help="Move an existing job in DIR aside, to DIR.1 or the next free number, and start over."
             ),
         ] = False,
+        keep_going: Annotated[
+            bool,
+            typer.Option(
+                "--keep-going", help="Quantize a float network that is no better than guessing, instead of stopping."
+            ),
+        ] = False,
+        tensorboard: Annotated[
+            bool,
+            typer.Option(
+                "--tensorboard", help="Also write DIR/tensorboard for TensorBoard, in addition to DIR/training/*.csv."
+            ),
+        ] = False,
         quiet: Annotated[bool, typer.Option("--quiet", help="Only print the table and the closing sentence.")] = False,
+        **settings: Any,
     ) -> None:
         """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare **every integer** with
         the device runtime.
@@ -252,44 +182,34 @@ def command_line() -> Any:
         replaced. Exit status 1 if any integer differs, between the file and its simulation or between the device and
         training; 2 if anything else goes wrong.
         """
-        options = dict(context.params)
         given = {
-            name: options[name]
-            for name in options
-            if name not in ("out", "accelerator", "profile", "resume", "restart", "quiet")
-            and getattr(context.get_parameter_source(name), "name", "") not in ("DEFAULT", "DEFAULT_MAP")
+            name: value
+            for name, value in settings.items()
+            if getattr(context.get_parameter_source(name), "name", "") not in ("DEFAULT", "DEFAULT_MAP")
         }
         equal = True
         with _failures(errors):
             if profile is not None:
                 raise ValueError(f"--profile is now called --device: use --device {profile}")
-            equal = commands.train(out, given, resume, restart, quiet, accelerator)
+            equal = commands.train(
+                out, given, resume, restart, quiet, accelerator, keep_going=keep_going, tensorboard=tensorboard
+            )
         if not equal:
             raise IntegersDiffer
 
-    @application.command()
+    @application.command(short_help="Write DIR/report.html again, without training.")
     def report(
-        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
-        model: Annotated[
-            str | None,
-            typer.Option(
-                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
-            ),
-        ] = None,
+        directory: Directory,
+        model: Model = None,
     ) -> None:
         """Write DIR/report.html again: reload, evaluate and compare the networks in DIR without training."""
         with _failures(errors):
             commands.report(directory, model)
 
-    @application.command()
+    @application.command(short_help="Write the files of DIR again: .tflite, .onnx, C headers.")
     def export(
-        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
-        model: Annotated[
-            str | None,
-            typer.Option(
-                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
-            ),
-        ] = None,
+        directory: Directory,
+        model: Model = None,
         c_array: Annotated[
             bool,
             typer.Option("--c-array", help="Also write a C header for TFLite-Micro, named like its contents (--name)."),
@@ -310,15 +230,10 @@ def command_line() -> Any:
                 raise ValueError("--name is for the C header: add --c-array")
             commands.export(directory, model, c_array, name)
 
-    @application.command()
+    @application.command(short_help="Compare DIR's files with the device again.")
     def verify(
-        directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")],
-        model: Annotated[
-            str | None,
-            typer.Option(
-                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
-            ),
-        ] = None,
+        directory: Directory,
+        model: Model = None,
         device: Annotated[
             str | None,
             typer.Option(
@@ -341,7 +256,7 @@ def command_line() -> Any:
         if not equal:
             raise IntegersDiffer
 
-    @application.command("inspect")
+    @application.command("inspect", short_help="Say what is in a .tflite file and where devices differ.")
     def inspect_file(
         file: Annotated[Path, typer.Argument(metavar="FILE", help="A quantized .tflite file, whoever wrote it.")],
         data: Annotated[
@@ -358,7 +273,7 @@ def command_line() -> Any:
             typer.Option(help="Device to run it on; several times for several. By default all that this machine has."),
         ] = None,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the random codes.")] = 0,
-        as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+        as_json: AsJson = False,
         float_file: Annotated[
             Path | None,
             typer.Option(
@@ -390,19 +305,10 @@ def command_line() -> Any:
         if not equal:
             raise IntegersDiffer
 
-    @application.command()
+    @application.command(short_help="Say whether networks are good enough on their devices.")
     def gate(
-        path: Annotated[
-            Path,
-            typer.Argument(metavar="DIR|FILE", help="A directory written by `exactqat train`, or a .tflite file."),
-        ],
-        data: Annotated[
-            Path | None,
-            typer.Option(
-                metavar="X.npz",
-                help="Inputs, and their classes y; by default the test images of the job in DIR.",
-            ),
-        ] = None,
+        path: Judged,
+        data: TestExamples = None,
         device: Annotated[
             list[str] | None,
             typer.Option(
@@ -427,16 +333,9 @@ def command_line() -> Any:
         run: Annotated[
             bool, typer.Option("--run", help="Also run the file on the devices' runtimes; no integer may differ.")
         ] = False,
-        precision: Annotated[
-            str | None, typer.Option(metavar="NAME", help="Judge this network of the job alone, such as w8a8.")
-        ] = None,
-        model: Annotated[
-            str | None,
-            typer.Option(
-                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
-            ),
-        ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+        precision: Precision = None,
+        model: Model = None,
+        as_json: AsJson = False,
     ) -> None:
         """Say whether networks reach what is asked of them on their devices, for scripts and continuous integration.
 
@@ -448,25 +347,14 @@ def command_line() -> Any:
         if not passes:
             raise DoesNotPass
 
-    @application.command()
+    @application.command(short_help="Say which layers cost accuracy on the device, and why.")
     def tune(
-        path: Annotated[
-            Path,
-            typer.Argument(metavar="DIR|FILE", help="A directory written by `exactqat train`, or a .tflite file."),
-        ],
-        data: Annotated[
-            Path | None,
-            typer.Option(
-                metavar="X.npz",
-                help="Inputs, and their classes y; by default the validation images of the job in DIR.",
-            ),
-        ] = None,
+        path: Judged,
+        data: OtherExamples = None,
         device: Annotated[
             str | None, typer.Option(help="Device whose integers count; by default the one that was trained for.")
         ] = None,
-        precision: Annotated[
-            str | None, typer.Option(metavar="NAME", help="Look at this network of the job alone, such as w8a8.")
-        ] = None,
+        precision: Precision = None,
         examples: Annotated[int | None, typer.Option(min=1, help="How many examples are used, at most.")] = None,
         picture: Annotated[
             Path | None, typer.Option(metavar="FILE", help="Draw what each layer costs, as .svg, .png or .pdf.")
@@ -480,20 +368,57 @@ def command_line() -> Any:
             ),
         ] = None,
         budget: Annotated[int, typer.Option(min=1, help="The most evaluations of a search.")] = 300,
-        seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
-        model: Annotated[
-            str | None,
+        plan: Annotated[
+            Path | None,
             typer.Option(
-                help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."
+                metavar="FILE",
+                help="Find the bits of each layer with which the network keeps to the budgets below, and write them to "
+                "this text file of rules, which people and `qat.load_rules` read.",
             ),
         ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+        max_drop: Annotated[
+            str | None,
+            typer.Option(metavar="DROP", help="The most accuracy that a plan may lose, such as 0.5% or 0.005."),
+        ] = None,
+        flash: Annotated[str | None, typer.Option(metavar="BYTES", help="The largest file, such as 256k.")] = None,
+        arena: Annotated[
+            str | None, typer.Option(metavar="BYTES", help="The largest arena of TFLite-Micro, such as 64k.")
+        ] = None,
+        multiply_adds: Annotated[
+            str | None,
+            typer.Option(metavar="COUNT", help="The most multiply-adds, in those of 8 by 8 bits, such as 10M."),
+        ] = None,
+        cycles: Annotated[
+            str | None, typer.Option(metavar="COUNT", help="The most cycles on an Ethos-U, as Vela estimates them.")
+        ] = None,
+        seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
+        model: Model = None,
+        as_json: AsJson = False,
     ) -> None:
-        """Say which layers cost accuracy on the device, how much and why, in the device's own integers."""
-        with _failures(errors):
-            accuracy.tune(path, data, device, precision, model, examples, picture, search, budget, seed, as_json)
+        """Say which layers cost accuracy on the device, how much and why, in the device's own integers.
 
-    @application.command()
+        With --plan: find the bits of each layer instead. Exit status 1 if no plan keeps to the budgets; the nearest
+        is written then.
+        """
+        met = True
+        with _failures(errors):
+            budgets = {
+                "max_drop": max_drop,
+                "flash": flash,
+                "arena": arena,
+                "multiply_adds": multiply_adds,
+                "cycles": cycles,
+            }
+            if plan is not None:
+                met = accuracy.plan(path, data, device, precision, model, examples, picture, plan, budgets, as_json)
+            else:
+                accuracy.tune(
+                    path, data, device, precision, model, examples, picture, search, budget, seed, budgets, as_json
+                )
+        if not met:
+            raise DoesNotPass
+
+    @application.command(short_help="Say whether a model can run on a device.")
     def check(
         model: Annotated[
             str,
@@ -527,7 +452,9 @@ def command_line() -> Any:
             commands.check(model, [_shape(text) for text in example or []], device, keep_final_activation)
 
     # The third directory and those after it are extra arguments: help on a list of them would name Python's type.
-    @application.command(context_settings={"allow_extra_args": True})
+    @application.command(
+        context_settings={"allow_extra_args": True}, short_help="Compare finished jobs: settings and networks."
+    )
     def compare(
         context: typer.Context,
         first: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished job.")],
@@ -545,6 +472,7 @@ def command_line() -> Any:
         # Everything, --help too, is bench/'s.
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         add_help_option=False,
+        short_help="Time the kernels or a training step.",
     )
     def bench(
         context: typer.Context,

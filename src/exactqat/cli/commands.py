@@ -23,6 +23,7 @@ from .terminal import (
     native_messages_kept_back,
     say,
     show_table,
+    skip,
     status_on,
 )
 
@@ -33,12 +34,20 @@ if TYPE_CHECKING:
     from ..report.results import History, Results
 
 
-def train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: bool, accelerator: str = "cpu") -> bool:
+def train(
+    out: Path,
+    given: dict[str, Any],
+    resume: bool,
+    restart: bool,
+    quiet: bool,
+    accelerator: str = "cpu",
+    keep_going: bool = False,
+    tensorboard: bool = False,
+) -> bool:
     """Trains, and says whether all integers are equal."""
     import torch
 
-    from ..job import data as sources
-    from ..job import devices, figures, pipeline, processes, store, training
+    from ..job import devices, figures, logs, pipeline, processes, recipes, store, training
     from ..job.progress import Progress
     from ..job.settings import Settings
     from ..report.text import shell_word
@@ -56,12 +65,14 @@ def train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: 
     if "weights" in given:
         given["weights"] = str(Path(given["weights"]).resolve())
     if "from_job" in given:
-        given["from_job"] = str(given["from_job"].resolve())
+        given["from_job"] = str(Path(given["from_job"]).resolve())
     again = resume and (out / "job.json").exists()
     if "from_job" in given and not again:
         settings = store.settings_from(Path(given["from_job"]), out, given)
     else:
-        settings = Settings(out, **given)
+        settings = Settings(out, **recipes.chosen(given))
+    if tensorboard:
+        logs.check_tensorboard()
     # Again when the directory is locked; this spares reading the data.
     store.check_free(out, resume, restart)
     if again:
@@ -79,7 +90,9 @@ def train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: 
                 (settings.device, "bold"), ", results in ", (str(out), "bold"),
                 f", {together.count} processes" if together.count > 1 else "",
             )  # fmt: skip
-        dataset = sources.load(settings.data, settings.image_size)
+            for sentence in settings.training_sentences():
+                say(console, sentence)
+        dataset = pipeline.load_for(settings)
         _print_skipped(errors, dataset.skipped)
         with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
             task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
@@ -101,10 +114,13 @@ def train(out: Path, given: dict[str, Any], resume: bool, restart: bool, quiet: 
             progress = Progress(
                 begin=begin,
                 advance=lambda steps: bars.advance(task, steps),
+                skip=lambda steps: skip(bars, task, steps),
                 epoch=epoch,
                 say=lambda sentence: say(console, sentence),
             )
-            results = pipeline.run(settings, progress, dataset, together, resume, restart, place, hold)
+            results = pipeline.run(
+                settings, progress, dataset, together, resume, restart, place, hold, keep_going, tensorboard
+            )
             if not together.writes:
                 return True
             # Before anything is drawn or printed, which can fail.
@@ -267,7 +283,7 @@ def _print_results(console: Console, results: Results) -> None:
         "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
         "the file differs from its simulation; training: integers in which the device differs from what was trained. "
         "Input and logits keep 8 bits; codes of fewer bits are stored in 8-bit containers. "
-        f"The job took {duration(results.seconds)}{' since it was resumed' if results.resumed else ''}."
+        f"The job took {duration(results.seconds)}{f', in {results.runs} runs' if results.runs > 1 else ''}."
     )
     say(console, (explained, "dim"))
     if len(results.settings.precisions) > 1:
@@ -277,6 +293,8 @@ def _print_results(console: Console, results: Results) -> None:
     _print_warnings(console, results)
     for good, sentence in report.closing_sentences(results):
         say(console, _verdict(sentence, good))
+    if sentence := findings.recommendation(results):
+        say(console, (sentence, "bold"))
 
 
 def _print_warnings(console: Console, results: Results) -> None:

@@ -22,13 +22,11 @@
 #include "call.h"
 #include "memory.h"
 #include "parallel.h"
+#include "xla.h"
 
 namespace nb = nanobind;
 
 namespace exactqat {
-
-void* xla_handler();
-
 namespace {
 
 // Attributes' names. Made when the module is loaded: threads that wait for the first use of a static object in a function do not let
@@ -64,18 +62,27 @@ auto in_python(Function&& function) {
 // Letting other threads run Python meanwhile costs more than a kernel on less than this takes.
 constexpr int64_t kWorthReleasing = 1 << 14;
 
-void execute(const Plan& plan, std::span<const Array> arrays) {
-  const Call call{arrays.first(plan.operands), arrays.subspan(plan.operands), plan.numbers};
-  if (plan.bytes < kWorthReleasing) return plan.kernel(call);
+// Runs something on so many bytes.
+template <class Function>
+void beside_python(int64_t bytes, Function&& function) {
+  if (bytes < kWorthReleasing) return function();
   std::exception_ptr failure;
   PyThreadState* state = PyEval_SaveThread();
   try {
-    plan.kernel(call);
+    function();
   } catch (...) {
     failure = std::current_exception();
   }
   in_python([state] { PyEval_RestoreThread(state); });  // not in a destructor, which nothing may be unwound through
   if (failure) std::rethrow_exception(failure);
+}
+
+void call_kernel(const Plan& plan, std::span<const Array> arrays) {
+  plan.kernel(Call{arrays.first(plan.operands), arrays.subspan(plan.operands), plan.numbers});
+}
+
+void execute(const Plan& plan, std::span<const Array> arrays) {
+  beside_python(plan.bytes, [&] { call_kernel(plan, arrays); });
 }
 
 Plan make_plan(const std::string& kernel, const std::vector<std::tuple<std::string, std::vector<int64_t>>>& arrays,
@@ -138,6 +145,67 @@ void run(const Plan& plan, const nb::args& addresses) {
   std::deque<Memory> memory;
   for (size_t i = 0; i < arrays.size(); ++i) arrays[i].data = memory.emplace_back(addresses[i], arrays[i]).address();
   execute(plan, arrays);
+}
+
+// Plans one after the other, at addresses that stay. Python keeps the memory alive.
+struct Program {
+  struct Step {
+    nb::object owner;  // of the plan
+    const Plan* plan;
+    std::vector<Array> arrays;
+  };
+  std::vector<Step> steps;
+  int64_t bytes = 0;  // of all arrays of all steps
+
+  explicit Program(const std::vector<std::pair<nb::object, std::vector<uintptr_t>>>& given) {
+    for (const auto& [owner, addresses] : given) {
+      const Plan* plan = nb::cast<const Plan*>(owner);
+      if (addresses.size() != plan->arrays.size()) throw std::invalid_argument("a plan needs an address for each of its arrays");
+      steps.push_back({owner, plan, plan->arrays});
+      for (size_t i = 0; i < addresses.size(); ++i) steps.back().arrays[i].data = reinterpret_cast<void*>(addresses[i]);
+      bytes += plan->bytes;
+    }
+  }
+  void run() const {
+    beside_python(bytes, [this] {
+      for (const Step& step : steps) call_kernel(*step.plan, step.arrays);
+    });
+  }
+};
+
+// Functions of the host that XLA's programs call: answer(number, operands, results), arrays as (address, shape), says what is wrong,
+// or None. It is never released, as programs may still run when the module goes.
+PyObject* answer = nullptr;
+
+nb::list described(std::span<const HostArray> arrays) {
+  nb::list all;
+  for (const HostArray& array : arrays) {
+    nb::list shape;
+    for (int64_t extent : array.shape) shape.append(extent);
+    all.append(nb::make_tuple(reinterpret_cast<uintptr_t>(array.data), nb::tuple(shape)));
+  }
+  return all;
+}
+
+void call_host(int64_t number, std::span<const HostArray> operands, std::span<const HostArray> results) {
+  std::string failure;
+  in_python([&] {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    try {
+      const nb::handle function(answer);
+      const nb::object said = function(number, described(operands), described(results));
+      if (!said.is_none()) failure = nb::cast<std::string>(said);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    PyGILState_Release(state);
+  });
+  if (!failure.empty()) throw std::runtime_error(failure);
+}
+
+nb::capsule make_host_handler(nb::object function) {
+  answer = function.release().ptr();
+  return nb::capsule(xla_host_handler(call_host), "xla._CUSTOM_CALL_TARGET");
 }
 
 // To look at a call, check it and find its plan takes Python several microseconds, more than a kernel takes for a small tensor.
@@ -655,6 +723,9 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   names = {PyUnicode_InternFromString("requires_grad"), PyUnicode_InternFromString("is_cpu"),
            PyUnicode_InternFromString("data_ptr")};
   nb::class_<Plan>(module, "Plan").def("__call__", &run);
+  nb::class_<Program>(module, "Program")
+      .def(nb::init<const std::vector<std::pair<nb::object, std::vector<uintptr_t>>>&>(), nb::arg("steps"))
+      .def("__call__", &Program::run);
   module.def("shortcut", &make_shortcut, nb::rv_policy::take_ownership, nb::arg("parameters"), nb::arg("types"),
              nb::arg("numbers"), nb::arg("learn"), nb::arg("wrap"), nb::arg("unusual"), nb::arg("exchange").none(), nb::arg("to_dlpack").none(),
              nb::arg("is_negated").none(), nb::arg("offset").none(), nb::arg("storage").none(), nb::arg("bytes").none(),
@@ -669,5 +740,6 @@ NB_MODULE(EXACTQAT_MODULE, module) {
   module.def("share_threads", &share_threads, nb::arg("library"));
   nb::class_<Block>(module, "Block", nb::type_slots(block_slots))
       .def("__init__", [](Block* self, size_t bytes) { new (self) Block(bytes); });
+  module.def("xla_host_handler", &make_host_handler, nb::arg("answer"));
   module.def("xla_handler", [] { return nb::capsule(xla_handler(), "xla._CUSTOM_CALL_TARGET"); });
 }

@@ -3,7 +3,6 @@
 // reduction.py say what they compute. Codes are int8 or int16 where nothing else is said.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -90,6 +89,15 @@ void integer_table(const Call& call) {
   const bool from_wide = call.operands[0].dtype == DType::int16, to_wide = call.results[0].dtype == DType::int16;
   if (from_wide) return to_wide ? look_up<int16_t, int16_t>(call) : look_up<int16_t, int8_t>(call);
   return to_wide ? look_up<int8_t, int16_t>(call) : look_up_bytes(call);
+}
+
+// The same, but those codes at the end that fill no vector of eight have a table of their own. operands: int8 codes; both tables,
+// [2, 256]. result: int8.
+void integer_table_in_eights(const Call& call) {
+  look_up_bytes(call);
+  const auto *codes = call.operands[0].as<int8_t>(), *table = call.operands[1].as<int8_t>() + 256;
+  const int64_t size = call.operands[0].size();
+  for (int64_t k = size / 8 * 8; k < size; ++k) call.results[0].as<int8_t>()[k] = table[place_of(codes[k])];
 }
 
 // --- two operands ---------------------------------------------------------------------------------------------------------------
@@ -399,7 +407,7 @@ void integer_pool(const Call& call) {
 // --- reductions -----------------------------------------------------------------------------------------------------------------
 
 // Sums of codes [outer, reduced, inner] as codes [outer, inner]. "steps": 0: float32 product and sum; 1: the steps, which
-// are what is left without "offset", rounded twice; 2: one fused multiply-add.
+// are what is left without "offset", rounded twice; 2: one fused multiply-add. "unsigned": bits are those of uint8.
 template <class Code>
 void sum(const Call& call) {
   const Array& x = call.operands[0];
@@ -436,7 +444,8 @@ void sum(const Call& call) {
 }
 
 void integer_sum(const Call& call) {
-  if (is_wide(call)) sum<int16_t>(call);
+  if (call.numbers.integer("unsigned") != 0) sum<uint8_t>(call);
+  else if (is_wide(call)) sum<int16_t>(call);
   else sum<int8_t>(call);
 }
 
@@ -489,127 +498,6 @@ void place_of_extreme(const Call& call) {
 void integer_place_of_extreme(const Call& call) {
   if (call.results[0].dtype == DType::int32) place_of_extreme<int32_t>(call);
   else place_of_extreme<int64_t>(call);
-}
-
-// --- rows -----------------------------------------------------------------------------------------------------------------------
-
-// XNNPACK leaves SOFTMAX to LiteRT's own kernel. operands: int8 [rows, length]; exponentials by how far a code lies below the largest
-// of its row, float32 [256]. result: int8.
-void integer_softmax(const Call& call) {
-  const Array& x = call.operands[0];
-  const float* powers = call.operands[1].as<float>();
-  const int64_t length = x.shape[1];
-  const auto scale = float(call.numbers.real("scale"));
-  const auto zero_point = float(call.numbers.integer("zero_point"));
-  const int64_t together = std::max<int64_t>(1, 2048 / length), tasks = (x.shape[0] + together - 1) / together;
-  parallel_for(tasks, 8 * x.size(), [&](int64_t task) {
-    for (int64_t row = task * together; row < std::min(x.shape[0], (task + 1) * together); ++row) {
-      const int8_t* codes = x.as<int8_t>() + row * length;
-      int8_t* out = call.results[0].as<int8_t>() + row * length;
-      int8_t largest = codes[0];
-      for (int64_t k = 1; k < length; ++k) largest = std::max(largest, codes[k]);
-      float total = 0;  // one after the other, as the kernel adds them
-      for (int64_t k = 0; k < length; ++k) total += powers[largest - codes[k]];
-      const float factor = 1.0f / (total * scale);
-      int8_t table[256];
-      if (length >= 256)
-        for (int64_t k = 0; k < 256; ++k)
-          table[k] = int8_t(int32_t(std::clamp(std::floor(powers[k] * factor + 0.5f) + zero_point, -128.0f, 127.0f)));
-      for (int64_t k = 0; k < length; ++k) {
-        const int below = largest - codes[k];
-        out[k] = length >= 256
-                     ? table[below]
-                     : int8_t(int32_t(std::clamp(std::floor(powers[below] * factor + 0.5f) + zero_point, -128.0f, 127.0f)));
-      }
-    }
-  });
-}
-
-// gemmlowp's SaturatingRoundingDoublingHighMul, of numbers that are not both the lowest.
-int32_t high_multiply(int32_t a, int32_t b) { return int32_t((int64_t(a) * b + (int64_t(1) << 30)) >> 31); }
-
-int32_t shifted_left(int32_t x, int bits) {
-  return int32_t(std::clamp<int64_t>(int64_t(x) * (int64_t(1) << bits), std::numeric_limits<int32_t>::min(),
-                                     std::numeric_limits<int32_t>::max()));
-}
-
-int32_t wrapped_sum(int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); }
-
-// device/fixed_point_functions.py: 1 / (1 + x) in Q0.31.
-int32_t one_over_one_plus(int32_t x) {
-  const int64_t total = int64_t(x) + std::numeric_limits<int32_t>::max(), nudged = total + (total >= 0 ? 1 : -1);
-  const auto half = int32_t(nudged >= 0 ? nudged >> 1 : -(-nudged >> 1));
-  int32_t estimate = wrapped_sum(1515870810, high_multiply(half, -1010580540));
-  for (int k = 0; k < 3; ++k) {
-    const int32_t error = (1 << 29) - high_multiply(half, estimate);
-    estimate = wrapped_sum(estimate, shifted_left(high_multiply(estimate, error), 2));
-  }
-  return shifted_left(estimate, 1);
-}
-
-// The reference kernels' SOFTMAX. operands: int8 [rows, length]; by how far a code lies below the largest of its row int32 [2, 256]:
-// what it adds to the sum in Q12.19, and its power in Q0.31, which is 0 for those too far below. Rows add up to less than 512.
-void integer_softmax_fixed(const Call& call) {
-  const Array& x = call.operands[0];
-  const int32_t *terms = call.operands[1].as<int32_t>(), *powers = terms + 256;
-  const int64_t length = x.shape[1];
-  const int64_t together = std::max<int64_t>(1, 2048 / length), tasks = (x.shape[0] + together - 1) / together;
-  parallel_for(tasks, 8 * x.size(), [&](int64_t task) {
-    for (int64_t row = task * together; row < std::min(x.shape[0], (task + 1) * together); ++row) {
-      const int8_t* codes = x.as<int8_t>() + row * length;
-      int8_t* out = call.results[0].as<int8_t>() + row * length;
-      int8_t largest = codes[0];
-      for (int64_t k = 1; k < length; ++k) largest = std::max(largest, codes[k]);
-      int32_t total = 0;
-      for (int64_t k = 0; k < length; ++k) total += terms[largest - codes[k]];
-      const int headroom = std::countl_zero(uint32_t(total));
-      const int32_t factor = one_over_one_plus(int32_t((uint32_t(total) << headroom) - (uint32_t(1) << 31)));
-      const int shift = 12 - headroom + 23;
-      const int64_t half = (int64_t(1) << shift) >> 1;
-      for (int64_t k = 0; k < length; ++k) {
-        const int64_t share = high_multiply(factor, powers[largest - codes[k]]);
-        const auto rounded = int32_t((share + half) >> shift);  // shares are not negative
-        out[k] = int8_t(std::clamp(rounded - 128, -128, 127));
-      }
-    }
-  });
-}
-
-// An interpolated table of 513 entries at a code: device/interpolated.py's look_up.
-inline int32_t look_up_between(int32_t code, const int32_t* table) {
-  const int32_t* entry = table + 256 + (code >> 7);
-  return entry[0] + (((entry[1] - entry[0]) * (code & 127) + 64) >> 7);
-}
-
-// SOFTMAX of int16. operands: [rows, length]; tables of exponentials and of 1 / (1 + x), int32 [2, 513]. result: int16.
-void integer_softmax_wide(const Call& call) {
-  const Array& x = call.operands[0];
-  const int32_t *powers = call.operands[1].as<int32_t>(), *reciprocals = powers + 513;
-  const Multiplier rescale(call.numbers, "");
-  constexpr int32_t kLowest = std::numeric_limits<int16_t>::min(), kHighest = std::numeric_limits<int16_t>::max();
-  const int64_t length = x.shape[1];
-  const int64_t together = std::max<int64_t>(1, 2048 / length), tasks = (x.shape[0] + together - 1) / together;
-  parallel_for(tasks, 16 * x.size(), [&](int64_t task) {
-    for (int64_t row = task * together; row < std::min(x.shape[0], (task + 1) * together); ++row) {
-      const int16_t* codes = x.as<int16_t>() + row * length;
-      int16_t* out = call.results[0].as<int16_t>() + row * length;
-      const int32_t largest = *std::max_element(codes, codes + length);
-      int64_t total = 0;
-      for (int64_t k = 0; k < length; ++k) {
-        const int64_t below = int64_t(rescale.of(codes[k] - largest)) + kHighest;
-        const int32_t value = look_up_between(int32_t(std::clamp<int64_t>(below, kLowest, kHighest)), powers);
-        out[k] = int16_t(value);
-        total += value;
-      }
-      const int headroom = 32 - int(std::bit_width(uint64_t(total)));
-      const int64_t shifted = ((headroom >= 1 ? total << (headroom - 1) : total >> (1 - headroom)) + (1 << 13)) >> 14;
-      const int64_t place = std::clamp<int64_t>(shifted - (1 << 15) - (1 << 16), kLowest, kHighest);
-      const int64_t factor = look_up_between(int32_t(place), reciprocals);
-      const int shift = 31 - headroom;
-      for (int64_t k = 0; k < length; ++k)
-        out[k] = int16_t(std::clamp<int64_t>((out[k] * factor + (int64_t(1) << (shift - 1))) >> shift, 0, kHighest));
-    }
-  });
 }
 
 // --- images of another size -----------------------------------------------------------------------------------------------------
@@ -749,13 +637,13 @@ void integer_copy(const Call& call) {
 }
 
 [[maybe_unused]] const bool entered =
-    add_kernel("integer_table", integer_table) && add_kernel("integer_add_shifted", integer_add_shifted) &&
+    add_kernel("integer_table", integer_table) && add_kernel("integer_table_in_eights", integer_table_in_eights) &&
+    add_kernel("integer_add_shifted", integer_add_shifted) &&
     add_kernel("integer_add_terms", integer_add_terms) && add_kernel("integer_add_vectors", integer_add_vectors) &&
     add_kernel("integer_multiply", integer_multiply) && add_kernel("integer_prelu", integer_prelu) &&
     add_kernel("integer_extreme", integer_extreme) && add_kernel("integer_pool", integer_pool) &&
     add_kernel("integer_sum", integer_sum) && add_kernel("integer_reduce_extreme", integer_reduce_extreme) &&
-    add_kernel("integer_place_of_extreme", integer_place_of_extreme) && add_kernel("integer_softmax", integer_softmax) &&
-    add_kernel("integer_softmax_fixed", integer_softmax_fixed) && add_kernel("integer_softmax_wide", integer_softmax_wide) &&
+    add_kernel("integer_place_of_extreme", integer_place_of_extreme) && 
     add_kernel("integer_resize_bilinear", integer_resize_bilinear) && add_kernel("integer_move", integer_move) &&
     add_kernel("integer_rearrange", integer_rearrange) && add_kernel("integer_copy", integer_copy);
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The door for JAX: one XLA FFI handler for all kernels.
+// The door for JAX: one XLA FFI handler for all kernels, and one for functions of the host, which work on XLA's own memory.
+#include "xla.h"
+
 #include "xla_ffi.h"
 
 #include <algorithm>
@@ -103,6 +105,29 @@ Error* run(const CallFrame& frame) {
   return nullptr;
 }
 
+HostFunction host_function = nullptr;
+
+bool describe_for_host(const Buffers& buffers, std::vector<HostArray>& arrays) {
+  for (int64_t i = 0; i < buffers.size; ++i) {
+    if (buffers.types[i] != BufferType::buffer) return false;
+    const Buffer& buffer = *static_cast<const Buffer*>(buffers.buffers[i]);
+    if (buffer.struct_size < sizeof buffer) return false;
+    arrays.push_back({buffer.data, {buffer.dims, size_t(buffer.rank)}});
+  }
+  return true;
+}
+
+Error* run_on_host(const CallFrame& frame) {
+  Numbers numbers;
+  read_numbers(frame.attributes, numbers);
+  std::vector<HostArray> operands, results;
+  if (host_function == nullptr || !numbers.has("function") || !describe_for_host(frame.operands, operands) ||
+      !describe_for_host(frame.results, results))
+    return error(frame, ErrorCode::invalid_argument, "a call of the host needs a function and arrays");
+  host_function(numbers.integer("function"), operands, results);
+  return nullptr;
+}
+
 // When a handler is registered the runtime asks for which version it was written: for all whose structs are those declared here.
 // So the answer is the runtime's own version, as long as nothing but an addition can have happened since. The runtimes that do
 // not say which they are, those of JAX before 0.8, are of version 0.1 and refuse all others.
@@ -121,6 +146,7 @@ bool is_known(const CallFrame& frame) {
          frame.results.struct_size == sizeof frame.results && frame.attributes.struct_size == sizeof frame.attributes;
 }
 
+template <Error* (*execute)(const CallFrame&)>
 Error* handle(CallFrame* frame) {
   for (Extension* extension = frame->extension_start; extension != nullptr; extension = extension->next)
     if (extension->type == ExtensionType::metadata)
@@ -129,7 +155,7 @@ Error* handle(CallFrame* frame) {
     if (!is_known(*frame))
       return error(*frame, ErrorCode::invalid_argument, "this XLA calls functions in a way that this exactqat does not know");
     if (frame->stage != Stage::execute) return error(*frame, ErrorCode::invalid_argument, "kernels are only to be executed");
-    return run(*frame);
+    return execute(*frame);
   } catch (const std::invalid_argument& failure) {
     return error(*frame, ErrorCode::invalid_argument, failure.what());
   } catch (const std::exception& failure) {
@@ -139,6 +165,11 @@ Error* handle(CallFrame* frame) {
 
 }  // namespace
 
-void* xla_handler() { return reinterpret_cast<void*>(handle); }
+void* xla_handler() { return reinterpret_cast<void*>(handle<run>); }
+
+void* xla_host_handler(HostFunction function) {
+  host_function = function;
+  return reinterpret_cast<void*>(handle<run_on_host>);
+}
 
 }  // namespace exactqat

@@ -20,6 +20,7 @@ from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, p
 # These functions stand in front of the modules they come from, which Python puts here only while it loads them.
 from .inspect import Inspection, inspect
 from .lower import lower
+from .packing import packed
 from .reduce import Reduction, reduce
 from .runtimes import profiles_here
 from .runtimes.trial import RuntimeRefusal
@@ -60,6 +61,7 @@ __all__ = [
     "lower",
     "npu_footprint",
     "output_values",
+    "packed",
     "per_tensor",
     "place_codes",
     "profiles_here",

@@ -122,7 +122,7 @@ def _of_tflite(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
     if len(graph.inputs) != len(real) or any(graph.tensors[name].dtype != FLOAT for name in graph.inputs):
         raise Refusal(f"it must take {len(real)} inputs in {FLOAT}, it takes {len(graph.inputs)}")
     given = dict(zip(graph.inputs, real, strict=True))
-    return simulate(graph, given, tensors=graph.results(), batch_size=1)
+    return simulate(graph, given, tensors=graph.results(), batch_size=1, progress=False)
 
 
 def _of_onnx(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
@@ -173,7 +173,7 @@ def _as_shaped(array: np.ndarray, shape: list[Any]) -> np.ndarray:
 def _rows(
     graph: Graph, codes: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray], profile: str
 ) -> list[LayerBesideFloat]:
-    stored = {**codes, **simulate(graph, codes, profile, graph.results(), 1)}
+    stored = {**codes, **simulate(graph, codes, profile, graph.results(), 1, False)}
     matched = {name: ("", dequantized(graph, name, codes[name])) for name in graph.inputs}
     rows = []
     for operator in graph.operators:

@@ -18,7 +18,7 @@ import numpy as np
 from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, per_tensor
 from ..device.arithmetic import same_padding
 from ..device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
-from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN
+from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, initial_codes
 from ..display import listed, table
 from .signature import Signature, plain_signature
 
@@ -101,7 +101,9 @@ class Graph:
             _need(f"input {name!r}", shape[0] == 1, f"inputs have batch 1 in the graph, got {shape}")
         if not self.inputs or not self.outputs:
             raise ValueError("a graph needs at least one input and one output")
-        ready = set(self.inputs) | {name for name, tensor in self.tensors.items() if tensor.data is not None}
+        self._check_variables()
+        ready = {*self.inputs, *self.variables}
+        ready.update(name for name, tensor in self.tensors.items() if tensor.data is not None)
         for index, operator in enumerate(self.operators):
             where = f"operator {index} ({operator.kind} -> {', '.join(operator.outputs)})"
             check_operator(operator, self.tensors, ready, where)
@@ -109,6 +111,13 @@ class Graph:
         for name in self.outputs:
             if name not in ready:
                 raise ValueError(f"graph output {name!r} is produced by no operator")
+
+    def _check_variables(self) -> None:
+        for name in self.variables:
+            uses = sum(operator.inputs.count(name) for operator in self.operators)
+            _need(f"variable {name!r}", uses == 1, f"must be one operand of one operator, got {uses}")
+            ends = name in (*self.inputs, *self.outputs)
+            _need(f"variable {name!r}", not ends, "lasts between calls, and is neither an input nor an output")
 
     def _check_ports(self, signature: Signature) -> None:
         for side, names, ports in (
@@ -126,9 +135,44 @@ class Graph:
                     shape = self.tensors[port.tensor].shape
                     raise ValueError(f"the signature has axes {port.axes} for {side} {port.name!r} of shape {shape}")
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of the tensors that last from one call to the next."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.variable)
+
+    def initial_state(self, examples: int = 1) -> dict[str, np.ndarray]:
+        """What the variables hold before the first call: codes of real 0, [examples * rows, ...] by name."""
+        return {name: initial_codes(self.tensors[name], examples) for name in self.variables}
+
     def with_outputs(self, outputs: Sequence[str]) -> Graph:
         """The same graph with other tensors as its outputs; these have no user-defined names."""
         return replace(self, outputs=tuple(outputs), ports=None)
+
+    def limits(self, name: str) -> tuple[int, int]:
+        """The lowest and the highest allowed value of an input of integers: of codes, or of indices into tables."""
+        tensor = self.tensors[name]
+        port = next((each for each in self.signature.inputs if each.tensor == name), None)
+        if tensor.dtype in CODE_RANGES:
+            return CODE_RANGES[tensor.dtype] if port is None or port.limits is None else port.limits
+        rows = [
+            OPERATORS[operator.kind].rows([self.tensors[each] for each in operator.inputs])
+            for operator in self.operators
+            for position in OPERATORS[operator.kind].index_operands
+            if operator.inputs[position] == name
+        ]
+        return 0, min(rows, default=2**31) - 1
+
+    def as_indices(self, name: str, array: np.ndarray) -> np.ndarray:
+        """What an input of indices is given, in int32.
+
+        Raises:
+            ValueError: an index lies outside of a table.
+        """
+        lowest, highest = self.limits(name)
+        outside = array[(array < lowest) | (array > highest)]
+        if outside.size:
+            raise ValueError(f"input {name!r} must hold indices in {lowest}..{highest}, got {outside.reshape(-1)[0]}")
+        return array.astype(np.int32)
 
     def results(self) -> tuple[str, ...]:
         """Names of all computed tensors, in order of execution."""
@@ -279,12 +323,18 @@ class Builder:
         return self._tensors[name]
 
     def input(self, name: str, shape: Sequence[int], quantization: Quantization | None) -> str:
-        """shape: with batch 1; quantization: None for real numbers."""
+        """shape: with batch 1; quantization: None for real numbers, `INDICES` for int32."""
         shape = tuple(int(size) for size in shape)
         dtype, grid = (FLOAT, INDICES) if quantization is None else (quantization.dtype, quantization)
+        dtype = "int32" if quantization is INDICES else dtype
         result = self._add_tensor(Tensor(name, shape, dtype, grid))
         self._inputs.append(name)
         return result
+
+    def variable(self, name: str, shape: Sequence[int], quantization: Quantization) -> str:
+        """A tensor that lasts from one call to the next, for operators that have such `states`; shape: with batch 1."""
+        shape = tuple(int(size) for size in shape)
+        return self._add_tensor(Tensor(name, shape, quantization.dtype, quantization, variable=True))
 
     def constant(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
         """codes: int8, or int32 or int64 for biases; other integers are converted to the quantization's dtype if they
@@ -341,9 +391,9 @@ class Builder:
         result = name if len(placements) == 1 else f"{name}/unshifted"
         results = (result, *(f"{result}:{number}" for number in range(1, len(shapes))))
         real = bool(operands) and self._tensors[operands[0]].dtype == FLOAT and placements[0] is INDICES
-        dtype = declaration.dtype(attributes, FLOAT if real else placements[0].dtype)
-        for each, shape in zip(results, shapes, strict=True):
-            self._add_tensor(Tensor(each, shape, dtype, placements[0]))
+        dtypes = declaration.result_dtypes(attributes, FLOAT if real else placements[0].dtype, len(shapes))
+        for each, shape, dtype in zip(results, shapes, dtypes, strict=True):
+            self._add_tensor(Tensor(each, shape, dtype, placements[0] if dtype == dtypes[0] else INDICES))
         self._operators.append(Operator(kind, tuple(operands), results, attributes))
         return result if len(placements) == 1 else str(self.quantize(result, placements[1:], name=name))
 
@@ -383,7 +433,7 @@ class Builder:
             return (output,) if isinstance(output, Quantization) else tuple(output)
         declaration = OPERATORS[kind]
         _need(where, bool(operands), "an operand is missing")
-        first = self._tensors[operands[len(declaration.conditions)]].quantization
+        first = self._tensors[operands[len(declaration.conditions) + len(declaration.index_operands)]].quantization
         fixed = declaration.grid_fixed_in(first.dtype)
         if fixed is not None:
             return (per_tensor(*fixed, first.dtype),)
@@ -464,14 +514,14 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
     try:
         shapes = declaration.checked_shapes([tensor.shape for tensor in inputs], operator.attributes)
         need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
-        for shape, output in zip(shapes, outputs, strict=True):
+        stored = FLOAT if outputs[0].dtype == FLOAT else outputs[0].quantization.dtype
+        dtypes = declaration.result_dtypes(operator.attributes, stored, len(shapes))
+        for shape, dtype, output in zip(shapes, dtypes, outputs, strict=True):
             need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
-            stored = FLOAT if output.dtype == FLOAT else output.quantization.dtype
-            dtype = declaration.dtype(operator.attributes, stored)
             need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
-            if declaration.same_quantization:
+            if declaration.same_quantization and dtype == dtypes[0]:
                 for position, tensor in enumerate(inputs):
-                    if position in declaration.conditions:
+                    if position in (*declaration.conditions, *declaration.index_operands):
                         continue
                     same = tensor.quantization.equals(output.quantization)
                     need(
@@ -492,6 +542,10 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
     declaration = OPERATORS[operator.kind]
     _need(where, output.data is None, f"{output.name!r} must be an activation, not a constant")
     for position, tensor in enumerate(inputs):
+        if position in declaration.states:
+            _need(where, tensor.variable, f"{tensor.name!r} must be a variable")
+            continue
+        _need(where, not tensor.variable, f"{tensor.name!r} must not be a variable")
         if position in declaration.weights:
             _need(where, tensor.data is not None, f"{tensor.name!r} must be a constant")
             continue
@@ -499,6 +553,9 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
         _need(where, fits, f"{tensor.name!r} must be an activation, not a constant")
         if position in declaration.conditions:
             _need(where, tensor.dtype == BOOL, f"{tensor.name!r} must be {BOOL}, got {tensor.dtype}")
+            continue
+        if position in declaration.index_operands:
+            _need(where, tensor.dtype == "int32", f"{tensor.name!r} must be int32, got {tensor.dtype}")
             continue
         dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
         allowed = " or ".join(dtypes)
@@ -508,6 +565,7 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
         message = f"{tensor.name!r} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it"
         _need(where, fits, message)
         _need(where, tensor.quantization.axis is None, f"{tensor.name!r} must be quantized per tensor")
+    _need(where, not output.variable, f"{output.name!r} must be an activation, not a variable")
     _need(where, any(tensor.data is None for tensor in inputs), "at least one operand must be an activation")
 
 

@@ -304,13 +304,12 @@ def _layers(graph: Graph) -> list[Layer]:
 def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
     """Every other example stays near the zero points, where little saturates."""
     rng, codes = np.random.default_rng(seed), {}
-    limits = {port.tensor: port.limits for port in graph.signature.inputs}
     for name in graph.inputs:
         tensor = graph.tensors[name]
         if tensor.dtype == FLOAT:
             codes[name] = rng.normal(size=(examples, *tensor.shape[1:])).astype(np.float32)
             continue
-        lowest, highest = limits[name] or CODE_RANGES[tensor.dtype]
+        lowest, highest = graph.limits(name)
         values = rng.integers(lowest, highest + 1, (examples, *tensor.shape[1:]))
         values[1::2] = values[1::2] // 8 + tensor.quantization.zero_point[0]
         codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
@@ -479,12 +478,16 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
     pairs = {pair: {name: Tally() for name in results} for pair in combinations(PROFILES, 2)}
     firsts: dict[tuple[str, str], _First] = {}
     refused: dict[str, str] = {}
+    # What variables hold: in each whole simulation, and as the operators of each device that ran leave them.
+    states = {profile: graph.initial_state() for profile in PROFILES}
+    memories = {profile: graph.initial_state() for profile in ran}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
         simulated: dict[str, dict[str, np.ndarray]] = {}
+        before = {profile: dict(state) for profile, state in states.items()}
         for profile in PROFILES:
             try:
-                simulated[profile] = simulate(graph, batch, profile, results)
+                simulated[profile] = simulate(graph, batch, profile, results, state=states[profile], progress=False)
             except ValueError as error:
                 refused[profile] = str(error)
         for pair, tallies in pairs.items():
@@ -496,11 +499,11 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
                     if graph.tensors[name].dtype != FLOAT
                 ]
                 if not all(equal):
-                    _keep_first(graph, pair, firsts, {**batch, **ours}, theirs)
+                    _keep_first(graph, pair, firsts, {**batch, **before[pair[0]], **ours}, theirs)
         for profile in ran:
             if profile in simulated:
                 _count(graph, Path(folder) / profile, example, batch, simulated[profile], operators[profile],
-                       outputs[profile], profile)  # fmt: skip
+                       outputs[profile], profile, memories[profile])  # fmt: skip
     content = {
         "operators": {
             profile: [_row(tally, name, kinds[name], [kinds[name]], profile) for name, tally in tallies.items()]
@@ -536,8 +539,9 @@ def _count(
     operators: Mapping[str, Tally],
     outputs: Mapping[str, Tally],
     profile: str,
+    memory: dict[str, np.ndarray],
 ) -> None:
-    """One example's codes on one device, beside its simulation."""
+    """One example's codes on one device, beside its simulation; memory: what variables hold, which is changed."""
     computed, ends = (json.loads((folder / part).read_text("utf-8")) for part in ("names", "ends"))
     with np.load(folder / f"{example}.npz") as archive:
         device = {**batch, **{name: archive[f"t{at}"] for at, name in enumerate(computed)}}
@@ -545,8 +549,11 @@ def _count(
     for operator in graph.operators:
         if not _compared(graph, operator, profile):
             continue
-        for name, codes in simulate_results(graph, operator, device, profile).items():
-            operators[name].add(device[name], codes)
+        for name, codes in simulate_results(graph, operator, {**device, **memory}, profile).items():
+            if name in memory:
+                memory[name] = codes
+            else:
+                operators[name].add(device[name], codes)
     for name, tally in outputs.items():
         if graph.tensors[name].dtype != FLOAT:
             tally.add(found[name], simulated[name] if name in simulated else batch[name])

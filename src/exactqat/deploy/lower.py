@@ -18,6 +18,7 @@ import numpy as np
 
 from ..device import OPERATORS
 from ..device.operator import DeviceOperator, Layout
+from ..device.tensor import INDICES
 from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
 from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without_units
 from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes, same_padding
@@ -227,6 +228,8 @@ class Lowering:
         if step.path in self.given:
             return (self.given[step.path],)
         grid = self.plan.grids[step.grid]
+        if grid.indices:
+            return (INDICES,)
         if grid.fixed is not None:
             return (per_tensor(*grid.fixed, grid.dtype),)
         scale, zero_point = self.numbers.grids[step.grid]
@@ -257,6 +260,14 @@ class Lowering:
         if operator.spatial:
             return self._spatial(operator, step)
         return self._alike(operator, step)
+
+    def looked_up(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+        """Rows of a constant table: the axes of the indices, then the table's own."""
+        layout = self.layout(step.operands[0])
+        operands = self.operand(step.operands[0], layout), self.constant(step, 1, Layout((0, 1)), 2)
+        name = self.name(step.path)
+        result = self.builder.operator(operator.kind, operands, self.stored_placement(step), name=name)
+        return Stored(str(result), Layout((*layout.axes, len(layout.axes))))
 
     def name(self, wanted: str) -> str:
         """A free name for a tensor."""
@@ -294,9 +305,13 @@ class Lowering:
         codes, scale = self.numbers.constants[(step.path, position)]
         codes = codes.reshape((1,) * (rank - codes.ndim) + codes.shape)
         quantization = per_tensor(scale, 0, self.plan.grids[step.grid].dtype)
-        if OPERATORS[step.kind].same_quantization:
+        if step.operands[position] in self.plan.grids:
+            grid = self.plan.grids[step.operands[position]]
+            assert grid.fixed is not None
+            quantization = per_tensor(*grid.fixed, grid.dtype)
+        elif OPERATORS[step.kind].same_quantization:
             quantization = self.stored_placement(step)
-            codes = codes + int(quantization.zero_point[0])
+        codes = codes + int(quantization.zero_point[0])
         name = self.name(f"{step.path}/{step.operands[position]}")
         return self.builder.constant(name, on_device(codes, layout).astype(quantization.dtype), quantization)
 
@@ -607,8 +622,8 @@ class Lowering:
         )  # fmt: skip
 
     def _limits(self, given: PlanInput) -> tuple[int, int] | None:
-        bits = self.plan.grids[given.grid].bits
-        return (INT8_MIN, INT8_MIN + 2**bits - 1) if bits < 8 else None
+        grid = self.plan.grids[given.grid]
+        return (INT8_MIN, INT8_MIN + 2**grid.bits - 1) if grid.bits < 8 and not grid.indices else None
 
     def _described(self, path: str) -> str:
         """A readable description of a step that is left out: "softmax over axis 1"."""

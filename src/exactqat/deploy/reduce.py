@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, Profile, profile_named
+from ..device import OPERATORS, Profile, Refusal, profile_named
 from .formats.read_tflite import TfliteFile, read_content, to_file
 from .formats.tflite import tflite_bytes, with_outputs_at, write_whole
 from .graph import Graph, Operator, Tensor, check_operator
@@ -106,6 +106,8 @@ def reduce(
         progress("reducing the difference")
     content = path.read_bytes()
     file = read_content(content, path.name)
+    if file.graph.variables:
+        raise Refusal("a network with variables cannot be reduced: its differences depend on all calls before")
     codes = random_codes(file.graph, examples, seed) if data is None else read_codes(file, data, examples)
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(file.graph.inputs)}
@@ -168,7 +170,7 @@ def _values(content: bytes, file: TfliteFile, sought: _Sought, batch: Codes, num
     if not names:
         return {}
     if not sought.runtime:
-        return simulate(file.graph, batch, sought.first, names)
+        return simulate(file.graph, batch, sought.first, names, progress=False)
     ends = tuple(end.name for end in file.inputs)
     opened = open_runtime(
         with_outputs_at(content, [file.positions[name] for name in names]), ends, names, sought.first, True
@@ -190,9 +192,9 @@ def difference(first: str | Profile, second: str | Profile) -> Differs:
 
 def both(graph: Graph, codes: Codes, first: Profile, second: Profile) -> tuple[Codes, Codes]:
     """The graph's results on either side."""
-    simulated = simulate(graph, codes, second)
+    simulated = simulate(graph, codes, second, progress=False)
     if first.name != second.name:
-        return simulate(graph, codes, first), simulated
+        return simulate(graph, codes, first, progress=False), simulated
     return open_runtime(tflite_bytes(graph), graph.inputs, graph.outputs, first).run(codes), simulated
 
 

@@ -140,6 +140,11 @@ def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
         )
         if not fits:
             raise ValueError(f"input {port.name!r} must have shape {wanted}, got {list(array.shape)}")
+        if tensor.dtype == "int32":
+            if not np.issubdtype(array.dtype, np.integer):
+                raise ValueError(f"input {port.name!r} must be integers, got {array.dtype}")
+            codes[port.tensor] = graph.as_indices(port.tensor, port.to_graph(array))
+            continue
         codes[port.tensor] = as_codes(port.to_graph(array), tensor.dtype, tensor.quantization, port.limits)
     return codes
 

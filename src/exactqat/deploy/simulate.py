@@ -10,7 +10,7 @@ and MEASURED over how many results.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from ..device import PROFILES, Profile, profile_named
 from ..device.tensor import dequantize, quantize
 from ..engine import Compiled, compiled_for
+from ..progress import Clock
 from .graph import Graph, Operator, require_graph
 
 
@@ -47,19 +48,29 @@ def simulate(
     device: str | Profile = "xnnpack",
     tensors: Sequence[str] | None = None,
     batch_size: int = 8,
+    progress: Callable[[int, int], None] | bool | None = None,
+    state: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Codes of `tensors` (default: the graph's outputs) for a batch of input codes.
 
     x: int8 or int16, like the graph's input, [batch, ...] for a graph with one input, or one such array per input name.
+    Indices (of words): any integers, within the table.
     device: one of `PROFILES`, a short name of one, or a `Profile`; every (operator, device) pair in EXACT is bit-exact.
-    `batch_size` examples are computed at a time, which limits memory use.
+    `batch_size` examples are computed at a time: memory is that of their activations and of what is returned.
+    progress: called after each of these with how many examples are done, and how many there are; True: a line on
+    standard error; None: likewise if that is a terminal and it takes more than a moment; False: nothing.
+    state: of a network with variables (`Graph.variables`), what they hold; it is changed to what they hold afterwards.
+    Begin with an empty dictionary and pass it to every call of a stream (or of `batch` streams side by side); without
+    it, every call is the first one.
     """
     inputs = check_inputs(graph, x)
     wanted = tuple(dict.fromkeys(graph.outputs if tensors is None else tensors))
     unknown = [name for name in wanted if name not in (*graph.inputs, *graph.results())]
     if unknown:
         raise ValueError(f"tensors names {unknown}, which the graph does not compute")
-    return compiled_for(graph, profile_named(device)).run(inputs, wanted, batch_size)
+    profile = profile_named(device)
+    tell = progress if callable(progress) else Clock.counting(f"simulating {profile.name}", progress)
+    return compiled_for(graph, profile).run(inputs, wanted, batch_size, tell, state)
 
 
 def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -75,14 +86,22 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
             )
         expected = graph.tensors[name].shape
         dtype = graph.tensors[name].dtype
-        if array.dtype != dtype:
-            raise TypeError(f"input {name!r} must be {dtype} codes, got {array.dtype}; use `quantize`")
+        if dtype == "int32" and np.issubdtype(array.dtype, np.integer):
+            arrays[name] = graph.as_indices(name, array)
+        elif array.dtype != dtype:
+            raise TypeError(_wrong_dtype(name, dtype, array.dtype))
         if array.ndim != len(expected) or array.shape[1:] != expected[1:]:
             sizes = ", ".join(map(str, expected[1:]))
             raise ValueError(f"input {name!r} must have shape [batch, {sizes}], got {array.shape}")
     if len({array.shape[0] for array in arrays.values()}) != 1:
         raise ValueError("all inputs must have the same batch size")
     return arrays
+
+
+def _wrong_dtype(name: str, dtype: str, given: np.dtype) -> str:
+    if dtype == "int32":
+        return f"input {name!r} must be integers, which are indices into a table, got {given}"
+    return f"input {name!r} must be {dtype} codes, got {given}; use `quantize`"
 
 
 def simulate_operator(
@@ -95,9 +114,8 @@ def simulate_operator(
 def simulate_results(
     graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
 ) -> dict[str, np.ndarray]:
-    """As `simulate_operator`, all results by name."""
-    compiled = compiled_for(graph, profile)
-    return {name: compiled.operator(name, values) for name in operator.outputs}
+    """As `simulate_operator`, all results by name, and what the operator's variables hold afterwards."""
+    return compiled_for(graph, profile).results(operator.outputs[0], values)
 
 
 def compile(graph: Graph, device: str | Profile = "xnnpack", like: Compiled | None = None) -> Compiled:

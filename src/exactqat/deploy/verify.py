@@ -12,7 +12,6 @@ of the integers that this device computes equal those of training.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ import numpy as np
 
 from ..device import OPERATORS, Profile, Refusal, profile_named
 from ..device.tensor import CODE_RANGES
+from ..progress import Clock
 from .comparison import Comparison, Noise, Report, Tally
 from .formats.onnx import channels_first, ends, inner_names
 from .formats.tflite import is_file_of, read_grids, read_signature, with_outputs
@@ -42,7 +42,7 @@ def verify(
     batch_size: int = 8,
     float_values: Mapping[str, np.ndarray] | None = None,
     trained_values: Mapping[str, np.ndarray] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
     trained_codes: Mapping[str, np.ndarray] | None = None,
     model: Any = None,
     data: Any = None,
@@ -58,7 +58,8 @@ def verify(
     device: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
     trained_values: what the float and the fake-quantized network compute for the same images, or for the first of them,
     by tensor name, channels last (`deploy.layer_values` returns both); the report then contains signal-to-noise ratios
-    for these tensors, over these images. progress: called with the number of comparisons done and the total.
+    for these tensors, over these images. progress: called with the number of comparisons done and the total; True: a
+    line on standard error; None: likewise if that is a terminal and it takes more than a moment; False: nothing.
     trained_codes: what the trained network itself stores for x, or for the first of x, by tensor name
     (`deploy.device_codes` returns it), to be compared with this device. Without them, a graph that was trained for
     another device is compared with its simulation on that one; for a graph trained for this one nothing more
@@ -68,6 +69,8 @@ def verify(
     trust what they read. Raises ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if the
     runtime rejects the file or crashes on it, Refusal if it would crash the process at these codes. Needs
     `pip install 'exactqat[deploy]'`.
+
+    To a network with variables (`Graph.variables`), the examples of x are calls one after the other, as of one stream.
     """
     target = profile_named(profile_here(device))
     profile = target.name
@@ -103,21 +106,23 @@ def verify(
     operators = {name: Tally() for name in names}
     noises = {name: (Noise(), Noise()) for name in float_values or () if name in operators}
     outputs = {name: Tally() for name in graph.outputs}
-    if trained_codes is None and graph.trained_for not in ("", profile):
-        # A device that would not survive these inputs gives nothing to compare with.
-        with contextlib.suppress(Refusal):
-            trained_codes = simulate(graph, inputs, graph.trained_for, names, batch_size)
-    training = {name: Tally() for name in trained_codes or () if name in operators}
+    elsewhere = "" if trained_codes is not None or graph.trained_for == profile else graph.trained_for
+    training = {name: Tally() for name in (names if elsewhere else trained_codes or ()) if name in operators}
+    # What variables hold: as each operator leaves them from the device's operands, and in the whole simulation.
+    memory, whole = graph.initial_state(), graph.initial_state()
     done, steps = 0, len(batches) * len(graph.operators)
+    tell = progress if callable(progress) else Clock.counting("comparing with the runtime", progress)
     for batch, start in zip(batches, range(0, total, batch_size), strict=True):
         stored = {**batch, **opened.run(batch)}
         agree = True
         for operator in graph.operators:
-            for name, codes in simulate_results(graph, operator, stored, profile).items():
-                agree &= operators[name].add(stored[name], codes)
+            for name, codes in simulate_results(graph, operator, {**stored, **memory}, profile).items():
+                if name in memory:
+                    memory[name] = codes
+                else:
+                    agree &= operators[name].add(stored[name], codes)
             done += 1
-            if progress is not None:
-                progress(done, steps)
+            tell(done, steps)
             name = operator.outputs[0]
             if float_values is not None and name in noises:
                 per_example = graph.tensors[name].shape[0]
@@ -130,14 +135,22 @@ def verify(
                     trained_noise.add(signal, trained_values[name][images])
         # Where every operator agrees from the device's operands, the whole simulation is what the device had.
         wanted = [*dict.fromkeys((*graph.outputs, *training))]
-        end_to_end = stored if agree else simulate(graph, batch, profile, wanted)
+        same = agree and not memory
+        end_to_end = stored if same else simulate(graph, batch, profile, wanted, state=whole)
         for name, codes in plain.run(batch).items():
             outputs[name].add(codes, end_to_end[name])
+        if elsewhere and training:
+            try:
+                trained = simulate(graph, batch, elsewhere, names, batch_size, progress=False)
+            except Refusal:  # a device that would not survive these inputs gives nothing to compare with
+                training = {}
+        else:
+            trained = {}
+            for name in training:
+                each = graph.tensors[name].shape[0]
+                trained[name] = (trained_codes or {})[name][start * each : (start + batch_size) * each]
         for name, tally in training.items():
-            assert trained_codes is not None
-            each = graph.tensors[name].shape[0]
-            own = trained_codes[name][start * each : (start + batch_size) * each]
-            tally.add(end_to_end[name][: len(own)], own, "training")
+            tally.add(end_to_end[name][: len(trained[name])], trained[name], "training")
     kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
     exact = {name: (kind, profile) in EXACT for name, kind in kinds.items()}
     rows = []

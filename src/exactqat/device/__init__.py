@@ -6,6 +6,7 @@ from . import (
     conditions,
     convolution,
     elementwise,
+    embedding,
     file_functions,
     floating,
     matrix,
@@ -14,8 +15,10 @@ from . import (
     pooling,
     quantize,
     rearrangement,
+    recurrent,
     reduction,
     resize,
+    selection,
 )
 from .operator import (
     ACTIVATIONS,
@@ -45,6 +48,7 @@ __all__ = [
     "convolution",
     "declare",
     "elementwise",
+    "embedding",
     "file_functions",
     "floating",
     "matrix",
@@ -55,6 +59,8 @@ __all__ = [
     "profile_named",
     "quantize",
     "rearrangement",
+    "recurrent",
     "reduction",
     "resize",
+    "selection",
 ]

@@ -35,6 +35,7 @@ class FileOperator:
         option: a field of its options table by name; None where the file does not have it.
         word: likewise, the name of an enumeration's value: ``word("padding", "Padding")``.
         known: values of what is computed from shapes alone, and of constants, by tensor name.
+        intermediates: tensors that only give it grids.
     """
 
     inputs: tuple[Tensor | None, ...]
@@ -42,6 +43,7 @@ class FileOperator:
     option: Callable[[str], Any]
     word: Callable[[str, str], str]
     known: Mapping[str, np.ndarray]
+    intermediates: tuple[Tensor, ...] = ()
 
     @property
     def output(self) -> Tensor:

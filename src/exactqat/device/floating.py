@@ -9,12 +9,22 @@ DEQUANTIZE and QUANTIZE, is exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .arithmetic import Arrays, Tensors, broadcast_shape
-from .operator import FLOAT, OPERATORS, Attributes, DeviceOperator, Shape, register
+from .operator import (
+    FLOAT,
+    OPERATORS,
+    REQUIRED,
+    Attributes,
+    DeviceOperator,
+    FileOperator,
+    Shape,
+    need,
+    register,
+)
 from .profile import Profile
 from .real import real_numbers
 from .tensor import Tensor
@@ -104,6 +114,96 @@ def _declare_functions() -> None:
 
 
 _declare_functions()
+
+
+@register
+class CumulativeSum(Floating):
+    """Sums along `axis` up to each value, or `exclusive` of it; or from the other end, in `reverse`."""
+
+    kind = "CUMSUM"
+    attributes = {"axis": REQUIRED, "exclusive": False, "reverse": False}
+    options = "CumsumOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        (first,), axis = shapes, attributes["axis"]
+        need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
+        return first
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        axis = attributes["axis"]
+        x = np.flip(codes[0], axis) if attributes["reverse"] else codes[0]
+        sums = np.cumsum(x, axis, dtype=np.float32)
+        if attributes["exclusive"]:
+            sums = sums - x
+        return np.flip(sums, axis).copy() if attributes["reverse"] else sums
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {name: attributes[name] for name in ("exclusive", "reverse")}
+
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+        return (("axis", np.array(attributes["axis"], np.int32)),)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        (axis,) = read.integers(1)
+        flags = {name: bool(read.option(name)) for name in ("exclusive", "reverse")}
+        return {"axis": read.axis(axis), **flags}
+
+
+@register
+class AddN(Floating):
+    """The sum of tensors of one shape."""
+
+    kind = "ADD_N"
+    operands = (1, None)
+    constants = True
+    options = "AddNOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        need(len(set(shapes)) == 1, f"operands must have one shape, got {list(shapes)}")
+        return shapes[0]
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.asarray(sum(codes[1:], codes[0]), np.float32)
+
+
+@register
+class LocalResponseNormalization(Floating):
+    """x * (bias + alpha * the sum of squares of x within `radius` channels) ** -beta.
+
+    LiteRT's reference kernel leaves out the last of these channels.
+    """
+
+    kind = "LOCAL_RESPONSE_NORMALIZATION"
+    attributes = {"radius": REQUIRED, "bias": 1.0, "alpha": 1.0, "beta": 0.5}
+    options = "LocalResponseNormalizationOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        need(len(shapes[0]) == 4, f"input must be rank 4, got {shapes[0]}")
+        need(attributes["radius"] >= 0, f"radius must be 0 or more, got {attributes['radius']}")
+        return shapes[0]
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        x, channels = codes[0], codes[0].shape[-1]
+        after = attributes["radius"] if profile.optimized else attributes["radius"] - 1
+        # Sums of all squares before each channel.
+        sums = np.concatenate([np.zeros_like(x[..., :1]), np.cumsum(np.square(x), -1, dtype=np.float64)], -1)
+        channel = np.arange(channels)
+        first, end = channel - attributes["radius"], np.maximum(channel + after + 1, channel - attributes["radius"])
+        near = (sums[..., np.clip(end, 0, channels)] - sums[..., np.clip(first, 0, channels)]).astype(np.float32)
+        whole = np.float32(attributes["bias"]) + np.float32(attributes["alpha"]) * near
+        return np.asarray(x * np.power(whole, -np.float32(attributes["beta"])), np.float32)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return dict(attributes)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {name: read.option(name) for name in self.attributes}
 
 
 # Kinds that have no form in integers.

@@ -111,7 +111,11 @@ def logistic(codes: np.ndarray, scale: np.floating, profile: Profile) -> np.ndar
     power = power_of_two(scale, 0)
     if power is not None and profile.optimized:
         return short.logistic(codes)
-    position = table_positions(codes, scale, power)
+    return logistic_at(table_positions(codes, scale, power))
+
+
+def logistic_at(position: np.ndarray) -> np.ndarray:
+    """Likewise of multiples of 1 / (3 * 2**12)."""
     index = np.minimum(np.abs(position) >> 9, 254)
     line = (SIGMOID[index] << 9) + (np.abs(position) & 0x1FF) * (SIGMOID[index + 1] - SIGMOID[index])
     result = np.where(np.abs(position) >> 9 >= 255, 0x7FFF << 10, line)
@@ -123,7 +127,11 @@ def tanh(codes: np.ndarray, scale: np.floating, profile: Profile) -> np.ndarray:
     power = power_of_two(scale, 1)
     if power is not None and profile.optimized:
         return short.tanh(short.doubled(codes) if power else codes)
-    position = table_positions(codes, scale, power)
+    return tanh_at(table_positions(codes, scale, power))
+
+
+def tanh_at(position: np.ndarray) -> np.ndarray:
+    """Likewise of multiples of 1 / (3 * 2**12)."""
     index = np.minimum(np.abs(position) >> 8, 254)
     line = (SIGMOID[index] << 8) + (np.abs(position) & 0xFF) * (SIGMOID[index + 1] - SIGMOID[index])
     result = np.where(np.abs(position) >> 8 >= 255, 0xFFFF << 8, line)

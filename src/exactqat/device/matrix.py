@@ -31,10 +31,14 @@ from .weighted import Weighted, real_multiplier
 
 @register
 class FullyConnected(Weighted):
-    """Over the last axis: input [..., in], filter [out, in]."""
+    """Over the last axis: input [..., in], filter [out, in].
+
+    keep_axes: whether the result has the operand's axes; without, as others' files may say it, it is [rows, out], of
+    all values in rows of `in`.
+    """
 
     kind = "FULLY_CONNECTED"
-    attributes = {"activation": "NONE"}
+    attributes = {"activation": "NONE", "keep_axes": True}
     weights_follow_features = True
     version = 4
     wide_version = 7
@@ -46,22 +50,30 @@ class FullyConnected(Weighted):
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         first, filter, bias = shapes
-        fits = len(first) >= 2 and len(filter) == 2 and first[-1] == filter[1]
+        rows, rest = divmod(math.prod(first), max(filter[-1], 1))
+        kept = attributes["keep_axes"]
+        fits = len(first) >= 2 and len(filter) == 2 and (first[-1] == filter[1] if kept else rest == 0)
         need(fits, f"input [1, in] and filter [out, in] do not fit: {first}, {filter}")
         need(bias == filter[:1], f"bias must have shape {filter[:1]}, got {bias}")
-        return (*first[:-1], filter[0])
+        return (*first[:-1], filter[0]) if kept else (rows, filter[0])
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return activate(primitives, primitives.linear(*operands), attributes)
+        x, filter, bias = operands
+        if not attributes.get("keep_axes", True):
+            x = primitives.reshape(x, (-1, int(filter.shape[1])))
+        return activate(primitives, primitives.linear(x, filter, bias), attributes)
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        x = codes[0]
+        x = codes[0] if attributes["keep_axes"] else codes[0].reshape(-1, codes[1].shape[1])
         result = np.empty((*x.shape[:-1], len(codes[1])), output.dtype)
         rows, into = (array.reshape(-1, 1, 1, array.shape[-1]) for array in (x, result))
         self.store_products(rows, into, codes, inputs, output, attributes, profile)
         return result
+
+    def takes_four_bits(self, filter: Tensor, profile: Profile) -> bool:
+        return profile.four_bits_per_channel or filter.quantization.axis is None
 
     def rounding(self, profile: Profile) -> str:
         own = "float64" if profile.fully_connected_in_float64 else super().rounding(profile)
@@ -77,16 +89,19 @@ class FullyConnected(Weighted):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
-        return {**options, "keepNumDims": True} if len(output.shape) > 2 else options
+        kept = attributes["keep_axes"] and len(output.shape) > 2
+        return {**options, "keepNumDims": True} if kept else options
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         layout = read.word("weightsFormat", "FullyConnectedOptionsWeightsFormat")
         if layout != "DEFAULT":
             raise Unreadable(f"weights in the format {layout} are not supported")
-        return {"activation": read.activation()}
+        x, filter = read.operand(0).shape, read.operand(1).shape
+        plain = len(x) == 2 and x[-1:] == filter[-1:]
+        return {"activation": read.activation(), "keep_axes": plain or bool(read.option("keepNumDims"))}
 
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
-        sums: np.ndarray = x @ filter.T
+        sums: np.ndarray = (x if attributes["keep_axes"] else x.reshape(-1, filter.shape[1])) @ filter.T
         return sums
 
     def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
@@ -98,6 +113,7 @@ class FullyConnected(Weighted):
         return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        need(operator.attributes["keep_axes"], f"{self.kind} of other rows than the operand's has no form in ONNX here")
         outputs, inputs = writer.graph.tensors[operator.inputs[1]].shape
         name = output.name
         if len(output.shape) == 2:

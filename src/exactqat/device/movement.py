@@ -258,10 +258,13 @@ class Transpose(Movement):
 
 @register
 class StridedSlice(Movement):
-    """begin, end, steps: for every axis; an end of None is the axis's own. The batch stays whole: 0, None, 1."""
+    """begin, end, steps: for every axis; an end of None is the axis's own. The batch stays whole: 0, None, 1.
+
+    shrink_axes: of one entry each, which the result does not have; others' files have them.
+    """
 
     kind = "STRIDED_SLICE"
-    attributes = {"begin": REQUIRED, "end": REQUIRED, "steps": REQUIRED}
+    attributes = {"begin": REQUIRED, "end": REQUIRED, "steps": REQUIRED, "shrink_axes": ()}
     per_axis_attributes = {"begin": 0, "end": None, "steps": 1}
     version = 2
     options = "StridedSliceOptions"
@@ -284,7 +287,10 @@ class StridedSlice(Movement):
             fits = 0 <= begin < end <= size and step >= 1
             need(fits, f"slice {begin}:{end}:{step} of axis {axis} must lie in 0..{size} with a step of 1 or more")
             sizes.append(len(range(begin, end, step)))
-        return tuple(sizes)
+        shrunk = tuple(attributes["shrink_axes"])
+        fits = len(set(shrunk)) == len(shrunk) and all(1 <= axis < len(sizes) and sizes[axis] == 1 for axis in shrunk)
+        need(fits, f"shrink_axes must be axes of {sizes} with one entry beside the batch, got {shrunk}")
+        return tuple(size for axis, size in enumerate(sizes) if axis not in shrunk)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         (x,) = operands
@@ -298,10 +304,12 @@ class StridedSlice(Movement):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         columns = [attributes[name] for name in ("begin", "end", "steps")]
-        return codes[0][tuple(slice(*entry) for entry in zip(*columns, strict=True))].copy()
+        taken = codes[0][tuple(slice(*entry) for entry in zip(*columns, strict=True))]
+        return taken.reshape(len(taken), *output.shape[1:]).copy()
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
-        return {"beginMask": 1, "endMask": 1}  # the whole batch, whatever it is
+        # The whole batch, whatever it is.
+        return {"beginMask": 1, "endMask": 1, "shrinkAxisMask": sum(1 << axis for axis in attributes["shrink_axes"])}
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         sizes = zip(inputs[0].shape, attributes["end"], strict=True)
@@ -309,26 +317,32 @@ class StridedSlice(Movement):
         return ("begin", list(attributes["begin"])), ("end", end), ("strides", list(attributes["steps"]))
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
-        for name in ("ellipsisMask", "newAxisMask", "shrinkAxisMask", "offset"):
+        for name in ("ellipsisMask", "newAxisMask", "offset"):
             if read.option(name):
                 raise Unreadable(f"{name} is not supported")
         shape, columns = read.operand(0).shape, [read.integers(position) for position in (1, 2, 3)]
         if any(len(column) != len(shape) for column in columns):
             raise Unreadable(f"begin, end and strides must have one entry for each axis of {shape}")
+        shrunk = read.option("shrinkAxisMask") or 0
         masks = read.option("beginMask") or 0, read.option("endMask") or 0
         rows = []
         for axis, (size, begin, end, step) in enumerate(zip(shape, *columns, strict=True)):
             if step < 1:
                 raise Unreadable(f"strides must be positive, got {step}")
+            if shrunk >> axis & 1:
+                rows.append((begin % max(size, 1), begin % max(size, 1) + 1, 1))
+                continue
             places = (None if mask >> axis & 1 else place for mask, place in zip(masks, (begin, end), strict=True))
             first, last = places
             first, last, step = slice(first, last, step).indices(size)
             whole = axis == 0 and (first, last, step) == (0, size, 1)
             rows.append((first, None if whole else last, step))
-        return dict(zip(("begin", "end", "steps"), zip(*rows, strict=True), strict=True))
+        axes = tuple(axis for axis in range(len(shape)) if shrunk >> axis & 1)
+        return {**dict(zip(("begin", "end", "steps"), zip(*rows, strict=True), strict=True)), "shrink_axes": axes}
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         attributes, source = operator.attributes, writer.graph.tensors[operator.inputs[0]]
+        need(not attributes["shrink_axes"], f"{self.kind} without axes has no form in ONNX here")
         ends = [size if end is None else end for size, end in zip(source.shape, attributes["end"], strict=True)]
         values = {"starts": attributes["begin"][1:], "ends": ends[1:]}
         values["axes"] = [writer.axis(axis, len(output.shape)) for axis in range(1, len(output.shape))]
@@ -471,6 +485,18 @@ class Blocks(Movement):
     spatial = True
     other_forms = (("RESHAPE", "TRANSPOSE", "RESHAPE"),)
 
+    def moved(self, primitives: Any, x: Any, block: int) -> Any:
+        """The result for images [batch, channels, height, width]."""
+        raise NotImplementedError
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: block_size, channel_axis: 1, or 3 of images [batch, height, width, channels]."""
+        (x,), block = operands, attributes["block_size"]
+        if attributes.get("channel_axis", 1) == 1:
+            return self.moved(primitives, x, block)
+        turned = self.moved(primitives, primitives.transpose(x, (0, 3, 1, 2)), block)
+        return primitives.transpose(turned, (0, 2, 3, 1))
+
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"blockSize": attributes["block_size"]}
 
@@ -521,9 +547,7 @@ class SpaceToDepth(Blocks):
         need(fits, f"height and width of {first} must be multiples of a block_size of 2 or more, got {block}")
         return first[0], first[1] // block, first[2] // block, first[3] * block * block
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        """attributes: block_size, channel_axis 1 (images [batch, channels, height, width])."""
-        (x,), block = operands, attributes["block_size"]
+    def moved(self, primitives: Any, x: Any, block: int) -> Any:
         _, channels, height, width = x.shape
         split = primitives.reshape(x, (-1, channels, height // block, block, width // block, block))
         turned = primitives.transpose(split, (0, 3, 5, 1, 2, 4))
@@ -558,9 +582,7 @@ class DepthToSpace(Blocks):
         need(fits, f"channels of {first} must be a multiple of the square of a block_size of 2 or more, got {block}")
         return first[0], first[1] * block, first[2] * block, first[3] // (block * block)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        """attributes: block_size, channel_axis 1 (images [batch, channels, height, width])."""
-        (x,), block = operands, attributes["block_size"]
+    def moved(self, primitives: Any, x: Any, block: int) -> Any:
         _, channels, height, width = x.shape
         kept = channels // (block * block)
         split = primitives.reshape(x, (-1, block, block, kept, height, width))

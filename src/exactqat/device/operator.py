@@ -51,20 +51,22 @@ class FileStep:
     Attributes:
         kind, version: the operator's code.
         operands: positions among the graph operator's inputs, names of earlier steps, or constants that only the file
-            has (of quantization `INDICES` where they stand for themselves).
+            has (of quantization `INDICES` where they stand for themselves); None: left out.
         options, fields: name of the options table without the final T, and its fields.
         name, dtype: of the intermediate result that it makes; nothing for the last step.
         shape: likewise, if it is not that of the result.
+        intermediates: tensors of the file that only give an operator grids.
     """
 
     kind: str
-    operands: tuple[int | str | Tensor, ...]
+    operands: tuple[int | str | Tensor | None, ...]
     version: int = 1
     options: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     dtype: str = ""
     shape: Shape | None = None
+    intermediates: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class DeviceOperator:
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
         conditions: positions of the operands that are true or false.
+        index_operands: positions of the operands that are int32 and no codes; see `rows`.
         moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
             `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
@@ -139,6 +142,8 @@ class DeviceOperator:
         wide_version: likewise its int16 form, if that is another one; else 0.
         options: the name of its options table in the .tflite schema, without the final T.
         weights: positions of the operands that must be constants.
+        states: positions of the operands that are variables: read, and written for the next call. `all_results` then
+            returns what they hold afterwards too, after the results.
         constants: whether other operands may be constants too (one at least is an activation).
         uses_operand_scale: `real` has use for the scale of its first operand, as the attribute `operand_scale`.
         most_axes: of an operand or the result, which runtimes take.
@@ -159,6 +164,7 @@ class DeviceOperator:
     changes_dtype: ClassVar[bool] = False
     floats: ClassVar[bool] = False
     conditions: ClassVar[tuple[int, ...]] = ()
+    index_operands: ClassVar[tuple[int, ...]] = ()
     moves_codes: ClassVar[bool] = False
     adds: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
@@ -174,6 +180,7 @@ class DeviceOperator:
     wide_version: ClassVar[int] = 0
     options: ClassVar[str] = ""
     weights: ClassVar[tuple[int, ...]] = ()
+    states: ClassVar[tuple[int, ...]] = ()
     constants: ClassVar[bool] = False
     uses_operand_scale: ClassVar[bool] = False
     most_axes: ClassVar[int] = 6
@@ -217,6 +224,10 @@ class DeviceOperator:
         """What the result is in: indices in the type asked for, all else in that of its grid."""
         return stored
 
+    def result_dtypes(self, attributes: Attributes, stored: str, count: int) -> tuple[str, ...]:
+        """`dtype` of each of so many results; what is in another one than the first holds indices."""
+        return (self.dtype(attributes, stored),) * count
+
     def grid_fixed_in(self, dtype: str) -> tuple[float, int] | None:
         """`fixed_grid`, where activations are stored in that dtype."""
         return (1 / 32768, 0) if self.fixed_grid is not None and dtype == "int16" else self.fixed_grid
@@ -226,6 +237,10 @@ class DeviceOperator:
         if any(tensor.dtype == FLOAT for tensor in inputs):
             return f"{self.kind}:{FLOAT}"
         return f"{self.kind}:int16" if is_wide(inputs, output) else self.kind
+
+    def rows(self, inputs: Sequence[Tensor]) -> int:
+        """How many rows its `index_operands` choose from: they must be at least 0 and below."""
+        raise NotImplementedError(f"{self.kind} has no indices")
 
     def check_attributes(self, attributes: Attributes) -> None:
         """Refuses names and values that the device does not know.
@@ -351,7 +366,7 @@ class DeviceOperator:
         attributes: Attributes,
         profile: Profile,
     ) -> tuple[np.ndarray, ...]:
-        """`results` of an operator with any number of them."""
+        """`results` of an operator with any number of them, and then what its variables hold (see `written`)."""
         return (self.results(codes, inputs, outputs[0], attributes, profile),)
 
     # --- how it enters a graph ---------------------------------------------------------------------------------------
@@ -407,7 +422,7 @@ class DeviceOperator:
 
         One, unless the operator is the graph's own and the file has to say it in several.
         """
-        operands: list[int | str | Tensor] = list(range(len(inputs)))
+        operands: list[int | str | Tensor | None] = list(range(len(inputs)))
         for entry in self.tflite_operands(inputs, output, attributes):
             if isinstance(entry, Tensor):
                 operands.append(entry)
@@ -485,6 +500,11 @@ def register(declaration: type[DeviceOperator]) -> type[DeviceOperator]:
     return declaration
 
 
+def written(kind: str, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """Names of what an operator writes, in the order of `all_results`: its results, and its variables."""
+    return (*outputs, *(inputs[position] for position in OPERATORS[kind].states))
+
+
 def is_wide(inputs: Sequence[Tensor], output: Tensor) -> bool:
     """Whether an operand or the result is stored in int16."""
     return output.dtype == "int16" or any(tensor.dtype == "int16" for tensor in inputs)
@@ -530,4 +550,5 @@ __all__ = [
     "is_wide",
     "need",
     "register",
+    "written",
 ]

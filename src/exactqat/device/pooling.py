@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class Pool(DeviceOperator):
     """A window that slides over height and width; what it gives lies on the grid of its operand."""
 
     attributes = {"filter_size": REQUIRED, "strides": REQUIRED, "padding": "VALID"}
-    dtypes = ("int8", "int16")
+    dtypes: ClassVar[tuple[str, ...]] = ("int8", "int16")
     same_quantization = True
     floats = True
     spatial = True
@@ -141,6 +141,24 @@ class AveragePool2D(Pool):
         averaged = writer.node("AveragePool", [counted], f"{name}/computed", count_include_pad=0, **window)
         codes = writer.node("QuantizeLinear", [averaged, below_one, no_shift], f"{name}/codes")
         writer.node("DequantizeLinear", [codes, *writer.parameters(name, output.quantization)], name)
+
+
+@register
+class L2Pool2D(Pool):
+    """The root of the mean of every window's squares; in float32 alone."""
+
+    kind = "L2_POOL_2D"
+    dtypes = ()
+    version = 1
+    purpose = "files: what converters leave in float32"
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        size = attributes["filter_size"]
+        total = sum(part for *_, part in windows(np.square(codes[0]), output, size, attributes, 0.0))
+        count = sum(part for *_, part in windows(np.ones_like(codes[0]), output, size, attributes, 0.0))
+        return np.asarray(np.sqrt(total / count), np.float32)
 
 
 @register

@@ -36,9 +36,13 @@ class Profile:
             in fixed point, as the convolutions do.
         fixed_point_functions: LOGISTIC and TANH of int8 are computed in fixed point; otherwise in floating point.
         sums_as_unsigned: SUM takes int8 codes for uint8 ones.
-        blocks_filled_with_code_zero: SPACE_TO_BATCH_ND pads with code 0, as far as it was seen; otherwise with
-            real 0.
+        blocks_filled_with_code_zero: SPACE_TO_BATCH_ND pads with what lies in memory that its kernel never sets, most
+            often code 0; otherwise with real 0.
         relu6_keeps_codes: RELU6 clips the operand's codes and does not bring them onto the grid of the result.
+        lstm_of_operators: UNIDIRECTIONAL_SEQUENCE_LSTM is computed by the kernels of the operators that it is made of;
+            otherwise by one of its own.
+        four_bits_per_channel: FULLY_CONNECTED takes filters of four bits with a scale for each channel; otherwise with
+            one for the whole filter only.
         multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
         table_dtype: what the tables for SOFTMAX of int16 are made in.
         runtime: the distribution that proves it, a key of `deploy.runtimes.RUNTIMES`; "": none that runs on a computer,
@@ -62,6 +66,8 @@ class Profile:
     sums_as_unsigned: bool = False
     blocks_filled_with_code_zero: bool = False
     relu6_keeps_codes: bool = False
+    lstm_of_operators: bool = False
+    four_bits_per_channel: bool = True
     multiplier_dtype: type[np.floating] = np.float32
     table_dtype: type[np.floating] = np.float64
     runtime: str = ""
@@ -88,9 +94,11 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
         "fixed_point_functions": "a function in fixed point: TFLite-Micro computes it by integers, LiteRT with real "
         "numbers",
         "sums_as_unsigned": "a defect: LiteRT's reference kernel takes the int8 codes for uint8 ones",
-        "blocks_filled_with_code_zero": "a defect: TFLite-Micro pads with code 0, and not with real 0 (once it padded "
-        "with other codes, so nothing is claimed)",
+        "blocks_filled_with_code_zero": "a defect: TFLite-Micro pads with a number that it never sets, most often code "
+        "0, and not with real 0 (so nothing is claimed)",
         "relu6_keeps_codes": "a defect: TFLite-Micro clips the operand's codes and takes them for the result's",
+        "lstm_of_operators": "other functions: TFLite-Micro looks up an LSTM's sigmoid and tanh, and saturates each of "
+        "its sums; LiteRT computes them in fixed point of 16 bits",
         "multiplier_dtype": "another multiplier: TFLite-Micro divides scales in float64, LiteRT in float32",
         "table_dtype": "another table: TFLite-Micro makes it in float32, LiteRT in float64",
         "optimized": "another built-in kernel: LiteRT's optimized one and its reference compute it differently",
@@ -195,6 +203,8 @@ MICRO = declare(
         fixed_point_functions=True,
         blocks_filled_with_code_zero=True,
         relu6_keeps_codes=True,
+        lstm_of_operators=True,
+        four_bits_per_channel=False,
         multiplier_dtype=np.float64,
         table_dtype=np.float32,
         runtime="tflite-micro",

@@ -23,10 +23,10 @@ def logistic(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0, 1 << 14, np.where(x > 0, positive, _wrapped(ONE - positive)))
 
 
-def tanh(x: np.ndarray) -> np.ndarray:
-    """tanh(x) in Q0.15 for x in Q3.12."""
+def tanh(x: np.ndarray, integer_bits: int = 3) -> np.ndarray:
+    """tanh(x) in Q0.15 for x of `integer_bits` integer bits, 0 to 6."""
     # exp(-2 |x|): the same bits read with one integer bit more.
-    magnitude = _one_minus_x_over_one_plus_x(_exp_on_negative_values(np.minimum(x, _wrapped(-x)), 4))
+    magnitude = _one_minus_x_over_one_plus_x(_exp_on_negative_values(np.minimum(x, _wrapped(-x)), integer_bits + 1))
     return np.where(x == 0, 0, np.where(x < 0, _wrapped(-magnitude), magnitude))
 
 
@@ -66,6 +66,8 @@ def _exp_on_negative_values(a: np.ndarray, integer_bits: int) -> np.ndarray:
         if power < integer_bits:
             chosen = bits & (1 << (fractional_bits + power))
             result = np.where(chosen, _multiply(result, _short(factor)), result)
+    if integer_bits > 5:  # below -32 nothing is left
+        result = np.where(a < -(1 << (fractional_bits + 5)), 0, result)
     return np.where(a == 0, ONE, result)
 
 

@@ -82,7 +82,7 @@ class Tensor:
     shape: channels last, the batch first; of an activation the batch's axis holds the number of rows that one example
     takes, 1 unless the network folds other axes into the batch. dtype: "int8" or "int16", as the quantization says;
     "int32" or "int64" for indices and biases, "float32" for real numbers in others' files, "int4" for their weights,
-    whose data are int8.
+    whose data are int8. variable: it lasts from one call of the network to the next, and begins at its zero point.
     """
 
     name: str
@@ -90,11 +90,18 @@ class Tensor:
     dtype: str
     quantization: Quantization
     data: np.ndarray | None = None
+    variable: bool = False
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        kind = "activation" if self.data is None else "constant"
+        kind = "variable" if self.variable else "activation" if self.data is None else "constant"
         return f"Tensor({self.name!r}, {kind}, {self.dtype}[{shape}], {self.quantization!r})"
+
+
+def initial_codes(tensor: Tensor, examples: int) -> np.ndarray:
+    """What a variable holds before the first call, for so many examples."""
+    rows, *rest = tensor.shape
+    return np.full((examples * rows, *rest), tensor.quantization.zero_point[0], tensor.dtype)
 
 
 def code_range(tensor: Tensor) -> tuple[int, int]:

@@ -163,6 +163,10 @@ class Weighted(DeviceOperator):
         sums = self.wide_sums(x, codes[1].astype(np.float64), output, attributes) + codes[2]
         return np.asarray(sums * real_multiplier(inputs, output))
 
+    def takes_four_bits(self, filter: Tensor, profile: Profile) -> bool:
+        """Whether the device's runtime runs it with this filter in four bits."""
+        return True
+
     def results(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:

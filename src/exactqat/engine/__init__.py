@@ -8,5 +8,6 @@
 from . import elementwise, movement, rows, weighted  # noqa: F401 - enters its forms
 from .compiled import Compiled, compiled_for
 from .declared import by_declaration
+from .numbers import dequantized, quantized
 
-__all__ = ["Compiled", "by_declaration", "compiled_for"]
+__all__ = ["Compiled", "by_declaration", "compiled_for", "dequantized", "quantized"]

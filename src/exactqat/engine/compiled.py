@@ -13,12 +13,17 @@ import numpy as np
 from .. import cpu
 from ..device import OPERATORS, Profile, Tensor, profile_named
 from ..device.blocks import one_thread_for_blas
+from ..device.operator import written
+from ..device.tensor import initial_codes
 from .arena import LINE, lifetimes, places
 from .declared import by_declaration
 from .forms import Form, Part, make
 
 # Of a network: memory is kept for so many kinds of calls.
 PROGRAMS = 2
+
+# A kernel's plan and the addresses that it takes.
+Plan = tuple[Any, tuple[int, ...]]
 
 
 class Step(Protocol):
@@ -45,14 +50,6 @@ class Network(Protocol):
     def inputs(self) -> tuple[str, ...]: ...
     @property
     def outputs(self) -> tuple[str, ...]: ...
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """An operator at places in memory. plans: kernels and the addresses that they take; none: by its declaration."""
-
-    step: int
-    plans: tuple[tuple[Any, tuple[int, ...]], ...]
 
 
 class Compiled:
@@ -82,6 +79,7 @@ class Compiled:
         tensors: Sequence[str] | None = None,
         batch_size: int = 8,
         progress: Callable[[int, int], None] | None = None,
+        state: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
         """Codes of `tensors` (default: the graph's outputs).
 
@@ -92,9 +90,12 @@ class Compiled:
             batch_size: examples that are computed at a time. Memory is that of their results, of which places are used
                 again, and of what is returned.
             progress: called after every batch with how many examples are done, and how many there are.
+            state: what variables hold, by name, [batch * rows of an example, ...]; those that it lacks are at their
+                beginning. It then holds what they do afterwards. None: all are at their beginning, and nothing is kept.
 
         Raises:
-            ValueError: a tensor is unknown, or needs one that is not given; examples differ in number.
+            ValueError: a tensor is unknown, or needs one that is not given; examples differ in number; the state does
+                not fit.
         """
         wanted = tuple(dict.fromkeys(self._outputs if tensors is None else tensors))
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -103,11 +104,14 @@ class Compiled:
         steps = self._needed(frozenset(codes), wanted)
         results = {name: np.empty(self._shape(name, total), self._tensors[name].dtype) for name in wanted}
         given = {name: np.ascontiguousarray(array) for name, array in codes.items()}
+        kept = self._state(state or {}, steps, total)
         for start in range(0, total, batch_size):
             count = min(batch_size, total - start)
-            self._run_batch(steps, given, results, start, count)
+            self._run_batch(steps, given, kept, results, start, count)
             if progress is not None:
                 progress(start + count, total)
+        if state is not None:
+            state.update(kept)
         return results
 
     def operator(self, result: str, codes: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -132,11 +136,20 @@ class Compiled:
             return self._by_declaration(number, codes)[step.outputs.index(result)]
         arrays = [np.ascontiguousarray(array) for array in arrays]
         (examples,) = counts
-        arrays.append(np.empty(self._shape(result, examples), self._tensors[result].dtype))
-        if arrays[-1].size:
-            for plan, addresses in planned(form, arrays):
+        results = {name: np.empty(self._shape(name, examples), self._tensors[name].dtype) for name in step.outputs}
+        if examples:
+            for plan, addresses in planned(form, [*arrays, *reversed(results.values())]):
                 plan(*addresses)
-        return arrays[-1]
+        return results[result]
+
+    def results(self, result: str, codes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """As `operator`, all that it writes by name: its results, and what its variables hold afterwards."""
+        number = self._position[result]
+        step = self._steps[number]
+        names = written(step.kind, step.inputs, step.outputs)
+        if len(names) == 1:
+            return {result: self.operator(result, codes)}
+        return dict(zip(names, self._by_declaration(number, codes), strict=True))
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name, as the graph has it."""
@@ -160,7 +173,8 @@ class Compiled:
         for step in self._steps:
             if dirty.intersection((*step.inputs, *step.outputs)):
                 dirty.update(step.outputs)
-                read |= dict.fromkeys(name for name in step.inputs if self._tensors[name].data is None)
+                operands = (self._tensors[name] for name in step.inputs)
+                read |= dict.fromkeys(each.name for each in operands if each.data is None and not each.variable)
         return tuple(name for name in read if name not in dirty)
 
     def __repr__(self) -> str:
@@ -169,7 +183,8 @@ class Compiled:
     def _examples(self, codes: Mapping[str, np.ndarray]) -> int:
         counts = set()
         for name, array in codes.items():
-            if name not in self._tensors or self._tensors[name].data is not None:
+            unknown = name not in self._tensors
+            if unknown or self._tensors[name].data is not None or self._tensors[name].variable:
                 raise ValueError(f"codes names {name!r}, which is no activation of the graph")
             tensor = self._tensors[name]
             fits = array.ndim == len(tensor.shape) and array.shape[1:] == tensor.shape[1:]
@@ -180,6 +195,26 @@ class Compiled:
         if len(counts) != 1:
             raise ValueError(f"codes must hold as many examples for every tensor, got {sorted(counts)}")
         return counts.pop()
+
+    def _state(self, state: Mapping[str, np.ndarray], steps: tuple[int, ...], examples: int) -> dict[str, np.ndarray]:
+        """What the variables of these operators hold, in arrays of their own."""
+        unknown = [name for name in state if name not in self._tensors or not self._tensors[name].variable]
+        if unknown:
+            raise ValueError(f"state names {unknown}, which are no variables of the graph")
+        found = {}
+        for name in dict.fromkeys(name for number in steps for name in self._steps[number].inputs):
+            tensor = self._tensors[name]
+            if not tensor.variable:
+                continue
+            array, shape = state.get(name), self._shape(name, examples)
+            if array is None:
+                found[name] = initial_codes(tensor, examples)
+                continue
+            if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, np.dtype(tensor.dtype)):
+                given = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise ValueError(f"the state of {name!r} must be {tensor.dtype} {list(shape)}, got {given}")
+            found[name] = array.copy()
+        return found
 
     def _shape(self, name: str, examples: int) -> tuple[int, ...]:
         rows, *rest = self._tensors[name].shape
@@ -199,7 +234,7 @@ class Compiled:
                 todo += [
                     each
                     for each in self._steps[number].inputs
-                    if each not in given and self._tensors[each].data is None
+                    if each not in given and self._tensors[each].data is None and not self._tensors[each].variable
                 ]
         return tuple(sorted(found))
 
@@ -207,8 +242,9 @@ class Compiled:
         if number not in self._forms:
             step = self._steps[number]
             inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
-            one = len(step.outputs) == 1
-            form = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile) if one else ()
+            # What has variables changes them too: its declaration's business.
+            stateless = len(written(step.kind, step.inputs, step.outputs)) == len(step.outputs)
+            form = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile) if stateless else ()
             self._forms[number] = form
         return self._forms[number]
 
@@ -225,29 +261,31 @@ class Compiled:
         self,
         steps: tuple[int, ...],
         given: Mapping[str, np.ndarray],
+        kept: Mapping[str, np.ndarray],
         results: Mapping[str, np.ndarray],
         start: int,
         count: int,
     ) -> None:
+        """kept: of variables, which are changed."""
         # Nobody else has it meanwhile: threads that call at the same time get memory of their own.
-        key = (steps, tuple(given), tuple(results), count)
+        key = (steps, (*given, *kept), (*results, *kept), count)
         program = self._programs.pop(key, None) or self._bound(*key)
-        for name, array in given.items():
+        for name, array in {**given, **kept}.items():
             rows = self._tensors[name].shape[0]
             part = array[start * rows : (start + count) * rows]
             if name in program.views:
                 program.views[name][...] = part
             if name in results:
                 results[name][start * rows : (start + count) * rows] = part
-        for bound in program.steps:
-            if bound.plans:
-                for plan, addresses in bound.plans:
-                    plan(*addresses)
-            else:
-                names = self._steps[bound.step].outputs
-                for name, codes in zip(names, self._by_declaration(bound.step, program.views), strict=True):
-                    program.views[name][...] = codes
-        for name, result in results.items():
+        for kernels in program.parts:
+            if not isinstance(kernels, int):
+                kernels()
+                continue
+            step = self._steps[kernels]
+            names = written(step.kind, step.inputs, step.outputs)
+            for name, codes in zip(names, self._by_declaration(kernels, program.views), strict=True):
+                program.views[name][...] = codes
+        for name, result in {**results, **kept}.items():
             if name not in given:
                 rows = self._tensors[name].shape[0]
                 result[start * rows : (start + count) * rows] = program.views[name]
@@ -288,17 +326,22 @@ class Compiled:
                 if data is not None:
                     constants[name] = np.ascontiguousarray(data)
         arrays = {**views, **constants}
-        bound = []
+        parts: list[Any] = []
+        together: list[Plan] = []
         for number in steps:
-            step = self._steps[number]
-            plans = planned(self._form(number), [arrays[name] for name in (*step.inputs, step.outputs[0])])
-            bound.append(_Bound(number, plans))
-        return _Program(views, constants, tuple(bound))
+            step, form = self._steps[number], self._form(number)
+            if form:
+                together += planned(form, [arrays[name] for name in (*step.inputs, *reversed(step.outputs))])
+                continue
+            parts += [*_in_one_call(together), number]
+            together = []
+        return _Program(views, constants, (*parts, *_in_one_call(together)))
 
 
-def planned(form: Form, arrays: Sequence[np.ndarray]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
-    """The kernels of an operator and the addresses that they take: of its operands, the result, and constants."""
-    plans = []
+def planned(form: Form, arrays: Sequence[np.ndarray]) -> list[Plan]:
+    """The kernels of an operator and the addresses that they take: of its operands, its results (the first one last),
+    and constants."""
+    plans: list[Plan] = []
     for call in form:
         described, addresses = [], []
         for operand in (*call.operands, call.result):
@@ -311,16 +354,22 @@ def planned(form: Form, arrays: Sequence[np.ndarray]) -> tuple[tuple[Any, tuple[
             addresses.append(array.ctypes.data)
         plan = cpu.kernels.plan(call.kernel, described, len(call.operands), dict(call.numbers))
         plans.append((plan, tuple(addresses)))
-    return tuple(plans)
+    return plans
+
+
+def _in_one_call(plans: list[Plan]) -> list[Callable[[], None]]:
+    """What runs them one after the other without coming back to Python between them; nothing for none."""
+    return [cpu.kernels.Program(plans)] if plans else []
 
 
 @dataclass(frozen=True)
 class _Program:
-    """views: of activations in one block of memory; constants: whose addresses kernels take."""
+    """views: of activations in one block of memory; constants: whose addresses kernels take; parts: kernels in a row,
+    or the number of an operator that its declaration computes."""
 
     views: dict[str, np.ndarray]
     constants: dict[str, np.ndarray]
-    steps: tuple[_Bound, ...]
+    parts: tuple[Callable[[], None] | int, ...]
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Profile, Compiled]] = weakref.WeakKeyDictionary()

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from ..device import Tensor
+from ..device.activation import HardSwish
 from ..device.arithmetic import (
     bounds,
     fixed_point,
@@ -74,10 +75,15 @@ def table(
 def hard_swish(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """A table, unless it matters which values share a vector."""
-    if profile.vectors_of_eight or not is_int8(inputs, output):
+    """A table, or two where it matters which values share a vector."""
+    assert isinstance(declaration, HardSwish)
+    if not is_int8(inputs, output):
         return None
-    return looked_up(declaration, inputs, output, attributes, profile)
+    if not profile.vectors_of_eight:
+        return looked_up(declaration, inputs, output, attributes, profile)
+    tables = [declaration.table(inputs[0], output, attributes, each) for each in (profile, REFERENCE)]
+    operands = (part(0, inputs[0]), np.stack(tables).astype(np.int8))
+    return (KernelCall("integer_table_in_eights", operands, part(RESULT, output)),)
 
 
 def looked_up(
@@ -224,13 +230,13 @@ def reduction(
 ) -> Form | None:
     """Over axes that follow each other."""
     sizes, mean = in_one_piece(inputs[0].shape, attributes["axes"]), declaration.kind == "MEAN"
-    if not in_one_dtype(inputs, output) or sizes is None or (profile.sums_as_unsigned and not mean):
+    if not in_one_dtype(inputs, output) or sizes is None:
         return None
     if output.dtype == "int16":
         profile = REFERENCE
     count, inner = sizes
     numbers: Numbers = clamp_numbers(output, attributes, profile)
-    numbers |= {"significand": 0, "exponent": 0, "offset": 0, "factor": 0.0, "added": 0.0}
+    numbers |= {"significand": 0, "exponent": 0, "offset": 0, "factor": 0.0, "added": 0.0, "unsigned": 0}
     ratio = scale_of(inputs[0]) / scale_of(output)
     if profile.delegates:
         factor = ratio * (np.float32(1) / np.float32(count)) if mean else ratio
@@ -247,6 +253,8 @@ def reduction(
             significand, exponent = (significand << shift) // count, exponent - shift
         numbers |= {"steps": 1, "significand": significand, "exponent": exponent}
         numbers["offset"] = zero_point_of(inputs[0]) * count
+        if profile.sums_as_unsigned and not mean:
+            numbers |= {"unsigned": 1, "lowest": 0, "highest": 255}
     return (KernelCall("integer_sum", (Part(0, (-1, count, inner)),), Part(RESULT, (-1, inner)), numbers),)
 
 

@@ -27,7 +27,7 @@ Tensors = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Part:
-    """An operand of the operator (by its position), or its result (-1), as a kernel takes it.
+    """An operand of the operator (by its position), or a result (-1, further ones -2 and so on), as a kernel takes it.
 
     shape: one entry may be -1, which follows from the number of values.
     """
@@ -108,7 +108,7 @@ def make(
 @functools.cache
 def has_kernels(module: Any) -> bool:
     """Whether a module has the kernels: an editable installation may use one that was built before there were any."""
-    return "integer_rearrange" in module.kernels()
+    return hasattr(module, "Program") and "integer_quantize" in module.kernels()
 
 
 def may_use_dot_products() -> int:

@@ -47,6 +47,8 @@ def serves(inputs: Tensors, output: Tensor) -> bool:
 
 # Codes of an example that a plan of pieces may have, in its 32 bits.
 LARGEST_EXAMPLE = 2**31
+# From here on numbers stand for places, below it for codes of 16 bits.
+NUMBERS = 2**16
 
 
 def rearranged(
@@ -54,14 +56,23 @@ def rearranged(
 ) -> Form | None:
     """Any movement: where each code comes from is what the declaration makes of numbers in their place."""
     sizes = [math.prod(tensor.shape) for tensor in inputs]
-    first = np.cumsum([0, *sizes])
-    if not in_one_dtype(inputs, output) or max(first[-1], math.prod(output.shape)) >= LARGEST_EXAMPLE:
+    if not in_one_dtype(inputs, output) or max(sum(sizes), math.prod(output.shape)) >= LARGEST_EXAMPLE:
         return None
+    # A number below NUMBERS is a code: what the declaration fills places with.
+    first = NUMBERS + np.cumsum([0, *sizes])
     numbered = [
         np.arange(begin, begin + size).reshape(tensor.shape)
         for begin, size, tensor in zip(first, sizes, inputs, strict=False)
     ]
-    source = declaration.integers(numbered, inputs, output, attributes, profile).ravel()
+    results = declaration.all_results(numbered, inputs, [output], attributes, profile)
+    calls: list[KernelCall] = []
+    for number, result in enumerate(results):
+        calls += pieces(result.ravel(), inputs, first, Part(RESULT - number, (-1, result.size)), output.dtype)
+    return tuple(calls)
+
+
+def pieces(source: np.ndarray, inputs: Tensors, first: np.ndarray, result: Part, dtype: str) -> list[KernelCall]:
+    """What moves the codes of each operand to a result. source: its codes by their numbers."""
     operand = np.searchsorted(first, source, "right") - 1
     # A piece goes on where the next code comes from the next place of the same operand.
     begins = np.flatnonzero(np.r_[True, (np.diff(source) != 1) | (np.diff(operand) != 0)])
@@ -69,21 +80,34 @@ def rearranged(
     calls = []
     for position in np.unique(operand):
         own = operand[begins] == position
+        if position < 0:
+            (code,) = np.unique(source[begins[own]])
+            places = np.flatnonzero(operand < 0)
+            plan = np.stack([np.zeros_like(places), places, np.ones_like(places)]).astype(np.int32)
+            calls.append(KernelCall("integer_rearrange", (np.full((1, 1), code, dtype), plan), result))
+            continue
         plan = np.stack([source[begins[own]] - first[position], begins[own], lengths[own]]).astype(np.int32)
-        given = Part(int(position), (-1, sizes[position]))
-        calls.append(KernelCall("integer_rearrange", (given, plan), Part(RESULT, (-1, source.size))))
-    return tuple(calls)
+        given = Part(int(position), (-1, math.prod(inputs[position].shape)))
+        calls.append(KernelCall("integer_rearrange", (given, plan), result))
+    return calls
 
 
 for _kind in (
+    "BATCH_TO_SPACE_ND",
+    "BROADCAST_TO",
     "DEPTH_TO_SPACE",
     "GATHER",
     "MIRROR_PAD",
     "PACK",
     "RESIZE_NEAREST_NEIGHBOR",
+    "REVERSE_V2",
     "SLICE",
+    "SPACE_TO_BATCH_ND",
     "SPACE_TO_DEPTH",
+    "SPLIT",
+    "SPLIT_V",
     "TILE",
+    "UNPACK",
 ):
     form_of(_kind)(rearranged)
 
@@ -144,7 +168,8 @@ def strided_slice(
     slices = [slice(*entry).indices(size) for *entry, size in zip(*columns, inputs[0].shape, strict=True)]
     begin = sum(first * stride for (first, _, _), stride in zip(slices[1:], strides[1:], strict=True))
     stepped = [step * stride for (_, _, step), stride in zip(slices, strides, strict=True)]
-    return (move(0, inputs[0], output, output.shape[1:], stepped[1:], strides_of(output.shape)[1:], begin),)
+    kept = [step for axis, step in enumerate(stepped) if axis not in attributes["shrink_axes"]]
+    return (move(0, inputs[0], output, output.shape[1:], kept[1:], strides_of(output.shape)[1:], begin),)
 
 
 @form_of("PAD")

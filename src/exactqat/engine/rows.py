@@ -101,6 +101,40 @@ def softmax(
     return (KernelCall("integer_softmax_fixed", (Part(0, rows), tables), Part(RESULT, rows)),)
 
 
+@form_of("LOG_SOFTMAX")
+def log_softmax(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Likewise."""
+    (source,) = inputs
+    if not is_int8(inputs, output):
+        return None
+    rows = (-1, source.shape[-1])
+    numbers: Numbers = {"zero_point": zero_point_of(output)}
+    if profile.optimized:
+        table = np.exp((-scale_of(source) * np.arange(256, dtype=np.float32)).astype(np.float64)).astype(np.float32)
+        numbers |= {"scale": float(scale_of(source)), "result_scale": float(scale_of(output))}
+        return (KernelCall("integer_log_softmax", (Part(0, rows), table), Part(RESULT, rows), numbers),)
+    x, near, significand, shift = scaled_exponents(CODES, source, 1.0)
+    powers = np.where(near, rounding_shift(fixed.exp_on_negative_values(x, EXPONENT_BITS), SUM_BITS), 0)
+    tables = np.ascontiguousarray(np.stack([x, powers])[:, ::-1].astype(np.int32))
+    numbers["radius"] = int(near.sum()) - 1
+    numbers |= fixed_point_numbers(2.0 ** (31 - shift) / significand)
+    return (KernelCall("integer_log_softmax_fixed", (Part(0, rows), tables), Part(RESULT, rows), numbers),)
+
+
+@form_of("L2_NORMALIZATION")
+def l2_normalization(
+    declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+) -> Form | None:
+    """Over the inverse square root of the sum of squares."""
+    if not is_int8(inputs, output):
+        return None
+    rows = (-1, inputs[0].shape[-1])
+    numbers: Numbers = {"zero_point": zero_point_of(inputs[0])}
+    return (KernelCall("integer_l2_normalization", (Part(0, rows),), Part(RESULT, rows), numbers),)
+
+
 def wide_softmax(source: Tensor, beta: float, profile: Profile) -> Form | None:
     """Between the entries of two tables, as `device.interpolated.softmax`."""
     tables = [

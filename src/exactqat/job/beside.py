@@ -24,7 +24,9 @@ from ..deploy.simulate import simulate
 from ..deploy.values import Lowered, device_codes
 from ..device.profile import DEFAULT_KERNELS
 from ..report.results import Beside, Dataset, Split
+from .judges import Judge
 
+CLASSES = Judge()
 # Images whose values are kept for all layers at once.
 LAYER_IMAGES = 128
 # Of whose values all layers are held at once.
@@ -38,6 +40,7 @@ def beside_training(
     codes: np.ndarray,
     devices: Sequence[str],
     lowered: Lowered | None = None,
+    judge: Judge = CLASSES,
 ) -> dict[str, Beside]:
     """Compares several devices with training.
 
@@ -46,18 +49,22 @@ def beside_training(
         graph: what was lowered from it.
         split: images and labels; codes: the images as the device takes them.
         lowered: see `deploy.device_codes`.
+        judge: what makes answers of outputs.
     """
     lowered = lowered or lower_with_layouts(model)
     (output,) = graph.outputs
     tallies: dict[str, dict[str, Tally]] = {device: {} for device in devices}
     answers: Mapping[str, list[np.ndarray]] = {name: [] for name in ("", *devices)}
+    scores: Mapping[str, list[np.ndarray]] = {name: [] for name in devices}
     for start in range(0, len(codes), IMAGES_AT_A_TIME):
         images = slice(start, start + IMAGES_AT_A_TIME)
         trained = device_codes(model, split.images[images], lowered=lowered)
-        answers[""].append(trained[output].argmax(1))
+        shown = split.images[images].numpy()
+        answers[""].append(judge.answers(graph, trained[output], shown))
         for device in devices:
-            integers = simulate(graph, codes[images], device, tensors=list(trained))
-            answers[device].append(integers[output].argmax(1))
+            integers = simulate(graph, codes[images], device, tensors=list(trained), progress=False)
+            answers[device].append(judge.answers(graph, integers[output], shown))
+            scores[device].append(judge.scores(graph, integers[output], shown))
             for name, own in trained.items():
                 tallies[device].setdefault(name, Tally()).add(integers[name], own, "training")
     kinds = {operator.outputs[0]: operator.kind for operator in graph.operators}
@@ -67,7 +74,10 @@ def beside_training(
         same = device == graph.trained_for
         rows = {name: each.comparison(name, kinds.get(name, "input"), same) for name, each in tally.items()}
         device_answers = np.concatenate(answers[device])
-        found[device] = Beside(tuple(rows.values()), rows[output], trained_answers, device_answers, labels)
+        device_scores = np.concatenate(scores[device])
+        found[device] = Beside(
+            tuple(rows.values()), rows[output], trained_answers, device_answers, labels, device_scores
+        )
     return found
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .files import check_file, write_atomically
+from .options import split
 
 CHECKPOINT_FORMAT = 2
 # Numbers in an image of the largest size that a checkpoint may ask for: 4096 x 4096 grey ones.
@@ -201,6 +202,18 @@ def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
             raise ValueError(f"{path} has no field {name!r}")
         if not fits(checkpoint[name]):
             raise ValueError(f"{path}: {name} must be {what}, got {repr(checkpoint[name])[:100]}")
+    if "split" in checkpoint:
+        try:
+            split(checkpoint["split"])
+        except ValueError as error:
+            raise ValueError(f"{path}: split {error}") from error
+    if "outputs" in checkpoint or "threshold" in checkpoint:
+        outputs, threshold = checkpoint.get("outputs"), checkpoint.get("threshold")
+        if outputs != math.prod(checkpoint["input_shape"]) or type(threshold) is not float or not threshold >= 0:
+            raise ValueError(
+                f"{path}: a network that gives its input back must have as many outputs as inputs, and a threshold of "
+                f"at least 0, got {outputs!r} and {threshold!r}"
+            )
     # A file of a few bytes must not ask for a network that fills all memory.
     held = sum(entry.numel() for entry in checkpoint["state"].values() if isinstance(entry, Tensor))
     if len(checkpoint["class_names"]) > held:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data for the job: scikit-learn's digits, an .npz file, a folder of class folders, or any iterable of (x, y).
+"""Data for the job: scikit-learn's digits, rendered letters, an .npz file, a folder of class folders, or any iterable
+of (x, y).
 
 How images become numbers, whatever they come from:
 
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from ..display import on_one_line
 from ..report.results import Dataset, Split
 from .files import check_file
+from .glyphs import rendered
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
@@ -33,38 +35,50 @@ TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
 PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
 
 
-def load(name: str, image_size: int | None = None) -> Dataset:
+def load(name: str, image_size: int | None = None, split: str | None = None, reconstructs: bool = False) -> Dataset:
     """The data set of that name.
 
     Args:
-        name: "digits", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
+        name: "digits", "glyphs", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
         image_size: height and width to which images are scaled, in pixels.
+        split: parts of training, validation and test, and a seed, as `options.split` writes them; for data that are
+            not divided yet.
 
     Raises:
         ValueError: there is none, or it cannot be used; the message says why.
     """
     if name == "digits":
-        return digits(image_size)
+        return digits(image_size, split)
+    if name == "glyphs":
+        return glyphs(image_size, split)
     path = Path(name)
     if path.suffix == ".npz":
-        return from_npz(path, image_size)
+        return from_npz(path, image_size, split)
     if name and path.is_dir():  # without a name it is the working directory
-        return from_folder(path, image_size)
+        return from_folder(path, image_size, split)
     raise ValueError(
-        f"data must be 'digits', an .npz file or a folder with one folder of images per class, got {name!r}"
+        f"data must be 'digits', 'glyphs', an .npz file or a folder with one folder of images per class, got {name!r}"
     )
 
 
-def digits(image_size: int | None = None) -> Dataset:
+def digits(image_size: int | None = None, split: str | None = None) -> Dataset:
     """scikit-learn's handwritten digits: 1797 images of 8x8 pixels with values 0..16, scaled to 0..1."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = _fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size)
-    return _dataset("digits", {"": (images, bunch.target)}, (0.0, 1.0))
+    return _dataset("digits", {"": (images, bunch.target)}, (0.0, 1.0), split=split)
 
 
-def from_npz(path: Path, image_size: int | None = None) -> Dataset:
+def glyphs(image_size: int | None = None, split: str | None = None) -> Dataset:
+    """2,496 images of letters of 16x16 pixels, rendered here; see `rendered`. The test images are other renderings in
+    the same fonts."""
+    images, letters = rendered(SPLIT_SEED)
+    images = _fitted(_channels_first(images, "glyphs"), image_size)
+    return _dataset("glyphs", {"": (images, letters)}, (0.0, 1.0), split=split)
+
+
+def from_npz(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
     """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
 
     x: [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4 channels;
@@ -74,7 +88,40 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
         ValueError: the file or its arrays cannot be used; the message says why.
     """
     names = {part: [f"_{name}" for name in endings] for part, endings in PART_NAMES.items()} | {"": [""]}
-    wanted = {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
+    held, arrays = arrays_of(
+        path, {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
+    )
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for part in ("", *PART_NAMES):
+        for ending in names[part]:
+            if f"x{ending}" in arrays and f"y{ending}" in arrays:
+                found[part] = (arrays[f"x{ending}"], arrays[f"y{ending}"])
+    if "" in found:
+        found = {"": found[""]}
+    elif not {"train", "test"} <= set(found):
+        raise ValueError(
+            f"{path} must contain arrays named x and y, or x_train, y_train, x_test and y_test; it contains "
+            f"{', '.join(held) or 'nothing'}"
+        )
+    skipped: list[str] = []
+    parts = {}
+    for part, (x, y) in found.items():
+        where = f"{path}, {part or 'x and y'}"
+        check_labels(y, len(x) if x.ndim else 0, where)
+        images = _channels_first(x, where)
+        finite = np.isfinite(images).all((1, 2, 3))
+        skipped += [f"{where}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
+        parts[part] = (_fitted(images[finite], image_size), y[finite])
+    limits = range_of([images for images, _ in parts.values()])
+    return _dataset(path.name, parts, limits, skipped, str(path), split=split)
+
+
+def arrays_of(path: Path, wanted: set[str]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """The names of all arrays in an .npz file, and those that are wanted.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
     try:
         check_file(path)
         with path.open("rb") as file:
@@ -92,28 +139,7 @@ def from_npz(path: Path, image_size: int | None = None) -> Dataset:
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{path} cannot be read as an .npz file: {key} is not an array")
-    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for part in ("", *PART_NAMES):
-        for ending in names[part]:
-            if f"x{ending}" in arrays and f"y{ending}" in arrays:
-                found[part] = (arrays[f"x{ending}"], arrays[f"y{ending}"])
-    if "" in found:
-        found = {"": found[""]}
-    elif not {"train", "test"} <= set(found):
-        raise ValueError(
-            f"{path} must contain arrays named x and y, or x_train, y_train, x_test and y_test; it contains "
-            f"{', '.join(held) or 'nothing'}"
-        )
-    skipped: list[str] = []
-    parts = {}
-    for part, (x, y) in found.items():
-        where = f"{path}, {part or 'x and y'}"
-        _check_labels(y, len(x) if x.ndim else 0, where)
-        images = _channels_first(x, where)
-        finite = np.isfinite(images).all((1, 2, 3))
-        skipped += [f"{where}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
-        parts[part] = (_fitted(images[finite], image_size), y[finite])
-    return _dataset(path.name, parts, _range_of([images for images, _ in parts.values()]), skipped, str(path))
+    return held, arrays
 
 
 def _array(archive: np.lib.npyio.NpzFile, key: str) -> Any:
@@ -127,7 +153,7 @@ def _array(archive: np.lib.npyio.NpzFile, key: str) -> Any:
         ) from error
 
 
-def from_folder(path: Path, image_size: int | None = None) -> Dataset:
+def from_folder(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
     """One folder of images for each class, named like the class, read with Pillow.
 
     With subfolders ``train`` and ``test``, and ``val`` if there is one (in capitals too), each of those holds the class
@@ -173,7 +199,7 @@ def from_folder(path: Path, image_size: int | None = None) -> Dataset:
         part: [os.path.relpath(name, on_one_line(path)) for name, _ in images]
         for part, (images, _) in collected.items()
     }
-    return _dataset(path.name, parts, (0.0, 1.0), skipped, str(path), photos)
+    return _dataset(path.name, parts, (0.0, 1.0), skipped, str(path), photos, split)
 
 
 def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size: int | None = None) -> Dataset:
@@ -210,9 +236,9 @@ def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size:
     if not images:
         raise ValueError(f"{name} contains no usable image")
     y = np.array(labels)
-    _check_labels(y, len(images), name)
+    check_labels(y, len(images), name)
     (stacked,) = _stacked([images])
-    return _dataset(name, {"": (stacked, y)}, _range_of([stacked]), skipped)
+    return _dataset(name, {"": (stacked, y)}, range_of([stacked]), skipped)
 
 
 # An image [channels, height, width] and how messages call it.
@@ -330,14 +356,14 @@ def _channels_first(x: np.ndarray, where: str) -> np.ndarray:
     return np.ascontiguousarray(x, np.float32) / np.float32(scale)
 
 
-def _check_labels(y: np.ndarray, count: int, where: str) -> None:
+def check_labels(y: np.ndarray, count: int, where: str) -> None:
     if y.shape != (count,):
         raise ValueError(f"{where}: y must have one label for each of {count} images, got shape {list(y.shape)}")
     if y.dtype.kind not in "biuU":
         raise ValueError(f"{where}: y must contain integers or strings, got dtype {y.dtype}")
 
 
-def _range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
+def range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
     """0..1 if the images keep to it, otherwise their extremes with zero."""
     low = min(float(images.min(initial=0.0)) for images in parts)
     high = max(float(images.max(initial=0.0)) for images in parts)
@@ -398,12 +424,14 @@ def _dataset(
     skipped: Sequence[str] = (),
     where: str = "",
     names: Mapping[str, Sequence[str]] | None = None,
+    split: str | None = None,
 ) -> Dataset:
     """Puts the parts together; one part called "" is divided into three, and a missing validation part is taken off.
 
     Args:
         where: the data lie, for messages; its name if that says enough.
         names: of each part's images, if they have any.
+        split: see `load`.
     """
     where = where or name
     whole = next(iter(parts.values()))
@@ -430,19 +458,36 @@ def _dataset(
         )
         for part, (images, _) in parts.items()
     }
+    if split is not None and "" not in splits:
+        raise ValueError(f"{where} is divided into {' and '.join(splits)} already: omit --split {split}")
     if "" in splits:
-        rest, test = _divided(where, splits.pop(""), TEST_SHARE, class_names, least=3)
-        train, validation = _divided(where, rest, VALIDATION_SHARE / (1 - TEST_SHARE), class_names, least=2)
+        of_validation, of_test, seed = _shares(split)
+        rest, test = _divided(where, splits.pop(""), of_test, class_names, 3, seed)
+        train, validation = _divided(where, rest, of_validation / (1 - of_test), class_names, 2, seed)
         splits = {"train": train, "validation": validation, "test": test}
     elif "validation" not in splits:
         train, validation = _divided(where, splits["train"], VALIDATION_SHARE, class_names, least=2)
         splits |= {"train": train, "validation": validation}
-    return Dataset(name, class_names, value_range, **splits, skipped=tuple(skipped))
+    train, validation, test = (splits[part] for part in PART_NAMES)
+    return Dataset(name, class_names, value_range, train, validation, test, tuple(skipped))
 
 
-def _divided(where: str, split: Split, share: float, class_names: tuple[str, ...], least: int) -> tuple[Split, Split]:
-    """A larger and a smaller part, always the same; every class has its share, at least one image, in the smaller."""
-    generator = np.random.default_rng(SPLIT_SEED)
+def _shares(split: str | None) -> tuple[float, float, int]:
+    """Of validation and test, and a seed."""
+    if split is None:
+        return VALIDATION_SHARE, TEST_SHARE, SPLIT_SEED
+    parts, _, seed = split.partition(":")
+    train, validation, test = map(int, parts.split("/"))
+    whole = train + validation + test
+    return validation / whole, test / whole, int(seed)
+
+
+def _divided(
+    where: str, split: Split, share: float, class_names: tuple[str, ...], least: int, seed: int = SPLIT_SEED
+) -> tuple[Split, Split]:
+    """The rest and a share of a part, always the same for a seed; every class has its share of both, at least one
+    image."""
+    generator = np.random.default_rng(seed)
     labels = split.labels.numpy()
     taken = []
     for code, class_name in enumerate(class_names):
@@ -451,7 +496,8 @@ def _divided(where: str, split: Split, share: float, class_names: tuple[str, ...
             raise ValueError(
                 f"{where}: class '{class_name}' has {len(members)} images to divide, at least {least} are needed"
             )
-        taken.append(members[: max(1, round(share * len(members)))])
+        # Something has to be left for the other parts.
+        taken.append(members[: min(len(members) - least + 1, max(1, round(share * len(members))))])
     smaller = np.sort(np.concatenate(taken))
     larger = np.setdiff1d(np.arange(len(labels)), smaller)
     # Not in the order of classes: batches without shuffling, as in calibration, should hold all of them.

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..device import DEFAULT_PROFILE, PROFILES
+from ..device import PROFILES
 from ..device.profile import formerly, with_alias
+from .options import defaults
 
 # What Vela compiles for: its own integers are not known here, so nothing is trained for it.
 NPU = "ethos-u"
@@ -63,7 +64,8 @@ def _refusal(name: str, allowed: tuple[str, ...]) -> str:
 
 
 def current_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a job on disk by the names that they have now; of before there was a choice of devices too.
+    """The settings of a job on disk by the names that they have now; what earlier versions did not know has
+    its default.
 
     Raises:
         ValueError: it holds a setting by both names.
@@ -73,6 +75,4 @@ def current_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
         if "device" in settings:
             raise ValueError("settings must not contain both device and its former name, profile")
         settings["device"] = settings.pop("profile")
-    settings.setdefault("device", DEFAULT_PROFILE)
-    settings.setdefault("ptq", False)
-    return settings
+    return defaults() | settings

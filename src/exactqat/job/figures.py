@@ -40,6 +40,8 @@ def metrics(results: Results) -> dict[str, Any]:
         "ran_as": results.ran_as,
         "seconds": round(results.seconds, 2),
         "resumed": results.resumed,
+        "runs": results.runs,
+        "recipe": [{"passes": passes, "sentence": sentence} for passes, sentence in findings.passing(results)],
         "weights": results.fit and results.fit.stored(),
         "versions": {
             "python": platform.python_version(),

@@ -26,11 +26,12 @@ except ImportError:  # not on Windows
 
 # What marks a job as finished first, what says that there is one last: whatever is interrupted while it moves aside
 # can be continued or moved again.
-ENTRIES = ("metrics.json", "report.html", "training", "float", "w[2-8]a[2-8]", "job.json")
+ENTRIES = ("metrics.json", "report.html", "training", "tensorboard", "float", "w[2-8]a[2-8]", "job.json")
 # Files in them, for what `write_atomically` leaves of one if the process is killed.
 FILES = {
     ".": r"(metrics|job)\.json|report\.html",
-    "training": r"[\w-]+\.pt",
+    "training": r"[\w-]+\.(pt|csv)|elapsed\.json",
+    "tensorboard": r"$.",
     "float": r"checkpoint\.pt",
     "w[2-8]a[2-8]": r"checkpoint\.pt|model\.(tflite|onnx)",
 }

@@ -14,8 +14,7 @@ from ..deploy.formats.read_tflite import read_tflite
 from ..deploy.graph import Graph
 from ..deploy.inspect import read_arrays
 from ..report.results import Split
-from .data import load
-from .restored import restore
+from .restored import data_of, restore
 from .store import delivered
 
 # In a file of examples: the classes. All else is inputs.
@@ -67,9 +66,14 @@ def networks_of(
         if precision is not None and folder.name != precision:
             continue
         restored, checkpoint = restore(folder / "checkpoint.pt", model)
+        if "threshold" in checkpoint:
+            raise ValueError(
+                f"{folder} gives its input back and has no classes to be judged by; `exactqat report {path}` "
+                "evaluates it"
+            )
         graph = replace(read_tflite(folder / "model.tflite"), trained_for=restored.profile or "")
         if given is None:
-            split: Split = getattr(load(checkpoint["data"], checkpoint["image_size"]), part)
+            split: Split = getattr(data_of(checkpoint), part)
             given = split.images.numpy(), split.labels.numpy()
         found.append(Judged(folder.name, folder / "model.tflite", graph, restored, given))
     if not found:

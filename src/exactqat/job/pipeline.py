@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import glob
 import tempfile
-import time
 import zlib
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,17 +25,20 @@ from ..deploy.values import layer_values
 from ..deploy.verify import verify
 from ..device import PROFILES, Refusal
 from ..device.profile import DEFAULT_KERNELS
-from ..report.results import Dataset, Method, Outcome, Results, Split
-from . import checkpoints, files, retrained, training
+from ..report import findings
+from ..report.results import Dataset, History, Method, Outcome, Results, Split
+from . import anomalies, checkpoints, files, recipes, retrained, training
 from .beside import LAYER_IMAGES, about, beside_training, input_codes, run_on_device, runs_here, users_own
-from .data import load
+from .judges import Judge
+from .logs import Logs, check_tensorboard
+from .manner import Manner, class_weights_of, float_manner, float_rate, manner_of, quantized_groups, quantized_manner
 from .models import builder, new_model
 from .processes import ALONE, Processes
 from .progress import Progress
 from .restored import describe_checkpoint, describe_network
 from .settings import Settings
 from .store import float_state, read_job, start, stored_settings, unfinished
-from .weights import Fit, check, put
+from .weights import Fit, check, put, training_what_is_new
 
 # Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
 CALIBRATION_BATCH = 256
@@ -86,6 +90,8 @@ def run(
     restart: bool = False,
     accelerator: torch.device = training.CPU,
     hold: ExitStack | None = None,
+    keep_going: bool = False,
+    tensorboard: bool = False,
 ) -> Results:
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
 
@@ -95,8 +101,11 @@ def run(
         resume, restart: see `start`.
         accelerator: where networks train; everything else, ranges and the device's integers included, is the CPU's.
         hold: takes the lock on the directory, for a caller who goes on writing there; by default it ends with the call.
+        keep_going: quantize a float network that is no better than guessing, too.
+        tensorboard: also write TensorBoard's files.
 
     Raises:
+        NothingLearned: the float network is no better than guessing.
         ValueError: several processes on a GPU; another process is at work in the directory.
     """
     if accelerator.type != "cpu" and processes.count > 1:
@@ -105,12 +114,16 @@ def run(
         )
     progress = progress or Progress()
     check_before_data(settings, resume)
-    dataset = dataset or load(settings.data, settings.image_size)
+    if tensorboard:
+        check_tensorboard()
+    dataset = dataset or load_for(settings)
+    check_data(settings, dataset, progress.say)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     untrained = _untrained(settings, dataset)
     fit = None
     if settings.weights is not None and not (resume and float_state(settings).exists()):
         fit = put(untrained, Path(settings.weights))
+    ended = False
     with ExitStack() as own:
 
         def begin() -> bool:
@@ -119,7 +132,9 @@ def run(
             except OSError as error:
                 raise files.cannot_write(settings.out / "job.json", error) from error
             (own if hold is None else hold).enter_context(files.locked(settings.out))
+            nonlocal ended
             continued = start(settings, dataset, resume, restart, progress.say, fit)
+            ended = continued and (settings.out / "metrics.json").exists()
             if settings.from_job is not None:
                 retrained.take_over(Path(settings.from_job), settings.out, settings.trainings)
             return continued
@@ -131,7 +146,27 @@ def run(
             else:
                 for sentence in fit.sentences(settings.weights):
                     progress.say(sentence)
-        return _run(settings, progress, dataset, untrained, processes, resumed, accelerator, fit)
+        # A finished job is only evaluated again.
+        logs = Logs(settings.out, tensorboard, not ended) if processes.writes else None
+        work = Work(settings, dataset, progress, processes, resumed, accelerator, manner_of(settings, dataset), logs)
+        return _run(work, untrained, fit, keep_going or ended)
+
+
+def load_for(settings: Settings) -> Dataset:
+    """The data of a job."""
+    return anomalies.load(settings.data, settings.image_size, settings.split, settings.reconstructs)
+
+
+def check_data(settings: Settings, dataset: Dataset, say: Callable[[str], None]) -> None:
+    """Refuses data that do not go with the settings.
+
+    Raises:
+        ValueError: classes and weights do not match, or the recipe is for other data.
+    """
+    class_weights_of(settings.class_weights, dataset)
+    if settings.recipe is not None:
+        for sentence in recipes.check_data(settings.recipe, dataset):
+            say(sentence)
 
 
 def check_before_data(settings: Settings, resume: bool = False) -> None:
@@ -146,36 +181,105 @@ def check_before_data(settings: Settings, resume: bool = False) -> None:
         check(Path(settings.weights))
 
 
-def _run(
-    settings: Settings,
-    progress: Progress,
-    dataset: Dataset,
-    untrained: nn.Module,
-    processes: Processes,
-    resumed: bool,
-    accelerator: torch.device,
-    fit: Fit | None,
-) -> Results:
-    started = time.perf_counter()
-    results = _float_network(settings, dataset, untrained, progress, processes, resumed, accelerator)
+@dataclass(frozen=True)
+class Work:
+    """What all steps of a job need.
+
+    Attributes:
+        resumed: whether an interrupted job goes on.
+        manner: how its trainings go.
+        logs: None in processes that do not write.
+    """
+
+    settings: Settings
+    dataset: Dataset
+    progress: Progress
+    processes: Processes
+    resumed: bool
+    accelerator: torch.device
+    manner: Manner
+    logs: Logs | None
+
+    def train(
+        self,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        epochs: int,
+        title: str,
+        name: str,
+        manner: Manner,
+        freeze_at: int | None = None,
+        resume: bool = False,
+    ) -> History:
+        """Trains a network; see `training.train`.
+
+        Args:
+            title: of the training, for people; name: of its files.
+        """
+        settings = self.settings
+
+        def on_epoch(history: History) -> None:
+            if self.logs is not None and history.loss:
+                self.logs.epoch(name, history)
+            self.progress.epoch(title, history, epochs)
+
+        history = training.train(
+            model, groups, self.dataset.train, self.dataset.validation, epochs, settings.seed, title,
+            self.progress.advance, settings.out / "training" / f"{name}.pt", settings.batch_size, freeze_at,
+            self.processes, self.resumed or resume, self.accelerator, on_epoch, manner, self.progress.skip,
+        )  # fmt: skip
+        if len(history.loss) < epochs:
+            self.progress.say(
+                f"{title}: ended after epoch {len(history.loss)} of {epochs}, as the validation loss has not fallen "
+                f"for {settings.early_stopping}"
+            )
+        return history
+
+
+def _run(work: Work, untrained: nn.Module, fit: Fit | None, keep_going: bool) -> Results:
+    settings, dataset, progress = work.settings, work.dataset, work.progress
+    results = _float_network(work, untrained, fit)
     results.fit = fit
+    if not keep_going:
+        work.processes.first_does(lambda: check_learned(results))
     last = last_layer(results.float_model, dataset.train.images[:2])
     for precision in settings.precisions:
         for method in settings.methods:
             progress.begin(f"{precision.upper()} {method.title}")
-            if method.trained or processes.writes:
-                results.outcomes.append(
-                    _quantized_network(settings, results, last, precision, method, progress, processes, accelerator)
-                )
-        if not processes.writes:
+            if method.trained or work.processes.writes:
+                results.outcomes.append(_quantized_network(work, results, last, precision, method))
+        if not work.processes.writes:
             continue
         progress.begin(f"{precision.upper()} on the runtime, every integer compared")
         for outcome in results.of(precision):
             with tempfile.TemporaryDirectory() as scratch:
                 _deploy(outcome, dataset, Path(scratch) / "model.tflite")
         _deliver(settings, results, precision)
-    results.seconds = time.perf_counter() - started
+    if work.logs is not None:
+        work.logs.close()
+        results.seconds, results.runs = work.logs.total, work.logs.runs
     return results
+
+
+class NothingLearned(ValueError):
+    """The float network is no better than guessing, so there is nothing that quantization could keep."""
+
+
+def check_learned(results: Results) -> None:
+    """Refuses to quantize a float network that learned nothing.
+
+    Raises:
+        NothingLearned: says what to try.
+    """
+    part, accuracy = results.dataset.validation, results.float_validation_accuracy
+    if findings.better_than_guessing(part, accuracy):
+        return
+    share = findings.chance(part)["accuracy"]
+    raise NothingLearned(
+        f"the float network has learned nothing: {accuracy:.1%} of {len(part):,} validation images are right, and "
+        f"always naming the most frequent class gives {share:.1%}. {findings.TRY}. Continue this job as it is with "
+        "--resume --keep-going"
+    )
 
 
 def finished(
@@ -198,7 +302,7 @@ def finished(
     if unfinished(out):
         raise ValueError(unfinished(out))
     metrics = files.read_json(out / "metrics.json")
-    seconds, resumed = metrics.get("seconds"), metrics.get("resumed")
+    seconds, resumed, runs = metrics.get("seconds"), metrics.get("resumed"), metrics.get("runs", 1)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isinstance(resumed, bool):
         raise ValueError(f"{out / 'metrics.json'} must contain seconds (a number) and resumed (true or false)")
     for name in ("float", *settings.trainings):
@@ -207,14 +311,14 @@ def finished(
             raise FileNotFoundError(f"{path} is missing; without it the report cannot be written again")
         if not training.finished(path):
             raise ValueError(f"{path} belongs to an unfinished training, in a job that is marked finished")
-    results = run(settings, progress, dataset, resume=True, hold=hold)
-    results.seconds, results.resumed = seconds, resumed
+    results = run(settings, progress, dataset, resume=True, hold=hold, keep_going=True)
+    results.seconds, results.resumed, results.runs = seconds, resumed, runs if type(runs) is int else 1
     return results
 
 
 def _untrained(settings: Settings, dataset: Dataset) -> nn.Module:
     torch.manual_seed(settings.seed)
-    model = new_model(settings.model, dataset.train.images.shape[1:], len(dataset.class_names))
+    model = new_model(settings.model, dataset.train.images.shape[1:], dataset.outputs)
     try:
         last_layer(model, dataset.train.images[:2])
     except RuntimeError as error:
@@ -223,34 +327,22 @@ def _untrained(settings: Settings, dataset: Dataset) -> nn.Module:
     return model
 
 
-def _float_network(
-    settings: Settings,
-    dataset: Dataset,
-    model: nn.Module,
-    progress: Progress,
-    processes: Processes,
-    resumed: bool,
-    accelerator: torch.device,
-) -> Results:
-    progress.begin("float training")
-    rate = training.FLOAT_LEARNING_RATE if settings.weights is None else training.GIVEN_WEIGHTS_LEARNING_RATE
-    history = training.train(
-        model,
-        [{"params": list(model.parameters()), "lr": rate}],
-        dataset.train,
-        dataset.validation,
-        settings.epochs_float,
-        settings.seed,
-        "float training",
-        progress.advance,
-        float_state(settings),
-        settings.batch_size,
-        processes=processes,
-        # Of a job that trains another's networks on, the finished training was copied.
-        resume=resumed or settings.from_job is not None,
-        accelerator=accelerator,
-        on_epoch=lambda history: progress.epoch("float training", history, settings.epochs_float),
-    )
+def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
+    settings, dataset, processes, normal = work.settings, work.dataset, work.processes, work.manner.normal
+    work.progress.begin("float training")
+    frozen = fit if settings.freeze_base else None
+    last = "" if frozen is None else last_layer(model, dataset.train.images[:2])
+    with training_what_is_new(model, frozen, last) as (parameters, resting):
+        history = work.train(
+            model,
+            [{"params": parameters, "lr": float_rate(settings)}],
+            settings.epochs_float,
+            "float training",
+            "float",
+            float_manner(settings, work.manner, resting),
+            # Of a job that trains another's networks on, the finished training was copied.
+            resume=settings.from_job is not None,
+        )
     if processes.writes:
         description = describe_network(settings, dataset) | {"state": model.state_dict()}
         checkpoints.save_checkpoint(settings.out / "float" / "checkpoint.pt", description)
@@ -259,29 +351,20 @@ def _float_network(
         dataset,
         model,
         history,
-        training.accuracy(model, dataset.validation) if processes.writes else 0.0,
-        training.accuracy(model, dataset.test) if processes.writes else 0.0,
+        training.accuracy(model, dataset.validation, normal) if processes.writes else 0.0,
+        training.accuracy(model, dataset.test, normal) if processes.writes else 0.0,
         4 * sum(parameter.numel() for parameter in model.parameters()),
         [],
-        resumed=resumed,
+        resumed=work.resumed,
         formerly=retrained.formerly(settings.out) if settings.from_job is not None else "",
-        float_predictions=training.predictions(model, dataset.test).numpy()
+        float_predictions=training.predictions(model, dataset.test, normal).numpy()
         if processes.writes
         else np.zeros(0, np.int64),
     )
 
 
-def _quantized_network(
-    settings: Settings,
-    results: Results,
-    last: str,
-    precision: str,
-    method: Method,
-    progress: Progress,
-    processes: Processes,
-    accelerator: torch.device,
-) -> Outcome:
-    dataset = results.dataset
+def _quantized_network(work: Work, results: Results, last: str, precision: str, method: Method) -> Outcome:
+    settings, dataset, normal = work.settings, work.dataset, work.manner.normal
     example = dataset.train.images[:2]
     bits = settings.precisions[precision]
     rules = make_rules(bits, method.ranges, dataset.value_range, last)
@@ -301,33 +384,20 @@ def _quantized_network(
     history = None
     if method.trained:
         epochs = settings.epochs_of(bits)
-        fine = min(bits) >= 8 or trained_on
-        rate = training.FINE_TUNING_LEARNING_RATE if fine else training.QAT_LEARNING_RATE
-        history = training.train(
+        history = work.train(
             model,
-            [
-                {"params": model.other_parameters(), "lr": rate},
-                {"params": model.range_parameters(), "lr": training.RANGE_LEARNING_RATE},
-            ],
-            dataset.train,
-            dataset.validation,
+            quantized_groups(model, settings, fine=min(bits) >= 8 or trained_on),
             epochs,
-            settings.seed,
             title,
-            progress.advance,
-            settings.out / "training" / f"{name}.pt",
-            settings.batch_size,
+            name,
+            quantized_manner(settings, work.manner, results.float_model),
             0 if trained_on else epochs - training.frozen_epochs(epochs),
-            processes,
-            results.resumed,
-            accelerator,
-            lambda history: progress.epoch(title, history, epochs),
         )
     else:
         if method.searched:
             _search(model, dataset, settings)
         qat.freeze(model)
-    validation_accuracy, validation_loss = training.accuracy_and_loss(model, dataset.validation)
+    validation_accuracy, validation_loss = training.accuracy_and_loss(model, dataset.validation, manner=work.manner)
     return Outcome(
         method,
         precision,
@@ -337,7 +407,8 @@ def _quantized_network(
         history,
         validation_accuracy,
         validation_loss,
-        training.accuracy(model, dataset.test),
+        training.accuracy(model, dataset.test, normal),
+        threshold=None if normal is None else training.normal_threshold(model, normal),
     )
 
 
@@ -355,18 +426,20 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     content = path.read_bytes()
     outcome.file_bytes, outcome.compressed_bytes = len(content), len(zlib.compress(content, 9))
     codes = input_codes(graph, dataset)
-    lowered = lower_with_layouts(outcome.model)
+    lowered, judge = lower_with_layouts(outcome.model), Judge(outcome.threshold)
     float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
     device = cast(str, outcome.model.profile)
     ran = verify(
         graph, path, codes, runs_here(device), float_values=float_values, trained_values=trained_values,
         trained_codes={}, **users_own(outcome.model, dataset, runs_here(device)),
     )  # fmt: skip
-    beside = beside_training(outcome.model, graph, dataset.test, codes, [device], lowered)[device]
+    beside = beside_training(outcome.model, graph, dataset.test, codes, [device], lowered, judge)[device]
     outcome.report = about(ran, device, beside)
-    outcome.device_predictions = beside.device_answers
+    outcome.device_predictions, outcome.device_scores = beside.device_answers, beside.device_scores
     if device == profile_here(DEFAULT_KERNELS):
-        outcome.device_predictions = run_on_device(graph, path, codes).argmax(1)
+        returned, shown = run_on_device(graph, path, codes), dataset.test.images.numpy()
+        outcome.device_predictions = judge.answers(graph, returned, shown)
+        outcome.device_scores = judge.scores(graph, returned, shown)
     outcome.device_accuracy = float((outcome.device_predictions == dataset.test.labels.numpy()).mean())
 
 
@@ -385,6 +458,8 @@ def _deliver(settings: Settings, results: Results, precision: str) -> None:
     codes = input_codes(outcome.graph, results.dataset)[:ELSEWHERE_IMAGES]
     for device in PROFILES:
         try:
-            outcome.elsewhere |= beside_training(outcome.model, outcome.graph, part, codes, [device])
+            outcome.elsewhere |= beside_training(
+                outcome.model, outcome.graph, part, codes, [device], judge=Judge(outcome.threshold)
+            )
         except Refusal as error:
             outcome.elsewhere[device] = str(error)

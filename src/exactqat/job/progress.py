@@ -12,11 +12,13 @@ from ..report.results import History
 @dataclass(frozen=True)
 class Progress:
     """How the job tells what it does. begin(text): a new piece of work; advance(n): n more training steps are done;
-    epoch(training, history, n): of the n epochs of a training one more is done, or those that were done before;
-    say(text): a sentence that the user should read; compared(n, m): n of the m comparisons of a file are done."""
+    skip(n): n steps were done in an earlier run, or are left out, so that they take no time; epoch(training, history,
+    n): of the n epochs of a training one more is done, or those that were done before; say(text): a sentence that the
+    user should read; compared(n, m): n of the m comparisons of a file are done."""
 
     begin: Callable[[str], None] = lambda text: None
     advance: Callable[[int], None] = lambda steps: None
+    skip: Callable[[int], None] = lambda steps: None
     epoch: Callable[[str, History, int], None] = lambda name, history, epochs: None
     say: Callable[[str], None] = lambda text: None
     compared: Callable[[int, int], None] = lambda done, all: None

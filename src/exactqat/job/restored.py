@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +22,9 @@ from ..deploy.lower import lower
 from ..deploy.runtimes import profile_here
 from ..deploy.verify import verify
 from ..report.results import Beside, Dataset, Outcome
-from . import checkpoints, files, training
+from . import anomalies, checkpoints, files, training
 from .beside import about, beside_training, input_codes, runs_here, users_own
-from .data import load
+from .judges import Judge
 from .models import named_in, new_model
 from .progress import Progress
 from .settings import Settings
@@ -31,25 +32,37 @@ from .store import delivered
 
 
 def describe_network(settings: Settings, dataset: Dataset) -> dict[str, Any]:
-    return {
-        "format": checkpoints.CHECKPOINT_FORMAT,
-        "data": settings.data,
-        "image_size": settings.image_size,
-        "network": settings.model,
-        "seed": settings.seed,
-        "input_shape": list(dataset.train.images.shape[1:]),
-        "class_names": list(dataset.class_names),
-    }
+    # Only where it was asked for: networks of before have none either.
+    divided = {} if settings.split is None else {"split": settings.split}
+    reconstructs = {"outputs": dataset.outputs} if dataset.reconstructs else {}
+    return (
+        divided
+        | reconstructs
+        | {
+            "format": checkpoints.CHECKPOINT_FORMAT,
+            "data": settings.data,
+            "image_size": settings.image_size,
+            "network": settings.model,
+            "seed": settings.seed,
+            "input_shape": list(dataset.train.images.shape[1:]),
+            "class_names": list(dataset.class_names),
+        }
+    )
 
 
 def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) -> dict[str, Any]:
     """A checkpoint's content; `restore` is its counterpart."""
-    return describe_network(settings, dataset) | {
-        "precision": outcome.precision,
-        "method": outcome.method.name,
-        "rules": [asdict(rule) for rule in outcome.rules],
-        "state": outcome.model.state_dict(),
-    }
+    threshold = {} if outcome.threshold is None else {"threshold": outcome.threshold}
+    return (
+        describe_network(settings, dataset)
+        | threshold
+        | {
+            "precision": outcome.precision,
+            "method": outcome.method.name,
+            "rules": [asdict(rule) for rule in outcome.rules],
+            "state": outcome.model.state_dict(),
+        }
+    )
 
 
 def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, dict[str, Any]]:
@@ -65,7 +78,8 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
     checkpoint = checkpoints.load_checkpoint(path)
     checkpoints.check_network(checkpoint, path)
     shape = checkpoint["input_shape"]
-    original = new_model(named_in(path, checkpoint["network"], model), shape, len(checkpoint["class_names"]))
+    outputs = checkpoint.get("outputs", len(checkpoint["class_names"]))
+    original = new_model(named_in(path, checkpoint["network"], model), shape, outputs)
     try:
         rules = [qat.Rule(**rule) for rule in checkpoint["rules"]]
         # What was captured was checked when it was trained; its state fits no other.
@@ -75,6 +89,12 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
     training.load_state(restored, checkpoint["state"], path)
     restored.eval()
     return restored, checkpoint | {"profile": restored.profile}
+
+
+def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
+    """What the network of a checkpoint was trained, validated and tested on."""
+    reconstructs = "threshold" in checkpoint
+    return anomalies.load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"), reconstructs)
 
 
 def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
@@ -180,7 +200,7 @@ def verify_directory(
             progress.begin(f"{folder.name.upper()} on the runtime")
             restored, checkpoint = restore(folder / "checkpoint.pt", model)
             graph = lowered(restored, folder / "checkpoint.pt")
-            dataset = dataset or load(checkpoint["data"], checkpoint["image_size"])
+            dataset = dataset or data_of(checkpoint)
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
             wanted, not_run = device or cast(str, restored.profile), ""
             try:
@@ -188,7 +208,8 @@ def verify_directory(
             except (ValueError, ImportError) as error:
                 runs, not_run = "", str(error)
             try:
-                beside = beside_training(restored, graph, dataset.test, codes, [wanted])[wanted]
+                judge = Judge(checkpoint.get("threshold"))
+                beside = beside_training(restored, graph, dataset.test, codes, [wanted], judge=judge)[wanted]
                 if runs:
                     own = users_own(restored, dataset, runs)
                     report = verify(graph, path, codes, runs, progress=progress.compared, trained_codes={}, **own)

@@ -5,34 +5,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..device import DEFAULT_PROFILE
-from ..report.results import Method
+from ..report.results import Mark, Method
 from ..report.text import option_of, option_value, shell_word
-from . import training
+from . import manner, training
 from .devices import device_named
 from .models import NETWORKS
+from .options import MOST_BITS, Options, declared, stored
+from .recipes import chosen, recipe_named
 
 # Bits of weights and of activations, if the user names none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
 PRECISION = re.compile("w[2-8]a[2-8]")
-
-
-# What settings may be.
-INTEGERS = {
-    "seed": (0, 2**63 - 1),
-    "epochs_float": (1, 2**31 - 1),
-    "epochs_qat": (1, 2**31 - 1),
-    "batch_size": (2, 2**31 - 1),
-    "image_size": (1, 2**14),
-}
-
-
-# Of weights and of activations.
-FEWEST_BITS, MOST_BITS = 2, 8
 
 
 METHODS = (
@@ -47,18 +34,21 @@ SEARCHED = Method("ptq_searched", "PTQ, searched", "min_max", trained=False, sea
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the user decides.
+class Settings(Options):
+    """What the user decides. `options.py` declares all but the directory; more about some of them here.
 
     Attributes:
         out: the directory that holds everything the job writes.
         data: as in `data.load`.
+        recipe: a name of `recipes.RECIPES`, whose pass mark is asked; the other settings are as they are given, see
+            `recipes.chosen`.
         model: as in `models.network`.
         weight_bits, activation_bits: 2..8, or several, each of weights with each of activations; if either is given,
             these precisions alone, the other with 8 unless given too. Kept the most bits first, one alone as a number.
         epochs_qat: of each quantization-aware training with fewer than eight bits; see `epochs_of`.
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
+        class_weights: "balanced", or a weight for each class by its name.
         device: whose integers training computes in its last phase, as `qat.prepare` has them; see `devices`.
         weights: path of weights that float training starts from, as in `weights.put`; None: a new network's.
         ptq: also search the best post-training quantization (`tune.search`), which may be what is delivered.
@@ -70,41 +60,20 @@ class Settings:
     """
 
     out: Path
-    seed: int = 0
-    epochs_float: int = 60
-    epochs_qat: int = 80
-    data: str = "digits"
-    model: str = "small_mobilenet"
-    weight_bits: int | Sequence[int] | None = None
-    activation_bits: int | Sequence[int] | None = None
-    batch_size: int = training.BATCH_SIZE
-    image_size: int | None = None
-    device: str = DEFAULT_PROFILE
-    weights: str | None = None
-    from_job: str | None = None
-    ptq: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("weight_bits", "activation_bits"):
-            object.__setattr__(self, name, _bits(name, getattr(self, name)))
-        for name, (low, high) in INTEGERS.items():
-            value = getattr(self, name)
-            if value is None and name == "image_size":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{name} must be an integer, got {value!r}")
-            if not low <= value <= high:
-                allowed = f"from {low} to {high}" if value > high else f"at least {low}"
-                raise ValueError(f"{name} must be {allowed}, got {value}")
-        for name in ("data", "model", "device"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
-        for name in ("weights", "from_job"):
-            if not isinstance(getattr(self, name), str | None):
-                raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
-        if not isinstance(self.ptq, bool):
-            raise ValueError(f"ptq must be True or False, got {self.ptq!r}")
+        super().__post_init__()
         device_named(self.device)
+        if self.recipe is not None:
+            recipe_named(self.recipe)
+        if self.reconstructs:
+            for name in ("distill", "class_weights", "split", "image_size"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} cannot be combined with recipe {self.recipe}, which has no classes of images"
+                    )
+            if self.ptq:
+                raise ValueError(f"ptq cannot be combined with recipe {self.recipe}, which has no classes of images")
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
@@ -133,14 +102,32 @@ class Settings:
         """Names of all quantization-aware trainings, in their order."""
         return [f"{bits}-{method.name}" for bits in self.precisions for method in self.methods if method.trained]
 
+    @property
+    def mark(self) -> Mark | None:
+        """What the recipe asks of the device."""
+        return None if self.recipe is None else recipe_named(self.recipe).mark
+
+    @property
+    def reconstructs(self) -> bool:
+        """Whether the network is to give its input back, and finds anomalies by what it cannot."""
+        return self.recipe is not None and recipe_named(self.recipe).reconstructs
+
+    def training_sentences(self) -> list[str]:
+        """How the networks are trained, for readers."""
+        task = (
+            "The network learns to give normal examples back; one that it gives back worse than 95% of the training "
+            "examples counts as an anomaly."
+        )
+        return [task, *manner.sentences(self)] if self.reconstructs else manner.sentences(self)
+
     def stored(self) -> dict[str, Any]:
         """All of them but the directory, for job.json."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "out"}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {entry.name: stored(getattr(self, entry.name)) for entry in declared()}
 
     def commands(self) -> tuple[str, ...]:
         """What repeats the job, and what verifies its files again."""
-        out, defaults = shell_word(self.out), Settings(self.out).stored()
+        out = shell_word(self.out)
+        defaults = Settings(self.out, **chosen({"recipe": self.recipe})).stored() | {"recipe": None}
         # Of a job that trains another's networks on, the other settings are that one's.
         shown = self.stored()
         if self.from_job is not None:
@@ -155,19 +142,3 @@ class Settings:
         if self.from_job is not None:
             options += model
         return f"exactqat train --restart --out {out}{options}", f"exactqat verify {out}{model}"
-
-
-def _bits(name: str, given: Any) -> int | tuple[int, ...] | None:
-    """How many bits, the most first: one number, several, or None."""
-    if given is None:
-        return None
-    widths = given if isinstance(given, list | tuple) else [given]
-    if not widths:
-        raise ValueError(f"{name} must be an integer or several, got none")
-    for bits in widths:
-        if not isinstance(bits, int) or isinstance(bits, bool):
-            raise ValueError(f"{name} must be an integer or several, got {given!r}")
-        if not FEWEST_BITS <= bits <= MOST_BITS:
-            raise ValueError(f"{name} must be from {FEWEST_BITS} to {MOST_BITS}, got {bits}")
-    several = tuple(sorted(set(widths), reverse=True))
-    return several if len(several) > 1 else several[0]

@@ -163,7 +163,8 @@ def settings_from(source: Path, out: Path, given: Mapping[str, Any]) -> Settings
     if device_named(given["device"]) == finished.device:
         raise ValueError(f"the job in {source} was already trained for {finished.device}")
     epochs = max(1, round(finished.epochs_qat * retrained.EPOCHS_SHARE))
-    chosen = {"epochs_qat": epochs, **given, "weights": None, "from_job": str(source.resolve())}
+    of_this = {"weights": None, "freeze_base": False, "from_job": str(source.resolve())}
+    chosen = {"epochs_qat": epochs, **given, **of_this}
     return replace(finished, out=out, **chosen)
 
 

@@ -19,23 +19,23 @@ from torch import Tensor, nn
 from .. import qat
 from ..planning.plans import SMALLEST_WIDTH
 from ..report.results import History, Split
+from .augmentation import augmented
 from .checkpoints import CHECKPOINT_FORMAT, check_alike, first_line, load_checkpoint, save_checkpoint
+from .judges import errors, threshold
+from .manner import Manner, loss_of, optimizer_of, schedule_of
 from .processes import ALONE, Processes
 
 CPU = torch.device("cpu")
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
-FLOAT_LEARNING_RATE = 4e-3
-# Weights that were given know something already, which large steps would lose.
-GIVEN_WEIGHTS_LEARNING_RATE = 1e-3
-# Eight bits are fine enough to keep what float training found, and many large steps would lose it; fewer bits have to
-# find again.
-FINE_TUNING_LEARNING_RATE = 3e-4
+# Training examples that say how large an error is normal.
+NORMAL_EXAMPLES = 1024
+# At eight bits, of the epochs at fewer; see `manner.FINE_TUNING_LEARNING_RATE`.
 FINE_TUNING_SHARE = 1 / 4
-QAT_LEARNING_RATE = 1e-3
-RANGE_LEARNING_RATE = 3e-3
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
 FROZEN_SHARE = 1 / 3
+
+DEFAULT = Manner()
 
 # Called with the number of training steps that are done since the last call.
 Step = Callable[[int], None]
@@ -84,22 +84,14 @@ def _on_cpu(value: Any) -> Any:
     return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
 
 
-def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Every image moved by up to an eighth of its size, at least a pixel, along each axis; zeros fill the edge."""
-    count, _, height, width = images.shape
-    down, across = max(1, height // 8), max(1, width // 8)
-    rows = torch.arange(height) + torch.randint(0, 2 * down + 1, (count, 1), generator=generator)
-    columns = torch.arange(width) + torch.randint(0, 2 * across + 1, (count, 1), generator=generator)
-    padded = F.pad(images, (across, across, down, down))
-    everyone = torch.arange(count)[:, None, None]
-    return padded.movedim(1, 3)[everyone, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
-
-
-def batches(split: Split, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of shuffled, shifted batches; a last batch of one image would have no variance and is left out."""
+def batches(
+    split: Split, batch_size: int, generator: torch.Generator, manner: Manner = DEFAULT
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch of shuffled, changed batches; a last batch of one image would have no variance and is left out."""
     for chosen in torch.randperm(len(split), generator=generator).split(batch_size):
         if len(chosen) > 1:
-            yield shifted(split.images[chosen], generator), split.labels[chosen]
+            images = augmented(split.images[chosen], manner.augment, generator, manner.limits)
+            yield images, split.labels[chosen]
 
 
 def steps_per_epoch(split: Split, batch_size: int = BATCH_SIZE) -> int:
@@ -109,27 +101,54 @@ def steps_per_epoch(split: Split, batch_size: int = BATCH_SIZE) -> int:
 
 
 @torch.no_grad()
-def predictions(model: nn.Module, split: Split) -> Tensor:
-    """The most likely class of every image, [n]."""
+def reconstruction_errors(model: nn.Module, images: Tensor) -> np.ndarray:
+    """How badly a network gives images back, float64 [n]; see `judges.errors`."""
+    model.eval()
+    device = next(model.parameters()).device
+    parts = [errors(model(part.to(device)).cpu().numpy(), part.numpy()) for part in images.split(EVALUATION_BATCH)]
+    return np.concatenate(parts)
+
+
+def normal_threshold(model: nn.Module, normal: Split) -> float:
+    """The error above which an example is an anomaly for a network."""
+    return threshold(reconstruction_errors(model, normal.images[:NORMAL_EXAMPLES]))
+
+
+@torch.no_grad()
+def predictions(model: nn.Module, split: Split, normal: Split | None = None) -> Tensor:
+    """The most likely class of every image, [n]; with normal examples, 1 for anomalies and 0 for others."""
+    if normal is not None:
+        found = reconstruction_errors(model, split.images) > normal_threshold(model, normal)
+        return torch.from_numpy(found.astype(np.int64))
     model.eval()
     return torch.cat([model(images).argmax(1) for images in split.images.split(EVALUATION_BATCH)])
 
 
-def accuracy(model: nn.Module, split: Split) -> float:
+def accuracy(model: nn.Module, split: Split, normal: Split | None = None) -> float:
     """Share of images classified rightly, 0..1."""
-    return (predictions(model, split) == split.labels).double().mean().item()
+    return (predictions(model, split, normal) == split.labels).double().mean().item()
 
 
 @torch.no_grad()
-def accuracy_and_loss(model: nn.Module, split: Split, processes: Processes = ALONE) -> tuple[float, float]:
-    """Share of images classified rightly, and the mean cross entropy; each process computes its share of the images."""
+def accuracy_and_loss(
+    model: nn.Module, split: Split, processes: Processes = ALONE, manner: Manner = DEFAULT
+) -> tuple[float, float]:
+    """Share of images classified rightly, and the mean loss; each process computes its share of the images."""
+    if manner.normal is not None:
+        # Small networks: every process computes all.
+        loss = float(reconstruction_errors(model, split.images).mean())
+        return accuracy(model, split, manner.normal), loss
     model.eval()
     right = loss = 0.0
-    device = next(model.parameters()).device
+    device, weights = next(model.parameters()).device, manner.class_weights
     for chosen in processes.share(torch.arange(len(split))).split(EVALUATION_BATCH):
         logits, labels = model(split.images[chosen].to(device)), split.labels[chosen].to(device)
         right += (logits.argmax(1) == labels).sum().item()
-        loss += F.cross_entropy(logits.double(), labels, reduction="sum").item()
+        if weights is None:
+            loss += F.cross_entropy(logits.double(), labels, reduction="sum").item()
+        else:
+            each = F.cross_entropy(logits.double(), labels, reduction="none")
+            loss += (each * weights.to(device)[labels]).sum().item()
     right, loss = processes.sums([right, loss])
     return right / len(split), loss / len(split)
 
@@ -170,6 +189,8 @@ def train(
     resume: bool = False,
     accelerator: torch.device = CPU,
     on_epoch: Callable[[History], None] = lambda history: None,
+    manner: Manner = DEFAULT,
+    on_skip: Step | None = None,
 ) -> History:
     """Trains `model` in place and leaves it in its best state, on the CPU.
 
@@ -178,9 +199,8 @@ def train(
     the history.
 
     Args:
-        groups: the optimizer's parameter groups, each with its learning rate at the start; rates fall to zero as a
-            cosine.
-        seed: of the order and the shifts of the images.
+        groups: the optimizer's parameter groups, each with its learning rate, which the manner's schedule changes.
+        seed: of the order of the images, and of their changes.
         name: of this training, for error messages.
         batch_size: over all processes.
         freeze_at: epoch with which the model, a `PreparedModel`, is frozen if it is not yet. Only later states count as
@@ -190,6 +210,8 @@ def train(
         on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
         accelerator: where the network trains. Images are drawn and moved about on the CPU, so they are the same
             everywhere.
+        manner: how it goes: optimizer, schedule, losses, when it ends early.
+        on_skip: as `on_step`, with steps that take no time now: those of an earlier run, or that are left out.
 
     Raises:
         TrainingDiverged: the loss became NaN or infinite.
@@ -197,13 +219,13 @@ def train(
         ValueError: `state_path` is damaged or belongs to another training.
     """
     model.to(accelerator)
+    if manner.teacher is not None:
+        manner.teacher.model.to(accelerator)
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(groups)
+    optimizer = optimizer_of(manner.optimizer, groups)
     steps = steps_per_epoch(training, batch_size)
-    total_steps = max(1, epochs * steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / total_steps))
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule_of(manner.schedule, max(1, epochs * steps)))
+    skip = on_skip or on_step
     history = History(frozen_from=freeze_at)
     best_loss = math.inf
     best_state: dict[str, Any] = {}
@@ -212,7 +234,9 @@ def train(
     if state is not None:
         first_epoch, best_loss, best_state = state["epoch"], state["best_loss"], state["best"]
         history = state["history"]
-        on_step(first_epoch * steps)
+        if state["stopped"]:
+            epochs = first_epoch
+        skip(state["epochs"] * steps if state["stopped"] else first_epoch * steps)
         on_epoch(history)
         if first_epoch < epochs:
             _continue(state, state_path, model, optimizer, schedule, generator)
@@ -235,14 +259,17 @@ def train(
             # For layers that draw numbers, such as dropout: others in each process, and the same again after a resume.
             torch.manual_seed(int(np.random.SeedSequence([seed, epoch, processes.rank]).generate_state(1)[0]))
             replica.train()
-            losses = []
-            for images, labels in batches(training, batch_size, generator):
+            for module in manner.resting:
+                module.eval()
+            losses, rate = [], float(optimizer.param_groups[0]["lr"])
+            for images, labels in batches(training, batch_size, generator, manner):
                 mine = processes.share(torch.arange(len(labels)))
                 # Averaged over the processes, as their gradients will be, this is the mean over the whole batch, even
                 # if shares differ in size.
-                summed = F.cross_entropy(
-                    replica(images[mine].to(accelerator)), labels[mine].to(accelerator), reduction="sum"
-                )
+                shown, truth = images[mine].to(accelerator), labels[mine].to(accelerator)
+                with torch.autocast(accelerator.type, torch.bfloat16, enabled=manner.mixed_precision):
+                    outputs = replica(shown)
+                summed = loss_of(outputs.float() if manner.mixed_precision else outputs, truth, shown, manner)
                 loss = summed * (processes.count / len(labels))
                 value = processes.sums([summed.item()])[0] / len(labels)
                 if not math.isfinite(value):
@@ -253,7 +280,7 @@ def train(
                 schedule.step()
                 losses.append(value)
                 on_step(1)
-            validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes)
+            validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes, manner)
             if not math.isfinite(validation_loss):
                 raise TrainingDiverged(f"{when}: the validation loss became {validation_loss}; {kept()}")
             try:
@@ -262,6 +289,8 @@ def train(
                 raise RangeCollapsed(f"{error}; {kept()}") from None
             history.loss.append(sum(losses) / len(losses))
             history.validation_accuracy.append(validation_accuracy)
+            history.validation_loss.append(validation_loss)
+            history.learning_rate.append(rate)
             # The loss, not the accuracy, picks the best state: on a few hundred images it is far less a matter of luck.
             if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
                 best_loss = validation_loss
@@ -269,8 +298,9 @@ def train(
                     key: entry.clone() if isinstance(entry, Tensor) else entry
                     for key, entry in model.state_dict().items()
                 }
+            stopped = epoch + 1 < epochs and _stops(history, manner.patience)
             if processes.writes:
-                finished = epoch + 1 == epochs
+                finished = stopped or epoch + 1 == epochs
                 checkpoint = {
                     "format": CHECKPOINT_FORMAT,
                     "training": name,
@@ -287,11 +317,29 @@ def train(
                         "schedule": schedule.state_dict(),
                         "generator": generator.get_state(),
                     }
+                if stopped:
+                    checkpoint["stopped"] = True
                 save_checkpoint(state_path, _on_cpu(checkpoint))
             on_epoch(history)
+            if stopped:
+                skip((epochs - epoch - 1) * steps)
+                break
     load_state(model, best_state, state_path)
     model.cpu().eval()
+    if manner.teacher is not None:
+        manner.teacher.model.cpu()
     return history
+
+
+def _stops(history: History, patience: int | None) -> bool:
+    """Whether it is time to end a training early. Only epochs count whose states may be the best: after freezing, the
+    validation loss is that of the device's integers."""
+    if patience is None:
+        return False
+    stopping, now = qat.EarlyStopping(patience), False
+    for loss in history.validation_loss[history.frozen_from or 0 :]:
+        now = stopping(math.nan if loss is None else loss)
+    return now
 
 
 def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
@@ -356,9 +404,11 @@ def _stored_state(path: Path, name: str, epochs: int) -> dict[str, Any] | None:
     epoch = state.get("epoch")
     if type(epoch) is not int or not 1 <= epoch <= epochs:
         raise ValueError(f"{path}: epoch must be from 1 to {epochs}, got {epoch!r}")
-    whole = ("best", "best_loss", "history") + (
-        ("model", "optimizer", "schedule", "generator") if epoch < epochs else ()
-    )
+    state.setdefault("stopped", False)
+    if type(state["stopped"]) is not bool:
+        raise ValueError(f"{path}: stopped must be True or False, got {state['stopped']!r}")
+    goes_on = epoch < epochs and not state["stopped"]
+    whole = ("best", "best_loss", "history") + (("model", "optimizer", "schedule", "generator") if goes_on else ())
     lacking = [field for field in whole if field not in state]
     if lacking:
         raise ValueError(f"{path} has no field {lacking[0]!r}")
@@ -375,6 +425,11 @@ def _history(stored: Any, epochs: int) -> History:
     history = History(**stored)
     for curve in (history.loss, history.validation_accuracy):
         check_alike(curve, [0.0] * epochs, "a curve")
+    for name in ("validation_loss", "learning_rate"):
+        if not getattr(history, name):
+            # Of a job of an earlier version.
+            setattr(history, name, [None] * epochs)
+        check_alike([0.0 if each is None else each for each in getattr(history, name)], [0.0] * epochs, name)
     if history.frozen_from is not None and type(history.frozen_from) is not int:
         raise ValueError(f"frozen_from must be an epoch, got {history.frozen_from!r}")
     return history
@@ -387,7 +442,7 @@ def finished(path: Path) -> bool:
         ValueError: the file is damaged.
     """
     state = load_checkpoint(path)
-    return "epochs" in state and state.get("epoch") == state["epochs"]
+    return "epochs" in state and (state.get("epoch") == state["epochs"] or state.get("stopped") is True)
 
 
 def frozen_epochs(epochs: int) -> int:

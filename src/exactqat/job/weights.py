@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,46 @@ def put(model: nn.Module, path: Path) -> Fit:
         tuple(name for name in found if name not in own),
         tuple(sorted(other_shapes, key=lambda row: order[row[0]])),
     )
+
+
+@contextmanager
+def training_what_is_new(
+    model: nn.Module, fit: Fit | None, last: str = ""
+) -> Iterator[tuple[list[nn.Parameter], tuple[nn.Module, ...]]]:
+    """The parameters to train, and modules that have to stay in evaluation meanwhile: batch norms that the file gave.
+    All others keep their values, and need no gradients while this lasts.
+
+    Args:
+        fit: what the file gave, which is frozen; None: everything is trained.
+        last: the layer to train if the file gave everything.
+
+    Raises:
+        ValueError: that layer has no weights.
+    """
+    parameters = dict(model.named_parameters())
+    if fit is None:
+        yield list(parameters.values()), ()
+        return
+    new = set(fit.missing) | {name for name, *_ in fit.other_shapes}
+    if not new & parameters.keys():
+        new = {name for name in parameters if name.startswith(f"{last}.")}
+        if not new:
+            raise ValueError(
+                f"--freeze-base: the file gave all weights, and the layer that stores the logits, {last!r}, has none "
+                "that could be trained"
+            )
+    trained = {name: parameter for name, parameter in parameters.items() if name in new}
+    needed = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    buffers = {name.rpartition(".")[0] for name, _ in model.named_buffers()}
+    still = {name.rpartition(".")[0] for name in parameters if name not in new}
+    resting = tuple(module for name, module in model.named_modules() if name in still & buffers)
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in new)
+    try:
+        yield list(trained.values()), resting
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(needed[name])
 
 
 def check(path: Path) -> None:

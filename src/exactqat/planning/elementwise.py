@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from . import masks
 from .maker import Coefficient, Maker
+from .masks import SURELY_MASKED
 from .network import Constant, Step
 from .planner import Operand, Planner, Stored, handles
 from .refusals import Refused, word
-
-# Beyond this, softmax gives less than half a step of its grid, whatever the other scores are.
-SURELY_MASKED = -32.0
 
 
 def operands(planner: Planner, step: Step) -> tuple[Operand, Operand]:
@@ -86,6 +85,8 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
         more = planner.following()
     if not all(isinstance(each, Coefficient) or math.isfinite(each) for each in (weight, bias)):
         raise Refused(f"{word(step)} by a non-finite number")
+    if not isinstance(weight, Coefficient) and not isinstance(bias, Coefficient):
+        weight, bias = masks.line_in_front_of_softmax(planner, x, weight, bias)
     activation = planner.take_activation()
     if (weight, bias, activation) == (1.0, 0.0, "NONE"):
         return x
@@ -124,7 +125,16 @@ def _subtract(planner: Planner, step: Step) -> Stored:
 
 def _multiply(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "mul")
-    first, second = (as_operand(maker, each) for each in operands(planner, step))
+    both = operands(planner, step)
+    truths = all(
+        masks.is_truth(each)
+        if isinstance(each, Stored)
+        else isinstance(each, Constant) and masks.are_zeros_and_ones(each)
+        for each in both
+    )
+    first, second = (as_operand(maker, each) for each in both)
+    if truths:
+        return maker.multiply(first, second, bounds=masks.TRUTH)
     return maker.multiply(first, second, activation=planner.take_activation())
 
 
@@ -179,7 +189,10 @@ def extreme(planner: Planner, step: Step) -> Stored:
 @handles("clamp")
 def clamp(planner: Planner, step: Step) -> Stored:
     low, high = (step.attributes.get(name) for name in ("min", "max"))
-    return clamped(planner, step, planner.tensor(step), low, high)
+    x = planner.tensor(step)
+    if (low, high) == masks.TRUTH and x.grid.root().of_inputs and masks.is_truth(x):
+        return x  # the input's own range ends there
+    return clamped(planner, step, x, low, high)
 
 
 def clamped(planner: Planner, step: Step, x: Stored, low: float | None, high: float | None) -> Stored:

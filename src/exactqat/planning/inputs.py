@@ -33,10 +33,26 @@ def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> Non
             raise ValueError(_misfit(given, shape))
     elif wanted[axis] != 1 and shape[axis] is not None and shape[axis] % wanted[axis]:
         raise ValueError(_misfit(given, shape))
-    if not real and given.floating:
+    if real and given.rows:
+        raise TypeError(f"{given.name or given.path} must contain integers, which choose rows of a table, got {dtype}")
+    if not real and given.floating and not given.rows:
         raise TypeError(
             f"{given.name or given.path} must contain real numbers, like the example, got {dtype}; convert it to "
             "float32"
+        )
+
+
+def require_rows(given: PlanInput, lowest: int, highest: int) -> None:
+    """Raises ValueError if indices lie outside of their table.
+
+    Args:
+        lowest, highest: of those that were given.
+    """
+    if lowest < 0 or highest >= given.rows:
+        outside = lowest if lowest < 0 else highest
+        raise ValueError(
+            f"{given.name or given.path} must contain integers in 0..{given.rows - 1}, the rows of the table that they "
+            f"choose from, got {outside}"
         )
 
 
@@ -107,4 +123,4 @@ def _moved(shape: Shape, at: int) -> Shape:
     return tuple(shape[axis] for axis in orders[at]) if orders else shape
 
 
-__all__ = ["misfit_of_example", "require_input", "with_own_sizes"]
+__all__ = ["misfit_of_example", "require_input", "require_rows", "with_own_sizes"]

@@ -446,6 +446,13 @@ declare("flip", "x", {"axes": INTEGERS})(lambda operands, attributes: np.flip(op
 declare("gather", "x", {"axis": INTEGER, "indices": INTEGERS})(
     lambda operands, attributes: operands[0].take(attributes["indices"], attributes["axis"])
 )
+# fixed_row: a row of which training leaves the numbers as they are (of padding).
+declare(
+    "embedding",
+    "indices weight",
+    {"fixed_row": Attribute("an integer", None, optional=True)},
+    reads="indices: integers, weight [rows, features]",
+)(lambda operands, attributes: operands[1][operands[0]])
 declare("concat", "*x", {"axis": INTEGER}, reads="values or constants")(
     lambda operands, attributes: np.concatenate(operands, attributes["axis"])
 )

@@ -110,6 +110,11 @@ class Maker:
         operator = OPERATORS[kind]
         path = self.name(part)
         tensors = [each for each in operands if isinstance(each, Stored)]
+        if any(each.grid.root().indices for each in tensors):
+            raise Refused(
+                f"{word(self.step)} of an input of integers by which rows are looked up; the device looks them up as "
+                "they are given: do this before the network, or with what is looked up"
+            )
         if operator.same_quantization:
             if len(tensors) > 1:
                 operands = tensors = self._on_one_grid(tensors, path)
@@ -194,6 +199,17 @@ class Maker:
             f"{word(self.step)} between {low:g} and {high:g} in 16 bits, whose ranges are symmetric; give it an "
             "8-bit rule, or a lower bound of 0"
         )
+
+    def look_up(self, indices: Stored, table: str, fixed_row: int | None) -> Stored:
+        """Rows of a constant table, which lies on the grid of the result."""
+        path = self.name(None)
+        rule = self.rule(path)
+        self._need_dtype("EMBEDDING", rule)
+        shape = (*indices.shape, self.shape_of(table)[1])
+        stored = Stored(path, shape, indices.batch_axis, SharedGrid(path, rule), len(shape) - 1)
+        attributes = {} if fixed_row is None else {"fixed_row": fixed_row}
+        step = PlanStep(path, "EMBEDDING", (), attributes, "", shape, indices.batch_axis, place=self.step.place)
+        return self.planner.draft(stored, step, [indices, table])
 
     def leave(self, x: Stored, device_kind: str = "") -> Stored:
         """The step itself, for the program that runs the device; see `PlanStep.device_kind`."""

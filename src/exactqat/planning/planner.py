@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..device.operator import in_int16
-from . import files
+from . import files, masks
 from .network import KINDS, Constant, Network, Place, Step
 from .plans import Derived, Grid, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from .refusals import Problems, Refused, no_operator, word
@@ -30,6 +30,7 @@ class SharedGrid:
         nonnegative: bool = False,
         fixed: tuple[float, int] | None = None,
         of_inputs: bool = False,
+        indices: int = 0,
     ) -> None:
         self.name = name
         self.rule = rule
@@ -37,6 +38,7 @@ class SharedGrid:
         self.writers = 1
         self.fixed = fixed
         self.of_inputs = of_inputs
+        self.indices = indices
         self._joined: SharedGrid | None = None
 
     def root(self) -> SharedGrid:
@@ -68,7 +70,7 @@ class SharedGrid:
         return all(getattr(grid.rule, name) == getattr(rule, name) for name in names)
 
     def finished(self) -> Grid:
-        return Grid(self.name, self.rule, self.nonnegative, self.writers, self.fixed, self.of_inputs)
+        return Grid(self.name, self.rule, self.nonnegative, self.writers, self.fixed, self.of_inputs, self.indices)
 
 
 @dataclass(eq=False)
@@ -100,6 +102,8 @@ Operand = Stored | Constant | float
 Handler = Callable[["Planner", Step], Stored]
 # By float kind, filled by `handles`.
 HANDLERS: dict[str, Handler] = {}
+# The grid of integers as they are: steps of 1 from 0 on, of which ranges know the first 256.
+INDICES = (1.0, -128)
 # Kinds that add to an operand of another shape by themselves.
 BROADCASTING = ("add", "sub", "mul", "div", "maximum", "minimum")
 
@@ -282,17 +286,15 @@ class Planner:
 
     def _input(self, name: str, path: str, word: str) -> PlanInput:
         value = self.network.values[name]
-        if value.dtype != "float32" and self._readers.get(name):
-            what = (
-                f"the input '{word}' has dtype {value.dtype}; the device takes real numbers, so look up indices "
-                "outside of it"
-            )
-            self.problems.add("input", what, Place())
-            self.doubtful.add(name)
-        grid = SharedGrid(path, self.rule(path), of_inputs=True)
+        rule, rows = self.rule(path), rows_of_tables(self.network, name)
+        if rows:
+            rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=(0.0, 255.0))
+        elif masks.is_mask(self.network, name):
+            rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=masks.TRUTH)
+        grid = SharedGrid(path, rule, fixed=INDICES if rows else None, of_inputs=True, indices=rows)
         channels = self._asked_channels(name, len(value.shape))
         self.stored[name] = Stored(path, value.shape, value.batch_axis, grid, channels)
-        return PlanInput(path, path, value.shape, value.batch_axis, floating=value.dtype == "float32")
+        return PlanInput(path, path, value.shape, value.batch_axis, floating=value.dtype == "float32", rows=rows)
 
     def _asked_channels(self, name: str, rank: int) -> int | None:
         """The axis of the channels that the first reader to care about it names; of images the second one."""
@@ -456,6 +458,25 @@ class Planner:
         """Puts a step of the plan down."""
         self._drafts.append(_Draft(stored, step, list(operands)))
         return stored
+
+
+def rows_of_tables(network: Network, name: str) -> int:
+    """How many rows an input of integers chooses from: of several tables, those of the smallest; 0: it does not."""
+    known = network.constants
+    tables = [
+        known[str(step.inputs[1])].shape[0]
+        for step in network.steps
+        if step.kind == "embedding" and _source(network, step.inputs[0]) == name and step.inputs[1] in known
+    ]
+    return min(tables, default=0)
+
+
+def _source(network: Network, name: object) -> object:
+    """What a value is, before steps that change nothing on the device."""
+    made_by = {step.output: step for step in network.steps}
+    while name in made_by and made_by[str(name)].kind in ("identity", "reshape"):
+        name = made_by[str(name)].inputs[0]
+    return name
 
 
 def fused_activation(step: Step) -> str:

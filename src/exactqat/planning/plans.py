@@ -44,6 +44,8 @@ class Grid:
         writers: how many steps store tensors of their own on it.
         fixed: (scale, zero point) where the device fixes the grid (of 8 bits, or of 16 under such a rule), or None.
         of_inputs: nothing is stored on it but what the network is given.
+        indices: of an input of int32 whose numbers stand for themselves: below which they must be, the rows of a table;
+            else 0.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Grid:
     writers: int = 1
     fixed: tuple[float, int] | None = None
     of_inputs: bool = False
+    indices: int = 0
 
     @property
     def trained(self) -> bool:
@@ -116,13 +119,20 @@ class BatchNorm:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a step: names of constants. channel_axis: the weight's axis of output channels."""
+    """The weights of a step: names of constants.
+
+    Attributes:
+        channel_axis: the weight's axis of output channels.
+        range_end: where the learned end of a symmetric range begins, [channels] or rank 0; None: where the weight's
+            squared error is least.
+    """
 
     weight: str
     bias: str | None
     batch_norm: BatchNorm | None
     rule: Rule
     channel_axis: int = 0
+    range_end: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,8 @@ class PlanInput:
     Attributes:
         name: what the user calls it.
         axes: the user's axis that each axis of the file's tensor holds; empty: as its first reader likes it.
-        floating: whether the network takes it in real numbers; otherwise nothing reads it.
+        floating: whether the network was prepared for real numbers; integers are converted, if they are no indices.
+        rows: how many rows of a table its integers choose from; 0: it holds no indices.
     """
 
     path: str
@@ -190,6 +201,7 @@ class PlanInput:
     name: str = ""
     axes: tuple[int, ...] = ()
     floating: bool = True
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -263,6 +275,13 @@ class Plan:
         """Whether an operand's name is the path of a step or an input; otherwise it is a constant's."""
         return path in self._by_path
 
+    def grid_of_constant(self, step: PlanStep, position: int) -> str:
+        """The grid on which a constant operand lies: one under its own name, or the result's where the operator moves
+        codes. "": none, it has a scale of its own that follows its largest magnitude."""
+        if step.operands[position] in self.grids:
+            return step.operands[position]
+        return step.grid if OPERATORS[step.kind].same_quantization else ""
+
     @property
     def has_a_device(self) -> bool:
         """Whether all rules are of the kind that a device can run."""
@@ -291,7 +310,7 @@ class Plan:
             shape = tuple(None if at == each.batch_axis else size for at, size in enumerate(each.shape))
             bits = self.grids[each.grid].bits
             if isinstance(each, PlanInput):
-                rows.append(Row(each.path, "input", None, shape, None, bits))
+                rows.append(Row(each.path, "input", None, shape, None, None if each.rows else bits))
                 continue
             activation = None if each.activation == "NONE" else each.activation
             weight_bits = None if each.weights is None else each.weights.rule.weight_bits

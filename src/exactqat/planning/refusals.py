@@ -20,7 +20,7 @@ class Refused(Exception):
 # By labels in lower case without underscores: what to do instead. Only what was tried.
 _INSTEAD = {
     **dict.fromkeys(("conv3d", "maxpool3d", "avgpool3d", "batchnorm3d"), "use layers for images, frame by frame"),
-    **dict.fromkeys(("embedding", "embeddingbag", "onehot"), "look it up outside the device's network"),
+    **dict.fromkeys(("embeddingbag", "onehot"), "use an Embedding, or look it up outside the device's network"),
     **dict.fromkeys(("topk", "sort", "argsort", "nms", "nonzero"), "leave it to the program that runs the network"),
     **dict.fromkeys(("where", "maskedfill", "gt", "lt", "ge", "le", "eq"), "multiply by a mask, or use ReLU"),
     **dict.fromkeys(("cumsum", "cumprod"), "use a convolution over the axis"),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..planning import FinalActivationWarning, UnsupportedOperator
     from ..planning.fitting import RangesMovedWarning
     from ..planning.plans import MissingData
+    from ..planning.rule_text import load_rules, save_rules
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
     from ..train.core.freezing import UnsettledStatisticsWarning
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
     from ..train.torch.prepared import PreparedModel
     from ..train.torch.ranges import ActivationRange, WeightRange
+    from ..train.torch.recovery import EarlyStopping, distillation_loss, parameter_groups
     from .dry_run import Explanation, explain
     from .surface import calibrate, freeze, prepare
 
@@ -33,9 +35,11 @@ _ROOMS = {
     "..planning.fitting": ("RangesMovedWarning",),
     "..train.core.freezing": ("UnsettledStatisticsWarning",),
     "..planning.plans": ("MissingData",),
+    "..planning.rule_text": ("load_rules", "save_rules"),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     "..capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
     "..train.torch.ranges": ("ActivationRange", "WeightRange"),
+    "..train.torch.recovery": ("EarlyStopping", "distillation_loss", "parameter_groups"),
     ".surface": ("calibrate", "freeze", "prepare"),
     "..train.torch.prepared": ("PreparedModel",),
 }
@@ -47,6 +51,7 @@ __all__ = [
     "ActivationRange",
     "Conv2d",
     "DepthwiseConv2d",
+    "EarlyStopping",
     "Explanation",
     "FakeQuantize",
     "FinalActivationWarning",
@@ -66,9 +71,13 @@ __all__ = [
     "WeightRange",
     "WeightedLayer",
     "calibrate",
+    "distillation_loss",
     "explain",
     "freeze",
+    "load_rules",
+    "parameter_groups",
     "prepare",
+    "save_rules",
 ]
 
 

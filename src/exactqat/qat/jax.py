@@ -8,9 +8,12 @@
     params, state = prepared.freeze(params, state)
     graph = prepared.lower(params, state)
 
+`prepare_file` makes the same of the `Graph` of a quantized file.
+
 `params` and `state` are trees of arrays: `jax.jit`, `jax.grad`, `jax.lax.scan` and Optax take them as they are.
 """
 
+from ..train.jax.from_file import prepare_file
 from ..train.jax.prepared import Prepared, State, batch_norm, dropout, prepare
 
-__all__ = ["Prepared", "State", "batch_norm", "dropout", "prepare"]
+__all__ = ["Prepared", "State", "batch_norm", "dropout", "prepare", "prepare_file"]

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
+from ..deploy.graph import Graph
 from ..device import DEFAULT_PROFILE
 from ..planning.rules import Rule
 from ..train.core.frameworks import kit_of
+
+_DEFAULT_RULES = (Rule(),)
 
 
 def prepare(
     model: Any,
     example: Any = None,
-    rules: Iterable[Rule] = (Rule(),),
+    rules: Iterable[Rule] = _DEFAULT_RULES,
     *,
     variables: Any = None,
     device: str | None = DEFAULT_PROFILE,
@@ -26,7 +30,9 @@ def prepare(
 
     Args:
         model: a PyTorch module, a Keras model, a Flax module, or a function of ``(params, *arguments)`` for JAX. It is
-            not changed.
+            not changed. Or the `Graph` of a quantized file (`deploy.read_tflite`), which becomes a PyTorch module that
+            computes the file's integers once it is frozen, until a step of training moves them; it takes `device` and
+            `check` alone, its grids stay the file's (`qat.jax.prepare_file` is for JAX).
         example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
             Its values do not matter, nor does the number of examples. Models of Keras that know their sizes need none.
         rules: settings by the paths of layers; see `Rule`. The first match decides. The input is called ``"input"``,
@@ -57,6 +63,14 @@ def prepare(
         "keep_final_activation": keep_final_activation,
         "check": check,
     }
+    if isinstance(model, Graph):
+        given = {"example": example, "variables": variables, "keep_final_activation": keep_final_activation}
+        changed = [name for name, value in given.items() if value is not None]
+        changed += ["rules"] if rules != _DEFAULT_RULES else []
+        changed += ["deployable"] if not deployable else []
+        if changed:
+            raise TypeError(f"{changed[0]} is not for a Graph: a file says itself what it takes, and on which grids")
+        return import_module("exactqat.train.torch.from_file").prepare_file(model, device, check)
     framework, kit = kit_of(model)
     if variables is not None:
         if framework != "jax":

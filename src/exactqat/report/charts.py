@@ -335,7 +335,8 @@ def curves(results: Results) -> list[str]:
             for outcome in results.of(precision)
             if outcome.history
         ]
-        groups.append((precision.upper(), trained))
+        if trained:
+            groups.append((precision.upper(), trained))
     pictures = []
     for title, histories in groups:
         for what in ("loss", "accuracy on the validation images"):

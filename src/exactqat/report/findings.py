@@ -9,24 +9,45 @@ from typing import Any
 
 import numpy as np
 
+from ..device import PROFILES
 from ..qat import WeightedLayer
 from .luck import NOTE, Paired
-from .results import Dataset, Outcome, Results
+from .results import Dataset, Outcome, Results, Split
 
 # Standard deviations by which an accuracy exceeds that of a guess before it counts: one guess in a hundred gets there.
 BEYOND_LUCK = 2.33
+# Accuracy on the validation images that a network of fewer bits may cost and still be recommended.
+FEWER_BITS_MAY_COST = 0.01
 # Of the mistakes in metrics.json; their number is always there.
 MISTAKES_LISTED = 1000
 
 
-def guessing(dataset: Dataset) -> dict[str, float]:
-    """The share of test images of the most frequent class, which a network gets right by always naming it; and the
-    accuracy above which it is more than chance. Above 1 if there are too few images to tell."""
-    labels = dataset.test.labels.numpy()
+# What to do about a network that has learned nothing.
+TRY = (
+    "Try more epochs (--epochs-float), another learning rate (--lr), more images of every class, larger ones "
+    "(--image-size), another network (--model), pretrained weights (--weights); and check some images and their labels"
+)
+
+
+def chance(part: Split) -> dict[str, float]:
+    """The share of images of the most frequent class, which a network gets right by always naming it; and the accuracy
+    above which it is more than chance. Above 1 if there are too few images to tell."""
+    labels = part.labels.numpy()
     share = float(np.bincount(labels, minlength=1).max() / len(labels))
     # A class that is all there is leaves nothing to learn; a guess that is always right tells no more.
     spread = math.sqrt(share * (1 - share) / len(labels))
     return {"accuracy": share, "needed": share + BEYOND_LUCK * spread + 0.5 / len(labels)}
+
+
+def guessing(dataset: Dataset) -> dict[str, float]:
+    """`chance` on the test images."""
+    return chance(dataset.test)
+
+
+def better_than_guessing(part: Split, accuracy: float) -> bool:
+    """Whether an accuracy shows that something was learned, or there are too few images to tell."""
+    needed = chance(part)["needed"]
+    return needed >= 1 or accuracy > needed
 
 
 def learned(dataset: Dataset, accuracy: float) -> bool:
@@ -37,6 +58,9 @@ def learned(dataset: Dataset, accuracy: float) -> bool:
 def warnings_on(results: Results) -> list[str]:
     """What a reader of the accuracies must know first."""
     dataset = results.dataset
+    if dataset.reconstructs:
+        # Answers depend on a threshold there; `passing` says what does not.
+        return []
     guess, images = guessing(dataset), len(dataset.test)
     found = []
     guessed, of_float = f"{guess['accuracy']:.1%}", f"{results.float_test_accuracy:.1%}"
@@ -48,9 +72,7 @@ def warnings_on(results: Results) -> list[str]:
     elif not learned(dataset, results.float_test_accuracy):
         found.append(
             f"the float network has not learned to distinguish the classes: {of_float} of {images:,} test images are "
-            f"right, and always naming the most frequent class gives {guessed}. Try more epochs (--epochs-float), "
-            "more images of every class, larger ones (--image-size), another network (--model), pretrained weights "
-            "(--weights); and check some images and their labels"
+            f"right, and always naming the most frequent class gives {guessed}. {TRY}"
         )
     else:
         for precision in results.settings.precisions:
@@ -118,6 +140,41 @@ def mistakes(results: Results) -> dict[str, Any]:
         for image in found[:MISTAKES_LISTED]
     ]
     return {"images": len(found), "listed": listed}
+
+
+def recommended(results: Results) -> Outcome:
+    """The delivered network of the fewest bits that is on the validation images at most FEWER_BITS_MAY_COST below the
+    most accurate of those delivered. The test images have no say: they are for what it is reported to reach."""
+    delivered = [results.chosen(precision) for precision in results.settings.precisions]
+    best = max(outcome.validation_accuracy for outcome in delivered)
+    enough = [o for o in delivered if o.validation_accuracy >= best - FEWER_BITS_MAY_COST]
+    return min(enough, key=lambda outcome: sum(results.settings.precisions[outcome.precision]))
+
+
+def recommendation(results: Results) -> str:
+    """Which network to take, why, and for which device; empty if the float network has learned nothing."""
+    if not learned(results.dataset, results.float_test_accuracy):
+        return ""
+    outcome, device = recommended(results), results.settings.device
+    why = (
+        "the only one delivered"
+        if len(results.settings.precisions) == 1
+        else "the fewest bits within a point of the best on the validation images"
+    )
+    rival = max(
+        (o for o in results.of(outcome.precision) if not o.method.trained),
+        key=lambda other: other.device_accuracy,
+        default=outcome,
+    )
+    without = (
+        f", {rival.method.title} {rival.device_accuracy:.1%}" if rival is not outcome and outcome.method.trained else ""
+    )
+    return (
+        f"Take {outcome.precision}/model.tflite ({outcome.method.title}), {why}: {outcome.device_accuracy:.1%} of the "
+        f"test images are right on the device (float network {results.float_test_accuracy:.1%}{without}). It was "
+        f"trained for {device} ({PROFILES[device].title}), the device that --device names; others may compute other "
+        "integers."
+    )
 
 
 @dataclass(frozen=True)
@@ -210,3 +267,38 @@ def packed_bytes(outcome: Outcome) -> int:
             weight = layer.weight_source()
             bits += weight.numel() * layer.weight_quantizer.rule.weight_bits + 32 * weight.shape[layer.weight_axis]
     return -(-bits // 8)
+
+
+def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
+    """How likely an anomaly (label 1) has a higher score than a normal example (label 0); a tie counts half."""
+    order = np.unique(scores)
+    positions = np.searchsorted(order, scores)
+    anomalies = np.bincount(positions[labels == 1], minlength=len(order))
+    normal = np.bincount(positions[labels == 0], minlength=len(order))
+    below = np.cumsum(normal) - normal
+    return float((anomalies * (below + normal / 2)).sum() / (anomalies.sum() * normal.sum()))
+
+
+def passing(results: Results) -> list[tuple[bool, str]]:
+    """For each delivered network whether it reaches what its recipe asks, on the device, and a sentence that says so;
+    nothing without a recipe."""
+    mark = results.settings.mark
+    if mark is None:
+        return []
+    found = []
+    for precision in results.settings.precisions:
+        outcome = results.chosen(precision)
+        accuracy = outcome.device_accuracy
+        if mark.area:
+            accuracy = area_under_curve(outcome.device_scores, results.dataset.test.labels.numpy())
+        passes = accuracy >= mark.least
+        found.append(
+            (
+                passes,
+                f"{mark.title}: {precision.upper()} {'passes' if passes else 'does not pass'}, with "
+                + (f"an AUC of {accuracy:.3f}" if mark.area else f"an accuracy of {accuracy:.1%}")
+                + f" on {results.settings.device}; at least {f'{mark.least:g}' if mark.area else f'{mark.least:.0%}'} "
+                "is asked.",
+            )
+        )
+    return found

@@ -97,6 +97,7 @@ def closing_sentences(results: Results) -> list[tuple[bool, str]]:
         found.append(
             (False, f"Fed with the images, the files return different integers from the models: {wrong:,} of {fed:,}.")
         )
+    found += findings.passing(results)
     formerly = f", starting from a job trained for {results.formerly}" if results.formerly else ""
     named = f"Trained for {device}{formerly}."
     if results.ran_as != device:
@@ -133,12 +134,15 @@ def _page(results: Results) -> str:
         f"activation of {_listed(of_activations)} bits one of {_listed([2**bits for bits in of_activations])}"
     )
     name, layer = charts.shown_layer(finest)
+    task = f"to distinguish {len(dataset.class_names)} classes of images"
+    if dataset.reconstructs:
+        task = "to give normal examples back, and so to find anomalies"
     verb = "learned" if findings.learned(dataset, results.float_test_accuracy) else "was trained"
     sections = [
         section(
             "What happened",
             f"<p>The network <em>{escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) {verb} "
-            f"to distinguish {len(dataset.class_names)} classes of images, with the data set "
+            f"{task}, with the data set "
             f"<em>{escape(dataset.name)}</em> ({len(dataset.train):,} training images, {len(dataset.validation):,} "
             f"validation images, {len(dataset.test):,} test images). "
             "Phones and microcontrollers compute fastest with small integers, not with real numbers, so the network "
@@ -155,7 +159,7 @@ def _page(results: Results) -> str:
             "<li>Every network is <strong>lowered</strong> to integer operators, written as <code>model.tflite</code>, "
             f"run by the device runtime ({escape(PROFILES[results.ran_as].title)}), and <strong>every integer of every "
             "layer</strong> is compared with an independent integer simulation, and the simulation with what training "
-            "computed.</li></ol>" + _origin(results) + _fit(results) + _skipped(dataset.skipped),
+            "computed.</li></ol>" + _origin(results) + _fit(results) + _manner(results) + _skipped(dataset.skipped),
         ),
         section(
             "Results",
@@ -181,9 +185,8 @@ def _page(results: Results) -> str:
             "<p>Training computes in float with added rounding (fake quantization). In its last phase, batch norm is "
             "folded, ranges are fixed, biases are on the device's int32 grid, and the network computes the integers of "
             f"the device itself, here those of <code>{escape(settings.device)}</code>: "
-            f"{escape(PROFILES[settings.device].title)}. Over all layers "
-            f"of all QAT networks and all test images, <strong>{rounding:,} of {rounded:,}</strong> stored values "
-            f"({rounding / rounded:.4%}) differ from the simulation's.</p>" + _devices_table(results, best),
+            f"{escape(PROFILES[settings.device].title)}. {_rounding_sentence(rounding, rounded)}</p>"
+            + _devices_table(results, best),
         ),
         section(
             "Which layer hurts",
@@ -234,7 +237,7 @@ def _page(results: Results) -> str:
         sections.append(
             section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome), "layers")
         )
-    resumed = " in its last run; it was continued from a checkpoint" if results.resumed else ""
+    resumed = f" in {results.runs} runs, each continued from a checkpoint" if results.runs > 1 else ""
     sections.append(
         section(
             "Reproduce this job",
@@ -249,7 +252,18 @@ def _page(results: Results) -> str:
         f"exactqat: {dataset.name}",
         f"<h1>What was trained is {'' if results.equal else 'not '}what the device computes</h1>"
         f"<p class='lead'>exactqat on <em>{escape(dataset.name)}</em>, seed {settings.seed}</p>"
+        f"<p><strong>{escape(findings.recommendation(results))}</strong></p>"
         f"{warnings(findings.warnings_on(results))}{cards(figures)}{''.join(sections)}",
+    )
+
+
+def _rounding_sentence(differing: int, values: int) -> str:
+    """How much of what training stored is not the device's."""
+    if not values:
+        return "No QAT network was compared."
+    return (
+        f"Over all layers of all QAT networks and all test images, <strong>{differing:,} of {values:,}</strong> stored "
+        f"values ({differing / values:.4%}) differ from the simulation's."
     )
 
 
@@ -376,6 +390,12 @@ def _parts_table(outcomes: Sequence[Outcome]) -> str:
         "of eight bytes, and a bias of four. Names and structure grow with the number of layers, not with their "
         "width.</p>"
     )
+
+
+def _manner(results: Results) -> str:
+    """How the networks were trained."""
+    said = " ".join(results.settings.training_sentences())
+    return f"<p>{escape(said)} Every epoch&rsquo;s figures are in <code>training/*.csv</code>.</p>"
 
 
 def _origin(results: Results) -> str:

@@ -19,6 +19,21 @@ from ..qat import PreparedModel, RangePolicy, Rule
 from .luck import Paired, paired
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What a benchmark asks of a network on its device.
+
+    Attributes:
+        title: of the benchmark.
+        least: the accuracy on the test images, at least; or the area under the curve, if `area`.
+        area: of anomalies found against false alarms (AUC), whatever the threshold.
+    """
+
+    title: str
+    least: float
+    area: bool = False
+
+
 class Asked(Protocol):
     """What a page shows of the settings of a job; `exactqat.job.Settings` are such."""
 
@@ -36,6 +51,9 @@ class Asked(Protocol):
     def from_job(self) -> str | None: ...
     @property
     def precisions(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
+    def mark(self) -> Mark | None: ...
+    def training_sentences(self) -> list[str]: ...
     def commands(self) -> tuple[str, ...]: ...
     def stored(self) -> dict[str, Any]: ...
 
@@ -67,6 +85,8 @@ class Dataset:
     Attributes:
         value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
         skipped: one sentence for each image that could not be used.
+        reconstructs: the network is to give its input back; training and validation are normal (class 0), and an
+            example that it cannot give back is an anomaly (class 1).
     """
 
     name: str
@@ -76,6 +96,12 @@ class Dataset:
     validation: Split
     test: Split
     skipped: tuple[str, ...] = ()
+    reconstructs: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the network gives for an example."""
+        return int(np.prod(self.train.images.shape[1:])) if self.reconstructs else len(self.class_names)
 
     def fingerprint(self) -> str:
         """A hash of everything that a training sees."""
@@ -89,11 +115,13 @@ class Dataset:
 
 @dataclass
 class History:
-    """One entry per epoch."""
+    """One entry per epoch; None where a job of an earlier version did not record it. learning_rate: of the weights."""
 
     loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
     frozen_from: int | None = None
+    validation_loss: list[float | None] = field(default_factory=list)
+    learning_rate: list[float | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -105,6 +133,7 @@ class Beside:
         logits: the same, of the outputs alone.
         trained_answers, device_answers: the class that each names, [n].
         labels: the class that an image shows, [n].
+        device_scores: how much of an anomaly each is for the device, [n]; empty of a network that names classes.
     """
 
     tensors: tuple[Comparison, ...]
@@ -112,6 +141,7 @@ class Beside:
     trained_answers: np.ndarray
     device_answers: np.ndarray
     labels: np.ndarray
+    device_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def differing(self) -> int:
@@ -195,6 +225,8 @@ class Outcome:
     footprint: what it takes on a microcontroller, of those that are delivered.
     compressed_bytes: of its file, deflated as downloads are.
     report: the file on a runtime, and the device that it was trained for beside training, over all test images.
+    threshold: of the error above which an example is an anomaly; None of a network that names classes.
+    device_scores: see `Beside`.
     elsewhere: of those that are delivered every device beside training, over the first test images; or why it could not
         be simulated.
     """
@@ -215,12 +247,15 @@ class Outcome:
     report: Report | None = None
     footprint: Footprint | None = None
     elsewhere: dict[str, Beside | str] = field(default_factory=dict)
+    threshold: float | None = None
+    device_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass
 class Results:
     """Everything the report and the table tell.
 
+    seconds: that the job took, over all its runs; runs: how often it was started.
     fit: what float training took from the weights it was given, if any. formerly: the device that the networks were
     trained for at first, if not for this one. float_predictions: the float network's answer to every test image, [n].
     """
@@ -235,6 +270,7 @@ class Results:
     outcomes: list[Outcome]
     seconds: float = 0.0
     resumed: bool = False
+    runs: int = 1
     fit: Fit | None = None
     formerly: str = ""
     float_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 
@@ -27,7 +28,9 @@ def shell_word(text: object) -> str:
 
 
 def option_value(value: object) -> str:
-    """A setting as its option takes it: several are separated by commas."""
+    """A setting as its option takes it: several are separated by commas, weights by name are JSON."""
+    if isinstance(value, dict):
+        return json.dumps(value)
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -3,12 +3,15 @@
 
 `sensitivity` says which layers cost accuracy, how much and why. `gate` says whether a network reaches what is asked of
 it on its devices, and `Gate` keeps the best one in training (`callbacks` for other people's loops). `search` finds the
-ranges, biases and roundings with which it is most accurate without training.
+ranges, biases and roundings with which it is most accurate without training. `plan` finds the bits of each layer with
+which it keeps to budgets of memory and work.
 """
 
 from . import callbacks
 from .gate import Gate, OnDevice, Verdict, gate
 from .metrics import accuracy
+from .plan import plan
+from .planned import PlanPoint, PrecisionPlan
 from .search import Mark, Search, Trial, search
 from .sensitivity import PartSensitivity, Sensitivity, sensitivity
 
@@ -17,6 +20,8 @@ __all__ = [
     "Mark",
     "OnDevice",
     "PartSensitivity",
+    "PlanPoint",
+    "PrecisionPlan",
     "Search",
     "Sensitivity",
     "Trial",
@@ -24,6 +29,7 @@ __all__ = [
     "accuracy",
     "callbacks",
     "gate",
+    "plan",
     "search",
     "sensitivity",
 ]

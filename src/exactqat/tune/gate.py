@@ -188,9 +188,9 @@ class Gate:
         devices = self._devices or (trained,)
         beside = self._beside or trained
         codes = input_codes(graph, self._data.inputs)
-        known = {name: simulate(graph, codes, name, batch_size=self._batch_size) for name in devices}
+        known = {name: simulate(graph, codes, name, batch_size=self._batch_size, progress=False) for name in devices}
         if self._max_differ is not None and beside not in known:
-            known[beside] = simulate(graph, codes, beside, batch_size=self._batch_size)
+            known[beside] = simulate(graph, codes, beside, batch_size=self._batch_size, progress=False)
         rows, failures = [], []
         for name in devices:
             found = score(self._metric, output_values(graph, known[name]), self._data.targets)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..deploy.inspect import name_in_short
 
 if TYPE_CHECKING:
+    from .planned import PlanPoint, PrecisionPlan
     from .sensitivity import Sensitivity
 
 COLORS = {"weights": "#3b6fb6", "result": "#d9822b", "input": "#5a9e6f"}
@@ -17,8 +18,8 @@ COLORS = {"weights": "#3b6fb6", "result": "#d9822b", "input": "#5a9e6f"}
 MOST = 40
 
 
-def axes(width: float, height: float) -> tuple[Any, Any]:
-    """A figure and its axes, in no window."""
+def axes(width: float, height: float, panels: int = 0) -> tuple[Any, Any]:
+    """A figure and its axes, in no window; a list of them for panels side by side, with one vertical axis."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -26,7 +27,9 @@ def axes(width: float, height: float) -> tuple[Any, Any]:
         raise ModuleNotFoundError("pictures need Matplotlib: pip install matplotlib", name=error.name) from None
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    if not panels:
+        return figure, figure.subplots()
+    return figure, list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
 
 
 def sensitivity_picture(found: Sensitivity, path: Path) -> Path:
@@ -52,4 +55,45 @@ def sensitivity_picture(found: Sensitivity, path: Path) -> Path:
     return path
 
 
-__all__ = ["axes", "sensitivity_picture"]
+def plan_picture(found: PrecisionPlan, path: Path) -> Path:
+    """The metric of all plans over what they cost, a panel for flash, arena and multiply-adds each: the front as a
+    line, the budgets dashed."""
+    panels = {"flash": "flash, KiB", "arena": "arena, KiB", "multiply_adds": "multiply-adds, thousands"}
+    units = {"flash": 2**10, "arena": 2**10, "multiply_adds": 10**3}
+    shown = [name for name in panels if any(point.costs[name] is not None for point in found.points)]
+    figure, plots = axes(3.3 * len(shown), 3.4, len(shown))
+    for name, plot in zip(shown, plots, strict=True):
+
+        def cost(point: PlanPoint, name: str = name) -> float:
+            return float(point.costs[name] or 0) / units[name]
+
+        known = [point for point in found.points if point.costs[name] is not None]
+        plot.plot([cost(point) for point in known], [point.metric for point in known], ".", color="#b5bcc6")
+        edge = _edge([(cost(point), point.metric) for point in known], found.higher_is_better)
+        plot.plot(*zip(*edge, strict=True), "o-", color=COLORS["weights"], markersize=4, drawstyle="steps-post")
+        if found.chosen in known:
+            plot.plot([cost(found.chosen)], [found.chosen.metric], "*", color=COLORS["result"], markersize=13)
+        limit = found.budgets.of_resources.get(name)
+        if limit is not None:
+            plot.axvline(limit / units[name], color="#444444", linestyle="--", linewidth=1)
+        if found.budgets.max_drop is not None:
+            down = found.budgets.max_drop * (-1 if found.higher_is_better else 1)
+            plot.axhline(found.reference + down, color="#444444", linestyle="--", linewidth=1)
+        plot.set_xlabel(panels[name])
+    plots[0].set_ylabel("metric")
+    figure.suptitle(f"Precision plans on {found.device}, {found.examples:,} examples; the star is chosen", fontsize=10)
+    figure.savefig(path)
+    return path
+
+
+def _edge(points: list[tuple[float, float]], higher_is_better: bool) -> list[tuple[float, float]]:
+    """The points that are better than all cheaper ones."""
+    sign, best, found = (1 if higher_is_better else -1), -math.inf, []
+    for cost, metric in sorted(points, key=lambda point: (point[0], -sign * point[1])):
+        if sign * metric > best:
+            best = sign * metric
+            found.append((cost, metric))
+    return found
+
+
+__all__ = ["axes", "plan_picture", "sensitivity_picture"]

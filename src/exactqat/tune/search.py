@@ -17,13 +17,13 @@ from ..deploy.signature import input_codes, output_values
 from ..deploy.simulate import simulate
 from ..device import Profile, profile_named
 from ..device.operator import Refusal
+from ..progress import Clock, Progress
 from .correction import corrected
 from .equalization import equalized
 from .metrics import Data, Metric, accuracy, decibels, score
 from .network import Candidate, Ends
 from .observing import Observer, Seen
 from .precisions import Part
-from .progress import Clock, Progress
 from .ranges import WAYS, all_by, chosen, open_grids
 from .rounding import rounded
 from .sensitivity import Evaluation, Key, at_two_precisions
@@ -53,11 +53,11 @@ class Mark:
         """Whether it is better: by the metric if that differs by more than its standard error, else by the noise."""
         if self.metric is None or other.metric is None:
             return self.metric is not None
-        if abs(self.metric - other.metric) > self._chance(other):
+        if abs(self.metric - other.metric) > self.chance(other):
             return (self.metric > other.metric) == higher_is_better
         return self.decibels > other.decibels + LEAST_GAIN
 
-    def _chance(self, other: Mark) -> float:
+    def chance(self, other: Mark) -> float:
         """The standard error of the difference of two metrics on the same examples."""
         if len(self.blocks) < 2 or len(self.blocks) != len(other.blocks):
             return 0.0
@@ -176,7 +176,7 @@ def mark(
     graph: Graph, device: str, inputs: Any, targets: Any, metric: Metric, reference: Mapping[str, np.ndarray]
 ) -> Mark:
     """Evaluates a network, in any process."""
-    codes = simulate(graph, input_codes(graph, inputs), device, batch_size=BATCH)
+    codes = simulate(graph, input_codes(graph, inputs), device, batch_size=BATCH, progress=False)
     outputs = output_values(graph, codes)
     whole = Data((inputs, targets), True)
     count = min(BLOCKS, whole.examples // LEAST_IN_BLOCK)
@@ -259,7 +259,7 @@ class _Searching:
         self.left, self.executor, self.clock = budget, executor, clock
         self.evaluations = 0
         self.trials: list[Trial] = []
-        self.references = [_fine_outputs(start, part) for part in parts]
+        self.references = [fine_outputs(start, part) for part in parts]
 
     def run(self) -> Search:
         start = self.best
@@ -437,7 +437,7 @@ class _Searching:
         return (future.result() for future in futures)
 
 
-def _fine_outputs(candidate: Candidate, data: Data) -> dict[str, np.ndarray]:
+def fine_outputs(candidate: Candidate, data: Data) -> dict[str, np.ndarray]:
     """The float network's outputs, from 16 bits."""
     precisions, device, ends = at_two_precisions(candidate, None)
     key: Key = ("reference", None)
@@ -455,4 +455,4 @@ def _order(found: Mark, higher_is_better: bool) -> tuple[float, float]:
     return (-metric if higher_is_better else metric, -found.decibels)
 
 
-__all__ = ["Mark", "Search", "Trial", "mark", "search"]
+__all__ = ["Mark", "Search", "Trial", "fine_outputs", "mark", "search"]

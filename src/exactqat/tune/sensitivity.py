@@ -23,10 +23,10 @@ from ..device.tensor import CODE_RANGES, dequantize
 from ..display import shortened, table
 from ..engine import Compiled
 from ..planning.plans import PlanInput, PlanStep
+from ..progress import Clock, Progress
 from .metrics import Data, Metric, accuracy, decibels, score
 from .network import Candidate, FineWeights
 from .precisions import Part, Precisions
-from .progress import Clock, Progress
 from .reasons import Values, reasons_of_weights
 
 MEASURES = ("alone", "fine", "cumulative")
@@ -184,7 +184,8 @@ def sensitivity(
             a `deploy.Graph`, such as `deploy.read_tflite(path)`: a file does not say what its weights were before they
             were quantized, so only activations are measured then.
         data: ``(inputs, targets)``: real numbers in the user's axes, as `deploy.input_codes` takes them, and what the
-            metric takes; or a loader of such pairs. Without a metric the inputs alone will do.
+            metric takes; or a loader of such pairs. Without a metric the inputs alone will do (two
+            of them by name: a bare pair is taken for inputs and targets).
         metric: a function of outputs and targets that gives a number. Outputs are real numbers: an array, or a
             dictionary by name where there are several; last steps that are left out of the file, such as softmax, are
             not applied. None: signal to noise alone.

@@ -252,6 +252,16 @@ class ItemBuilder(Builder, Generic[Fixed]):
             return self.then(item, sizes, lambda array: array.reshape(sizes))
         return self.emit("reshape", [item], shape, item.dtype, shape=sizes)
 
+    def before_reshape(self, x: Moving, shape: Sequence[int]) -> Moving:
+        """What had this shape before it was only reshaped; else it is reshaped."""
+        source = x
+        while source.shape != tuple(shape) and source.name in self.made_by:
+            step = self.made_by[source.name]
+            if step.kind != "reshape":
+                break
+            source = self.items[str(step.inputs[0])]
+        return source if source.shape == tuple(shape) else self.reshape(x, shape)
+
     def cut(self, x: Moving, axis: int, start: int, stop: int, step: int = 1) -> Moving:
         """Part of an axis."""
         if (start, stop, step) == (0, x.shape[axis], 1):

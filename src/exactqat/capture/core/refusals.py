@@ -3,11 +3,24 @@
 
 from __future__ import annotations
 
+import re
+
+# What colors text on a terminal.
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 MIXES = "it mixes the examples of a batch"
 SIZE_OF_BATCH = (
     "it computes with the size of the batch, or with an example's place in it; take a number of your own, or compute "
     "it outside of the model"
 )
+
+
+def text_of(error: BaseException) -> str:
+    """What an error of others says, for a message of ours."""
+    return _COLORS.sub("", str(error)).strip()
+
+
+def first_line(error: BaseException) -> str:
+    return text_of(error).partition("\n")[0].rstrip()
 
 
 class CaptureError(ValueError):

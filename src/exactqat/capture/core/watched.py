@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import inspect
 import math
 import operator
 import os
@@ -21,7 +22,7 @@ import sysconfig
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CellType, CodeType, FrameType, FunctionType
@@ -59,6 +60,7 @@ class Watch:
     Attributes:
         examples: in the batch that is traced: sizes that are multiples of it follow the batch.
         handed_out: whether anything was watched.
+        strict: whether code asks for the class of numbers: what is tried has to be tried with plain ones, too.
         found: numbers of examples to try, by the places of the questions.
     """
 
@@ -67,7 +69,7 @@ class Watch:
         others, as it would look like a batch."""
         self.examples = 0
         self._clear = np.array([not any(each and each % n == 0 for each in set(own)) for n in _ALL], bool)
-        self.handed_out = False
+        self.handed_out = self.strict = False
         self.found: dict[int, str] = {}
         # By question, what is answered for each of `_ALL`.
         self._answers: dict[Any, np.ndarray] = {}
@@ -105,7 +107,7 @@ class Watch:
         if not self.watching or type(size) is not int or size <= 0 or size % self.examples:
             return size
         self.handed_out = True
-        self._look_at_fractions()
+        self._look_at_code()
         rows = size // self.examples
         return WatchedInt(size)._watched(self, lambda examples: rows * examples)
 
@@ -174,24 +176,24 @@ class Watch:
                     self._add((number + step for number in numbers for step in (0, 1)), place_of(frame))
             error = error.__cause__
 
-    def _look_at_fractions(self) -> None:
-        """Where a fraction in front of a size multiplies it, Python asks the fraction alone, and the size is lost."""
+    def _look_at_code(self) -> None:
+        """Finds questions in the code that gets a size, and in what it calls, that no watched number hears of."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is None or frame.f_code in self._read:
             return
         self._read.add(frame.f_code)
-        near = _near(frame)
-        called = [each for each in near if isinstance(each, FunctionType) and is_users(each.__code__.co_filename)]
-        fractions = {
-            each for code in (frame.f_code, *(f.__code__ for f in called)) for each in _leading_fractions(code)
-        }
-        if not fractions:
+        codes, values = _reached(frame)
+        # Python asks a fraction in front of a size alone, which knows nothing of a watch.
+        fractions = {each for code in codes for each in _leading_fractions(code)}
+        strict = any(map(_asks_for_class, codes))
+        self.strict |= strict
+        if not fractions and not strict:
             return
-        cells = [cell.cell_contents for function in called for cell in function.__closure__ or () if cell != _EMPTY]
-        numbers = _constants([frame.f_code, *(each.__code__ for each in called)]) | _whole([*near, *cells])
+        numbers = _constants(codes) | _whole(values)
         sizes = {round(each) for n in numbers for f in fractions for each in (n, n / f, n * f)}
+        sizes |= numbers if strict else set()
         self._add((each + step for each in sizes for step in (-1, 0, 1) if each < EVERY), place_of(frame))
 
     def _add(self, sizes: Iterable[int], place: str) -> None:
@@ -289,11 +291,40 @@ def _leading_fractions(code: CodeType) -> tuple[float, ...]:
     return tuple(abs(each) for each in found if isinstance(each, float) and each and math.isfinite(each))
 
 
+def _asks_for_class(code: CodeType) -> bool:
+    """Whether code may ask if a number is an `int` and of no other class."""
+    return not {"type", "__class__"}.isdisjoint(code.co_names) and "int" in (*code.co_names, *code.co_consts)
+
+
+def _reached(frame: FrameType) -> tuple[list[CodeType], list[Any]]:
+    """The model's code that code can reach by name, with itself, and what that can reach, as far as it can be seen."""
+    codes, values = [frame.f_code], _near(frame)
+    instances = list(frame.f_locals.values())
+    for value in values:  # which grow on the way
+        function = getattr(value, "__func__", value)
+        if not isinstance(function, FunctionType) or not is_users(function.__code__.co_filename):
+            continue
+        code = function.__code__
+        if code in codes or len(codes) == 64:
+            continue
+        codes.append(code)
+        instances += [value.__self__] if hasattr(value, "__self__") else []
+        values += [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
+        values += _named(code, function.__globals__, instances)
+    return codes, values
+
+
+def _named(code: CodeType, variables: Mapping[str, Any], instances: Iterable[Any]) -> list[Any]:
+    """Variables of a module, and attributes of classes, of which code has the names."""
+    attributes = [inspect.getattr_static(type(each), name, None) for each in instances for name in code.co_names]
+    return [*attributes, *(variables.get(name) for name in code.co_names)]
+
+
 def _near(frame: FrameType) -> list[Any]:
     """What a function can reach by name: its variables, their attributes, and its module's."""
     own = list(frame.f_locals.values())
     attributes = [each for value in own for each in list(getattr(value, "__dict__", {}).values())[:256]]
-    return [*own, *attributes, *(frame.f_globals.get(name) for name in frame.f_code.co_names)]
+    return [*own, *attributes, *_named(frame.f_code, frame.f_globals, own)]
 
 
 def _whole(values: Iterable[Any]) -> set[int]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.builder import Moving
 from ..core.expressions import CustomGradient
-from ..core.refusals import Refused
+from ..core.refusals import Refused, first_line
 from ..core.safeguards import SAFEGUARDS
 from .converter import Converter, bound, handles
 from .items import Fixed, Item, Node
@@ -173,6 +173,8 @@ class Rule:
             leaked = any(isinstance(each, jax.core.Tracer) for each in _constants(closed))
         except jax.errors.UnexpectedTracerError:
             leaked = True
+        except Exception as error:  # noqa: BLE001 - a rule of the user's may raise anything
+            return f"its gradient rule cannot be applied ({first_line(error).partition('. ')[0]})"
         if not leaked:
             return ""
         return (

@@ -256,6 +256,8 @@ def _select(c: Converter, equation: Any, operands: list[Any]) -> Item:
     if len(cases) != 2:
         raise Refused("")
     if isinstance(condition, Moving):
+        if _counts_from_the_end(condition, cases[0]):
+            return cases[0]
         samples = samples_of(c, "select_n", equation.params, operands)
         made = c.recognized(samples, cases, shape)
         if made is not None:
@@ -273,6 +275,13 @@ def _select(c: Converter, equation: Any, operands: list[Any]) -> Item:
         chosen = cases[int(bool(condition.number))]
         return chosen if chosen.shape == shape else c.emit("expand", [chosen], shape, shape=c.for_one(shape))
     return _masked(c, condition, cases[1], cases[0], shape)
+
+
+def _counts_from_the_end(condition: Moving, index: Item) -> bool:
+    """Whether a choice is what indexing does for negative integers, which are no rows of a table on the device."""
+    word, left, right = condition.comparison or ("", None, None)
+    whole = isinstance(index, Moving) and np.issubdtype(index.dtype, np.integer)
+    return whole and word == "lt" and left is index and isinstance(right, Fixed) and right.number == 0
 
 
 def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: tuple[int, ...]) -> Item:

@@ -26,7 +26,7 @@ from ...planning.inputs import misfit_of_example, with_own_sizes
 from ...planning.network import Network
 from ..core.builder import Moving
 from ..core.naming import input_names, result_name, words_of
-from ..core.refusals import CaptureError
+from ..core.refusals import CaptureError, first_line
 from ..core.safeguards import SAFEGUARDS
 from ..core.stand_ins import MULTIPLE, PRIMES, fitting
 from ..core.watched import Watch
@@ -165,13 +165,13 @@ def capture(
     except jax.errors.ConcretizationTypeError as error:
         raise CaptureError(
             f"the model decides by the values of its input; a network that is deployed does the same for every input: "
-            f"{str(error).splitlines()[0]}"
+            f"{first_line(error)}"
         ) from error
     except CaptureError:
         raise
     except Exception as error:
         examples = int(tree.example[0].shape[0])
-        text = with_own_sizes(str(error).strip().partition("\n")[0], stand_in, examples)
+        text = with_own_sizes(first_line(error), stand_in, examples)
         paths = input_names(_input_paths(tree, signature))
         given_shapes = {path: tuple(each.shape) for path, each in zip(paths, tree.example, strict=True)}
 
@@ -278,13 +278,17 @@ def _refuse_other_sizes(
 
     def watched(examples: int) -> Any:
         """None where the model raises an error: there it computes nothing else."""
+        plain = None
         try:
+            # What JAX has traced it remembers: with plain numbers first, where these may give something else.
+            plain = trace(examples)[0] if watch.strict else None
             with watching(watch, examples):
-                return trace(examples)[0]
+                found = trace(examples)[0]
+            return plain or found
         except Exception as error:  # noqa: BLE001 - whatever the model raises
             watch.read_code(error)
         try:
-            return trace(examples)[0] if watch.handed_out else None
+            return plain or (trace(examples)[0] if watch.handed_out else None)
         except Exception:  # noqa: BLE001 - as above
             return None
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -139,9 +140,11 @@ def _gather(c: Converter, equation: Any, operands: list[Any]) -> Item:
     """Fixed places of one axis, as `x[:, indices]` and `jnp.take` ask for them."""
     x, indices = operands
     numbers = equation.params["dimension_numbers"]
+    if isinstance(x, Fixed) and isinstance(indices, Moving):
+        return _looked_up(c, equation, x, indices)
     values = indices.values if isinstance(indices, Fixed) else None
     if not isinstance(x, Moving) or values is None:
-        raise Refused("its indices depend on the input; look them up outside of the device's network")
+        raise Refused("its indices depend on the input; look up rows of a fixed table")
     if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
         raise Refused("with several lists of indices; take them one after the other")
     axis = int(numbers.start_index_map[0])
@@ -169,6 +172,21 @@ def _gather(c: Converter, equation: Any, operands: list[Any]) -> Item:
         moved.insert(places[0] if places else axis, axis)
         return c.reshape(c.permute(taken, moved), shape)
     return c.reshape(taken, shape)
+
+
+def _looked_up(c: Converter, equation: Any, table: Fixed, indices: Moving) -> Item:
+    """Rows of a table by integers that the network is given."""
+    numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
+    rows = numbers.start_index_map == (0,) and numbers.collapsed_slice_dims == (0,) and sizes[1:] == table.shape[1:]
+    places = tuple(range(indices.rank - 1, indices.rank - 1 + len(sizes) - 1))
+    if not rows or sizes[0] != 1 or numbers.offset_dims != places or numbers.operand_batching_dims:
+        raise Refused("its indices depend on the input and are not those of rows")
+    shape, features = tuple(equation.outvars[0].aval.shape), math.prod(sizes[1:])
+    flat = table if len(sizes) == 2 else table.then(lambda array: array.reshape(-1, features))
+    given = c.before_reshape(indices, indices.shape[:-1])
+    module = c.module_of(table)
+    made = c.emit("embedding", [given, flat], (*given.shape, features), module=module, fixed_row=None)
+    return c.reshape(made, shape)
 
 
 @handles("scan")

@@ -12,6 +12,7 @@ from keras import tree
 
 from ...planning.network import Constant
 from ..core.builder import Moving
+from ..core.refusals import text_of
 from .symbols import CustomGradientOperation
 
 
@@ -48,7 +49,7 @@ def numpy_of(value: Any) -> np.ndarray:
 
 
 def first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip() and "Exception encountered" not in line]
+    lines = [line for line in text_of(error).splitlines() if line.strip() and "Exception encountered" not in line]
     line = lines[0] if lines else type(error).__name__
     return line.split(". ")[0].rstrip(".")
 

@@ -21,7 +21,7 @@ from ...planning.inputs import misfit_of_example, with_own_sizes
 from ...planning.network import Network, Place
 from ..core.builder import free_name
 from ..core.comparison import first_difference
-from ..core.refusals import CaptureError, Refused
+from ..core.refusals import CaptureError, Refused, text_of
 from ..core.safeguards import SAFEGUARDS
 from ..core.stand_ins import DIVISIBLE, MULTIPLES, PRIMES, fitting
 from ..core.watched import Watch
@@ -180,7 +180,7 @@ def _captured(
             error = refused.__cause__
             if error is None or isinstance(error, ChangesWeight | DrawsNumbers):
                 raise CaptureError(f"the model cannot be prepared: {refused}") from refused
-            text = with_own_sizes(str(error), prime, next((size for size, *_ in flat if size), 1))
+            text = with_own_sizes(text_of(error), prime, next((size for size, *_ in flat if size), 1))
             more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
 
             def takes(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> bool:

@@ -114,6 +114,29 @@ def _get(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) 
     return c.reshape(x, shape)
 
 
+@layers("Embedding")
+def _embedding(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if layer.mask_zero:
+        raise Refused("its mask depends on the input (mask_zero=True); give the mask as an input of its own")
+    held = getattr(layer, "_embeddings", None)
+    return _looked_up(c, c.weight(layer.embeddings if held is None else held), args[0])
+
+
+@operations("Take")
+def _take(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, indices = args[0], args[1] if len(args) > 1 else kwargs["indices"]
+    if isinstance(x, Fixed) and isinstance(indices, Moving) and len(x.shape) == 2 and operation.axis in (0, -2):
+        return _looked_up(c, x, indices)
+    raise Refused("its indices depend on the input and are not those of rows")
+
+
+def _looked_up(c: Converter, table: Fixed, indices: Moving) -> Moving:
+    """Rows of a table by integers that the network is given."""
+    variable = next((key for key, name in c.names.items() if name == table.name), None)
+    module = "" if variable is None else table.name.rpartition(".")[0]
+    return c.emit("embedding", [indices, table], (*indices.shape, table.shape[1]), module=module, fixed_row=None)
+
+
 @operations("Concatenate")
 def _concatenate(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     items = tree.flatten(args)

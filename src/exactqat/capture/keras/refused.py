@@ -16,7 +16,6 @@ _DATA = (
 REFUSED: dict[str, str] = {
     **dict.fromkeys(_DATA, _IN_FRONT),
     "Masking": "its mask depends on the input; give sequences of one length, without it",
-    "Embedding": "",
     "SpectralNormalization": "it divides its layer's kernel again in training; give the layer inside, which holds the "
     "divided kernel",
     **dict.fromkeys(("Conv3D", "Conv3DTranspose"), "with windows over three axes, {0.kernel_size}"),

@@ -8,11 +8,13 @@ that a layer changes when it is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import keras
 from keras import tree
+
+from ..core.refusals import first_line
 
 
 class ChangesWeight(Exception):
@@ -71,7 +73,7 @@ class CustomGradientOperation(keras.Operation):
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             if len(args) != 1 or kwargs:
                 raise
-            self.failure = str(error).strip().partition("\n")[0]
+            self.failure = first_line(error)
             return keras.KerasTensor(args[0].shape, args[0].dtype)
         self.results = tree.flatten(made)
         return tree.map_structure(lambda each: keras.KerasTensor(each.shape, each.dtype), made)
@@ -149,7 +151,8 @@ def with_symbols(on_call: Callable[[], Any], own: Callable[[Any], bool]) -> Iter
         def calling(original: Any) -> Any:
             def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
                 phase, before = _phase(), len(layer._inbound_nodes)
-                with on_call():
+                # One that is called with numbers alone (of positions) computes something of its weights.
+                with on_call() if has_symbols((args, kwargs)) else nullcontext():
                     results = original(layer, *args, **kwargs)
                 if len(layer._inbound_nodes) > before:
                     # What the layer inherits, unless it is called with another.

@@ -269,6 +269,12 @@ class Converter(StepBuilder):
         if "wrap_with_autocast" in str(target):
             graph = next(value for value in args if isinstance(value, torch.fx.GraphModule))
             return self.run(graph.graph, graph, args[args.index(graph) + 1 :])
+        if getattr(target, "__module__", "").startswith("torch._functorch"):
+            # To call them would leave PyTorch in the middle of a transform.
+            raise CaptureError(
+                f"{self.place()}: torch.vmap and the other transforms of torch.func cannot be captured in forward: "
+                "compute with the whole batch, as layers do"
+            )
         if not leaves(View, (args, kwargs)) and callable(target):
             return target(*args, **kwargs)
         raise CaptureError(
@@ -401,6 +407,10 @@ def require_fixed(operand: Any, what: str) -> None:
         raise Refused(f"its {what} depends on the input")
 
 
-def require_numbers(*tensors: Any) -> None:
-    if any(isinstance(t, Content) and t.is_value and not t.meta.dtype.is_floating_point for t in tensors):
+def require_numbers(c: Converter, *tensors: Any) -> None:
+    """Integers that the network is given, and sums and products of such, are numbers as well."""
+    if any(
+        isinstance(t, Content) and t.is_value and not t.meta.dtype.is_floating_point and t.name not in c.integers
+        for t in tensors
+    ):
         raise Refused("it computes with integers or truth values that depend on the input")

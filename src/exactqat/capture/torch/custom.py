@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -155,6 +156,20 @@ class GradientHooks:
     __hash__ = None  # type: ignore[assignment]
 
 
+@dataclasses.dataclass(frozen=True)
+class UnitLength:
+    """Rows of length 1 as `F.cosine_similarity` makes them: PyTorch's gradient knows nothing of the least length that
+    it divides by."""
+
+    axis: int
+    epsilon: float
+
+    def __call__(self, index: int, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, 2, self.axis, keepdim=True)
+        least = torch.clamp_min(length.detach(), self.epsilon)
+        return x / straight_through(length, least)
+
+
 def _same(one: Any, other: Any) -> bool:
     """Equality that looks into functions: each export of a model makes lambdas of its own."""
     if isinstance(one, nn.Module) and isinstance(other, nn.Module):
@@ -197,6 +212,7 @@ def with_hooks(parameter: nn.Parameter, original: nn.Parameter) -> nn.Parameter:
 
 __all__ = [
     "GradientHooks",
+    "UnitLength",
     "UsersFunction",
     "held_by",
     "is_differentiated",

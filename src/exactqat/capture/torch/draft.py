@@ -20,7 +20,7 @@ from ...planning.inputs import misfit_of_example, with_own_sizes
 from ...planning.network import Network, Place, Value
 from ..core.naming import input_names, result_name, words_of
 from ..core.progress import now_at
-from ..core.refusals import CaptureError, Refused
+from ..core.refusals import CaptureError, Refused, first_line
 from ..core.watched import Watch
 
 # Their handlers enter themselves into the converter's table.
@@ -84,6 +84,8 @@ def read(
             dtype = "float32" if value.dtype.is_floating_point else str(value.dtype).removeprefix("torch.")
             c.values[node.name] = Value(node.name, c.for_one(meta.shape), 0, dtype)
             content = Content(meta, node.name)
+            if dtype != "float32":
+                c.integers.add(node.name)
             user.append(node.name)
         elif kind in ("PARAMETER", "BUFFER") and spec.target in c.paths:
             content = Content(meta, node=Node("source", (c.paths[spec.target],)))
@@ -94,7 +96,7 @@ def read(
             if isinstance(held, FakeTensor):
                 raise CaptureError(
                     "the model cannot be captured: it makes a tensor of its input in a way that cannot be followed, "
-                    "such as torch.autograd.grad, numpy() or tolist() in forward"
+                    "such as torch.vmap, torch.autograd.grad, numpy() or tolist() in forward"
                 )
             content = Content(meta, node=Node("data", (held.detach(),)))
             # One that forward makes itself is no tensor of the model's.
@@ -109,7 +111,7 @@ def read(
     except CaptureError:
         raise
     except Exception as error:
-        reason = str(error).split("\n")[0]
+        reason = first_line(error)
         what = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
         raise CaptureError(f"the model cannot be captured: {c.place()}: {c.label()}: {what}{reason}") from error
     spec = program.call_spec.out_spec
@@ -284,7 +286,8 @@ def draft_of(
         depends = batch.dependence({**runs, batch.MULTIPLE: recorded(batch.MULTIPLE)})
     for asked in watch.to_try(runs):
         # Where the model raises an error for so many examples, it computes nothing else.
-        depends = depends or batch.dependence({**runs, asked.examples: recorded(asked.examples, watching=True)})
+        for watching in (True, False) if watch.strict else (True,):
+            depends = depends or batch.dependence({**runs, asked.examples: recorded(asked.examples, watching)})
     if depends:
         if few is not None and not batch.alike(few, recorded(batch.FEW)):
             depends = f"{depends.partition(': ')[0]}: {batch.EACH_TIME}"

@@ -13,6 +13,7 @@ import torch
 
 from ...device.functions import named_by
 from ..core.refusals import MIXES, Refused
+from . import masks
 from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed, require_numbers
@@ -26,7 +27,7 @@ _UNARY = named_by("aten")
 
 @handles(*_UNARY)
 def _unary(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    require_numbers(a.self)
+    require_numbers(c, a.self)
     return c.emit(_UNARY[base_name(c.applied)], [a.self], meta)
 
 
@@ -46,7 +47,7 @@ def _ceil(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 def _clamped(c: Converter, x: Content, low: Any, high: Any, meta: Meta) -> Content:
-    require_numbers(x)
+    require_numbers(c, x)
     for kind, bound in (("maximum", low), ("minimum", high)):
         if isinstance(bound, Content):
             x = c.emit(kind, [x, bound], meta)
@@ -67,7 +68,7 @@ def _clamp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 @handles("threshold")
 def _threshold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    require_numbers(a.self)
+    require_numbers(c, a.self)
     if a.threshold != a.value:
         return c.emit("threshold", [a.self], meta, least=float(a.threshold), value=float(a.value))
     return _clamped(c, a.self, a.value, None, meta)
@@ -87,7 +88,7 @@ _WITH_NUMBERS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 @handles(*_WITH_NUMBERS)
 def _with_numbers(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    require_numbers(a.self)
+    require_numbers(c, a.self)
     kind, attributes = _WITH_NUMBERS[base_name(c.applied)]
     return c.emit(kind, [a.self], meta, **attributes(a))
 
@@ -138,7 +139,7 @@ def _pow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         if isinstance(x, (int, float)) and x > 0:
             return c.call(aten.exp.default, c.call(aten.mul.Tensor, exponent, math.log(x)))
         raise Refused("its exponent is no number")
-    require_numbers(x)
+    require_numbers(c, x)
     known = {1: None, 2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
     if exponent in known:
         kind = known[exponent]
@@ -149,7 +150,7 @@ def _pow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 def _binary(c: Converter, kind: str, x: Any, y: Any, meta: Meta) -> Content:
     if meta.dtype.is_floating_point:
         x, y = (as_number(c, each, meta) if is_truth(each) else each for each in (x, y))
-    require_numbers(x, y)
+    require_numbers(c, x, y)
     neutral = {"add": 0, "sub": 0, "mul": 1, "div": 1}.get(kind)
     for operand, other in ((x, y), (y, x)) if kind in ("add", "mul") else ((x, y),):
         if isinstance(other, (int, float)) and other == neutral and isinstance(operand, Content):
@@ -254,6 +255,12 @@ def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     """There is no step for truth values: this one vanishes where only a function of one value reads it."""
     name = base_name(c.applied)
     operands = [a.self, *([a.other] if hasattr(a, "other") else [])]
+    if masks.is_given(c, a.self) and name in _COMPARISONS and not a.self.meta.dtype.is_floating_point:
+        mask = masks.compared(c, _COMPARISONS[name], a.self, uniform(c, a.other))
+    else:
+        mask = masks.combined(c, _LOGIC[name], operands, meta) if name in _LOGIC else None
+    if mask is not None:
+        return mask
     made: Content = c.opaque(c.applied, vars(a), meta, "unsupported")
     if name in _COMPARISONS:
         # Both sides as PyTorch compares them: a number becomes a float32 beside a tensor of float32.
@@ -308,6 +315,8 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         chosen, other = (as_number(c, each, meta) if is_truth(each) else each for each in (chosen, other))
         made = _parametric_relu(c, mask, chosen, other, meta)
         return composed(c, "where", [mask, chosen, other], {}, meta) if made is None else made
+    if masks.is_mask(c, mask) and meta.dtype.is_floating_point:
+        return masks.chosen(c, mask, chosen, other, meta)
     require_fixed(mask, "condition")
     dtype = meta.dtype
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ...display import shortened
 from ...planning.network import Place
-from ..core.refusals import CaptureError, Refused
+from ..core.refusals import CaptureError, Refused, first_line
 from .gradients import Marked, marking
 from .steps import NOT_USERS
 
@@ -80,7 +80,7 @@ def _explained(model: nn.Module, error: BaseException) -> str:
             file, line = name, number
             code = linecache.getline(name, number).strip()
     place = Place(path, file, line)
-    text = str(error).strip().split("\n")[0]
+    text = first_line(error)
     kind = type(error).__name__
     if isinstance(error, Refused):
         reason = text

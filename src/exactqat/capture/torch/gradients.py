@@ -286,7 +286,7 @@ def _users_function(c: Any, node: Any, bound: dict[str, Any]) -> list[View]:
         for index, view in enumerate(bound["results"]):
             content = c.read(view)
             if content.meta.dtype.is_floating_point:
-                content = _with_gradient(c, content, call, index, operands, name)
+                content = with_gradient(c, content, call, index, operands, name)
                 call.results += 1
             results.append(c.view_of(node, node.target, {}, {}, content, index))
     except Refused as refused:
@@ -294,7 +294,7 @@ def _users_function(c: Any, node: Any, bound: dict[str, Any]) -> list[View]:
     return results
 
 
-def _with_gradient(c: Any, content: Content, call: Any, index: int, operands: list[Content], name: str) -> Content:
+def with_gradient(c: Any, content: Content, call: Any, index: int, operands: list[Content], name: str) -> Content:
     """A content with the gradient that a call gives at its operands."""
     values = [each for each in operands if each.is_value]
     distinct = [each for at, each in enumerate(values) if all(each.name != other.name for other in values[:at])]
@@ -328,7 +328,7 @@ def _gradient_hook(c: Any, node: Any, view: View, hook: Any) -> None:
         )
     hooks = GradientHooks(hook)
     try:
-        view.content = _with_gradient(c, content, hooks, 0, [content], "register_hook")
+        view.content = with_gradient(c, content, hooks, 0, [content], "register_hook")
     except Refused as refused:
         raise CaptureError(f"{c.place()}: register_hook: {refused}") from None
     c.hooked[view.content.name or id(view.content.node)] = hooks
@@ -357,4 +357,12 @@ def _refuse_what_is_not_given(c: Any, node: Any, name: str) -> None:
         pending += current.all_input_nodes
 
 
-__all__ = ["NAMESPACE", "Marked", "checkpoints_run_once", "marking", "read_mark", "refuse_read_tensors"]
+__all__ = [
+    "NAMESPACE",
+    "Marked",
+    "checkpoints_run_once",
+    "marking",
+    "read_mark",
+    "refuse_read_tensors",
+    "with_gradient",
+]

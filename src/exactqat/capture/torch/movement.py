@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import torch
 
 from ..core.refusals import MIXES, Refused
+from . import masks
 from .composition import composed, is_truth
 from .contents import Content, Meta
-from .converter import Converter, handles
+from .converter import Converter, handles, require_fixed
 from .expression import Node
 from .schema import IDENTITIES, PERMUTES, RESHAPES, base_name, permutation, slice_bounds
 
@@ -23,7 +24,10 @@ aten = torch.ops.aten
 def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if is_truth(a.self) and meta.dtype.is_floating_point:
         return composed(c, "where", [a.self, 1.0, 0.0], {}, meta)
-    if a.self.meta.dtype.is_floating_point != meta.dtype.is_floating_point:
+    if masks.is_given(c, a.self) and meta.dtype == torch.bool:
+        return masks.as_truth(c, a.self)
+    exact = masks.is_given(c, a.self) and not a.self.meta.dtype.is_floating_point
+    if a.self.meta.dtype.is_floating_point != meta.dtype.is_floating_point and not exact:
         raise Refused("it converts between integers and numbers")
     return replace(a.self, meta=meta)
 
@@ -214,14 +218,42 @@ def _roll(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return x
 
 
+@handles("embedding")
+def _embedding(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    require_fixed(a.weight, "table")
+    if a.scale_grad_by_freq:
+        raise Refused.argument("scale_grad_by_freq", True, "False is allowed")
+    row = a.padding_idx
+    fixed = None if row is None or row < 0 else int(row)
+    return c.emit("embedding", [a.indices, a.weight], meta, ("", "weight"), fixed_row=fixed)
+
+
+def _looked_up(c: Converter, table: Content, indices: Content, meta: Meta) -> Content:
+    """table[indices], where the indices depend on the input."""
+    if indices.meta.dtype in (torch.bool, torch.uint8):
+        raise Refused("its mask depends on the input")
+    rows, *features = table.shape
+    table = c.call(aten.reshape.default, table, [rows, math.prod(features)])
+    shape = (*indices.shape, math.prod(features))
+    picked = c.emit("embedding", [indices, table], Meta(shape, meta.dtype), ("", "weight"), fixed_row=None)
+    return c.call(aten.reshape.default, picked, list(meta.shape))
+
+
 @handles("index_select")
 def _index_select(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if not a.self.is_value and a.index.is_value and a.dim % len(a.self.shape) == 0:
+        return _looked_up(c, a.self, a.index, meta)
     return c.gather(a.self, a.dim % len(a.self.shape), c.data(a.index).reshape(-1).tolist())
 
 
 @handles("index")
 def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     x = a.self
+    if not x.is_value and len(a.indices) == 1 and a.indices[0].is_value:
+        return _looked_up(c, x, a.indices[0], meta)
+    if (places := masks.without_examples(c, x, a.indices)) is not None:
+        (batch, *index_shape) = torch.broadcast_shapes(*(index.shape for index in a.indices if index is not None))
+        return _picked(c, x, places, tuple(index_shape), meta)
     given = {axis: c.data(index) for axis, index in enumerate(a.indices) if index is not None}
     if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
         if len(given) > 1:
@@ -239,6 +271,17 @@ def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     first = axes[0]
     joined = c.call(aten.reshape.default, x, [*x.shape[:first], math.prod(sizes), *x.shape[axes[-1] + 1 :]])
     picked = c.gather(joined, first, torch.as_tensor(flat).expand(index_shape).reshape(-1).tolist())
+    return c.call(aten.reshape.default, picked, list(meta.shape))
+
+
+def _picked(
+    c: Converter, x: Content, given: dict[int, torch.Tensor], index_shape: tuple[int, ...], meta: Meta
+) -> Content:
+    """x[examples, places] of all examples: fixed places of one axis."""
+    if list(given) != [1]:
+        raise Refused(f"its indices are on the axes {[0, *given]}; the examples and one more axis are allowed")
+    flat = (given[1] % x.shape[1]).reshape(given[1].shape[-len(index_shape) :])
+    picked = c.gather(x, 1, flat.expand(index_shape).reshape(-1).tolist())
     return c.call(aten.reshape.default, picked, list(meta.shape))
 
 

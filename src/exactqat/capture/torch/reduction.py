@@ -12,13 +12,15 @@ import torch
 from ..core.refusals import MIXES, Refused
 from .contents import Content, Meta
 from .converter import Converter, handles, require_numbers
+from .custom import UnitLength
+from .gradients import with_gradient
 from .schema import base_name
 
 aten = torch.ops.aten
 
 
 def _axes(c: Converter, x: Content, given: Any) -> tuple[int, ...]:
-    require_numbers(x)
+    require_numbers(c, x)
     rank = len(x.shape)
     given = [given] if isinstance(given, int) else given
     axes = tuple(sorted(axis % rank for axis in given)) if given else tuple(range(rank))
@@ -98,19 +100,17 @@ def _norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 @handles("cosine_similarity")
 def _cosine_similarity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    units = []
+    shape, units = torch.broadcast_shapes(a.x1.shape, a.x2.shape), []
     for x in (a.x1, a.x2):
-        axis = a.dim % len(x.shape)
+        from_last = a.dim % len(shape) - len(shape)
+        if len(x.shape) < -from_last or x.shape[from_last] != shape[from_last]:
+            # PyTorch takes lengths of what is repeated.
+            x = c.call(aten.expand.default, x, list(shape))
+        axis = from_last + len(x.shape)
         c.keep_batch(x, [axis])
-        units.append(
-            c.emit("normalize", [x], x.meta, axis=axis, epsilon=a.eps) if x.is_value else _unit(c, x, axis, a.eps)
-        )
+        row = c.emit("normalize", [x], x.meta, axis=axis, epsilon=a.eps) if x.is_value else x
+        units.append(with_gradient(c, row, UnitLength(axis, a.eps), 0, [x], "cosine_similarity"))
     return c.call(aten.sum.dim_IntList, c.call(aten.mul.Tensor, *units), [a.dim])
-
-
-def _unit(c: Converter, x: Content, axis: int, epsilon: float) -> Content:
-    length = c.call(aten.clamp_min.default, c.call(aten.linalg_vector_norm.default, x, 2, [axis], True), epsilon)
-    return c.call(aten.div.Tensor, x, length)
 
 
 @handles("logsumexp")

@@ -13,6 +13,7 @@ import torch
 
 from ..core.recurrent import CELLS, ComposedCell, unrolled
 from ..core.refusals import Refused
+from . import masks
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed
 from .schema import base_name
@@ -31,6 +32,8 @@ def _attention(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         count = query.shape[-3] // key.shape[-3]
         key = c.call(aten.repeat_interleave.self_int, key, count, -3)
         value = c.call(aten.repeat_interleave.self_int, value, count, -3)
+    if mask is not None and masks.is_mask(c, mask):
+        mask = masks.hiding(c, mask, -math.inf, query.meta.dtype)
     if mask is not None and mask.meta.dtype == torch.bool:
         require_fixed(mask, "mask")
         nothing = c.call(aten.zeros.default, list(mask.shape), dtype=query.meta.dtype)

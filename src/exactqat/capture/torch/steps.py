@@ -31,6 +31,11 @@ aten = torch.ops.aten
 # PyTorch and this package: what is in their files is not the user's.
 NOT_USERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, PACKAGE)
 
+# What gives integers of integers, as it does of real numbers; the first ones where no integer is too large.
+_SUMS = {"add", "sub", "mul", "neg", "abs", "square", "sum"}
+_CHOICES = {"maximum", "minimum", "clamp", "relu", "amax", "amin", "identity"}
+_MOVEMENTS = {"reshape", "expand", "permute", "slice", "flip", "gather", "concat", "pad"}
+_LARGE = (torch.bool, torch.int32, torch.int64)
 # Operators by the words of those who write them otherwise.
 _WORDS = {
     "max_pool1d_with_indices": "F.max_pool1d",
@@ -85,6 +90,8 @@ class StepBuilder(Builder):
         self.own: dict[str, Storage] = {}
         self.mutated: dict[str, Place] = {}
         self.counters: set[str] = set()
+        # Values of integers that are as good as real numbers: the network is given them, or computes them of such.
+        self.integers: set[str] = set()
         self.refusals: dict[tuple[Place, str], int] = {}
 
     # --- sizes ------------------------------------------------------------------------------------------------------
@@ -119,7 +126,9 @@ class StepBuilder(Builder):
     def place(self) -> Place:
         stack = self.stack()
         frames = re.findall(r'File "([^"]+)", line (\d+)', (self.current.meta.get("stack_trace") or ""))
-        file, line = next(((f, n) for f, n in reversed(frames) if not f.startswith(NOT_USERS)), ("", 0))
+        file, line = next(
+            ((f, n) for f, n in reversed(frames) if not f.startswith((*NOT_USERS, "<eval_with_key>"))), ("", 0)
+        )
         return Place(stack[-1][1] if stack else "", file, int(line))
 
     def label(self, operator: Any = None) -> str:
@@ -293,6 +302,9 @@ class StepBuilder(Builder):
         name = self.new_name()
         dtype = "float32" if meta.dtype.is_floating_point else str(meta.dtype).removeprefix("torch.")
         self.values[name] = Value(name, self.for_one(meta.shape), axes[0] if axes else 0, dtype)
+        whole = kind in _CHOICES | _MOVEMENTS or (kind in _SUMS and meta.dtype in _LARGE)
+        if not meta.dtype.is_floating_point and whole and {each.name for each in values} <= self.integers:
+            self.integers.add(name)
         step = Step(kind, inputs, name, attributes, self.place(), label=label or self.label(self.operator))
         self.steps.append(step)
         self.producers[name] = (step, tuple(operands))

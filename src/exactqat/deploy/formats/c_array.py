@@ -122,8 +122,7 @@ def _random(graph: Graph) -> dict[str, np.ndarray]:
     made = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]
-        limits = np.iinfo(tensor.dtype)
-        made[name] = rng.integers(limits.min, limits.max, tensor.shape, tensor.dtype, endpoint=True)
+        made[name] = rng.integers(*graph.limits(name), tensor.shape, tensor.dtype, endpoint=True)
     return made
 
 

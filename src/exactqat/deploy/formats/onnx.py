@@ -93,6 +93,9 @@ class _Writer:
     def take(self, end: End) -> None:
         """An input: real numbers in the user's axes."""
         name, real = self.inner[end.tensor], end.name
+        if self.graph.tensors[name].dtype not in CODE_RANGES:
+            self.node("Identity", [real], f"{name}/stored")
+            return
         quantization = self.graph.tensors[name].quantization
         if end.port.limits is not None:
             scale, zero_point = quantization.scale[0], quantization.zero_point[0]

@@ -259,7 +259,6 @@ class _Reader:
         taken: set[str] = set()
         self.open_batch: set[str] = set()
         self.unknown_shape: set[str] = set()
-        self.variables: set[str] = set()
         self.known: dict[str, np.ndarray] = {}
         for index, entry in enumerate(self.entries(self.subgraph, "Tensors")):
             name = self.text(entry.Name()) or f"tensor_{index}"
@@ -275,8 +274,6 @@ class _Reader:
                 self.open_batch.add(name)
             if -1 in signature:
                 self.unknown_shape.add(name)
-            if entry.IsVariable():
-                self.variables.add(name)
             if entry.Sparsity() is not None:
                 self.problems.add("sparse weights", name)
             dtype = self.word("TensorType", entry.Type()).lower()
@@ -286,7 +283,7 @@ class _Reader:
                 self.known[name] = data
             if data is not None and not shape:
                 shape, data = (1,), data.reshape(1)
-            found.append(Tensor(name, shape, dtype, grid, data))
+            found.append(Tensor(name, shape, dtype, grid, data, bool(entry.IsVariable()) and data is None))
         return found
 
     def data(self, entry: Any, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -347,7 +344,8 @@ class _Reader:
             inputs += [None] * (len(declaration.order) - len(inputs))
             places = {position: tensor for position, tensor in zip(declaration.order, inputs, strict=False)}
             inputs = [places[position] for position in sorted(places)]
-        return word, FileOperator(tuple(inputs), outputs, option, meaning, self.known)
+        between = tuple(self.at(int(at)) for at in self.numbers(entry, "Intermediates"))
+        return word, FileOperator(tuple(inputs), outputs, option, meaning, self.known, between)
 
     def options(self, entry: Any) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
         """How an operator's options are read: fields, and names of enumerations' values."""
@@ -422,7 +420,7 @@ class _Reader:
         tensor = self.used[end.tensor]
         if tensor.dtype not in DTYPES:
             self.problems.add(f"an {side} in {tensor.dtype}", end.name)
-        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT):
+        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT, "int32"):
             self.problems.add(f"an input in {tensor.dtype}, which is no quantized type", end.name)
         if not tensor.shape:
             self.problems.add(f"an {side} without axes", end.name)
@@ -492,8 +490,6 @@ class _Reader:
         for tensor in (*step.inputs, *step.outputs):
             if tensor is not None and tensor.dtype not in DTYPES:
                 raise Unreadable(f"{word} in {tensor.dtype}")
-            if tensor is not None and tensor.name in self.variables:
-                raise Unreadable(f"{word} with a state that lasts between calls")
         if word not in OPERATORS:
             raise Unreadable(word if " " in word else f"the operator {word}")
         declaration = OPERATORS[word]
@@ -512,6 +508,9 @@ class _Reader:
             operands, attributes = declaration.read_operands(step), declaration.read_attributes(step)
         except (TypeError, ValueError, OverflowError) as error:
             raise Unreadable(f"{word}: {error}") from None
+        states = names_of([operands[position] for position in declaration.states])
+        if any(tensor is not None and tensor.variable and tensor.name not in states for tensor in step.inputs):
+            raise Unreadable(f"{word} with a variable, which it is not known to have")
         defaults = {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
         return 1, self.checked(word, operands, {**attributes, **defaults}, step.outputs)
 

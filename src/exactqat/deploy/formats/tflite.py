@@ -212,7 +212,9 @@ class _Writer:
             quantization=None if plain else self.quantization(tensor.quantization),
             hasRank=True,
         )
-        if tensor.data is None:
+        if tensor.variable:
+            entry.isVariable = True
+        elif tensor.data is None:
             entry.shapeSignature = [-1, *tensor.shape[1:]]
         else:
             entry.buffer = self.add_buffer(packed(tensor.data) if tensor.dtype == INT4 else tensor.data)
@@ -251,7 +253,9 @@ class _Writer:
     def step(self, operator: Operator, step: FileStep, output: Tensor, made: dict[str, int]) -> Any:
         schema, inputs = self.schema, []
         for operand in step.operands:
-            if isinstance(operand, int):
+            if operand is None:
+                inputs.append(-1)
+            elif isinstance(operand, int):
                 inputs.append(self.indices[operator.inputs[operand]])
             elif isinstance(operand, str):
                 inputs.append(made[operand])
@@ -277,6 +281,10 @@ class _Writer:
             inputs=inputs,
             outputs=results,
         )
+        if step.intermediates:
+            entry.intermediates = [
+                self.add_tensor(replace(each, name=f"{output.name}/{each.name}")) for each in step.intermediates
+            ]
         if step.options:
             entry.builtinOptionsType = getattr(schema.BuiltinOptions, step.options)
             entry.builtinOptions = self.table(step.options, **fields)

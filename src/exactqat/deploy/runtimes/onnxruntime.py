@@ -12,7 +12,7 @@ import numpy as np
 from ..formats.onnx import channels_first, ends, inner_names, tensor_description
 from ..formats.tflite import import_deploy
 from ..graph import Graph
-from ..simulate import dequantize
+from ..signature import as_real
 from .trial import RuntimeRefusal
 
 
@@ -44,7 +44,8 @@ class OnnxRuntime:
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         feeds = {}
         for end in ends(self.graph)[0]:
-            real = dequantize(batch[end.tensor], self.graph.tensors[end.tensor].quantization)
+            tensor = self.graph.tensors[end.tensor]
+            real = as_real(batch[end.tensor], tensor.dtype, tensor.quantization)
             feeds[end.name] = np.ascontiguousarray(real.transpose(end.order))
         with _refusing("onnxruntime fails to run the file"):
             results = self.session.run([name for name, _, _ in self.outputs], feeds)

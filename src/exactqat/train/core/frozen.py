@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,34 +20,61 @@ from ...deploy.values import in_users_order
 from ...device import Tensor
 from ...device.operator import Layout
 from ...device.tensor import CODE_RANGES
+from ...engine import dequantized, quantized
+from ...planning.inputs import require_rows
 from ...planning.plans import Numbers, Plan, PlanStep
 
 NumbersOf = Callable[[Sequence[np.ndarray]], Numbers]
-# Values that are quantized together, which stay in a core's own cache.
-TOGETHER = 1 << 16
 
 
-def codes_of(feature: np.ndarray, tensor: Tensor, layout: Layout) -> np.ndarray:
-    """Codes in the device's order of axes of real numbers on a tensor's grid; those of NaN are real 0's."""
-    scale, zero_point = tensor.quantization.scale[0], np.float32(tensor.quantization.zero_point[0])
-    values = feature if feature.flags.c_contiguous else np.ascontiguousarray(feature)
-    codes = np.empty(values.shape, tensor.dtype)
-    flat, into = values.reshape(-1), codes.reshape(-1)
-    for start in range(0, flat.size, TOGETHER):
-        steps = flat[start : start + TOGETHER] / scale
-        missing = np.isnan(steps)
-        if missing.any():
-            steps[missing] = 0
-        np.rint(steps, out=steps)
-        steps += zero_point
-        into[start : start + TOGETHER] = np.clip(steps, *CODE_RANGES[tensor.dtype], out=steps)
-    return np.ascontiguousarray(on_device(codes, layout))
+def codes_of(
+    feature: np.ndarray, tensor: Tensor, layout: Layout, stored: StoredTensor
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Codes in the device's order of axes of real numbers on a tensor's grid; and which examples have NaN, bool
+    [examples], if any has. NaN gets the code of 0."""
+    if tensor.dtype not in CODE_RANGES:
+        return np.ascontiguousarray(on_device(feature.astype(tensor.dtype), layout)), None
+    codes, rows = quantized(feature, tensor)
+    codes = np.ascontiguousarray(on_device(codes, layout))
+    if not rows.any():
+        return codes, None
+    # One example after the other, each with all of its rows.
+    examples = feature.shape[stored.batch_axis] // stored.shape[stored.batch_axis]
+    return codes, np.isnan(np.moveaxis(feature, stored.batch_axis, 0)).reshape(examples, -1).any(1)
 
 
 def real_numbers(codes: np.ndarray, tensor: Tensor, layout: Layout) -> np.ndarray:
     """What the codes of a tensor stand for, float32, in the user's order of axes."""
-    steps = codes.astype(np.float32) - np.float32(tensor.quantization.zero_point[0])
-    return in_users_order(steps, layout) * tensor.quantization.scale[0]
+    return in_users_order(dequantized(codes, tensor), layout)
+
+
+class StoredTensor(Protocol):
+    """Where the batch lies in a tensor of a plan."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def batch_axis(self) -> int: ...
+
+
+def axes_of_batch(
+    operands: Sequence[StoredTensor], results: Sequence[StoredTensor]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The axes of examples of both; None where an example has several rows on one."""
+    if any(each.shape[each.batch_axis] != 1 for each in (*operands, *results)):
+        return None
+    return tuple(each.batch_axis for each in operands), tuple(each.batch_axis for each in results)
+
+
+def have_same_values(known: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> bool:
+    """Whether all arrays are equal; none with NaN is."""
+    return all(np.array_equal(*pair) for pair in zip(known, given, strict=True))
+
+
+def with_nan(result: np.ndarray, examples: np.ndarray, stored: StoredTensor) -> None:
+    """Makes all rows of these examples NaN."""
+    rows = np.repeat(examples, stored.shape[stored.batch_axis])
+    np.moveaxis(result, stored.batch_axis, 0)[rows] = np.nan
 
 
 class DeviceStep:
@@ -64,7 +92,13 @@ class DeviceStep:
         self.numbers_of = numbers_of
         self.operands = tuple(name for name in step.operands if plan.is_stored(name))
         self._lock = threading.Lock()
-        self._known: tuple[list[bytes], LoweredStep] | None = None
+        self._known: tuple[list[np.ndarray], LoweredStep] | None = None
+
+    @property
+    def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Axes of the operands and of the result along which examples lie, one after the other; None where one has
+        several rows of each."""
+        return axes_of_batch([self.plan.stored(name) for name in self.operands], [self.step])
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> np.ndarray:
         """The stored tensor in real numbers, float32, its axes in the user's order; of examples in which an operand
@@ -76,33 +110,26 @@ class DeviceStep:
         """
         lowered = self._lowered(trained)
         graph, values = lowered.graph, {}
+        broken: np.ndarray | None = None
         for name, feature in zip(self.operands, features, strict=True):
-            values[name] = codes_of(feature, graph.tensors[name], lowered.layouts[name])
+            given = codes_of(feature, graph.tensors[name], lowered.layouts[name], self.plan.stored(name))
+            values[name], missing = given
+            if missing is not None:
+                broken = missing if broken is None else broken | missing
         for operator in graph.operators:
             values[operator.outputs[0]] = simulate_operator(graph, operator, values, self.profile)
         name = lowered.stored.name
         result = real_numbers(values[name], graph.tensors[name], lowered.stored.layout)
-        return self._with_nan(result, features)
-
-    def _with_nan(self, result: np.ndarray, features: Sequence[np.ndarray]) -> np.ndarray:
-        broken: np.ndarray | bool = False
-        for name, feature in zip(self.operands, features, strict=True):
-            stored, missing = self.plan.stored(name), np.isnan(feature)
-            if missing.any():
-                # One example after the other, each with all of its rows.
-                examples = feature.shape[stored.batch_axis] // stored.shape[stored.batch_axis]
-                broken = broken | np.moveaxis(missing, stored.batch_axis, 0).reshape(examples, -1).any(1)
-        if broken is False:
-            return result
-        own = np.repeat(np.asarray(broken), self.step.shape[self.step.batch_axis])
-        np.moveaxis(result, self.step.batch_axis, 0)[own] = np.nan
+        if broken is not None:
+            with_nan(result, broken, self.step)
         return result
 
     def _lowered(self, trained: Sequence[np.ndarray]) -> LoweredStep:
-        key = [array.tobytes() for array in trained]
         with self._lock:
-            if self._known is None or self._known[0] != key:
-                self._known = (key, lower_step(self.plan, self.step, self.numbers_of(trained)))
+            if self._known is None or not have_same_values(self._known[0], trained):
+                # What is given may be a program's own memory, which it uses again.
+                own = [array.copy() for array in trained]
+                self._known = (own, lower_step(self.plan, self.step, self.numbers_of(own)))
             return self._known[1]
 
 
@@ -139,6 +166,12 @@ class DeviceNetwork:
         self._seen: list[np.ndarray] | None = None
         self._known: tuple[Compiled, dict[str, Layout], list[tuple[Tensor, Stored]]] | None = None
 
+    @property
+    def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Axes of the inputs and of what is wanted along which examples lie, one after the other; None where one has
+        several rows of each."""
+        return axes_of_batch(self.plan.inputs, [self.plan.stored(path) for path in self.wanted])
+
     def knows(self, trained: Sequence[np.ndarray]) -> bool:
         """Whether the last call, of this function or of the network, was with the same values: it then pays to prepare
         the whole network."""
@@ -146,8 +179,7 @@ class DeviceNetwork:
             return self._is_known(trained)
 
     def _is_known(self, trained: Sequence[np.ndarray]) -> bool:
-        seen = self._seen
-        if seen is not None and all(np.array_equal(*pair) for pair in zip(seen, trained, strict=True)):
+        if self._seen is not None and have_same_values(self._seen, trained):
             return True
         self._seen = [array.copy() for array in trained]
         self._known = None
@@ -166,29 +198,22 @@ class DeviceNetwork:
         """
         with self._lock:
             if not self._is_known(trained) or self._known is None:
-                self._known = self._prepared(trained)
+                assert self._seen is not None
+                self._known = self._prepared(self._seen)
             compiled, layouts, wanted = self._known
-        codes = {
-            each.path: codes_of(feature, compiled.tensor(each.path), layouts[each.path])
-            for each, feature in zip(self.plan.inputs, features, strict=True)
-        }
+        codes, broken = {}, {}
+        for each, feature in zip(self.plan.inputs, features, strict=True):
+            if each.rows and feature.size:
+                require_rows(each, int(feature.min()), int(feature.max()))
+            tensor, layout = compiled.tensor(each.path), layouts[each.path]
+            codes[each.path], broken[each.path] = codes_of(feature, tensor, layout, self.plan.stored(each.path))
         found = compiled.run(codes, [stored.name for _, stored in wanted])
         results = [real_numbers(found[stored.name], tensor, stored.layout) for tensor, stored in wanted]
-        for each, feature in zip(self.plan.inputs, features, strict=True):
-            if not np.isfinite(feature.sum()) and np.isnan(feature).any():
-                self._spread(each.path, np.isnan(feature), results)
+        for path, examples in broken.items():
+            for name, result in zip(self.wanted, results, strict=True):
+                if examples is not None and path in self._reached[name]:
+                    with_nan(result, examples, self.plan.stored(name))
         return results
-
-    def _spread(self, path: str, missing: np.ndarray, results: Sequence[np.ndarray]) -> None:
-        """NaN for all of the examples whose input has some."""
-        given = self.plan.stored(path)
-        examples = missing.shape[given.batch_axis] // given.shape[given.batch_axis]
-        broken = np.moveaxis(missing, given.batch_axis, 0).reshape(examples, -1).any(1)
-        for wanted, result in zip(self.wanted, results, strict=True):
-            stored = self.plan.stored(wanted)
-            if path in self._reached[wanted]:
-                rows = np.repeat(broken, stored.shape[stored.batch_axis])
-                np.moveaxis(result, stored.batch_axis, 0)[rows] = np.nan
 
     def _prepared(
         self, trained: Sequence[np.ndarray]

@@ -245,7 +245,7 @@ class Functional:
             if weights is None or weights.rule.ranges != "learned" or self.weight_owner[step.path] != step.path:
                 continue
             moved = np.moveaxis(run.stored_weight(weights), weights.channel_axis, -1)
-            ends = learned_ends(primitives_numpy, weights.rule, moved)
+            ends = learned_ends(primitives_numpy, weights.rule, moved, weights.range_end)
             arrays.learned[weights_of(step.path)] = {end: np.asarray(each, np.float32) for end, each in ends.items()}
         return arrays
 

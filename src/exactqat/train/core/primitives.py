@@ -17,6 +17,18 @@ Array = Any
 Pairs = Sequence[Sequence[int]]
 
 
+class HostFunction(Protocol):
+    """What computes NumPy arrays from two lists of them, and may be called from several threads; `DeviceStep` and
+    `DeviceNetwork` are such functions."""
+
+    def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray], /) -> Any: ...
+
+    @property
+    def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Along which axes of the features and of the results examples lie, one after the other; None if each has
+        several rows."""
+
+
 class RangePrimitives(Protocol):
     """What moves a range: `ranges.scalars` offers this much for NumPy's numbers."""
 
@@ -105,6 +117,10 @@ class Primitives(NumberPrimitives, Protocol):
     def stack(self, arrays: Sequence[Array], axis: int, /) -> Array: ...
     def slice(self, x: Array, axis: int, start: int, stop: int, step: int = 1, /) -> Array: ...
     def gather(self, x: Array, indices: Sequence[int], axis: int, /) -> Array: ...
+
+    def embedding(self, indices: Array, table: Array, fixed_row: int | None = None, /) -> Array:
+        """Rows of a table [rows, features]; the fixed one, if there is one, gets no gradient."""
+
     def pad(self, x: Array, pairs: Pairs, value: float = 0.0, /) -> Array: ...
 
     def pad_reflect(self, x: Array, pairs: Pairs, mode: str, /) -> Array:
@@ -189,7 +205,7 @@ class FunctionalPrimitives(Primitives, Protocol):
 
     def on_host(
         self,
-        function: Callable[[list[Any], list[Any]], Any],
+        function: HostFunction,
         like: Array,
         first: Sequence[Array],
         second: Sequence[Array],
@@ -199,7 +215,7 @@ class FunctionalPrimitives(Primitives, Protocol):
 
     def network_on_host(
         self,
-        function: Callable[[list[Any], list[Any]], list[Any]],
+        function: HostFunction,
         like: Callable[[], Sequence[Array]],
         first: Sequence[Array],
         second: Sequence[Array],

@@ -180,7 +180,7 @@ class Run:
         grid = self.functional.grids[name]
         if self.observes(grid):
             self.observe(name, grid, x)
-        if not self.mode.quantizing:
+        if not self.mode.quantizing or grid.indices:
             return x
         low, high = self.bounds(name)
         return self.primitives.fake_quantize(x, low, high, grid.bits, False)
@@ -307,8 +307,9 @@ class Run:
     def constant_operand(self, step: PlanStep, position: int) -> Any:
         """An operand that is not computed, on its grid."""
         value = self.constant(step.operands[position])
-        if OPERATORS[step.kind].same_quantization:
-            return self.store(step.grid, value)
+        grid = self.plan.grid_of_constant(step, position)
+        if grid:
+            return self.store(grid, value)
         if not self.mode.quantizing:
             return value
         low, high, rule = self.constant_bounds(step, position, value)
@@ -372,10 +373,11 @@ class Run:
         self, step: PlanStep, position: int, grids: Mapping[str, tuple[np.float32, int]]
     ) -> tuple[np.ndarray, np.float32]:
         value = np.asarray(self.constant(step.operands[position]), np.float32)
-        if OPERATORS[step.kind].same_quantization:
-            scale, zero_point = grids[step.grid]
-            low, high = self.bounds(step.grid)
-            bits = self.functional.grids[step.grid].bits
+        grid = self.plan.grid_of_constant(step, position)
+        if grid:
+            scale, zero_point = grids[grid]
+            low, high = self.bounds(grid)
+            bits = self.functional.grids[grid].bits
             stored = primitives_numpy.fake_quantize(value, low, high, bits, False)
             return codes_of(stored, scale, zero_point) - zero_point, scale
         low, high, rule = self.constant_bounds(step, position, value)

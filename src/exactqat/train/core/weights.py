@@ -70,8 +70,11 @@ def extremes(p: NumberPrimitives, rule: Rule, channels_last: Any) -> tuple[Any, 
     return p.minimum(p.amin(channels_last, axes), 0.0), p.maximum(p.amax(channels_last, axes), 0.0)
 
 
-def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Any) -> dict[str, Any]:
-    """Where the learned range of a weight starts: where its squared error is least. Symmetric ones have no minimum."""
+def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Any, given: Any = None) -> dict[str, Any]:
+    """Where the learned range of a weight starts: at the `given` end, or where its squared error is least. Symmetric
+    ones have no minimum."""
+    if given is not None:
+        return {"maximum": given}
     low, high = extremes(p, rule, channels_last)
     fraction = least_error_fraction(p, channels_last, low, high, rule.weight_bits, rule.narrow_range)
     return {"maximum": high * fraction} | ({} if rule.symmetric else {"minimum": low * fraction})

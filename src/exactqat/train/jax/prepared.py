@@ -37,7 +37,7 @@ from ...capture.proof import Proof, accept
 from ...device import DEFAULT_PROFILE
 from ...display import table
 from ...planning import UnsupportedOperator, plan, warn_of_plan
-from ...planning.inputs import require_input
+from ...planning.inputs import require_input, require_rows
 from ...planning.plans import ROW_HEADER, require_data
 from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
@@ -285,7 +285,11 @@ class Prepared:
             seen: dict[str, Any] = {}
             self._run(params, state, args, kwargs, Mode(frozen=state.frozen), seen=seen)
             given = self.plan.network.input_tree.flatten(*args, **kwargs)
-            return [np.asarray(each, np.float32) for each in given], {name: np.asarray(seen[name]) for name in seen}
+            inputs = [
+                np.asarray(each, np.int32 if wanted.rows else np.float32)
+                for each, wanted in zip(given, self.plan.inputs, strict=True)
+            ]
+            return inputs, {name: np.asarray(seen[name]) for name in seen}
 
         return TrainedNetwork(self._functional, Arrays(*in_numpy), state.frozen, run, called)
 
@@ -422,9 +426,9 @@ def prepare(
             decides. The input is called ``"input"``.
         deployable: refuse rules that the device cannot run.
         device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
-            on the host, by a callback for each layer. None: it stays fake quantization, which rounds sums otherwise (up
-            to some percent of a deep network's codes) and needs no callback, on an accelerator for instance or for
-            `jax.export`.
+            on the host: on CPUs by a custom call, elsewhere by callbacks. None: it stays fake quantization, which
+            rounds sums otherwise (up to some percent of a deep network's codes) and needs no host, on an accelerator
+            for instance or for `jax.export`.
         keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
             of the device's network: then the file returns what the model does, in the device's integers (a softmax in
             steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
@@ -763,4 +767,8 @@ def _checked(x: Any, given: Any) -> Any:
     """An input in float32, of the shape that the network was captured for."""
     array = _float32(x)
     require_input(given, tuple(array.shape), array.dtype, jnp.issubdtype(array.dtype, jnp.floating))
+    if not given.rows:
+        return array.astype(jnp.float32)
+    if array.size and not isinstance(array, jax.core.Tracer):
+        require_rows(given, int(array.min()), int(array.max()))
     return array

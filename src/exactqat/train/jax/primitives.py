@@ -20,6 +20,9 @@ from jax import Array, lax
 import exactqat as eq
 from exactqat.jax import mesh_size, placed_like, replicas
 
+from ..core.primitives import HostFunction
+from . import host
+
 Pairs = Sequence[Sequence[int]]
 
 
@@ -90,54 +93,44 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     return primals[0], tangents[1]
 
 
-def on_host(
-    function: Callable[[list[Any], list[Any]], Any], like: Array, first: Sequence[Array], second: Sequence[Array]
-) -> Array:
-    """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has.
-
-    Where arrays are spread over several devices it is `like` itself: a device that waits for the host keeps the others
-    from meeting it, and the process may end.
-    """
-    if max(map(mesh_size, (like, *first, *second))) > 1:
+def on_host(function: HostFunction, like: Array, first: Sequence[Array], second: Sequence[Array]) -> Array:
+    """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has."""
+    if _blocks([like, *first, *second]):
         warnings.warn(
-            "on several devices a frozen network stays fake quantization, which rounds sums otherwise than the target, "
-            "in up to some percent of a deep network's codes; evaluate on one device, or say device=None in prepare",
+            "on several devices other than CPUs a frozen network stays fake quantization, which rounds sums otherwise "
+            "than the target, in up to some percent of a deep network's codes; evaluate on one device, or say "
+            "device=None in prepare",
             stacklevel=2,
         )
         return like
-
-    def called(*lists: Sequence[Any]) -> Any:
-        return np.asarray(function(*([np.asarray(each) for each in arrays] for arrays in lists)), like.dtype)
-
-    given = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
-    made = jax.pure_callback(called, jax.ShapeDtypeStruct(like.shape, like.dtype), *given, vmap_method="sequential")
+    first, second = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
+    (made,) = host.call(function, [like], first, second)
     return with_gradient_of(placed_like(made, like), like)
 
 
+def _blocks(arrays: Sequence[Array]) -> bool:
+    """Whether a device that waits for the host would keep others from meeting it, which may end the process."""
+    return max(map(mesh_size, arrays)) > 1 and not host.is_custom_call()
+
+
 def network_on_host(
-    function: Callable[[list[Any], list[Any]], list[Any]],
-    like: Callable[[], Sequence[Array]],
-    first: Sequence[Array],
-    second: Sequence[Array],
+    function: HostFunction, like: Callable[[], Sequence[Array]], first: Sequence[Array], second: Sequence[Array]
 ) -> list[Array] | None:
     """What a function of two lists of NumPy arrays makes: one array for each of `like()`, with its shape, its type and
     its gradient. XLA drops what only gradients need where nobody asks for them, and outside of traced functions
-    nobody can. None where arrays are spread over several devices (see `on_host`).
+    nobody can. None where arrays are spread over several devices that are no CPUs (see `on_host`).
     """
     leaves = [*first, *second]
-    if max(map(mesh_size, leaves)) > 1:
+    if _blocks(leaves):
         return None
-    given = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
-
-    def called(*lists: Sequence[Any]) -> list[np.ndarray]:
-        return function(*([np.asarray(each) for each in arrays] for arrays in lists))
-
-    if not any(isinstance(each, jax.core.Tracer) for each in leaves):
+    traced = any(isinstance(each, jax.core.Tracer) for each in leaves)
+    if not traced and max(len(each.devices()) for each in leaves if isinstance(each, Array)) == 1:
         place = next(iter(second[0].devices())) if isinstance(second[0], Array) else None
-        return [jax.device_put(each, place) for each in called(*given)]
+        lists = ([np.asarray(each) for each in arrays] for arrays in (first, second))
+        return [jax.device_put(each, place) for each in function(*lists)]
+    first, second = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
     likes = list(like())
-    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in likes]
-    made = jax.pure_callback(called, shapes, *given, vmap_method="sequential")
+    made = host.call(function, likes, first, second)
     return [with_gradient_of(placed_like(each, other), other) for each, other in zip(made, likes, strict=True)]
 
 
@@ -254,6 +247,15 @@ def slice(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
 def gather(x: Array, indices: Sequence[int], axis: int) -> Array:
     """The positions with these indices along an axis."""
     return jnp.take(x, np.asarray(indices, np.int32), axis, mode="clip")
+
+
+def embedding(indices: Array, table: Array, fixed_row: int | None = None) -> Array:
+    """Rows of a table; the fixed one gets no gradient. NaN where an index lies outside, which only a traced one can."""
+    if fixed_row is not None:
+        fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
+        table = jnp.where(fixed, lax.stop_gradient(table), table)
+    indices = jnp.where(indices < 0, table.shape[0], indices)
+    return jnp.take(table, indices, 0, mode="fill", fill_value=math.nan)
 
 
 def flip(x: Array, axes: int | Sequence[int]) -> Array:

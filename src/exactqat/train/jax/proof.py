@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...capture.core.refusals import first_line
 from ...capture.jax.layers import context_of_its_own, replacing
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
 from ..core.arrays import Mode
@@ -78,12 +79,12 @@ class _Sides:
 
     def _inputs(self, trial: Trial, nudge: int) -> list[Any]:
         found = []
-        for at, example in enumerate(self.tree.example):
+        for at, (example, given) in enumerate(zip(self.tree.example, self.prepared.plan.inputs, strict=True)):
             array = np.asarray(example)
             if jnp.issubdtype(array.dtype, jnp.floating):
                 array = array.astype(np.float32)
             rows = array.shape[0] // self.examples * trial.examples
-            found.append(nudged(example_rows(array, str(at), rows, trial), str(at), nudge))
+            found.append(nudged(example_rows(array, str(at), rows, trial, given.rows), str(at), nudge))
         return found
 
     def _evidence(
@@ -133,8 +134,7 @@ class _Sides:
         except CannotRun:
             raise
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise CannotRun(f"{type(error).__name__}: {lines[0]}") from error
+            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
         (_, (results, state)), gradients = made if trial.gradients else (made, ({}, {}))
         evidence = Evidence(_in_numpy(results), _in_numpy(gradients[0]), _in_numpy(state))
         evidence.gradients |= {f"input {at}": np.asarray(each) for at, each in gradients[1].items()}

@@ -37,7 +37,7 @@ from ...device import DEFAULT_PROFILE
 from ...display import listed, shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.callers import users_line
-from ...planning.inputs import require_input
+from ...planning.inputs import require_input, require_rows
 from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
 from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
@@ -331,7 +331,7 @@ class PreparedModel(keras.Model):
     def _given(self, inputs: Any) -> list[Any]:
         """The tensors of a call, flat, as the network takes them."""
         return [
-            self._as_prepared(each, ops.cast(ops.convert_to_tensor(x), "float32"))
+            self._as_prepared(each, ops.convert_to_tensor(x))
             for each, x in zip(self.plan.inputs, self.plan.network.input_tree.flatten(inputs), strict=True)
         ]
 
@@ -343,8 +343,15 @@ class PreparedModel(keras.Model):
             x = ops.squeeze(x, axis=-1)
         elif len(given) == rank - 1 and prepared.shape[-1] == 1:
             x = ops.expand_dims(x, axis=-1)
-        require_input(prepared, tuple(x.shape), x.dtype, True)
-        return x
+        if not prepared.rows:
+            require_input(prepared, tuple(x.shape), x.dtype, True)
+            return ops.cast(x, "float32")
+        # Keras itself converts what is given to float32.
+        require_input(prepared, tuple(x.shape), x.dtype, False)
+        indices = _values(x)
+        if indices is not None and indices.size:
+            require_rows(prepared, int(indices.min()), int(indices.max()))
+        return ops.cast(x, "int32")
 
     def _arrays(self, value: Any) -> Arrays:
         held = self._held
@@ -782,3 +789,11 @@ def _rule(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _float32(value: np.ndarray) -> np.ndarray:
     return value.astype(np.float32) if value.dtype.kind == "f" else value
+
+
+def _values(x: Any) -> np.ndarray | None:
+    """What a tensor holds; None of one that is traced."""
+    try:
+        return np.asarray(ops.convert_to_numpy(x))
+    except Exception:  # noqa: BLE001 - every backend has an error of its own for it
+        return None

@@ -16,6 +16,8 @@ from keras import ops
 
 import exactqat
 
+from ..core.primitives import HostFunction
+
 Pairs = Sequence[Sequence[int]]
 
 
@@ -74,9 +76,7 @@ def straight_through(value: Any, gradient_of: Any) -> Any:
 with_gradient_of = straight_through
 
 
-def on_host(
-    function: Callable[[list[Any], list[Any]], Any], like: Any, first: Sequence[Any], second: Sequence[Any]
-) -> Any:
+def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Sequence[Any]) -> Any:
     """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has."""
     backend = keras.backend.backend()
     if backend == "jax":
@@ -100,7 +100,7 @@ def on_host(
 
 
 def network_on_host(
-    function: Callable[[list[Any], list[Any]], list[Any]],
+    function: HostFunction,
     like: Callable[[], Sequence[Any]],
     first: Sequence[Any],
     second: Sequence[Any],
@@ -239,6 +239,14 @@ def slice(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
 def gather(x: Any, indices: Sequence[int], axis: int) -> Any:
     """The positions with these indices along an axis."""
     return ops.take(x, np.asarray(indices, np.int32), axis)
+
+
+def embedding(indices: Any, table: Any, fixed_row: int | None = None) -> Any:
+    """Rows of a table; the fixed one gets no gradient."""
+    if fixed_row is not None:
+        fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
+        table = ops.where(fixed, ops.stop_gradient(table), table)
+    return ops.take(table, ops.cast(indices, "int32"), 0)
 
 
 def flip(x: Any, axes: int | Sequence[int]) -> Any:

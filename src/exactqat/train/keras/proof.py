@@ -53,11 +53,14 @@ class _Sides:
         if example is None:
             values = [self.network.values[name] for name in self.network.inputs]
             self.examples = _EXAMPLES
+            rows = [each.rows for each in prepared.plan.inputs]
             self.given = [
-                _whole_numbers((_EXAMPLES, *value.shape[1:]), dtype)
+                np.zeros((_EXAMPLES, *value.shape[1:]), np.int32)
+                if table
+                else _whole_numbers((_EXAMPLES, *value.shape[1:]), dtype)
                 if "int" in dtype
                 else np.zeros((_EXAMPLES, *value.shape[1:]), np.float32)
-                for value, dtype in zip(values, dtypes, strict=True)
+                for value, dtype, table in zip(values, dtypes, rows, strict=True)
             ]
         else:
             self.given = [_array(each) for each in self.network.input_tree.flatten(example)]
@@ -102,7 +105,7 @@ class _Sides:
 
         def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[list[Any], dict[str, Any]]:
             given = [
-                self.prepared._as_prepared(wanted, ops.cast(each, "float32"))
+                self.prepared._as_prepared(wanted, each)
                 for wanted, each in zip(self.prepared.plan.inputs, inputs, strict=True)
             ]
             results, after = held.functional.run(
@@ -135,9 +138,9 @@ class _Sides:
         nudge: int,
     ) -> Evidence:
         inputs = []
-        for index, each in enumerate(self.given):
+        for index, (each, wanted) in enumerate(zip(self.given, self.prepared.plan.inputs, strict=True)):
             rows = len(each) // self.examples * trial.examples
-            inputs.append(nudged(example_rows(each, str(index), rows, trial), str(index), nudge))
+            inputs.append(nudged(example_rows(each, str(index), rows, trial, wanted.rows), str(index), nudge))
         names = [self.network.input_names[at] for at, each in enumerate(inputs) if each.dtype.kind == "f"]
         evidence = Evidence()
 
@@ -203,7 +206,8 @@ def _differentiated(
 
     with torch.enable_grad():
         tensors = [each.detach().clone().requires_grad_() for each in tensors]
-        total, results = step(tensors)
+        # The model may write into what it is given.
+        total, results = step([each.clone() for each in tensors])
         if not isinstance(total, torch.Tensor) or not total.requires_grad:
             return [None] * len(tensors), results
         return list(torch.autograd.grad(total, tensors, allow_unused=True)), results

@@ -35,7 +35,7 @@ class OnGrid:
     """A stored tensor.
 
     Attributes:
-        steps: whole numbers in float32, 0 for real 0.
+        steps: whole numbers in float32, 0 for real 0; indices in int64.
         scale: what one of them is.
     """
 
@@ -49,7 +49,7 @@ class OnGrid:
     def real(self) -> Tensor:
         """The real numbers, in float32."""
         if self._real is None:
-            self._real = self.steps * float(self.scale)
+            self._real = self.steps * float(self.scale) if self.steps.is_floating_point() else self.steps
         return self._real
 
 
@@ -291,6 +291,8 @@ class Device:
 
     def _input(self, path: str, layer: QuantizedInput, given: Tensor) -> Value:
         stored = layer.compose(given)
+        if layer.output_quantizer.indices:
+            return OnGrid(stored, np.float32(1))
         # NaN has no code. As in all of the network's other phases it goes through, for the user to see.
         return stored if stored.isnan().any() else self._on_grid(path, stored)
 
@@ -316,7 +318,8 @@ class Device:
         step = cast(PlanStep, self.plan.stored(path))
         operator = layer.operator
         if operator.moves_codes:
-            return OnGrid(self._moved(layer, operands), operands[0].scale)
+            scale = self._steps.placement(path).scale[0]
+            return OnGrid(self._moved(layer, operands, float(scale)), scale)
         in_int8 = all(self._steps.bits(name) <= 8 for name in (path, *step.operands) if self.plan.is_stored(name))
         if isinstance(layer, WeightedLayer):
             if in_int8:
@@ -333,10 +336,10 @@ class Device:
                 steps = self._asked(step, operands, constants, {})
         return self._stored(path, layer, operands, steps)
 
-    def _moved(self, layer: QuantizedLayer, operands: Sequence[OnGrid]) -> Tensor:
+    def _moved(self, layer: QuantizedLayer, operands: Sequence[OnGrid], scale: float) -> Tensor:
         moved = [each.steps for each in operands]
         for position in sorted(layer.constants):
-            constant, scale = layer.constants[position](), float(operands[0].scale)
+            constant = layer.constants[position]()
             with torch.no_grad():
                 steps = (constant / scale).round_()
             moved.insert(position, straight_through(constant, steps, factor=1 / scale))

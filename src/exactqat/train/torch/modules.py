@@ -59,6 +59,8 @@ class FakeQuantize(nn.Module):
         self.observing = False
         self.quantizing = True
         self.frozen = False
+        # Integers pass as they are: indices into a table.
+        self.indices = False
 
     @property
     def observes(self) -> bool:
@@ -69,7 +71,7 @@ class FakeQuantize(nn.Module):
     def forward(self, activation: Tensor) -> Tensor:
         if self.observes:
             self.range.observe(activation)
-        return self.quantize(activation) if self.quantizing else activation
+        return self.quantize(activation) if self.quantizing and not self.indices else activation
 
     def quantize(self, activation: Tensor) -> Tensor:
         """The values on the grid of this moment."""
@@ -107,18 +109,26 @@ class FakeQuantize(nn.Module):
 class WeightFakeQuantize(nn.Module):
     """Rounds a weight to its grid, one scale per output channel (or one in all, by the rule)."""
 
-    def __init__(self, rule: Rule, weight: Tensor, channel_axis: int = 0, bits: int | None = None) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        weight: Tensor,
+        channel_axis: int = 0,
+        bits: int | None = None,
+        range_end: np.ndarray | None = None,
+    ) -> None:
         """
         Args:
             weight: as `forward` will get it; learned ranges start from it.
             channel_axis: the weight's axis of output channels.
             bits: of a constant that is no weight; the rule says those of weights.
+            range_end: see `planning.plans.Weights`.
         """
         super().__init__()
         self.rule = rule
         self.bits = rule.weight_bits if bits is None else bits
         self.channel_axis = channel_axis
-        self.range = WeightRange(rule, self._channels_last(weight.detach()))
+        self.range = WeightRange(rule, self._channels_last(weight.detach()), range_end)
         self.quantizing = True
 
     def _channels_last(self, weight: Tensor) -> Tensor:

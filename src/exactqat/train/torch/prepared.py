@@ -21,11 +21,11 @@ from ...capture.core.progress import at_work
 from ...capture.proof import Proof, accept
 from ...capture.torch.custom import unwrapped, with_hooks
 from ...capture.torch.model import CaptureError, capture
-from ...device import DEFAULT_PROFILE, OPERATORS, profile_named
+from ...device import DEFAULT_PROFILE, profile_named
 from ...display import shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.fitting import constant_limits
-from ...planning.inputs import require_input
+from ...planning.inputs import require_input, require_rows
 from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep
 from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
@@ -141,7 +141,12 @@ class PreparedModel(Owner):
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
         for each, tensor in zip(self.plan.inputs, given, strict=True):
             require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
-        inputs = {each.path: tensor.to(torch.float32) for each, tensor in zip(self.plan.inputs, given, strict=True)}
+            if each.rows and not torch.compiler.is_compiling() and tensor.numel():
+                require_rows(each, *(int(end) for end in tensor.aminmax()))
+        inputs = {
+            each.path: tensor.to(torch.int64 if each.rows else torch.float32)
+            for each, tensor in zip(self.plan.inputs, given, strict=True)
+        }
         updates = self._updates if self.training and not is_recomputing() else []
         if network.input_tree is not None and network.input_tree.updates_first:
             _update(updates)
@@ -574,8 +579,9 @@ class _Building:
             if name in self.grid_of:
                 continue
             source = self.source(name)
-            if OPERATORS[step.kind].same_quantization:
-                constants[position] = SharedConstant(source, self.quantizers[step.grid])
+            grid = self.plan.grid_of_constant(step, position)
+            if grid:
+                constants[position] = SharedConstant(source, self.quantizers[grid])
                 continue
             rule = constant_rule(self.plan.grids[step.grid].rule)
             with torch.no_grad():
@@ -604,7 +610,9 @@ class _Building:
                 value = weight()
                 if folded and norm is not None:
                     value = folded_weight(primitives_torch, value, norm.factor_and_offset(), weights.channel_axis)
-            self.weight_quantizers[owner] = WeightFakeQuantize(weights.rule, value, weights.channel_axis)
+            self.weight_quantizers[owner] = WeightFakeQuantize(
+                weights.rule, value, weights.channel_axis, range_end=weights.range_end
+            )
         return WeightedLayer(
             step.kind,
             attributes,
@@ -622,6 +630,7 @@ class _Building:
         quantizer = FakeQuantize(grid.rule, grid.nonnegative, grid.trained)
         quantizer.range.writers = self.core.writers[name]
         quantizer.range.name = name
+        quantizer.indices = bool(grid.indices)
         return quantizer
 
     def _batch_norm(self, norm: BatchNorm) -> LayerBatchNorm:

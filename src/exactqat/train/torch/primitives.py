@@ -232,6 +232,11 @@ def gather(x: Tensor, indices: Sequence[int], axis: int) -> Tensor:
     return x.index_select(axis, torch.as_tensor(np.asarray(indices, np.int64), device=x.device))
 
 
+def embedding(indices: Tensor, table: Tensor, fixed_row: int | None = None) -> Tensor:
+    """Rows of a table; the fixed one gets no gradient."""
+    return F.embedding(indices, table, fixed_row)
+
+
 def flip(x: Tensor, axes: int | Sequence[int]) -> Tensor:
     """Turned round along some axes."""
     return x.flip(_axes(axes))

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...capture.core.refusals import first_line
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
 from ...capture.torch.custom import with_hooks
 from ...capture.torch.gradients import checkpoints_run_once
@@ -75,6 +77,8 @@ class _Sides:
         self.flags: Mapping[str, bool] = prepared.plan.network.input_tree.flags
         self.leaves, self.spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        given = prepared.plan.network.input_tree.flatten(*args, **kwargs)
+        self.tables = {id(leaf): each.rows for leaf, each in zip(given, prepared.plan.inputs, strict=True)}
         self.examples = int(tensors[0].shape[0])
         self.size = sum(leaf.numel() for leaf in tensors) // max(self.examples, 1)
         self.device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
@@ -116,12 +120,13 @@ class _Sides:
                 leaves.append(leaf)
                 continue
             rows = leaf.shape[0] // self.examples * trial.examples
-            values = nudged(example_rows(_array(leaf), str(index), rows, trial), str(index), nudge)
-            given = torch.as_tensor(values, device=self.device)
-            if given.is_floating_point():
-                followed[str(index)] = given.requires_grad_(trial.gradients)
-                given = given.clone()  # the model may write into it
-            leaves.append(given)
+            given = example_rows(_array(leaf), str(index), rows, trial, self.tables.get(id(leaf), 0))
+            values = nudged(given, str(index), nudge)
+            moved = torch.as_tensor(values, device=self.device)
+            if moved.is_floating_point():
+                followed[str(index)] = moved.requires_grad_(trial.gradients)
+                moved = moved.clone()  # the model may write into it
+            leaves.append(moved)
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs, followed
 
@@ -146,8 +151,7 @@ class _Sides:
                     after = _tensors(model(*args, **kwargs))
                 evidence.results |= {f"{name} (evaluated after a step)": _array(each) for name, each in after.items()}
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise CannotRun(f"{type(error).__name__}: {lines[0]}") from error
+            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
         return evidence
 
     def _gradients(
@@ -170,9 +174,11 @@ class _Sides:
 def _array(tensor: Tensor) -> np.ndarray:
     """Values in NumPy; zeros of what has none (fake and meta tensors)."""
     tensor = tensor.detach()
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type == "meta":
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         kind = np.float32 if tensor.is_floating_point() else np.int64
         return np.zeros(tuple(tensor.shape), kind)
+    # A class of the user's own would have its say in what follows.
+    tensor = tensor.as_subclass(Tensor)
     return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype).numpy(force=True).copy()
 
 

@@ -200,18 +200,20 @@ class WeightRange(nn.Module):
     they are the extremes of the weight at each call, and the module has no state.
     """
 
-    def __init__(self, rule: Rule, weight: Tensor) -> None:
+    def __init__(self, rule: Rule, weight: Tensor, end: np.ndarray | None = None) -> None:
         """
         Args:
             weight: channels last; the learned bounds start from it.
+            end: where the learned bounds start instead.
         """
         super().__init__()
         self.rule = rule
         self.learned = rule.ranges == "learned"
         if self.learned:
             with torch.no_grad():
-                for end, value in learned_ends(p, rule, weight).items():
-                    setattr(self, end, nn.Parameter(value))
+                given = None if end is None else torch.as_tensor(end, device=weight.device)
+                for name, value in learned_ends(p, rule, weight, given).items():
+                    setattr(self, name, nn.Parameter(value.clone()))
 
     def forward(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         return weight_ends(p, self.rule, weight, self._parameters if self.learned else None)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 # Called with what has been done, all there is to do, and the seconds that are left.
 Progress = Callable[[float, float, float], None]
 BAR, PAUSE = 24, 0.2
+# Seconds after which what usually takes a moment says how far it is.
+AWHILE = 2.0
 
 
 class Clock:
@@ -18,13 +20,25 @@ class Clock:
     Work is counted in steps of any unit, such as multiply-adds.
     """
 
-    def __init__(self, title: str, total: float, progress: Progress | bool | None) -> None:
-        """progress: who is informed; True: a line on standard error; None: likewise, if that is a terminal."""
+    def __init__(self, title: str, total: float, progress: Progress | bool | None, after: float = 0.0) -> None:
+        """progress: who is informed; True: a line on standard error; None: likewise, if that is a terminal. after:
+        seconds without that line."""
         if progress is None:
             progress = sys.stderr is not None and sys.stderr.isatty()
         self._title, self._total, self._done = title, max(total, 1e-12), 0.0
-        self._began, self._shown = time.monotonic(), 0.0
+        self._began, self._shown, self._after = time.monotonic(), 0.0, after
         self._tell: Progress | None = (self._line if progress else None) if isinstance(progress, bool) else progress
+
+    @classmethod
+    def counting(cls, title: str, progress: bool | None) -> Callable[[int, int], None]:
+        """What takes how many of how many parts are done; what usually takes a moment is shown if it takes longer."""
+        clock = cls(title, 1, progress, AWHILE if progress is None else 0.0)
+
+        def at(done: int, total: int) -> None:
+            clock._total = total
+            clock.did(done - clock._done)
+
+        return at
 
     def did(self, work: float) -> None:
         """So much more is done."""
@@ -35,7 +49,7 @@ class Clock:
 
     def _line(self, done: float, total: float, left: float) -> None:
         now, finished = time.monotonic(), done >= total * (1 - 1e-9)
-        if now - self._shown < PAUSE and not finished:
+        if now - self._shown < PAUSE and not finished or now - self._began < self._after:
             return
         self._shown = now
         full = min(BAR, int(BAR * done / total))
@@ -48,4 +62,4 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-__all__ = ["Clock", "Progress"]
+__all__ = ["AWHILE", "Clock", "Progress"]

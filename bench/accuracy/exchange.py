@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a peer's adapter gets and gives. Adapters run in an environment of their own, as processes:
+`python peer_NAME.py FOLDER PRECISION OUT.npz [--quick]`.
+
+FOLDER holds task.json (the network's name), weights.pt and data.npz. OUT.npz gets, for each method, the outputs on the
+validation and the test examples: as the peer predicts them, and as its file gives them on the runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from networks import TASKS, Task, fit, outputs_of, restored
+
+CALIBRATION = 256
+Computes = Callable[[np.ndarray], np.ndarray]
+
+
+class NotOffered(Exception):
+    """The peer has nothing for this precision or network; the message says why."""
+
+
+@dataclass
+class Case:
+    """One network to be quantized.
+
+    Attributes:
+        name: of the network; task: what it is; model: in float, in evaluation.
+        parts: inputs and targets to train on, to decide by, to judge by.
+        weights, activations: bits.
+        folder: for files.
+        quick: leave out what takes long.
+    """
+
+    name: str
+    task: Task
+    model: torch.nn.Module
+    parts: list[tuple[np.ndarray, np.ndarray]]
+    weights: int
+    activations: int
+    folder: Path
+    quick: bool
+
+    @property
+    def calibration(self) -> np.ndarray:
+        return self.parts[0][0][:CALIBRATION]
+
+    def need_eight(self) -> None:
+        if (self.weights, self.activations) != (8, 8):
+            raise NotOffered("it quantizes convolutions and matrix products to 8 bits only")
+
+    def onnx(self) -> Path:
+        """The float network as an ONNX file, with any number of examples."""
+        path = self.folder / "float.onnx"
+        if not path.exists():
+            names: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"]}
+            example = torch.from_numpy(self.calibration[:2])
+            axes = {"x": {0: "n"}, "y": {0: "n"}}
+            torch.onnx.export(self.model, (example,), str(path), dynamo=False, dynamic_axes=axes, **names)
+        return path
+
+    def tuned(self, model: torch.nn.Module) -> None:
+        """Trains a fake-quantized network with the task's loss."""
+        torch.manual_seed(0)
+        fit(self.task, model, *self.parts[0], 2 if self.quick else 6, 5e-4)
+
+
+@dataclass
+class Offer:
+    """What a method of a peer gives; None: it does not."""
+
+    method: str
+    predicted: Computes | None
+    runtime: Computes | None
+
+
+def session(path: str | Path, optimized: bool) -> Computes:
+    """An ONNX file in ONNX Runtime: operator by operator in float with fake quantization, or as it is run: in integers.
+
+    Args:
+        optimized: whether its graph is fused to integer kernels.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    made = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = made.get_inputs()[0].name
+    return lambda x: np.concatenate([made.run(None, {name: part})[0] for part in np.array_split(x, -(-len(x) // 250))])
+
+
+def of_module(model: Callable[[torch.Tensor], torch.Tensor]) -> Computes:
+    return lambda x: outputs_of(model, x)
+
+
+def main(offers: Callable[[Case], Sequence[Offer]]) -> None:
+    """Runs an adapter."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("precision")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    name = json.loads((given.folder / "task.json").read_text())["name"]
+    with np.load(given.folder / "data.npz") as held:
+        parts = [(held[f"x{at}"], held[f"y{at}"]) for at in range(3)]
+    weights = torch.load(given.folder / "weights.pt", weights_only=True)
+    bits = [int(digits) for digits in given.precision.removeprefix("w").split("a")]
+    model = restored(name, weights, parts[0][0])
+    case = Case(name, TASKS[name], model, parts, bits[0], bits[1], given.out.parent, given.quick)
+    arrays: dict[str, Any] = {}
+    try:
+        found = offers(case)
+    except NotOffered as why:
+        arrays["not offered"] = str(why)
+        found = ()
+    for offer in found:
+        for how, computes in (("predicted", offer.predicted), ("runtime", offer.runtime)):
+            for at, part in ((1, "validation"), (2, "test")) if computes is not None else ():
+                assert computes is not None
+                arrays[f"{offer.method}/{how}/{part}"] = np.asarray(computes(parts[at][0]), np.float32)
+    np.savez(given.out, **arrays)
+
+
+__all__ = ["Case", "NotOffered", "Offer", "main", "of_module", "session"]

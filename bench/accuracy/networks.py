@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small networks and the made-up data that they are trained on: both sides of the comparison build them from here.
+
+It needs PyTorch, scikit-learn and Pillow, and nothing of exactqat. None of it is a benchmark of the field: digits are
+scikit-learn's, scaled and shifted; keywords are tones in noise; glyphs are letters in fonts of Matplotlib, distorted;
+shapes are drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+# Examples to train on, to decide by, and to judge by.
+SIZES = (1500, 400, 1000)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a network is trained for.
+
+    Attributes:
+        title: what it is, honestly.
+        data: of a seed: inputs [n, channels, height, width] and targets, `SIZES` of each.
+        network: of a seed, untrained.
+        loss: of outputs and targets, tensors.
+        metric: of outputs and targets, arrays; the higher the better, and a mean over examples.
+        epochs: of float training.
+    """
+
+    title: str
+    data: Callable[[int], list[tuple[np.ndarray, np.ndarray]]]
+    network: Callable[[], nn.Module]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    metric: Callable[[np.ndarray, np.ndarray], float]
+    epochs: int = 12
+
+
+def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
+    return float((outputs.argmax(1) == targets).mean())
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def _parts(images: np.ndarray, targets: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    ends = np.cumsum((0, *SIZES))
+    return [
+        (np.ascontiguousarray(images[low:high], np.float32), targets[low:high])
+        for low, high in zip(ends[:-1], ends[1:], strict=True)
+    ]
+
+
+def digits(size: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """scikit-learn's, scaled to `size` pixels, shifted and noisy; those to judge by are of other writers' images than
+    those to train on."""
+    from sklearn.datasets import load_digits
+
+    given = load_digits()
+    rng = np.random.default_rng(seed)
+    order, found, classes = rng.permutation(len(given.images)), [], []
+    shares = np.cumsum((0, 900, 300, len(order) - 1200))
+    for count, low, high in zip(SIZES, shares[:-1], shares[1:], strict=True):
+        for number in rng.choice(order[low:high], count):
+            image = np.kron(given.images[number] / 16, np.ones((size // 8, size // 8)))
+            image = np.roll(image, rng.integers(-(size // 8), size // 8 + 1, 2), (0, 1))
+            found.append(image + rng.normal(0, 0.15, image.shape))
+            classes.append(given.target[number])
+    return _parts(np.stack(found)[:, None], np.asarray(classes))
+
+
+def keywords(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Eight words, each of three tones that rise, fall or stay, as energies of 16 bands over 24 moments, in noise."""
+    rng, words = np.random.default_rng(seed), np.random.default_rng(7)
+    tones = words.uniform(2, 13, (8, 3, 2))
+    classes = rng.integers(0, 8, sum(SIZES))
+    bands, moments = np.arange(16)[:, None], np.linspace(0, 1, 24)[None]
+    found = []
+    for word in classes:
+        start, energy = rng.normal(0, 0.12), 0.0
+        for low, high in tones[word]:
+            place = low + (high - low) * np.clip(moments + start, 0, 1) + rng.normal(0, 0.5)
+            energy = energy + rng.uniform(0.5, 1.2) * np.exp(-((bands - place) ** 2))
+        found.append(np.log1p(np.square(energy + np.abs(rng.normal(0, 0.7, (16, 24))))))
+    return _parts(np.stack(found)[:, None], classes)
+
+
+def glyphs(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ten letters of 16 pixels in eight fonts, turned, moved, bright on dark or dark on bright, in noise."""
+    from matplotlib import get_data_path
+    from PIL import Image, ImageDraw, ImageFont
+
+    rng = np.random.default_rng(seed)
+    folder = f"{get_data_path()}/fonts/ttf"
+    names = ("Sans", "Sans-Bold", "Sans-Oblique", "SansMono", "SansMono-Bold", "Serif", "Serif-Bold", "Serif-Italic")
+    fonts = [ImageFont.truetype(f"{folder}/DejaVu{name}.ttf", size) for name in names for size in (11, 13)]
+    classes = rng.integers(0, 10, sum(SIZES))
+    found = []
+    for letter in classes:
+        picture = Image.new("L", (16, 16))
+        font = fonts[rng.integers(len(fonts))]
+        place = tuple(8 + rng.normal(0, 0.8, 2))
+        ImageDraw.Draw(picture).text(place, "AEGKMQRSWZ"[letter], 255, font, anchor="mm")
+        image = np.asarray(picture.rotate(rng.normal(0, 10), Image.Resampling.BILINEAR)) / 255
+        image = image if rng.random() < 0.5 else 1 - image
+        found.append(image * rng.uniform(0.5, 1) + rng.normal(0, 0.12, image.shape))
+    return _parts(np.stack(found)[:, None], classes)
+
+
+def shapes(seed: int, masks: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+    """A disc, a square or a cross of 5 to 9 pixels in an image of 24, in noise; with its mask [24, 24] of classes (0:
+    background), or its class and box [5]: class, middle's row and column, height and width, in images."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:24, :24]
+    found, targets = [], []
+    for _ in range(sum(SIZES)):
+        kind, size = int(rng.integers(3)), rng.uniform(5, 9)
+        row, column = rng.uniform(size / 2, 24 - size / 2, 2)
+        down, right = np.abs(rows + 0.5 - row), np.abs(columns + 0.5 - column)
+        square = np.maximum(down, right) <= size / 2
+        inside = [down**2 + right**2 <= size**2 / 4, square, square & (np.minimum(down, right) <= size / 6)][kind]
+        found.append(inside * rng.uniform(0.6, 1.2) + rng.normal(0, 0.25, inside.shape))
+        box = np.asarray([kind, row / 24, column / 24, size / 24, size / 24], np.float32)
+        targets.append(inside * (kind + 1) if masks else box)
+    return _parts(np.stack(found)[:, None], np.stack(targets))
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+def convolutional(channels: Sequence[int], classes: int, pooled: int = 2) -> nn.Module:
+    """3x3 convolutions with batch norm, a stride of 2 from the second one on, and a layer of scores."""
+    layers: list[nn.Module] = []
+    for number, (before, after) in enumerate(zip((1, *channels), channels, strict=False)):
+        layers += [nn.Conv2d(before, after, 3, 1 if number == 0 else 2, 1), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AvgPool2d(pooled), nn.Flatten(), nn.LazyLinear(classes))
+
+
+def separable(classes: int) -> nn.Module:
+    """As DS-CNN: a convolution, then depthwise and pointwise ones."""
+    layers: list[nn.Module] = [nn.Conv2d(1, 24, (4, 6), 2, (1, 2)), nn.BatchNorm2d(24), nn.ReLU()]
+    for _ in range(2):
+        layers += [nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.BatchNorm2d(24), nn.ReLU()]
+        layers += [nn.Conv2d(24, 24, 1), nn.BatchNorm2d(24), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AvgPool2d((8, 12)), nn.Flatten(), nn.LazyLinear(classes))
+
+
+class Transformer(nn.Module):
+    """Patches of 4 pixels, two blocks of two heads, 32 wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 32, 4, 4)
+        self.places = nn.Parameter(torch.randn(1, 16, 32) * 0.1)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(32)
+        self.scores = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.scores(self.norm(x).mean(1))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(2))
+        self.query, self.key, self.value, self.out = (nn.Linear(32, 32) for _ in range(4))
+        self.wide, self.narrow = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norms[0](x)
+        query, key, value = (
+            layer(y).reshape(-1, 16, 2, 16).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        weights = torch.softmax(query @ key.transpose(2, 3) * 0.25, -1)
+        x = x + self.out((weights @ value).transpose(1, 2).reshape(-1, 16, 32))
+        return x + self.narrow(torch.relu(self.wide(self.norms[1](x))))
+
+
+class Segmenter(nn.Module):
+    """Down to half the size and up again, with one connection past it; scores of four classes for each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 24, 3, 2, 1)
+        self.low, self.up = nn.Conv2d(24, 24, 3, padding=1), nn.ConvTranspose2d(24, 16, 2, 2)
+        self.last, self.scores = nn.Conv2d(32, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        y = torch.relu(self.low(torch.relu(self.down(x))))
+        return self.scores(torch.relu(self.last(torch.cat([x, torch.relu(self.up(y))], 1))))
+
+
+def segments(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """The mean of intersection over union of the shape's pixels, example by example."""
+    found, wanted = outputs.argmax(1), targets
+    both = ((found == wanted) & (wanted > 0)).sum((1, 2))
+    return float((both / np.maximum(((found > 0) | (wanted > 0)).sum((1, 2)), 1)).mean())
+
+
+def detected(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """The share of examples with the right class and a box of intersection over union 0.5 or more."""
+    middle, size = outputs[:, 3:5], np.maximum(outputs[:, 5:7], 1e-6)
+    true_middle, true_size = targets[:, 1:3], targets[:, 3:5]
+    low = np.maximum(middle - size / 2, true_middle - true_size / 2)
+    high = np.minimum(middle + size / 2, true_middle + true_size / 2)
+    both = np.maximum(high - low, 0).prod(1)
+    share = both / (size.prod(1) + true_size.prod(1) - both)
+    return float(((outputs[:, :3].argmax(1) == targets[:, 0]) & (share >= 0.5)).mean())
+
+
+def loss_of_boxes(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    boxes = nn.functional.smooth_l1_loss(outputs[:, 3:], targets[:, 1:], beta=0.1)
+    return nn.functional.cross_entropy(outputs[:, :3], targets[:, 0].long()) + 10 * boxes
+
+
+def _classes(title: str, data: Any, network: Any, epochs: int = 12) -> Task:
+    return Task(title, data, network, nn.functional.cross_entropy, accuracy, epochs)
+
+
+TASKS = {
+    "digits8": _classes("scikit-learn's digits, 8 pixels", functools.partial(digits, 8),
+                        lambda: convolutional((16, 24, 32), 10)),
+    "digits16": _classes("scikit-learn's digits, 16 pixels", functools.partial(digits, 16),
+                         lambda: convolutional((12, 24, 32), 10), 8),
+    "digits32": _classes("scikit-learn's digits, 32 pixels", functools.partial(digits, 32),
+                         lambda: convolutional((8, 16, 24, 32), 10), 6),
+    "keywords": _classes("made-up keywords in noise", keywords, lambda: separable(8)),
+    "glyphs": _classes("rendered letters", glyphs, lambda: convolutional((12, 24, 32), 10)),
+    "vit": _classes("scikit-learn's digits, 16 pixels, a small ViT", functools.partial(digits, 16), Transformer, 15),
+    "detector": Task("drawn shapes, class and box", functools.partial(shapes, masks=False),
+                     lambda: convolutional((12, 24, 32, 32), 7, 3), loss_of_boxes, detected, 25),
+    "segmenter": Task("drawn shapes, pixels", functools.partial(shapes, masks=True), Segmenter,
+                      nn.functional.cross_entropy, segments, 8),
+}  # fmt: skip
+
+
+def fit(task: Task, model: nn.Module, inputs: np.ndarray, targets: np.ndarray, epochs: int, rate: float) -> None:
+    """Trains with Adam, whose rate falls by a cosine."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.Adam(parameters, rate)
+    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
+    batches = -(-len(x) // 64)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(64):
+            optimizer.zero_grad()
+            task.loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def trained(name: str, seed: int, data: list[tuple[np.ndarray, np.ndarray]]) -> nn.Module:
+    """A float network in evaluation."""
+    task = TASKS[name]
+    torch.manual_seed(seed)
+    model = task.network()
+    with torch.no_grad():
+        model.eval()(torch.from_numpy(data[0][0][:2]))
+    fit(task, model.train(), *data[0], task.epochs, 5e-3)
+    return model.eval()
+
+
+def restored(name: str, weights: dict[str, Any], inputs: np.ndarray) -> nn.Module:
+    """A float network with given weights, in evaluation."""
+    model = TASKS[name].network().eval()
+    with torch.no_grad():
+        model(torch.from_numpy(inputs[:2]))
+    model.load_state_dict(weights)
+    return model
+
+
+def outputs_of(model: Callable[[torch.Tensor], torch.Tensor], inputs: np.ndarray, batch: int = 250) -> np.ndarray:
+    with torch.no_grad():
+        return np.concatenate([model(part).numpy() for part in torch.from_numpy(inputs).split(batch)])
+
+
+__all__ = ["SIZES", "TASKS", "Task", "fit", "outputs_of", "restored", "trained"]

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ai-edge-quantizer on a float .tflite file of litert-torch: it predicts nothing; LiteRT runs its file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import litert_torch
+import numpy as np
+import torch
+from ai_edge_litert.interpreter import Interpreter
+from ai_edge_quantizer import quantizer, recipe
+from exchange import Case, Computes, NotOffered, Offer, main
+
+
+def running(content: bytes) -> Computes:
+    interpreter = Interpreter(model_content=content, num_threads=1)
+    interpreter.allocate_tensors()
+    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def computed(x: np.ndarray) -> np.ndarray:
+        found = []
+        scale, zero_point = given["quantization"]
+        if scale:
+            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(given["dtype"])
+        for example in x:
+            interpreter.set_tensor(given["index"], example[None])
+            interpreter.invoke()
+            found.append(interpreter.get_tensor(made["index"])[0].astype(np.float32))
+        scale, zero_point = made["quantization"]
+        return (np.stack(found) - zero_point) * scale if scale else np.stack(found)
+
+    return computed
+
+
+def offers(case: Case) -> list[Offer]:
+    if case.activations != 8 or case.weights != 8:
+        raise NotOffered("its recipes for static quantization have activations of 8 and 16 bits, weights of 8")
+    example = (torch.from_numpy(case.calibration[:1]),)
+    path = case.folder / "float.tflite"
+    litert_torch.convert(case.model, example).export(str(path))
+    made = quantizer.Quantizer(str(path), recipe.static_wi8_ai8())
+    interpreter = Interpreter(model_path=str(path))
+    (signature, names), *_ = interpreter.get_signature_list().items()
+    (name,) = names["inputs"]
+    data: dict[str, Any] = {signature: [{name: each[None]} for each in case.calibration]}
+    result = made.quantize(made.calibrate(data))
+    return [Offer("PTQ", None, running(bytes(result.quantized_model)))]
+
+
+if __name__ == "__main__":
+    main(offers)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brevitas: layers with quantized weights, inputs and biases; PTQ by calibration and bias correction, and QAT. Its file
+is ONNX with QuantizeLinear and Clip, which ONNX Runtime runs."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import brevitas.nn as qnn
+import torch
+from brevitas.export import export_onnx_qcdq
+from brevitas.graph.calibrate import bias_correction_mode, calibration_mode
+from brevitas.graph.quantize import layerwise_quantize
+from brevitas.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat, Int32Bias
+from exchange import Case, Computes, Offer, main, of_module, session
+from torch import nn
+
+
+def quantized(case: Case) -> Any:
+    settings = {
+        "weight_quant": Int8WeightPerChannelFloat,
+        "weight_bit_width": case.weights,
+        "input_quant": Int8ActPerTensorFloat,
+        "input_bit_width": case.activations,
+        "bias_quant": Int32Bias,
+        "return_quant_tensor": False,
+    }
+    transposed = {**settings}
+    made = layerwise_quantize(
+        copy.deepcopy(case.model),
+        {
+            nn.Conv2d: (qnn.QuantConv2d, settings),
+            nn.ConvTranspose2d: (qnn.QuantConvTranspose2d, transposed),
+            nn.Linear: (qnn.QuantLinear, settings),
+        },
+    )
+    # The input of the network keeps eight bits.
+    first = next(module for module in made.modules() if isinstance(module, qnn.QuantConv2d))
+    if case.activations != 8:
+        first.input_quant.fused_activation_quant_proxy.tensor_quant.msb_clamp_bit_width_impl = type(
+            first.input_quant.fused_activation_quant_proxy.tensor_quant.msb_clamp_bit_width_impl
+        )(8)
+    return made
+
+
+def written(case: Case, model: Any, name: str) -> Computes:
+    path: Path = case.folder / f"brevitas_{name}.onnx"
+    example = torch.from_numpy(case.calibration[:2])
+    axes = {"x": {0: "n"}, "y": {0: "n"}}
+    export_onnx_qcdq(model, args=example, export_path=str(path), input_names=["x"], output_names=["y"],
+                     dynamic_axes=axes, dynamo=False, opset_version=17)  # fmt: skip
+    return session(path, True)
+
+
+def offers(case: Case) -> list[Offer]:
+    model = quantized(case).eval()
+    batches = torch.from_numpy(case.calibration).split(64)
+    with torch.no_grad():
+        for mode in (calibration_mode, bias_correction_mode):
+            with mode(model):
+                for batch in batches:
+                    model(batch)
+    found = [Offer("PTQ", of_module(model), written(case, model, "ptq"))]
+    trained = copy.deepcopy(model).train()
+    case.tuned(trained)
+    trained.eval()
+    return [*found, Offer("QAT", of_module(trained), written(case, trained, "qat"))]
+
+
+if __name__ == "__main__":
+    main(offers)

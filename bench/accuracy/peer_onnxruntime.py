@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime's static quantization: weights per channel, by extremes, percentiles and entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from exchange import Case, Offer, main, session
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+
+class Reader(CalibrationDataReader):
+    def __init__(self, inputs: np.ndarray) -> None:
+        self.batches: Iterator[np.ndarray] = iter(np.split(inputs, 8))
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        batch = next(self.batches, None)
+        return None if batch is None else {"x": batch}
+
+
+def offers(case: Case) -> list[Offer]:
+    case.need_eight()
+    prepared = case.folder / "prepared.onnx"
+    quant_pre_process(str(case.onnx()), str(prepared), skip_symbolic_shape=True)
+    found = []
+    methods = [CalibrationMethod.MinMax, CalibrationMethod.Percentile, CalibrationMethod.Entropy]
+    for method in methods[:1] if case.quick else methods:
+        path = case.folder / f"onnxruntime_{method.name}.onnx"
+        quantize_static(
+            str(prepared), str(path), Reader(case.calibration), quant_format=QuantFormat.QDQ, per_channel=True,
+            calibrate_method=method, activation_type=QuantType.QInt8, weight_type=QuantType.QInt8,
+        )  # fmt: skip
+        found.append(Offer(f"PTQ {method.name}", session(path, False), session(path, True)))
+    return found
+
+
+if __name__ == "__main__":
+    main(offers)

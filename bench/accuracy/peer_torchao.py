@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torchao's PT2E with the quantizer for x86: PTQ and QAT. Its runtime is what torch.compile makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as x86
+from exchange import Case, Offer, main, of_module
+from torchao.quantization.pt2e import allow_exported_model_train_eval, move_exported_model_to_eval
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+
+
+def exported(case: Case, training: bool) -> Any:
+    model = case.model.train() if training else case.model.eval()
+    example = (torch.from_numpy(case.calibration[:4]),)
+    return torch.export.export(model, example, dynamic_shapes=({0: torch.export.Dim("n", min=2)},)).module()
+
+
+def offers(case: Case) -> list[Offer]:
+    case.need_eight()
+    found = []
+    for training in (False, True):
+        quantizer = x86.X86InductorQuantizer()
+        quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_qat=training))
+        prepared = (prepare_qat_pt2e if training else prepare_pt2e)(exported(case, training), quantizer)
+        if training:
+            allow_exported_model_train_eval(prepared)
+            prepared.train()
+            case.tuned(prepared)
+            move_exported_model_to_eval(prepared)
+        else:
+            with torch.no_grad():
+                for batch in torch.from_numpy(case.calibration).split(64):
+                    prepared(batch)
+        made = convert_pt2e(prepared)
+        runtime = None
+        if not case.quick:
+            allow_exported_model_train_eval(made)
+            runtime = of_module(torch.compile(made, dynamic=True))
+        found.append(Offer("QAT" if training else "PTQ", of_module(made), runtime))
+    return found
+
+
+if __name__ == "__main__":
+    main(offers)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of four bits, two to a byte: half a file's weights where the device computes the same with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
+from ..device.tensor import INT4, INT4_MAX, INT4_MIN
+from ..device.weighted import Weighted
+from .graph import Graph, require_graph
+from .simulate import EXACT
+
+
+def packed(graph: Graph, device: str | Profile | None = None) -> Graph:
+    """The same network with filters that fit into four bits stored in four bits (TensorFlow Lite's int4).
+
+    No code and no result changes. A filter stays as it is where the device's runtime does not take it, or equality with
+    it has not been shown: LiteRT's own kernels on x86 and ARM compute other results with four bits, no runtime has them
+    beside int16 activations, and TFLite-Micro's FULLY_CONNECTED takes them with a single scale only
+    (`Rule(per_channel=False)`).
+
+    Args:
+        graph: a lowered network.
+        device: a name of `deploy.PROFILES`; by default the one that the graph was trained for.
+    """
+    require_graph(graph)
+    profile = profile_named(device or graph.trained_for or DEFAULT_PROFILE)
+    found = graph
+    for operator in graph.operators:
+        declaration = OPERATORS[operator.kind]
+        if not isinstance(declaration, Weighted):
+            continue
+        filter = graph.tensors[operator.inputs[1]]
+        if filter.dtype != "int8" or filter.data is None or not _fits(filter.data):
+            continue
+        tried = replace(found, tensors={**found.tensors, filter.name: replace(filter, dtype=INT4)})
+        claimed = (tried.measured_as(operator), profile.name) in EXACT
+        if claimed and declaration.takes_four_bits(filter, profile):
+            found = tried
+    return found
+
+
+def _fits(codes: np.ndarray) -> bool:
+    return bool(codes.size and codes.min() >= INT4_MIN and codes.max() <= INT4_MAX)
+
+
+__all__ = ["packed"]

@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quantized file's network as one that trains: its plan, and real numbers whose integers are the file's.
+
+Nothing is estimated. Every grid is the file's own and stays so. A filter's codes times a power of two are the weight; a
+batch norm without statistics multiplies each channel by what is missing to the file's scale. So the codes and the
+scales that a frozen network computes with are the file's, bit for bit, until a step of training moves them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..device import OPERATORS, Tensor
+from ..device.arithmetic import same_padding
+from ..device.operator import FLOAT, DeviceOperator
+from ..device.tensor import CODE_RANGES, dequantize
+from ..display import listed
+from ..planning import UnsupportedOperator
+from ..planning.network import Constant, Network, Value
+from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
+from ..planning.rules import Rule
+from .graph import Graph, Operator
+from .lower import Lowering
+from .simulate import simulate
+
+# Of a filter on the device, the user's order [out, in / groups, height, width]; TRANSPOSE_CONV's has inputs first.
+_FILTER_AXES = {
+    "CONV_2D": (0, 3, 1, 2),
+    "DEPTHWISE_CONV_2D": (3, 0, 1, 2),
+    "TRANSPOSE_CONV": (3, 0, 1, 2),
+    "FULLY_CONNECTED": (0, 1),
+}
+_OUTPUT_CHANNELS = {"TRANSPOSE_CONV": 1}
+_MOVES_EXAMPLES = ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
+# The largest code of a filter, of a narrow range.
+_LARGEST = 127
+
+
+@dataclass
+class Trainable:
+    """What a framework trains.
+
+    Attributes:
+        plan: what the device runs; all grids are given.
+        parameters: by the names of the plan's constants, float32; the trained ones.
+        buffers: likewise, the others.
+    """
+
+    plan: Plan
+    parameters: dict[str, np.ndarray] = field(default_factory=dict)
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Ends:
+    """How a file's inputs and outputs nest, as the tree of a captured model says it: inputs are arguments in the file's
+    order, or by its names; several outputs are a dictionary by its names."""
+
+    updates = ()
+    updates_first = False
+
+    def __init__(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        self.names, self.outputs = tuple(inputs), tuple(outputs)
+        words = [name if name.isidentifier() and not keyword.iskeyword(name) else "" for name in self.names]
+        words = [word or f"input_{number}" for number, word in enumerate(words)]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.signature = inspect.Signature([inspect.Parameter(word, kind) for word in words])
+
+    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """
+        Raises:
+            TypeError: the arguments are not the file's inputs.
+        """
+        if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
+            args, kwargs = (), dict(args[0])
+        words = tuple(self.signature.parameters)
+        known = {**dict(zip(self.names, words, strict=True)), **{word: word for word in words}}
+        unknown = [name for name in kwargs if name not in known]
+        if unknown or len(args) + len(kwargs) != len(words):
+            given = [*("positional" for _ in args), *kwargs]
+            raise TypeError(f"the file's inputs are {', '.join(self.names)}; got {listed(given) or 'none'}")
+        bound = self.signature.bind(*args, **{known[name]: value for name, value in kwargs.items()})
+        return list(bound.arguments.values())
+
+    def unflatten(self, results: Sequence[Any]) -> Any:
+        return results[0] if len(results) == 1 else dict(zip(self.outputs, results, strict=True))
+
+
+def trainable(graph: Graph) -> Trainable:
+    """The network of a quantized file, to be trained.
+
+    Raises:
+        UnsupportedOperator: parts of it cannot be trained so that its integers stay what they are; every one is named.
+    """
+    return _Restoring(graph).run()
+
+
+class _Restoring:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made = Trainable(Plan(Network((), (), {}, {}, ()), (), (), {}, {}, (), ()))
+        self.constants: dict[str, Constant] = {}
+        self.grids: dict[str, Grid] = {}
+        self.steps: list[PlanStep] = []
+        self.refusals: list[str] = []
+        # By tensor: the path that stores it. What QUANTIZE makes of real inputs is the input itself.
+        self.paths: dict[str, str] = {}
+        self.taken: set[str] = set()
+        # Tensors that follow from what is refused; there is nothing to say of them.
+        self.lost: set[str] = set()
+        # By path: the grid, where it is not one of its own.
+        self.shared: dict[str, str] = {}
+
+    def run(self) -> Trainable:
+        inputs = [self._input(name) for name in self.graph.inputs]
+        for operator in self.graph.operators:
+            if operator.outputs[0] in self.paths:  # QUANTIZE of an input
+                continue
+            if self.lost.intersection(operator.inputs):
+                self.lost.update(operator.outputs)
+                continue
+            try:
+                self._operator(operator)
+            except _Refused as refused:
+                self.refusals.append(f"{operator.kind} that makes '{operator.outputs[0]}': {refused}")
+                self.lost.update(operator.outputs)
+        outputs = [self._output(name) for name in self.graph.outputs]
+        if self.refusals:
+            raise UnsupportedOperator(
+                f"{len(self.refusals)} operator(s) of the file cannot be trained so that their integers stay what they "
+                "are:\n" + "\n".join(f"  {number}. {text}" for number, text in enumerate(self.refusals, 1))
+            )
+        signature = self.graph.signature
+        names = {port.tensor: port.name for port in (*signature.inputs, *signature.outputs)}
+        shapes = {name: self.graph.tensors[name].shape for name in (*self.graph.inputs, *self.graph.outputs)}
+        plan_inputs = tuple(
+            PlanInput(path, path, shapes[name], 0, names.get(name, name), tuple(range(len(shapes[name]))))
+            for name, path in inputs
+        )
+        results = tuple(
+            PlanOutput(names.get(name, name), tuple(range(len(shapes[name])))) for name in self.graph.outputs
+        )
+        values = {path: Value(path, shapes[name]) for name, path in inputs}
+        network = Network(
+            tuple(values),
+            tuple(values),
+            values,
+            self.constants,
+            (),
+            tuple(each.path for each in plan_inputs),
+            tuple(each.name for each in results),
+            *[Ends([each.name for each in plan_inputs], [each.name for each in results])] * 2,
+            argument_names=tuple(each.name for each in plan_inputs),
+            channels_first=False,
+        )
+        plan = Plan(
+            network, plan_inputs, tuple(self.steps), self.grids, self.constants, tuple(outputs), tuple(outputs),
+            results=results,
+        )  # fmt: skip
+        return replace(self.made, plan=plan)
+
+    # --- tensors ----------------------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        """A path for a tensor: dots separate modules in frameworks, so names keep none."""
+        wanted = re.sub(r"[^\w/-]+", "_", name).strip("_/") or "tensor"
+        path, number = wanted, 1
+        while path in self.taken:
+            number += 1
+            path = f"{wanted}_{number}"
+        self.taken.add(path)
+        return path
+
+    def _stored(self, name: str, **about: Any) -> str:
+        """The path of a tensor, with a grid of its own: the file's."""
+        tensor = self.graph.tensors[name]
+        path = self.paths[name] = self._path(name)
+        self._grid(path, tensor, **about)
+        return path
+
+    def _grid(self, path: str, tensor: Tensor, **about: Any) -> None:
+        bits = 16 if tensor.dtype == "int16" else 8
+        fixed = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
+        self.grids[path] = Grid(path, Rule(activation_bits=bits), fixed=fixed, **about)
+
+    def _input(self, name: str) -> tuple[str, str]:
+        tensor = self.graph.tensors[name]
+        readers = [each for each in self.graph.operators if name in each.inputs]
+        if tensor.dtype == FLOAT and len(readers) == 1 and readers[0].kind == "QUANTIZE":
+            return name, self._stored(readers[0].outputs[0], of_inputs=True)
+        if tensor.dtype not in ("int8", "int16"):
+            self.refusals.append(f"input '{name}' is {tensor.dtype}; inputs are int8, int16, or float32 by QUANTIZE")
+            self.lost.add(name)
+            return name, ""
+        return name, self._stored(name, of_inputs=True)
+
+    def _output(self, name: str) -> str:
+        if name in self.lost:
+            return ""
+        return self.paths[name]
+
+    def _parameter(self, name: str, values: np.ndarray, trained: bool = True) -> str:
+        (self.made.parameters if trained else self.made.buffers)[name] = values
+        self.constants[name] = Constant(name, values.shape, trainable=trained)
+        return name
+
+    # --- operators --------------------------------------------------------------------------------------------------
+
+    def _operator(self, operator: Operator) -> None:
+        tensors = [self.graph.tensors[name] for name in operator.inputs]
+        results = [self.graph.tensors[name] for name in operator.outputs]
+        if operator.kind == "DEQUANTIZE" and operator.outputs[0] in self.graph.outputs:
+            self.paths[operator.outputs[0]] = self.paths[operator.inputs[0]]
+            return
+        for tensor in (*results, *(each for each in tensors if each.data is None)):
+            _need(tensor.dtype in ("int8", "int16"), f"'{tensor.name}' is {tensor.dtype}, and int8 or int16 can train")
+        if operator.kind in _FILTER_AXES:
+            _need(len(results) == 1, f"it has {len(results)} results")
+            self._weighted(operator, tensors, results[0])
+        elif operator.kind in ("SPLIT", "SPLIT_V", "UNPACK"):
+            self._split(operator, tensors[0], results)
+        elif operator.kind in ("EXPAND_DIMS", "SQUEEZE"):
+            self._step(operator, self._operands(operator, tensors), {"new_shape": results[0].shape}, kind="RESHAPE")
+        elif operator.kind == "PACK":
+            self._pack(operator, tensors, results[0])
+        else:
+            _need(len(results) == 1, f"it has {len(results)} results")
+            declaration = OPERATORS[operator.kind]
+            _need(type(declaration).real is not DeviceOperator.real, "it has no gradient")
+            _need(operator.kind not in _MOVES_EXAMPLES, "it makes examples of positions")
+            attributes = dict(declaration.real_attributes(tensors, operator.attributes))
+            attributes.pop("activation", None)
+            if declaration.spatial:
+                attributes["channel_axis"] = len(results[0].shape) - 1
+            self._step(operator, self._operands(operator, tensors), attributes)
+
+    def _operands(self, operator: Operator, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+        return tuple(
+            self.paths[tensor.name] if tensor.data is None else self._constant(operator, position, tensor)
+            for position, tensor in enumerate(tensors)
+        )
+
+    def _constant(self, operator: Operator, position: int, tensor: Tensor) -> str:
+        """An operand that the file holds: a parameter on the file's grid."""
+        assert tensor.data is not None
+        what = f"its constant operand '{tensor.name}'"
+        _need(tensor.dtype in ("int8", "int16"), f"{what} is {tensor.dtype}, and int8 or int16 can train")
+        _need(tensor.quantization.scale.size == 1, f"{what} has {tensor.quantization.scale.size} scales, not one")
+        name = self._path(f"{operator.outputs[0]}/operand_{position}")
+        self._grid(name, tensor)
+        steps = tensor.data.astype(np.float64) - float(tensor.quantization.zero_point[0])
+        return self._parameter(name, (steps * np.float64(tensor.quantization.scale[0])).astype(np.float32))
+
+    def _split(self, operator: Operator, source: Tensor, results: Sequence[Tensor]) -> None:
+        """One slice for each result; UNPACK's lose the axis then."""
+        rank = len(source.shape)
+        axis = int(operator.attributes["axis"]) % rank
+        start = 0
+        for name, result in zip(operator.outputs, results, strict=True):
+            size = 1 if operator.kind == "UNPACK" else result.shape[axis]
+            begin = tuple(start if at == axis else 0 for at in range(rank))
+            end = tuple(start + size if at == axis else None for at in range(rank))
+            attributes = {"begin": begin, "end": end, "steps": (1,) * rank}
+            operands = (self.paths[source.name],)
+            if operator.kind == "UNPACK":
+                shape = tuple(1 if at == axis else size for at, size in enumerate(source.shape))
+                operands = (self._part(name, "STRIDED_SLICE", operands, attributes, shape),)
+                self._step(operator, operands, {"new_shape": result.shape}, kind="RESHAPE", name=name)
+            else:
+                self._step(operator, operands, attributes, kind="STRIDED_SLICE", name=name)
+            start += size
+
+    def _weighted(self, operator: Operator, tensors: Sequence[Tensor], result: Tensor) -> None:
+        x, filters = tensors[:2]
+        bias = tensors[2] if len(tensors) > 2 else None
+        _need(x.data is None, "its input is a constant")
+        _need(filters.data is not None, "its filter is computed")
+        assert filters.data is not None
+        _need(filters.dtype == "int8", f"its filter is {filters.dtype}, and training writes int8")
+        codes = filters.data.astype(np.int64)
+        _need(not np.any(filters.quantization.zero_point), "its filter has a zero point other than 0")
+        _need(int(codes.min(initial=0)) >= -_LARGEST, "its filter has codes of -128, and filters train in -127..127")
+        codes = codes.transpose(_FILTER_AXES[operator.kind])
+        channel_axis = _OUTPUT_CHANNELS.get(operator.kind, 0)
+        channels = codes.shape[channel_axis]
+        single = filters.quantization.axis is None or filters.quantization.scale.size == 1
+        scale = np.broadcast_to(filters.quantization.scale.astype(np.float32), (channels,))
+        _need(bool(np.all(scale > 0)), "its filter has a scale of 0")
+        path = self._path(operator.outputs[0])
+        self.taken.discard(path)
+        # scale = power * rest, with 1 <= rest < 2; a single scale has one power.
+        power = np.ldexp(np.float32(1), np.frexp(scale)[1] - 1).astype(np.float32)
+        rest = scale / power
+        shape = [1] * codes.ndim
+        shape[channel_axis] = channels
+        weight = self._parameter(f"{path}.weight", (codes * power.reshape(shape)).astype(np.float32))
+        if single:
+            gain = self._parameter(f"{path}.scale", rest[:1].copy())
+            ones = f"{path}.ones"
+            self.constants[ones] = Constant(ones, (channels,), parameter=False, data=np.ones(channels, np.float32))
+            whole = f"{path}.channel_scales"
+            self.constants[whole] = Constant(
+                whole, (channels,), parameter=False, trainable=True, sources=(gain,),
+                expression=Derived(_spread, (gain, ones)),
+            )  # fmt: skip
+            gain = whole
+        else:
+            gain = self._parameter(f"{path}.scale", rest.copy())
+        offset = self._parameter(f"{path}.bias", self._bias(bias, x, scale, channels))
+        mean = self._parameter(f"{path}.mean", np.zeros(channels, np.float32), trained=False)
+        variance = self._parameter(f"{path}.variance", np.ones(channels, np.float32), trained=False)
+        norm = BatchNorm(gain, offset, mean, variance, None, 0.0, None, training=False)
+        rule = Rule(match=path, ranges="learned", per_channel=not single)
+        end = np.float32(_LARGEST) * (power[0] if single else power)
+        attributes = self._attributes(operator, x, filters, codes)
+        weights = Weights(weight, None, norm, rule, channel_axis, np.asarray(end, np.float32))
+        self._step(operator, (self.paths[x.name],), attributes, weights)
+
+    def _bias(self, bias: Tensor | None, x: Tensor, scale: np.ndarray, channels: int) -> np.ndarray:
+        """Real numbers that lie on the accumulator's grid at the file's codes."""
+        if bias is None or bias.data is None:
+            _need(bias is None, "its bias is computed")
+            return np.zeros(channels, np.float32)
+        codes = bias.data.astype(np.float64).reshape(-1)
+        step = scale * np.float32(x.quantization.scale[0])
+        found = (codes * step).astype(np.float32)
+        for candidate in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
+            found = np.where(np.rint(found / step) == codes, found, candidate)
+        wrong = np.flatnonzero(np.rint(found / step) != codes)
+        _need(
+            not wrong.size,
+            f"its bias has codes beyond what float32 holds, such as {codes[wrong[:1]].astype(np.int64).tolist()}",
+        )
+        return found.astype(np.float32)
+
+    def _attributes(self, operator: Operator, x: Tensor, filters: Tensor, codes: np.ndarray) -> dict[str, Any]:
+        attributes = {name: value for name, value in operator.attributes.items() if name != "activation"}
+        if operator.kind == "FULLY_CONNECTED":
+            return attributes
+        attributes["channel_axis"] = 3
+        window = codes.shape[2:]
+        if operator.kind == "TRANSPOSE_CONV":
+            pads, more = [], []
+            sizes = zip(x.shape[1:3], attributes.pop("output_size"), window, attributes["strides"], strict=True)
+            for size, result, side, stride in sizes:
+                beyond = (size - 1) * stride + side - result
+                pads.append((max(beyond, 0) // 2, max(beyond, 0) - max(beyond, 0) // 2))
+                more.append(max(-beyond, 0))
+            return {**attributes, "padding": tuple(pads), "output_padding": tuple(more)}
+        attributes["groups"] = x.shape[3] // codes.shape[1]
+        if operator.kind == "DEPTHWISE_CONV_2D":
+            attributes["groups"] = x.shape[3]
+        if attributes["padding"] == "SAME":
+            axes = zip(x.shape[1:3], window, attributes["strides"], attributes["dilations"], strict=True)
+            attributes["padding"] = tuple(same_padding(*axis) for axis in axes)
+        else:
+            attributes["padding"] = ((0, 0), (0, 0))
+        return attributes
+
+    def _step(
+        self,
+        operator: Operator,
+        operands: tuple[str, ...],
+        attributes: Mapping[str, Any],
+        weights: Weights | None = None,
+        kind: str = "",
+        name: str = "",
+    ) -> None:
+        """An operator of the plan. kind, name: of the operator and its result, if they are not the file's first."""
+        kind, name = kind or operator.kind, name or operator.outputs[0]
+        path = self._stored(name)
+        if OPERATORS[kind].same_quantization:
+            # Its codes are its operand's; so is its grid.
+            of_operand = self.shared.get(operands[0], operands[0])
+            _need(self.grids[of_operand].fixed == self.grids[path].fixed, "its result is on another grid")
+            del self.grids[path]
+            self.shared[path] = of_operand
+        shape = self.graph.tensors[name].shape
+        activation = operator.attributes.get("activation", "NONE")
+        self._enter(PlanStep(path, kind, operands, attributes, "", shape, activation=activation, weights=weights))
+
+    def _pack(self, operator: Operator, tensors: Sequence[Tensor], result: Tensor) -> None:
+        """The operands get the axis, and are joined along it."""
+        _need(all(tensor.data is None for tensor in tensors), "one of its operands is a constant")
+        axis = int(operator.attributes["axis"]) % len(result.shape)
+        shape = tuple(1 if at == axis else size for at, size in enumerate(result.shape))
+        operands = [
+            self._part(operator.outputs[0], "RESHAPE", (operand,), {"new_shape": shape}, shape)
+            for operand in self._operands(operator, tensors)
+        ]
+        self._step(operator, tuple(operands), {"axis": axis}, kind="CONCATENATION")
+
+    def _part(
+        self, name: str, kind: str, operands: tuple[str, ...], attributes: Mapping[str, Any], shape: tuple[int, ...]
+    ) -> str:
+        """A step that moves codes and that the file has no name for."""
+        path = self._path(f"{name}/part")
+        self.shared[path] = self.shared.get(operands[0], operands[0])
+        self._enter(PlanStep(path, kind, operands, attributes, "", shape))
+        return path
+
+    def _enter(self, step: PlanStep) -> None:
+        self.steps.append(replace(step, grid=self.shared.get(step.path, step.path)))
+
+
+def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -> None:
+    """Raises UnsupportedOperator if a plan with these numbers has other integers than the file, on random codes."""
+    try:
+        lowered = Lowering(plan, numbers).run()
+    except ValueError as error:
+        raise UnsupportedOperator(f"the network that would be trained is not the file's: {error}") from error
+    rng = np.random.default_rng(0)
+    given, ours = {}, {}
+    for name, path in zip(graph.inputs, lowered.inputs, strict=True):
+        tensor, lowest_highest = lowered.tensors[path], CODE_RANGES[lowered.tensors[path].dtype]
+        codes = rng.integers(lowest_highest[0], lowest_highest[1] + 1, (2, *tensor.shape[1:])).astype(tensor.dtype)
+        ours[path] = codes
+        given[name] = dequantize(codes, tensor.quantization) if graph.tensors[name].dtype == FLOAT else codes
+    theirs, results = simulate(graph, given, device=device), simulate(lowered, ours, device=device)
+    wrong = []
+    for port, own in zip(graph.signature.outputs, lowered.signature.outputs, strict=True):
+        expected, found = theirs[port.tensor], results[own.tensor]
+        if graph.tensors[port.tensor].dtype == FLOAT:
+            found = dequantize(found, lowered.tensors[own.tensor].quantization)
+        if not np.array_equal(expected, found):
+            wrong.append(f"{int((expected != found).sum()):,} of {expected.size:,} of '{port.name}'")
+    if wrong:
+        raise UnsupportedOperator(
+            f"the network that would be trained computes other integers than the file: {listed(wrong)} differ on "
+            f"{device}"
+        )
+
+
+class _Refused(Exception):
+    """Why an operator cannot be trained."""
+
+
+def _need(condition: bool, why: str) -> None:
+    if not condition:
+        raise _Refused(why)
+
+
+def _spread(single: Any, ones: Any) -> Any:
+    return single * ones
+
+
+__all__ = ["Trainable", "compare_with_file", "trainable"]

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators with a state that lasts from one call to the next: SVDF and LSTM of others' files, in int8 with int16
+inside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from . import interpolated
+from . import short_fixed_point as short
+from .arithmetic import (
+    Arrays,
+    Tensors,
+    centered,
+    fixed_point,
+    multiply_fixed_point,
+    rounding_shift,
+    scale_of,
+    zero_point_of,
+)
+from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, FileStep, Shape, Unreadable, need, register
+from .profile import Profile
+from .tensor import INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Quantization, Tensor, per_tensor
+
+PURPOSE = "files: a plan writes such a layer step by step"
+
+
+class Recurrent(DeviceOperator):
+    """An operator with variables, which the runtimes' own kernels compute, one example at a time."""
+
+    any_batch = False
+    purpose = PURPOSE
+    weight_dtypes: ClassVar[tuple[str, ...]]
+    state_dtypes: ClassVar[tuple[tuple[str, ...], ...]]
+
+    def measured_as(self, inputs: Sequence[Tensor], output: Tensor) -> str:
+        return self.kind
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        for position, dtype in zip(self.weights, self.weight_dtypes, strict=True):
+            tensor = inputs[position]
+            need(tensor.dtype == dtype, f"{tensor.name!r} must be a constant of dtype {dtype}, got {tensor.dtype}")
+            one = tensor.quantization.axis is None and not np.any(tensor.quantization.zero_point)
+            need(one, f"{tensor.name!r} must be quantized per tensor, with zero point 0")
+        for position, dtypes in zip(self.states, self.state_dtypes, strict=True):
+            tensor = inputs[position]
+            fits = tensor.dtype in dtypes
+            need(fits, f"{tensor.name!r} must be a variable of dtype {' or '.join(dtypes)}, got {tensor.dtype}")
+        need(output.dtype == "int8", f"the result must be int8, got {output.dtype}")
+
+
+def products(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """int64 sums of products of integers [batch, in] and [out, in]; below 2**53, float64 forms them exactly."""
+    return np.asarray(x.astype(np.float64) @ weights.astype(np.float64).T).astype(np.int64)
+
+
+def reach(tensor: Tensor) -> int:
+    """The largest magnitude of an int8 activation in steps from real 0."""
+    zero_point = zero_point_of(tensor)
+    return max(INT8_MAX - zero_point, zero_point - INT8_MIN)
+
+
+def need_32_bits(bound: np.ndarray) -> None:
+    """Refuses sums that can be larger."""
+    need(int(bound.max()) < 2**31, "the int32 accumulator can overflow; a bias or a weight is too large")
+
+
+def magnitudes(weights: Tensor) -> np.ndarray:
+    """Sums of the weights' magnitudes for each of their rows."""
+    assert weights.data is not None
+    return np.asarray(np.abs(weights.data.astype(np.int64)).sum(1))
+
+
+@register
+class Svdf(Recurrent):
+    """A filter over features, whose last results are kept, and one over these.
+
+    Operands: x [1, in]; weights of features int8 [rank * units, in]; of time int16 [rank * units, memory]; bias int32
+    [units], of the state's scale times that of the time's weights; the state int16 [1, rank * units * memory], the
+    latest result last. The integer kernels saturate and have no other activation, whatever the file says; LiteRT takes
+    files that say RELU, and no others.
+    """
+
+    kind = "SVDF"
+    attributes = {"rank": REQUIRED, "activation": "RELU"}
+    operands = (5, 5)
+    weights = (1, 2, 3)
+    weight_dtypes = ("int8", "int16", "int32")
+    states = (4,)
+    state_dtypes = (("int16",),)
+    version = 3
+    options = "SVDFOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        x, features, time, bias, state = shapes
+        rank = attributes["rank"]
+        fits = len(x) == len(features) == len(time) == len(state) == 2 and x[1] == features[1]
+        need(fits and time[0] == features[0], f"weights must be [filters, in] and [filters, memory], got {shapes[:3]}")
+        need(rank >= 1 and features[0] % rank == 0, f"rank must divide the {features[0]} filters, got {rank}")
+        units = features[0] // rank
+        need(bias == (units,), f"the bias must be [{units}], got {list(bias)}")
+        need(state == (x[0], math.prod(time)), f"the state must be {[x[0], math.prod(time)]}, got {list(state)}")
+        return (x[0], units)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        x, features, time, bias, state = inputs
+        off = abs(float(scale_of(bias)) - float(scale_of(state) * scale_of(time)))
+        need(off < 1e-5, "bias scale must be the state's scale * that of the time's weights")
+        multipliers = self.multipliers(inputs, output)
+        fits = all(2.0**-31 <= each < 256 for each in multipliers)
+        need(fits, f"quotients of scales must be in [2**-31, 256), got {multipliers[0]:g} and {multipliers[1]:g}")
+        need_32_bits(magnitudes(features) * reach(x) * max(math.ceil(multipliers[0]), 1))
+        assert bias.data is not None
+        stored = np.minimum(np.ceil(magnitudes(features) * reach(x) * multipliers[0]) + 1, -INT16_MIN)
+        sums = (magnitudes(time) * stored).reshape(-1, attributes["rank"]).sum(1) + np.abs(bias.data.astype(np.int64))
+        need_32_bits(sums * max(math.ceil(multipliers[1]), 1))
+
+    @staticmethod
+    def multipliers(inputs: Tensors, output: Tensor) -> tuple[float, float]:
+        """Of the sums over features, and of those over time: float32 quotients of scales."""
+        x, features, time, _, state = (scale_of(tensor) for tensor in inputs)
+        return float(x * features / state), float(state * time / scale_of(output))
+
+    def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
+        return math.prod(inputs[1].shape) + math.prod(inputs[2].shape)
+
+    def all_results(
+        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
+    ) -> tuple[np.ndarray, ...]:
+        x, features, time, bias, state = codes
+        (output,) = outputs
+        first, second = (fixed_point(each) for each in self.multipliers(inputs, output))
+        latest = multiply_fixed_point(products(centered(x, inputs[0]), features), *first)
+        kept = state.reshape(len(x), *time.shape).astype(np.int64)
+        kept[..., -1] = np.clip(latest, INT16_MIN, INT16_MAX)
+        sums = (kept * time).sum(-1).reshape(len(x), -1, attributes["rank"]).sum(-1) + bias
+        steps = multiply_fixed_point(sums, *second) + zero_point_of(output)
+        # The place of the next result is the last one.
+        moved = np.concatenate([kept[..., 1:], np.zeros_like(kept[..., :1])], -1)
+        result = np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8)
+        return result, moved.reshape(state.shape).astype(state.dtype)
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        activation = ("ActivationFunctionType", attributes["activation"])
+        return {"rank": attributes["rank"], "fusedActivationFunction": activation}
+
+    def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
+        """A bias that a file leaves out is 0."""
+        x, features, time, state = (read.operand(position) for position in (0, 1, 2, 4))
+        bias = read.inputs[3]
+        if bias is None:
+            rank = read.option("rank") or 1
+            zeros = np.zeros(features.shape[0] // max(rank, 1), np.int32)
+            scale = Quantization(state.quantization.scale[:1] * time.quantization.scale[:1], np.zeros(1))
+            bias = Tensor(f"{read.output.name}/bias", zeros.shape, "int32", scale, zeros)
+        return x, features, time, bias, state
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"rank": read.option("rank"), "activation": read.activation()}
+
+
+GATES = ("input", "forget", "cell", "output")
+# Where a file has the graph's operands: x, weights of x and of the hidden state, biases, both states.
+PLACES = (0, *range(1, 5), *range(5, 9), *range(12, 16), 18, 19)
+# And what it may leave out, which no graph has.
+VARIANTS = {9: "peepholes", 16: "a projection", 20: "layer normalization"}
+FILE_OPERANDS = 24
+# Of what goes into the functions of the gates, and comes out of them.
+GATE_SCALE, FUNCTION_SCALE = 2.0**-12, 2.0**-15
+HIDDEN = 4
+
+
+@register
+class UnidirectionalSequenceLstm(Recurrent):
+    """An LSTM over a sequence, all of whose hidden states are the result.
+
+    Operands: x [1, time, in]; int8 weights of x [units, in] and of the hidden state [units, units], and int32 biases
+    [units], each for the gates input, forget, cell, output; the hidden state int8 and that of the cell int16, whose
+    scale is a power of two: [1, units].
+
+    Attributes: cell_clip, the largest magnitude of the cell in real numbers (0: none); hidden_scale and
+    hidden_zero_point, by which LiteRT stores the hidden state, whatever the grid of the result.
+    """
+
+    kind = "UNIDIRECTIONAL_SEQUENCE_LSTM"
+    attributes = {"cell_clip": 0.0, "hidden_scale": REQUIRED, "hidden_zero_point": REQUIRED}
+    operands = (15, 15)
+    weights = tuple(range(1, 13))
+    weight_dtypes = ("int8",) * 8 + ("int32",) * 4
+    states = (13, 14)
+    state_dtypes = (("int8",), ("int16",))
+    options = "UnidirectionalSequenceLSTMOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        x, first = shapes[0], shapes[1]
+        need(len(x) == 3 and len(first) == 2, f"x must be [1, time, in] and its weights [units, in], got {shapes[:2]}")
+        units = first[0]
+        expected = [(units, x[2])] * 4 + [(units, units)] * 4 + [(units,)] * 4 + [(x[0], units)] * 2
+        for shape, whole in zip(shapes[1:], expected, strict=True):
+            need(tuple(shape) == whole, f"weights, biases and states must be {expected}, got {list(shapes[1:])}")
+        return (x[0], x[1], units)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        hidden, cell = inputs[13], inputs[14]
+        need(hidden.quantization.equals(output.quantization), "the hidden state must be on the grid of the result")
+        power = cell_power(cell)
+        fits = power is not None and -24 <= power <= -9
+        need(fits, f"the scale of the cell must be a power of two in 2**-24..2**-9, got {scale_of(cell):g}")
+        need(attributes["cell_clip"] >= 0, f"cell_clip must be 0 or more, got {attributes['cell_clip']}")
+        need(attributes["hidden_scale"] > 0, f"hidden_scale must be positive, got {attributes['hidden_scale']}")
+        for gate in range(len(GATES)):
+            own, other, bias = inputs[1 + gate], inputs[5 + gate], inputs[9 + gate]
+            assert bias.data is not None
+            sums = [
+                (magnitudes(own) * reach(inputs[0]) + np.abs(bias.data.astype(np.int64)), inputs[0], own),
+                (magnitudes(other) * reach(hidden), hidden, other),
+            ]
+            for bound, operand, weights in sums:
+                multiplier = gate_multiplier(operand, weights)
+                need(multiplier < 256, f"scales of an operand and its weights must be below 1 / 16, got {multiplier:g}")
+                need_32_bits(bound * max(math.ceil(multiplier), 1))
+
+    def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
+        return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in inputs[1:9])
+
+    def all_results(
+        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
+    ) -> tuple[np.ndarray, ...]:
+        x, hidden, cell = codes[0], codes[13], codes[14].astype(np.int64)
+        compute = by_operators if profile.lstm_of_operators else by_one_kernel
+        result = np.empty((len(x), *outputs[0].shape[1:]), np.int8)
+        for moment in range(x.shape[1]):
+            hidden, cell = compute(x[:, moment], hidden, cell, codes, inputs, attributes)
+            result[:, moment] = hidden
+        return result, hidden, cell.astype(np.int16)
+
+    def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
+        operands: list[int | str | Tensor | None] = [None] * FILE_OPERANDS
+        for position, place in enumerate(PLACES):
+            operands[place] = position
+        fields = {
+            "fusedActivationFunction": ("ActivationFunctionType", "TANH"),
+            "cellClip": attributes["cell_clip"],
+        }
+        gate = per_tensor(GATE_SCALE, 0, "int16")
+        hidden = per_tensor(attributes["hidden_scale"], attributes["hidden_zero_point"])
+        between = (
+            *(Tensor(f"{name}_gate", (0,), "int16", gate) for name in GATES),
+            Tensor("hidden", (0,), "int8", hidden),
+        )
+        return (FileStep(self.kind, tuple(operands), self.version, self.options, fields, intermediates=between),)
+
+    def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
+        for place, what in VARIANTS.items():
+            if any(tensor is not None for tensor in read.inputs[place : place + (2 if place == 16 else 4)][:3]):
+                raise Unreadable(f"{self.kind} with {what}")
+        if not any(tensor is not None for tensor in read.inputs[1:2]):
+            raise Unreadable(f"{self.kind} whose input and forget gates are one")
+        return tuple(read.operand(place) for place in PLACES)
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        word = read.activation()
+        if word != "TANH":
+            raise Unreadable(f"{self.kind} with {word} as its activation")
+        if read.option("timeMajor"):
+            raise Unreadable(f"{self.kind} over a first axis of time")
+        if len(read.intermediates) != HIDDEN + 1:
+            raise Unreadable(f"{self.kind} without the grids of what it computes on the way")
+        grid = read.intermediates[HIDDEN].quantization
+        return {
+            "cell_clip": float(read.option("cellClip") or 0),
+            "hidden_scale": float(grid.scale[0]),
+            "hidden_zero_point": int(grid.zero_point[0]),
+        }
+
+
+def cell_power(cell: Tensor) -> int | None:
+    """log2 of a scale that is a power of two, or nearer than 1 / 1000 (LiteRT's CheckedLog2)."""
+    exact = float(np.log2(np.float64(scale_of(cell))))
+    return round(exact) if abs(exact - round(exact)) < 1e-3 else None
+
+
+def gate_multiplier(operand: Tensor, weights: Tensor) -> float:
+    """Of the sums of their products, to the scale of the gates' functions."""
+    return float(scale_of(weights) * scale_of(operand) / np.float32(GATE_SCALE))
+
+
+def clipped_cell(cell: np.ndarray, inputs: Tensors, attributes: Attributes) -> np.ndarray:
+    """The cell within its clip, which keeps whole steps."""
+    clip = attributes["cell_clip"]
+    if clip <= 0:
+        return cell
+    steps = min(int(np.float32(clip) / scale_of(inputs[14])), INT16_MAX)
+    return np.clip(cell, -steps, steps) if steps > 0 else cell
+
+
+def gate_sums(
+    gate: int, x: np.ndarray, hidden: np.ndarray, codes: Arrays, inputs: Tensors
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a gate has from x, within int16, and from the hidden state."""
+    own, other, bias = codes[1 + gate], codes[5 + gate], codes[9 + gate]
+    first = products(centered(x, inputs[0]), own) + bias
+    second = products(centered(hidden, inputs[13]), other)
+    multipliers = (gate_multiplier(inputs[0], inputs[1 + gate]), gate_multiplier(inputs[13], inputs[5 + gate]))
+    first, second = (
+        multiply_fixed_point(sums, *fixed_point(each)) for sums, each in zip((first, second), multipliers, strict=True)
+    )
+    return within_int16(first), second
+
+
+def within_int16(x: np.ndarray) -> np.ndarray:
+    return np.clip(x, INT16_MIN, INT16_MAX)
+
+
+def by_one_kernel(
+    x: np.ndarray, hidden: np.ndarray, cell: np.ndarray, codes: Arrays, inputs: Tensors, attributes: Attributes
+) -> tuple[np.ndarray, np.ndarray]:
+    """One moment in LiteRT's kernel: its functions in fixed point of 16 bits, its products shifted.
+
+    Of a cell whose scale is below 2**-15, as files have it where all calibrated cells are small, it leaves the tanh out
+    and takes what its memory for the result holds, the input gate: a defect.
+    """
+    sums = [within_int16(np.add(*gate_sums(gate, x, hidden, codes, inputs))) for gate in range(len(GATES))]
+    enter, forget, leave = (short.logistic(sums[gate]) for gate in (0, 1, 3))
+    candidate = short.tanh(sums[2])
+    power = cell_power(inputs[14])
+    assert power is not None
+    old = rounding_shift(forget * cell, 15).astype(np.int16)
+    new = rounding_shift(enter * candidate, 30 + power).astype(np.int16)
+    cell = clipped_cell(within_int16(old.astype(np.int64) + new), inputs, attributes)
+    scale = np.float32(FUNCTION_SCALE) / np.float32(attributes["hidden_scale"]) * np.float32(FUNCTION_SCALE)
+    shown = short.tanh(cell, 15 + power) if power >= -15 else enter
+    steps = multiply_fixed_point(leave * shown, *fixed_point(float(scale)))
+    steps = steps + attributes["hidden_zero_point"]
+    return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8), cell
+
+
+def by_operators(
+    x: np.ndarray, hidden: np.ndarray, cell: np.ndarray, codes: Arrays, inputs: Tensors, attributes: Attributes
+) -> tuple[np.ndarray, np.ndarray]:
+    """One moment in TFLite-Micro, of the kernels of FULLY_CONNECTED, LOGISTIC, TANH, MUL and ADD."""
+    sums = []
+    for gate in range(len(GATES)):
+        first, second = gate_sums(gate, x, hidden, codes, inputs)
+        sums.append(within_int16(first + within_int16(second)))
+    enter, forget, leave = (interpolated.logistic_at(3 * sums[gate]) for gate in (0, 1, 3))
+    candidate = interpolated.tanh_at(3 * sums[2])
+    scale, power = float(scale_of(inputs[14])), cell_power(inputs[14])
+    assert power is not None
+    old = within_int16(multiply_fixed_point(forget * cell, *fixed_point(FUNCTION_SCALE * scale / scale)))
+    new = within_int16(multiply_fixed_point(enter * candidate, *fixed_point(FUNCTION_SCALE**2 / scale)))
+    cell = clipped_cell(within_int16(old + new), inputs, attributes)
+    shift = 12 + power
+    position = 3 * cell << shift if shift >= 0 else (3 * cell + (1 << (-shift - 1))) >> -shift
+    factor = fixed_point(FUNCTION_SCALE**2 / float(scale_of(inputs[13])))
+    steps = multiply_fixed_point(leave * interpolated.tanh_at(position), *factor) + zero_point_of(inputs[13])
+    return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8), cell
+
+
+__all__ = ["Recurrent", "Svdf", "UnidirectionalSequenceLstm"]

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What helps a quantized network to find back to the float network's accuracy, for training loops of any kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .prepared import PreparedModel
+
+# What the names of a quantizer's parameters begin with, before the layer's path.
+_QUANTIZERS = "quantization."
+
+
+def distillation_loss(
+    outputs: Tensor, teacher_outputs: Tensor, temperature: float = 4.0, reduction: str = "mean"
+) -> Tensor:
+    """How far a network's answers are from a teacher's: Kullback and Leibler's divergence of the softened classes,
+    times the temperature's square, so that its gradients keep their size (arXiv:1503.02531)::
+
+        with torch.no_grad():
+            taught = float_model(images)
+        loss = 0.5 * F.cross_entropy(outputs, labels) + 0.5 * qat.distillation_loss(outputs, taught)
+
+    Args:
+        outputs: [n, classes] logits of the network that trains, with gradients.
+        teacher_outputs: [n, classes] of the teacher, such as the float network; no gradient flows to it.
+        temperature: above 0; the higher, the more the wrong classes' order counts.
+        reduction: "mean" over the examples, "sum", or "none" for [n].
+
+    Returns:
+        float, a number or [n].
+
+    Raises:
+        ValueError: shapes differ or are not [n, classes], the temperature is not above 0, or there is no such
+            reduction.
+    """
+    if outputs.shape != teacher_outputs.shape or outputs.ndim != 2:
+        raise ValueError(
+            "outputs and teacher_outputs must have one shape [n, classes], got "
+            f"{list(outputs.shape)} and {list(teacher_outputs.shape)}"
+        )
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be a number above 0, got {temperature!r}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be mean, sum or none, got {reduction!r}")
+    own = F.log_softmax(outputs / temperature, 1)
+    taught = F.log_softmax(teacher_outputs.detach() / temperature, 1)
+    each = F.kl_div(own, taught, reduction="none", log_target=True).sum(1) * temperature**2
+    return {"mean": each.mean, "sum": each.sum}[reduction]() if reduction != "none" else each
+
+
+class EarlyStopping:
+    """Says when a score has not become better for a while. After `freeze`, a prepared model's score in evaluation is
+    the device's own, and so is that of a `tune.Gate` at any time::
+
+        stopping = qat.EarlyStopping(patience=5, higher_is_better=True)
+        for epoch in range(epochs):
+            train(model)
+            if stopping(gate(model, epoch).score):
+                break
+
+    Attributes:
+        best: the best score so far; None before the first.
+        waited: how many scores have come since.
+    """
+
+    def __init__(self, patience: int, smallest_gain: float = 0.0, higher_is_better: bool = False) -> None:
+        """
+        Args:
+            patience: how many scores in a row may be no better than the best; at least 1.
+            smallest_gain: by how much a score has to be better to count; 0 or more.
+            higher_is_better: True for accuracies, False for losses.
+
+        Raises:
+            ValueError: a number is not allowed.
+        """
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise ValueError(f"patience must be a whole number of at least 1, got {patience!r}")
+        if not 0 <= smallest_gain < math.inf:
+            raise ValueError(f"smallest_gain must be a number of at least 0, got {smallest_gain!r}")
+        self.patience, self.smallest_gain, self.higher_is_better = patience, smallest_gain, higher_is_better
+        self.best: float | None = None
+        self.waited = 0
+
+    def __call__(self, score: float) -> bool:
+        """Whether to stop, after one more score. One that is no number is never better."""
+        gain = -math.inf if self.best is None else (score - self.best) * (1 if self.higher_is_better else -1)
+        better = not math.isnan(score) if self.best is None else gain > self.smallest_gain
+        if better:
+            self.best, self.waited = float(score), 0
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.best, self.waited = state["best"], state["waited"]
+
+
+def parameter_groups(
+    model: PreparedModel, lr: float, range_lr: float = 3e-3, range_lrs: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """An optimizer's groups for a prepared model: weights, then its learned ranges, layer by layer at rates of their
+    own if you like. Ranges have no weight decay::
+
+        groups = qat.parameter_groups(model, lr=1e-3, range_lrs={"stem.*": 0.0, "classifier": 1e-2})
+        optimizer = torch.optim.AdamW(groups)
+
+    Args:
+        lr: learning rate of all that is no range; 0 or more.
+        range_lr: of the ranges that no pattern names.
+        range_lrs: rates by the path of a layer, or a pattern such as ``"stem.*"``; the first that matches counts.
+
+    Raises:
+        TypeError: the model is not a prepared one.
+        ValueError: a rate is no number of at least 0, or a pattern matches no layer with a learned range.
+    """
+    if not isinstance(model, PreparedModel):
+        raise TypeError(f"model must be what exactqat.qat.prepare returns for PyTorch, got {type(model).__name__}")
+    patterns = dict(range_lrs or {})
+    rates = {"lr": lr, "range_lr": range_lr} | {f"range_lrs[{pattern!r}]": rate for pattern, rate in patterns.items()}
+    for name, rate in rates.items():
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+            raise ValueError(f"{name} must be a number of at least 0, got {rate!r}")
+    layers = _layers_of_ranges(model)
+    for pattern in patterns:
+        if not any(fnmatchcase(layer, pattern) for layer, _ in layers):
+            known = ", ".join(dict.fromkeys(layer for layer, _ in layers)) or "none"
+            raise ValueError(f"range_lrs[{pattern!r}] matches no layer with a learned range; those are: {known}")
+    # One group at least, whether there are ranges or not.
+    members: dict[float, list[nn.Parameter]] = {} if layers else {float(range_lr): []}
+    for layer, parameter in layers:
+        rate = next((patterns[pattern] for pattern in patterns if fnmatchcase(layer, pattern)), range_lr)
+        members.setdefault(float(rate), []).append(parameter)
+    ranges = [{"params": params, "lr": rate, "weight_decay": 0.0} for rate, params in members.items()]
+    return [{"params": model.other_parameters(), "lr": float(lr)}, *ranges]
+
+
+def _layers_of_ranges(model: PreparedModel) -> list[tuple[str, nn.Parameter]]:
+    """The learned ranges, each with the path of its layer."""
+    names = {id(parameter): name.removeprefix(_QUANTIZERS) for name, parameter in model.named_parameters()}
+    # The longest first: a path may be the beginning of another.
+    paths = sorted((path for path, _ in model.layers()), key=len, reverse=True)
+    found = []
+    for parameter in model.range_parameters():
+        own = names[id(parameter)]
+        found.append((next((path for path in paths if own.startswith(f"{path}.")), own), parameter))
+    return found
+
+
+__all__ = ["EarlyStopping", "distillation_loss", "parameter_groups"]

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bits for each layer of a network: as rules, and as the plan and the numbers that those rules make."""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from ..device import OPERATORS
+from ..planning import plan as planned
+from ..planning.plans import Plan, PlanInput, PlanStep
+from ..planning.rules import Rule
+from .network import Candidate, Ends
+from .observing import Seen
+from .ranges import chosen
+
+# Ranges of fewer bits are chosen by the least squared error; with more, clipping costs more than it saves.
+FEW = 8
+
+
+@dataclass(frozen=True, order=True)
+class Unit:
+    """What has bits of its own: the weights of a layer, or the tensors that are stored on one grid.
+
+    Attributes:
+        layer: path of the layer, the first one of a grid.
+        weights: whether it is the weights; otherwise what is stored.
+    """
+
+    layer: str
+    weights: bool
+
+    @property
+    def kind(self) -> str:
+        """``weights`` or ``result``."""
+        return "weights" if self.weights else "result"
+
+    def __str__(self) -> str:
+        return f"{self.layer} ({self.kind})"
+
+
+# Bits of every unit.
+Bits = Mapping[Unit, int]
+
+
+class Assignments:
+    """The ways to give a calibrated network bits, layer by layer.
+
+    Attributes:
+        base: the network as it was calibrated.
+        units: in order of execution, with the bits that each may have, from the most to the fewest.
+        left_out: layers that keep their bits, and why.
+    """
+
+    def __init__(
+        self,
+        base: Candidate,
+        seen: Mapping[str, Seen],
+        weight_bits: Sequence[int],
+        activation_bits: Sequence[int],
+        keep: Collection[str] = (),
+    ) -> None:
+        """
+        Args:
+            seen: what the base's grids hold.
+            keep: globs of layers that keep the bits of the base.
+        """
+        self.base, self._seen = base, seen
+        plan = base.plan
+        self._stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+        self._grid_of = {each.path: each.grid for each in self._stored}
+        # A last softmax is outside of the file, or there is none.
+        self._keep_final = not any(step.outside for step in plan.steps)
+        self._rules = self._rules_of_base()
+        self.units: dict[Unit, tuple[int, ...]] = {}
+        self.left_out: dict[str, str] = {}
+        first_layer: dict[str, str] = {}
+        for each in self._stored:
+            first_layer.setdefault(each.grid, each.path)
+        self._unit_of_grid = {grid: Unit(path, False) for grid, path in first_layer.items()}
+        for each in self._stored:
+            weights = getattr(each, "weights", None)
+            kept = any(fnmatchcase(each.path, pattern) for pattern in keep)
+            if weights is not None:
+                self._offer(Unit(each.path, True), weights.rule.weight_bits, () if kept else weight_bits)
+            unit = self._unit_of_grid[each.grid]
+            if unit.layer == each.path and each.grid in plan.grids and not _off_device(each):
+                grid = plan.grids[each.grid]
+                # Where the device fixes the grid, 8 bits are what it has, or 16.
+                few = () if kept else [bits for bits in activation_bits if grid.fixed is None or bits >= FEW]
+                self._offer(unit, grid.bits, few)
+
+    def _offer(self, unit: Unit, now: int, wanted: Sequence[int]) -> None:
+        self.units[unit] = tuple(sorted(set(wanted), reverse=True)) or (now,)
+
+    def require_possible(self) -> None:
+        """Takes bits away that a layer cannot have by itself, and says so in `left_out`."""
+        start = self.coarsest_of_eight()
+        for unit, options in list(self.units.items()):
+            possible = []
+            for bits in options:
+                try:
+                    self.candidate({**start, unit: bits}).graph()
+                except ValueError as error:
+                    self.left_out[f"{unit} in {bits} bits"] = str(error).splitlines()[0]
+                else:
+                    possible.append(bits)
+            self.units[unit] = tuple(possible) or (start[unit],)
+
+    def coarsest_of_eight(self) -> dict[Unit, int]:
+        """Eight bits, or what is next to them, for all."""
+        return {unit: min(options, key=lambda bits: abs(bits - FEW)) for unit, options in self.units.items()}
+
+    def finest(self) -> dict[Unit, int]:
+        """The most bits for all."""
+        return {unit: options[0] for unit, options in self.units.items()}
+
+    def unit_of(self, path: str, weights: bool = False) -> Unit | None:
+        """The unit that decides about a layer."""
+        unit = Unit(path, True) if weights else self._unit_of_grid.get(self._grid_of.get(path, ""))
+        return unit if unit in self.units else None
+
+    # --- as rules -----------------------------------------------------------------------------------------------------
+
+    def rules(self, bits: Bits) -> tuple[Rule, ...]:
+        """The rules that give every layer these bits: a line for each that is not as most are."""
+        wanted = {each.path: self._rule(each, bits) for each in self._stored if _asks(each)}
+        usual = self._usual(wanted)
+        found: list[Rule] = []
+        for path, rule in wanted.items():
+            if rule == usual:
+                continue
+            own = replace(rule, match=glob.escape(path))
+            # A second call of a layer has its name and a number, and rules of the layer are its rules too.
+            calls = [at for at, other in enumerate(found) if own.match.startswith(f"{other.match}_")]
+            found.insert(calls[0] if calls else len(found), own)
+        return (*found, usual)
+
+    def _rule(self, each: PlanInput | PlanStep, bits: Bits) -> Rule:
+        base = self._rules[each.path]
+        weights, result = (self.unit_of(each.path, of_weights) for of_weights in (True, False))
+        return replace(
+            base,
+            match="*",
+            weight_bits=base.weight_bits if weights is None else bits[weights],
+            activation_bits=base.activation_bits if result is None else bits[result],
+        )
+
+    def _usual(self, wanted: Mapping[str, Rule]) -> Rule:
+        counts = Counter(wanted.values())
+        # Constants beside tensors have as many bits as weights have: those of no layer are changed by the way.
+        steady = {path: self._rules[path].weight_bits for path in wanted if self.unit_of(path, True) is None}
+        allowed = [rule for rule in counts if not steady or rule.weight_bits in steady.values()]
+        return max(allowed or list(counts), key=lambda rule: counts[rule])
+
+    def _rules_of_base(self) -> dict[str, Rule]:
+        """By layer the rule that it was prepared by, whatever a clamp or a conversion has made of it."""
+        plan = self.base.plan
+
+        def as_given(each: PlanInput | PlanStep) -> Rule | None:
+            """The rule of the grid that a layer stores on, if it is its own and nothing has clamped it."""
+            grid = plan.grids.get(each.grid)
+            own = grid is not None and grid.name == each.path and getattr(each, "bounds", None) is None
+            return grid.rule if own and grid is not None else None
+
+        by_match: dict[str, Rule] = {}
+        for each in self._stored:
+            rule = as_given(each)
+            if rule is not None:
+                by_match.setdefault(rule.match, rule)
+        found = {}
+        for each in self._stored:
+            weights, grid = getattr(each, "weights", None), plan.grids.get(each.grid)
+            rule = as_given(each) or (weights.rule if weights is not None else Rule() if grid is None else grid.rule)
+            if rule.match in by_match:
+                bits = rule.weight_bits if weights is None else weights.rule.weight_bits
+                rule = replace(by_match[rule.match], weight_bits=bits, activation_bits=rule.activation_bits)
+            elif getattr(each, "bounds", None) is not None:
+                rule = replace(rule, ranges="ema", fixed_range=None)
+            found[each.path] = rule
+        return found
+
+    # --- as networks --------------------------------------------------------------------------------------------------
+
+    def candidate(self, bits: Bits) -> Candidate:
+        """The network under the rules of these bits, with ranges from the base's.
+
+        Raises:
+            ValueError: the device has no such network.
+        """
+        base = self.base
+        plan = planned(base.plan.network, self.rules(bits), keep_final_activation=self._keep_final)
+        ranges: dict[str, Ends] = {}
+        stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+        for name, grid in plan.grids.items():
+            low, high = _joined([self._ends(plan, each.path) for each in stored if each.grid == name])
+            origin = self._grid_of.get(name, "")
+            free = grid.fixed is None and grid.rule.ranges != "fixed"
+            if free and grid.bits < FEW and origin in self._seen:
+                low, high = chosen("least squares", self._seen[origin], plan, name)
+            ranges[name] = (low, high)
+        return replace(base, plan=plan, ranges=ranges).settled()
+
+    def _ends(self, plan: Plan, path: str) -> Ends:
+        """The range of a stored tensor: the base's, or what it is made of."""
+        if path in self._grid_of:
+            return self.base.ranges[self._grid_of[path]]
+        operands = getattr(plan.stored(path), "operands", ())
+        return _joined([self._ends(plan, operand) for operand in operands if plan.is_stored(operand)])
+
+
+def multiply_adds(candidate: Candidate) -> float:
+    """Multiply-adds of one example, in those of 8 by 8 bits: one of 16 by 8 bits counts as two, one of 4 by 8 as a
+    half."""
+    plan, graph = candidate.plan, candidate.graph()
+    steps, total = {step.path: step for step in plan.steps}, 0.0
+    for operator in graph.operators:
+        count = graph.multiply_accumulates(operator)
+        step = steps.get(operator.outputs[0].removesuffix("/unshifted"))
+        if not count or step is None:
+            total += count
+            continue
+        read = [plan.grids[plan.stored(name).grid].bits for name in step.operands if plan.is_stored(name)]
+        first, second = read[0], (step.weights.rule.weight_bits if step.weights is not None else read[-1])
+        total += count * first * second / 64
+    return total
+
+
+def _joined(ends: Sequence[Ends]) -> Ends:
+    return min((low for low, _ in ends), default=0.0), max((high for _, high in ends), default=0.0)
+
+
+def _off_device(each: PlanInput | PlanStep) -> bool:
+    return isinstance(each, PlanStep) and (each.left_out or not each.kind)
+
+
+def _asks(each: PlanInput | PlanStep) -> bool:
+    """Whether planning looks for a rule of this layer."""
+    if isinstance(each, PlanInput):
+        return True
+    if _off_device(each) or each.outside:
+        return False
+    return not OPERATORS[each.kind].same_quantization or len(each.operands) > 1
+
+
+__all__ = ["Assignments", "Bits", "Unit", "multiply_adds"]

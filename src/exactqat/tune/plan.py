@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A precision plan: bits for the weights and the results of each layer with which a network fits, found by what each
+layer loses and checked on the device's integers and on the files themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..deploy.footprint import DEFAULT_ACCELERATOR, MICRO, arena_of, npu_footprint
+from ..deploy.formats.tflite import tflite_bytes
+from ..deploy.graph import Graph
+from ..deploy.packing import packed
+from ..device import Profile, profile_named
+from .assignment import FEW, Assignments, Bits, Unit, multiply_adds
+from .budgets import Budgets
+from .costs import Costs
+from .metrics import Data, Metric, accuracy, score
+from .network import Candidate
+from .observing import Observer
+from .planned import PlanPoint, PrecisionPlan, front_of
+from .progress import Clock, Progress
+from .search import Mark, fine_outputs, mark
+
+WEIGHTS, ACTIVATIONS = (4, 8), (8, 16)
+# Weights of as many bits, and results of as many, are known to a device.
+KNOWN_WEIGHTS, KNOWN_ACTIVATIONS = range(2, 9), (*range(2, 9), 16)
+# Shares of the budgets that estimates aim at: files are a little larger than estimated, or smaller.
+AIMS = (1.0, 0.97, 0.92)
+# Of each way down from the finest plan to the coarsest, and of the front, so many are looked at more closely.
+LOOKED_AT, MEASURED = 6, 12
+# Where metrics do not part two plans, neither does so much noise, in dB: the smaller one is better then.
+AS_GOOD = 1.0
+
+
+def plan(
+    network: Any,
+    data: Any,
+    metric: Metric = accuracy,
+    *,
+    max_drop: float | str | None = None,
+    flash: int | str | None = None,
+    arena: int | str | None = None,
+    multiply_adds: int | str | None = None,
+    cycles: int | str | None = None,
+    accelerator: str = DEFAULT_ACCELERATOR,
+    weight_bits: Sequence[int] = WEIGHTS,
+    activation_bits: Sequence[int] | None = None,
+    keep: Collection[str] = (),
+    candidates: int = 60,
+    device: str | Profile | None = None,
+    executor: Executor | None = None,
+    higher_is_better: bool = True,
+    progress: Progress | bool | None = None,
+) -> PrecisionPlan:
+    """Finds the bits of each layer's weights and results with which a network keeps to budgets and is most accurate.
+
+    First every layer's loss with fewer bits is measured by itself, then plans are made of them: those that meet the
+    budgets with the least loss, and others on the way from the finest to the coarsest. Every plan is lowered, written
+    and evaluated on the device's integers, as post-training quantization has it; flash is the size of the file, the
+    arena is measured by TFLite-Micro. With a budget for flash, arena, multiply-adds or cycles the result is the most
+    accurate plan within them; with `max_drop` alone, the smallest. There is no chance in it.
+
+    Args:
+        network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
+            changed. Its rules decide everything but the bits.
+        data: ``(inputs, targets)`` that decisions may be made on, such as the validation part; or a loader of such
+            pairs.
+        metric, higher_is_better: see `sensitivity`.
+        max_drop: the most that the metric may be worse than the float network's, in its own unit (0.005), or in points
+            of a hundred ("0.5%"). Post-training quantization is meant; training makes up for more.
+        flash, arena: bytes, such as 262144 or "256k".
+        multiply_adds: for one example, in those of 8 by 8 bits: 16 by 8 count as two, 4 by 8 as a half.
+        cycles: on an Ethos-U, as Vela estimates them; `accelerator`: which, one of `deploy.footprint.ACCELERATORS`.
+        weight_bits: those that a layer's weights may have, 2 to 8. No file holds weights of 16.
+        activation_bits: those that a layer may store, 2 to 8, or 16; by default 8 and 16, and with a budget of
+            multiply-adds 4 as well: fewer than 8 save neither flash nor memory on these devices.
+        keep: globs of layers that keep their bits, such as ``["input"]``.
+        candidates: the most plans that are evaluated whole, beside each layer's loss.
+        device: whose integers; by default the one that the network was prepared for. Weights of four bits save flash
+            only where the device's runtime computes the same with them: see `deploy.packed`.
+        executor: as for `search`.
+        progress: see `sensitivity`.
+
+    Raises:
+        ValueError: a budget is missing or in another unit, bits are none that devices have, or the arena or the cycles
+            of the network cannot be measured.
+        TypeError: the network is not prepared.
+        MissingData: it is not calibrated.
+        ImportError: the arena or cycles have a budget and what measures them is not installed.
+    """
+    asked = Budgets.of(max_drop=max_drop, flash=flash, arena=arena, multiply_adds=multiply_adds, cycles=cycles)
+    if activation_bits is None:
+        activation_bits = ACTIVATIONS if asked.multiply_adds is None else (4, *ACTIVATIONS)
+    _check("weight_bits", weight_bits, KNOWN_WEIGHTS, "2 to 8, as no file holds weights of more")
+    _check("activation_bits", activation_bits, KNOWN_ACTIVATIONS, "2 to 8, or 16")
+    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
+        raise ValueError(f"candidates must be a number of plans, 1 or more, got {candidates!r}")
+    if asked.cycles is not None and importlib.util.find_spec("ethosu") is None:
+        raise ImportError("a budget of cycles needs Vela: pip install 'exactqat[npu]'")
+    if asked.arena is not None and importlib.util.find_spec("tflite_micro") is None:
+        raise ImportError(f"a budget of arena is measured by TFLite-Micro: {MICRO}")
+    given = Data(data, True)
+    base = Candidate.of(network, None if device is None else profile_named(device).name).settled()
+    assignments = Assignments(base, Observer(base, given).seen(), weight_bits, activation_bits, keep)
+    assignments.require_possible()
+    clock = Clock("plan", sum(len(options) - 1 for options in assignments.units.values()) + candidates, progress)
+    planning = _Planning(assignments, given, metric, higher_is_better, asked, accelerator, candidates, executor, clock)
+    return planning.run()
+
+
+def _check(name: str, bits: Sequence[int], allowed: Collection[int], words: str) -> None:
+    wrong = [each for each in bits if isinstance(each, bool) or each not in allowed]
+    if wrong or not bits:
+        raise ValueError(f"{name} must be bits from {words}, got {list(bits)}")
+
+
+@dataclass
+class _Plan:
+    """A plan that was evaluated. What takes a process of its own is measured when somebody asks."""
+
+    bits: dict[Unit, int]
+    candidate: Candidate
+    graph: Graph
+    content: bytes
+    mark: Mark
+    work: float
+    price: float
+    arena: int | None = None
+    why_not: str = ""
+    cycles: int | None = None
+
+
+class _Planning:
+    def __init__(
+        self,
+        assignments: Assignments,
+        data: Data,
+        metric: Metric,
+        higher: bool,
+        budgets: Budgets,
+        accelerator: str,
+        candidates: int,
+        executor: Executor | None,
+        clock: Clock,
+    ) -> None:
+        self.assignments, self.data, self.metric, self.higher = assignments, data, metric, higher
+        self.budgets, self.accelerator, self.left = budgets, accelerator, candidates
+        self.executor, self.clock = executor, clock
+        self.device = assignments.base.device
+        self.evaluations = 0
+        self.reference = fine_outputs(assignments.base, data)
+        self.float_metric = score(metric, self.reference, data.targets)
+        self.plans: dict[tuple[int, ...], _Plan | None] = {}
+        self.harm: dict[tuple[Unit, int], float] = {}
+
+    def run(self) -> PrecisionPlan:
+        assignments = self.assignments
+        eight = assignments.coarsest_of_eight()
+        self.costs = Costs(assignments, assignments.candidate(eight).graph(), self.device)
+        start = assignments.finest()
+        # Prices are beside those of the network in eight bits. Where nobody asks for fewer multiply-adds, those of
+        # fewer bits are worth no more: these devices compute them in eight.
+        self.fewest = FEW if self.budgets.multiply_adds is None else 2
+        self.unit_prices = self.costs.all(eight, self.fewest)
+        plain = self._evaluated(eight)
+        if plain is None:
+            assignments.candidate(eight).graph()  # says why it does not fit
+        assert plain is not None
+        self.overhead = self._measured_at_first(plain, eight)
+        if self._evaluated(start) is None:
+            assignments.left_out["16 bits in all layers at once"] = "their ranges do not fit one another"
+            start = eight
+        self._sensitivities(start)
+        self._along(start)
+        chosen, missed = self._choose()
+        if not missed:
+            chosen = self._refined(chosen)
+        return self._finished(chosen, missed)
+
+    # --- what each layer loses ----------------------------------------------------------------------------------------
+
+    def _sensitivities(self, start: Bits) -> None:
+        """The noise of the outputs that fewer bits of one unit alone add to the finest plan's."""
+        self.start = dict(start)
+        tasks = [
+            (unit, bits) for unit, options in self.assignments.units.items() for bits in options if bits < start[unit]
+        ]
+        marks = self._marks([{**start, unit: bits} for unit, bits in tasks])
+        quiet = _noise(self._evaluated(start))
+        self.least = 1e-3 * quiet + 1e-12
+        for (unit, bits), found in zip(tasks, marks, strict=True):
+            loss = math.inf if found is None else max(_power(found.decibels) - quiet, 0.0)
+            # Fewer bits never lose less.
+            above = [self.harm[unit, more] for more in self.assignments.units[unit] if (unit, more) in self.harm]
+            self.harm[unit, bits] = max([loss, *above])
+
+    def _loss(self, unit: Unit, bits: int) -> float:
+        return self.harm.get((unit, bits), 0.0)
+
+    # --- ways down ----------------------------------------------------------------------------------------------------
+
+    def _along(self, start: Bits) -> None:
+        """Evaluates plans with the same bits everywhere, and some on the ways from the finest to the coarsest."""
+        for bits in self._uniform():
+            self._evaluate(bits)
+        for aim in AIMS if self.budgets.of_resources else ():
+            way = list(self._down(start, lambda bits, aim=aim: self._beyond(bits, aim)))
+            self._evaluate(way[-1])
+        ways = [list(self._down(start, price)) for price in self._prices()]
+        if self.budgets.max_drop is not None:
+            for way in ways:
+                self._bisect(way)
+        for way in ways:
+            step = max(1, (len(way) - 1) // LOOKED_AT)
+            for bits in [*way[::step], way[-1]]:
+                self._evaluate(bits)
+
+    def _uniform(self) -> Iterator[dict[Unit, int]]:
+        """As far as layers can have them."""
+        units = self.assignments.units
+        for weights, result in itertools.product(
+            *(
+                sorted(
+                    {bits for unit, options in units.items() if unit.weights == kind for bits in options}, reverse=True
+                )
+                for kind in (True, False)
+            )
+        ):
+            wanted = {unit: weights if unit.weights else result for unit in units}
+            yield {unit: min(options, key=lambda bits: abs(bits - wanted[unit])) for unit, options in units.items()}  # noqa: B023
+
+    def _prices(self) -> list[Callable[[Bits], float]]:
+        """What a way down may save: one resource after the other, and all of them."""
+        names = [name for name in self.unit_prices if name in self.budgets.of_resources] or list(self.unit_prices)
+        single = [lambda bits, name=name: self._price(bits, [name]) for name in names]  # type: ignore[misc]
+        return [lambda bits: self._price(bits, names), *(single if len(names) > 1 else [])]
+
+    def _price(self, bits: Bits, names: Collection[str]) -> float:
+        costs = self.costs.all(bits, self.fewest)
+        # Memory is what is held at the fullest moment. What is held at others breaks ties.
+        return sum(costs[name] / self.unit_prices[name] for name in names if self.unit_prices[name]) + (
+            1e-3 * float(self.costs.arena(bits).mean()) / self.unit_prices["arena"] if "arena" in names else 0.0
+        )
+
+    def _beyond(self, bits: Bits, aim: float) -> float:
+        """How far a plan is beyond the budgets, by the estimates; of memory in all moments together."""
+        costs, limits, found = self.costs.all(bits), self.budgets.of_resources, 0.0
+        for name, limit in limits.items():
+            if name == "arena":
+                held = self.costs.arena(bits) + self.overhead["arena"]
+                found += float(np.maximum(held / (aim * limit) - 1, 0).sum())
+                continue
+            cost = costs["multiply_adds"] * self.overhead["cycles"] if name == "cycles" else costs[name]
+            found += max(cost / (aim * limit) - 1, 0.0)
+        return found
+
+    def _down(self, start: Bits, price: Callable[[Bits], float]) -> Iterator[dict[Unit, int]]:
+        """Takes bits away, one move after the other: always that which saves most for what it loses. Ends when the
+        price is 0, or nothing is left to be saved."""
+        bits = dict(start)
+        yield dict(bits)
+        now = price(bits)
+        while now > 0:
+            best: tuple[float, dict[Unit, int], float] | None = None
+            for move in self._moves(bits):
+                changed = {**bits, **move}
+                lost = sum(self._loss(unit, move[unit]) - self._loss(unit, bits[unit]) for unit in move)
+                cost = price(changed)
+                if cost < now and math.isfinite(lost):
+                    worth = (now - cost) / (lost + self.least)
+                    if best is None or worth > best[0]:
+                        best = worth, move, cost
+            if best is None:
+                return
+            bits.update(best[1])
+            now = best[2]
+            yield dict(bits)
+
+    def _moves(self, bits: Bits) -> Iterator[dict[Unit, int]]:
+        """The next fewer bits of one unit, or of a layer's weights and its result together: in 16 bits no runtime has
+        weights of four."""
+        for unit in self.assignments.units:
+            lower = self._next(unit, bits[unit])
+            if lower is None:
+                continue
+            yield {unit: lower}
+            result = self.assignments.unit_of(unit.layer) if unit.weights else None
+            below = None if result is None else self._next(result, bits[result])
+            if result is not None and below is not None and bits[result] > FEW:
+                yield {unit: lower, result: below}
+
+    def _next(self, unit: Unit, bits: int) -> int | None:
+        options = self.assignments.units[unit]
+        at = options.index(bits) + 1
+        return options[at] if at < len(options) else None
+
+    def _bisect(self, way: Sequence[Bits]) -> None:
+        """Looks for the last plan of a way whose metric is good enough."""
+        low, high = 0, len(way) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self._evaluate(way[middle])
+            if found is not None and not self._drops(found):
+                low = middle
+            else:
+                high = middle - 1
+
+    # --- the choice ---------------------------------------------------------------------------------------------------
+
+    def _drop(self, found: _Plan) -> float:
+        assert found.mark.metric is not None
+        return (self.float_metric - found.mark.metric) * (1 if self.higher else -1)
+
+    def _drops(self, found: _Plan) -> bool:
+        return "drop" in self.budgets.excess({}, self._drop(found))
+
+    def _excess(self, found: _Plan, measure: bool = True) -> dict[str, float]:
+        if measure:
+            self._measure(found)
+        arena = found.arena
+        if arena is None and not measure and not found.why_not:
+            arena = round(float(self.costs.arena(found.bits).max(initial=0)) + self.overhead["arena"])
+        cycles = found.cycles
+        if cycles is None and not measure:
+            cycles = round(found.work * self.overhead["cycles"])
+        costs = {"flash": len(found.content), "multiply_adds": found.work, "arena": arena, "cycles": cycles}
+        return self.budgets.excess(costs, self._drop(found))
+
+    def _better(self, one: _Plan, other: _Plan) -> bool:
+        """Whether a plan within the budgets is the better one: more accurate, or as good and smaller; where nothing but
+        the metric is asked, smaller."""
+        if self.budgets.of_resources:
+            first, second = one.mark.metric or 0.0, other.mark.metric or 0.0
+            if abs(first - second) > one.mark.chance(other.mark):
+                return (first > second) == self.higher
+            if abs(one.mark.decibels - other.mark.decibels) > AS_GOOD:
+                return one.mark.decibels > other.mark.decibels
+        return one.price < other.price
+
+    def _choose(self) -> tuple[_Plan, dict[str, float]]:
+        """The best plan within the budgets; or the nearest to them, and what it misses."""
+        left = [found for found in self.plans.values() if found is not None]
+        while True:
+            fits = [found for found in left if not self._excess(found, measure=False)]
+            if not fits:
+                break
+            best = fits[0]
+            for each in fits[1:]:
+                if self._better(each, best):
+                    best = each
+            if not self._excess(best):
+                return best, {}
+            left = [found for found in left if found is not best]
+        everything = [found for found in self.plans.values() if found is not None]
+        nearest = sorted(everything, key=lambda found: self._far(found, measure=False))[:MEASURED]
+        for found in nearest:
+            # An estimate may have been too high.
+            if not self._excess(found):
+                return found, {}
+        best = min(nearest, key=self._far)
+        return best, self._excess(best)
+
+    def _far(self, found: _Plan, measure: bool = True) -> float:
+        limits = {**self.budgets.of_resources, "drop": abs(self.float_metric) or 1.0}
+        return sum(by / limits[name] for name, by in self._excess(found, measure).items())
+
+    def _refined(self, chosen: _Plan) -> _Plan:
+        """Tries one unit's bits after another on the device: more where the budgets leave room, or fewer where the
+        smallest is wanted."""
+        larger = bool(self.budgets.of_resources)
+        tried = True
+        while tried and self.left > 0:
+            tried = False
+            for bits in self._neighbours(chosen, larger):
+                found = self._evaluate(bits)
+                if found is not None and self._better(found, chosen) and not self._excess(found):
+                    chosen, tried = found, True
+                    break
+                if self.left <= 0:
+                    break
+        return chosen
+
+    def _neighbours(self, chosen: _Plan, larger: bool) -> list[dict[Unit, int]]:
+        """Plans that differ in one unit, those first that promise most."""
+        found = []
+        for unit, options in self.assignments.units.items():
+            at = options.index(chosen.bits[unit]) + (-1 if larger else 1)
+            if not 0 <= at < len(options) or options[at] > self.start[unit]:
+                continue
+            bits = {**chosen.bits, unit: options[at]}
+            key = self._key(bits)
+            if key in self.plans or (larger and self._beyond(bits, 1.02) > 0):
+                continue
+            change = self._loss(unit, chosen.bits[unit]) - self._loss(unit, options[at])
+            if larger or self._price(bits, list(self.unit_prices)) < chosen.price:
+                found.append((-change, bits))
+        return [bits for _, bits in sorted(found, key=lambda each: each[0])]
+
+    # --- evaluations --------------------------------------------------------------------------------------------------
+
+    def _key(self, bits: Bits) -> tuple[int, ...]:
+        return tuple(bits[unit] for unit in self.assignments.units)
+
+    def _evaluate(self, bits: Bits) -> _Plan | None:
+        """Of a plan on the way, if any evaluations are left."""
+        key = self._key(bits)
+        if key not in self.plans:
+            if self.left <= 0:
+                return None
+            self.left -= 1
+        return self._evaluated(bits)
+
+    def _evaluated(self, bits: Bits) -> _Plan | None:
+        key = self._key(bits)
+        if key not in self.plans:
+            (found,) = self._marks([bits])
+            self.plans[key] = None if found is None else self._whole(bits, found)
+        return self.plans[key]
+
+    def _whole(self, bits: Bits, found: Mark) -> _Plan:
+        candidate = self.assignments.candidate(bits)
+        graph = packed(candidate.graph(), self.device)
+        price = self._price(bits, list(self.unit_prices))
+        return _Plan(dict(bits), candidate, graph, tflite_bytes(graph), found, multiply_adds(candidate), price)
+
+    def _marks(self, wanted: Sequence[Bits]) -> list[Mark | None]:
+        """How good each plan is; None: the device has no such network."""
+        graphs: list[Graph | None] = []
+        for bits in wanted:
+            try:
+                graphs.append(self.assignments.candidate(bits).graph())
+            except ValueError:
+                graphs.append(None)
+        tasks = [
+            (graph, self.device, self.data.inputs, self.data.targets, self.metric, self.reference)
+            for graph in graphs
+            if graph is not None
+        ]
+        if self.executor is None or len(tasks) < 2:
+            marks = (mark(*task) for task in tasks)
+        else:
+            futures = [self.executor.submit(mark, *task) for task in tasks]
+            marks = (future.result() for future in futures)
+        found: list[Mark | None] = []
+        for graph in graphs:
+            found.append(None if graph is None else next(marks))
+            self.evaluations += graph is not None
+            self.clock.did(1)
+        return found
+
+    def _measured_at_first(self, plain: _Plan, eight: Bits) -> dict[str, float]:
+        """What measuring says beside the estimates: what the arena holds beside tensors, and cycles per multiply-add.
+
+        Raises:
+            ValueError: the network cannot be measured.
+        """
+        self._measure(plain)
+        found = {"arena": 0.0, "cycles": 0.0}
+        if self.budgets.arena is not None:
+            if plain.arena is None:
+                raise ValueError(f"the arena of this network cannot be measured: {plain.why_not}")
+            found["arena"] = max(plain.arena - float(self.costs.arena(eight).max(initial=0)), 0.0)
+        if plain.cycles is not None:
+            found["cycles"] = plain.cycles / max(self.costs.multiply_adds(eight), 1.0)
+        return found
+
+    def _measure(self, found: _Plan) -> None:
+        """Measures what has a budget. A plan that TFLite-Micro does not run has no arena."""
+        if self.budgets.arena is not None and found.arena is None and not found.why_not:
+            found.arena, found.why_not = arena_of(found.content)
+        if self.budgets.cycles is not None and found.cycles is None:
+            # Vela takes no weights of four bits.
+            found.cycles = npu_footprint(found.candidate.graph(), self.accelerator).cycles
+
+    # --- the result ---------------------------------------------------------------------------------------------------
+
+    def _finished(self, chosen: _Plan, missed: dict[str, float]) -> PrecisionPlan:
+        plans = [found for found in self.plans.values() if found is not None]
+        if importlib.util.find_spec("tflite_micro") is not None:
+            front = front_of(tuple(self._point(found) for found in plans), self.higher)
+            shown = [found for found in plans if self._point(found) in front]
+            for found in [chosen, *shown[:: max(1, -(-len(shown) // MEASURED))]]:
+                if found.arena is None and not found.why_not:
+                    found.arena, found.why_not = arena_of(found.content)
+        points = {id(found): self._point(found) for found in plans}
+        front = front_of(tuple(points.values()), self.higher)
+        return PrecisionPlan(
+            self.device,
+            self.data.examples,
+            self.float_metric,
+            self.budgets,
+            points[id(chosen)],
+            missed,
+            tuple(points.values()),
+            front,
+            chosen.graph,
+            chosen.candidate,
+            self.assignments.left_out,
+            self.evaluations,
+            self.higher,
+        )
+
+    def _point(self, found: _Plan) -> PlanPoint:
+        assert found.mark.metric is not None
+        return PlanPoint(
+            found.mark.metric,
+            found.mark.decibels,
+            len(found.content),
+            found.arena,
+            found.work,
+            found.cycles,
+            _layers(found.candidate),
+            self.assignments.rules(found.bits),
+        )
+
+
+def _power(noise: float) -> float:
+    """Of noise beside a signal of 1, from decibels."""
+    return 10.0 ** (-noise / 10)
+
+
+def _noise(found: _Plan | None) -> float:
+    return 0.0 if found is None else _power(found.mark.decibels)
+
+
+def _layers(candidate: Candidate) -> str:
+    """How many layers with weights have which bits."""
+    counts = Counter((row.weight_bits, row.bits) for row in candidate.plan.rows() if row.weight_bits is not None)
+    return ", ".join(
+        f"{count} W{weights}A{result}" for (weights, result), count in sorted(counts.items(), reverse=True)
+    )
+
+
+__all__ = ["plan"]

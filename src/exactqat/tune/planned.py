@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tune.plan` found: plans with what they cost, the best of them, and its rules to be read, edited and trained
+with."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..deploy.graph import Graph
+from ..display import table
+from ..planning.rule_text import rules_text, save_rules
+from ..planning.rules import Rule
+from .budgets import WORDS, Budgets
+from .network import Candidate
+
+HEADER = ("metric", "dB", "flash", "arena", "multiply-adds", "layers")
+
+
+@dataclass(frozen=True)
+class PlanPoint:
+    """One plan that was evaluated.
+
+    Attributes:
+        metric: on the device's integers; decibels: signal to noise of its outputs beside the float network's.
+        flash: bytes of its file, as written.
+        arena: the smallest in which TFLite-Micro runs it, measured; None if it was not measured.
+        multiply_adds: of one example, in those of 8 by 8 bits.
+        cycles: of one example on an Ethos-U, as Vela estimates them; None if nobody asked.
+        layers: how many have which bits, such as "3 W8A8, 1 W4A16".
+        rules: of all layers.
+    """
+
+    metric: float
+    decibels: float
+    flash: int
+    arena: int | None
+    multiply_adds: float
+    cycles: int | None
+    layers: str
+    rules: tuple[Rule, ...]
+
+    @property
+    def costs(self) -> dict[str, float | None]:
+        """By the names of budgets."""
+        return {
+            "flash": self.flash,
+            "arena": self.arena,
+            "multiply_adds": self.multiply_adds,
+            "cycles": self.cycles,
+        }
+
+    def cells(self) -> tuple[str, ...]:
+        """For a table with `HEADER`."""
+        noise = f"{self.decibels:.1f}" if math.isfinite(self.decibels) else "inf"
+        arena = "-" if self.arena is None else f"{self.arena:,}"
+        return f"{self.metric:.4g}", noise, f"{self.flash:,}", arena, f"{self.multiply_adds:,.0f}", self.layers
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """What `plan` found.
+
+    Attributes:
+        device: whose integers.
+        examples: how many were evaluated.
+        reference: the metric of the float network, computed in 16 bits.
+        budgets: what was asked.
+        chosen: the best plan within the budgets; if none is, the nearest.
+        missed: by which budget by how much the chosen plan is beyond it; empty if all are met.
+        points: all plans that were evaluated whole.
+        front: those of them that no other one beats in everything.
+        graph: the chosen network in the integers that post-training quantization gives it, as it is written to a file:
+            filters of four bits are packed where the device has them.
+        candidate: its numbers, as `sensitivity` and `search` take them.
+        left_out: bits that a layer cannot have, and why.
+        evaluations: of networks, in all.
+        higher_is_better: of the metric.
+    """
+
+    device: str
+    examples: int
+    reference: float
+    budgets: Budgets
+    chosen: PlanPoint
+    missed: Mapping[str, float]
+    points: tuple[PlanPoint, ...]
+    front: tuple[PlanPoint, ...]
+    graph: Graph
+    candidate: Candidate
+    left_out: Mapping[str, str]
+    evaluations: int
+    higher_is_better: bool = True
+
+    def __bool__(self) -> bool:
+        """Whether all budgets are met."""
+        return not self.missed
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The chosen plan, for `qat.prepare`."""
+        return self.chosen.rules
+
+    @property
+    def drop(self) -> float:
+        """How much worse the metric of the chosen plan is than the float network's, before any training."""
+        return (self.reference - self.chosen.metric) * (1 if self.higher_is_better else -1)
+
+    def save_rules(self, path: str | Path) -> Path:
+        """Writes the chosen plan as a text that `qat.load_rules` reads, with what it costs above it."""
+        return save_rules(self.rules, path, self.sentence())
+
+    def sentence(self) -> str:
+        """What was chosen, and whether it keeps to the budgets."""
+        chosen = self.chosen
+        arena = "" if chosen.arena is None else f", {chosen.arena:,} bytes of arena"
+        cycles = "" if chosen.cycles is None else f", {chosen.cycles:,} cycles"
+        said = (
+            f"{self.device}: {chosen.metric:.4g} before training ({self.reference:.4g} in float), {chosen.flash:,} "
+            f"bytes of flash{arena}, {chosen.multiply_adds:,.0f} multiply-adds{cycles}: {chosen.layers}."
+        )
+        if not self.missed:
+            return f"{said} It keeps to the budgets: {self.budgets.text()}."
+        beyond = "; ".join(f"{self._beyond(name, by)}" for name, by in self.missed.items())
+        none = f"No plan that was found keeps to the budgets ({self.budgets.text()})"
+        return f"{said} {none}; this is the nearest: {beyond}."
+
+    def _beyond(self, name: str, by: float) -> str:
+        if not math.isfinite(by):
+            return f"{WORDS[name]} could not be measured"
+        if name == "drop":
+            least = min(map(self._loss, self.points))
+            return f"the metric drops by {by:.4g} more than allowed (the least drop of all plans is {least:.4g})"
+        known = [cost for cost in (point.costs[name] for point in self.points) if cost is not None]
+        return f"{by:,.0f} {WORDS[name]} too many (the fewest of all plans are {min(known):,.0f})"
+
+    def _loss(self, point: PlanPoint) -> float:
+        return (self.reference - point.metric) * (1 if self.higher_is_better else -1)
+
+    def text(self, width: int = 80) -> str:
+        """What was chosen, its rules, and the front, of that many columns where the rules are short enough."""
+        rows = [HEADER, *(point.cells() for point in self.front)]
+        sizes = [max(len(row[at]) for row in rows) for at in range(5)]
+        lines = [*textwrap.wrap(self.sentence(), width), "", rules_text(self.rules).rstrip(), ""]
+        lines.append("Plans that no other one beats in everything:")
+        for row, point in zip(rows, (None, *self.front), strict=True):
+            cells = [cell.rjust(size) for cell, size in zip(row[:5], sizes, strict=True)]
+            star = "* " if point is not None and point == self.chosen else "  "
+            lines.append((star + "  ".join([*cells, row[5]]))[:width].rstrip())
+        for what, why in self.left_out.items():
+            lines += textwrap.wrap(f"Left out: {what}: {why}", width)
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return table(self.sentence(), HEADER, [point.cells() for point in self.front], 0)
+
+    def as_json(self) -> str:
+        """All but the network."""
+
+        def of(point: PlanPoint) -> dict[str, Any]:
+            noise = point.decibels if math.isfinite(point.decibels) else None
+            return {**asdict(point), "decibels": noise, "rules": rules_text(point.rules)}
+
+        content = {
+            "device": self.device,
+            "examples": self.examples,
+            "reference": self.reference,
+            "budgets": asdict(self.budgets),
+            "met": not self.missed,
+            "missed": {name: by if math.isfinite(by) else None for name, by in self.missed.items()},
+            "chosen": of(self.chosen),
+            "front": [of(point) for point in self.front],
+            "left_out": dict(self.left_out),
+            "evaluations": self.evaluations,
+        }
+        return json.dumps(content, indent=2)
+
+    def picture(self, path: str | Path) -> Path:
+        """Draws the plans by what they cost into a file, by its suffix .svg, .png or .pdf. Needs Matplotlib."""
+        from .pictures import plan_picture
+
+        return plan_picture(self, Path(path))
+
+
+def front_of(points: tuple[PlanPoint, ...], higher_is_better: bool) -> tuple[PlanPoint, ...]:
+    """The points that no other one beats: none is as good in everything and better in something. In the order of their
+    flash."""
+
+    def values(point: PlanPoint) -> tuple[float, ...]:
+        sign = -1.0 if higher_is_better else 1.0
+        return sign * point.metric, point.flash, math.inf if point.arena is None else point.arena, point.multiply_adds
+
+    kept: dict[tuple[float, ...], PlanPoint] = {}
+    for point in points:
+        mine = values(point)
+        beaten = any(
+            all(a <= b for a, b in zip(values(other), mine, strict=True)) and values(other) != mine for other in points
+        )
+        if not beaten:
+            kept.setdefault(mine, point)
+    return tuple(sorted(kept.values(), key=lambda point: (point.flash, values(point))))
+
+
+__all__ = ["HEADER", "PlanPoint", "PrecisionPlan", "front_of"]

@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of training: each does what it says, is checked before data are read, and is stored and compared."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("ai_edge_litert")
+pytest.importorskip("typer")
+
+from exactqat import cli, qat  # noqa: E402
+from exactqat.device import DEFAULT_PROFILE  # noqa: E402
+from exactqat.job import (  # noqa: E402
+    augmentation,
+    data,
+    figures,
+    logs,
+    manner,
+    models,
+    options,
+    pipeline,
+    recipes,
+    store,
+    training,
+    weights,
+)
+from exactqat.job.progress import Progress  # noqa: E402
+from exactqat.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.report import findings, job_page  # noqa: E402
+from exactqat.report.results import History, Split  # noqa: E402
+from exactqat.report.text import option_of  # noqa: E402
+
+
+def rows(count: int = 90, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Images of 8x8 with one, two or no bright halves, easy to tell apart."""
+    generator = np.random.default_rng(seed)
+    x, y = generator.uniform(0, 0.3, (count, 8, 8)).astype(np.float32), np.arange(count) % 3
+    for image, label in zip(x, y, strict=True):
+        image[: 4 * label] += 0.6
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def dataset() -> data.Dataset:
+    torch.set_num_threads(1)
+    return data.from_pairs(zip(*rows(), strict=True), "rows")
+
+
+@pytest.fixture
+def one_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tuple(method for method in METHODS if method.name == "qat_learned")
+    monkeypatch.setattr("exactqat.job.settings.METHODS", kept)
+
+
+SMALL: dict[str, Any] = {"epochs_float": 3, "epochs_qat": 3, "weight_bits": 4, "activation_bits": 4, "batch_size": 16}
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["exactqat", *map(str, arguments)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("lr", "0", "must be above 0 and at most 100, got '0'"),
+        ("lr", "fast", "must be a number, got 'fast'"),
+        ("lr-qat", "nan", "must be a number, got 'nan'"),
+        ("lr-ranges", "-1", "must be above 0 and at most 100, got '-1'"),
+        ("optimizer", "lion", "must be one of adam, adamw, sgd, got 'lion'"),
+        ("schedule", "Cosine", "must be one of constant, cosine, step, warm-up, got 'Cosine'"),
+        ("augment", "none,flip", "must be none alone, or some of shift, time-shift, flip"),
+        ("augment", "spin", "got 'spin'"),
+        ("class-weights", "nowhere.json", "there is no file 'nowhere.json'"),
+        ("class-weights", '{"a": 0}', "must give each class a weight above 0, got 0 for 'a'"),
+        ("split", "80/20", "must be three parts above 0 of training, validation and test, such as 70/15/15"),
+        ("split", "80/20/0", "got '80/20/0'"),
+        ("early-stopping", "0", "must be at least 1, got 0"),
+        ("early-stopping", "1.5", "must be an integer, got '1.5'"),
+        ("distill", "2", "must be a share above 0 and at most 1"),
+        ("distill", "0.5:0", "a temperature above 0 and at most 100 after a colon, as in 0.5:4, got '0.5:0'"),
+        ("epochs-float", "0", "must be at least 1, got 0"),
+        ("batch-size", "many", "must be an integer, got 'many'"),
+    ],
+)
+def test_bad_values_name_the_option_and_what_is_allowed(
+    option: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(data, "load", lambda *given: pytest.fail("data were read"))
+    assert call(monkeypatch, "train", "--out", tmp_path / "job", f"--{option}", value) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"--{option}" in said and message in said
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_setting_is_declared_once() -> None:
+    assert options.defaults() == Settings(Path("x")).stored()
+    assert options.defaults()["device"] == DEFAULT_PROFILE
+    settings = Settings(
+        Path("x"), lr=0.01, optimizer="sgd", schedule="step", augment=["flip", "shift"], split="60/20/20:3",
+        class_weights={"a": 2, "b": 1}, early_stopping=4, distill=0.5, mixed_precision=True,
+    )  # fmt: skip
+    assert settings.augment == ("shift", "flip") and settings.distill == "0.5:4"
+    assert Settings(Path("x"), **json.loads(json.dumps(settings.stored()))) == settings
+    command, _ = settings.commands()
+    for part in ("--lr 0.01", "--optimizer sgd", "--augment shift,flip", "--split 60/20/20:3", "--distill 0.5:4",
+                 """--class-weights '{"a": 2.0, "b": 1.0}'""", "--early-stopping 4", "--mixed-precision"):  # fmt: skip
+        assert part in command
+    assert options.class_weights_in('{"a": 2.0, "b": 1.0}') == settings.class_weights
+    with pytest.raises(ValueError, match="freeze_base needs weights"):
+        Settings(Path("x"), freeze_base=True)
+
+
+def test_resume_refuses_other_options(dataset: data.Dataset, tmp_path: Path) -> None:
+    settings = Settings(tmp_path, **SMALL)
+    store.start(settings, dataset)
+    for name, value, shown in (
+        ("lr", 0.1, "0.1"), ("schedule", "step", "step"), ("augment", ("none",), "none"), ("distill", "0.5", "0.5:4"),
+        ("class_weights", "balanced", "balanced"), ("early_stopping", 3, "3"), ("split", "60/20/20", "60/20/20:0"),
+    ):  # fmt: skip
+        option = name.replace("_", "-")
+        with pytest.raises(ValueError, match=re.escape(f"it cannot be continued with --{option} {shown}")):
+            store.start(replace(settings, **{name: value}), dataset, resume=True)
+    # A job of before there were these options has their defaults.
+    job = json.loads((tmp_path / "job.json").read_text())
+    for name in ("lr", "schedule", "augment", "distill", "optimizer"):
+        del job["settings"][name]
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert store.start(settings, dataset, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "factors"),
+    [
+        ("constant", {0: 1, 50: 1, 99: 1}),
+        ("cosine", {0: 1, 50: 0.5, 100: 0}),
+        ("step", {0: 1, 49: 1, 50: 0.1, 74: 0.1, 75: 0.01}),
+        ("warm-up", {0: 0.1, 9: 1, 10: 1, 55: 0.5, 100: 0}),
+    ],
+)
+def test_schedules(name: str, factors: dict[int, float]) -> None:
+    factor = manner.schedule_of(name, 100)
+    assert {step: round(factor(step), 9) for step in factors} == factors
+    assert math.isfinite(manner.schedule_of(name, 1)(1))
+
+
+def test_augmentations_do_what_they_say_and_keep_to_the_range() -> None:
+    images = torch.rand(64, 3, 8, 12, generator=torch.Generator().manual_seed(1)) * 1.5 - 0.5
+    limits = (float(images.min()), float(images.max()))
+
+    def changed(*names: str) -> Any:
+        found = augmentation.augmented(images, names, torch.Generator().manual_seed(0), limits)
+        again = augmentation.augmented(images, names, torch.Generator().manual_seed(0), limits)
+        assert torch.equal(found, again) and found.shape == images.shape and found.dtype == images.dtype
+        assert found.min() >= limits[0] and found.max() <= limits[1]
+        return found
+
+    assert torch.equal(changed("none"), images)
+    flipped = changed("flip")
+    mirrored = [torch.equal(new, old.flip(2)) for new, old in zip(flipped, images, strict=True)]
+    same = [torch.equal(new, old) for new, old in zip(flipped, images, strict=True)]
+    assert all(a != b for a, b in zip(mirrored, same, strict=True)) and 10 < sum(mirrored) < 54
+    assert torch.equal(changed("shift"), augmentation.shifted(images, torch.Generator().manual_seed(0)))
+    later = changed("time-shift")
+    moves = [{move for move in (-1, 0, 1) if torch.equal(new[:, 1:7], old.roll(move, 1)[:, 1:7])}
+             for new, old in zip(later, images, strict=True)]  # fmt: skip
+    assert all(len(move) == 1 for move in moves) and {-1, 0, 1} == set().union(*moves)
+    erased = (changed("erase") == 0).sum((1, 2, 3))
+    assert erased.tolist() == [3 * 2 * 3] * 64
+    spread = limits[1] - limits[0]
+    assert 0 < (changed("noise") - images).abs().max() <= spread / 20 + 1e-6
+    moved = changed("brightness") - images
+    assert 0 < moved.abs().max() <= spread / 5 + 1e-6
+    ratio = changed("contrast").std((1, 2, 3)) / images.std((1, 2, 3))
+    assert 0.7 < ratio.min() < 0.9 and 1.05 < ratio.max() < 1.3
+    assert "mirrored" in augmentation.sentence(("flip",)) and "not changed" in augmentation.sentence(("none",))
+
+
+def test_balanced_classes_count_the_same(dataset: data.Dataset) -> None:
+    labels = torch.tensor([0] * 6 + [1] * 3 + [2])
+    few = replace(dataset, train=Split(dataset.train.images[:10], labels))
+    found = manner.class_weights_of("balanced", few)
+    assert found is not None
+    totals = [float((found[labels] * (labels == code)).sum()) for code in range(3)]
+    assert totals == pytest.approx([10 / 3] * 3)
+    given = manner.class_weights_of({"0": 1, "1": 1, "2": 5}, few)
+    assert given is not None and float(given[labels].mean()) == pytest.approx(1)
+    assert float(given[2] / given[0]) == pytest.approx(5)
+    outputs = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    how = manner.Manner(class_weights=given)
+    expected = torch.nn.functional.cross_entropy(outputs, labels, given, reduction="sum")
+    assert float(manner.loss_of(outputs, labels, few.train.images, how)) == pytest.approx(float(expected), rel=1e-6)
+    for weights_given, message in (
+        ({"0": 1, "1": 1}, "--class-weights has no weight for class '2'"),
+        ({"0": 1, "1": 1, "2": 1, "cat": 1}, "has a weight for 'cat', which is no class of --data rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            manner.class_weights_of(weights_given, few)
+
+
+def test_splits_have_their_shares_and_seeds(tmp_path: Path) -> None:
+    x, y = rows(90)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    path = str(tmp_path / "data.npz")
+
+    def sizes(found: data.Dataset) -> list[int]:
+        return [len(part) for part in (found.train, found.validation, found.test)]
+
+    assert sizes(data.load(path, split="60/20/20:0")) == [54, 18, 18]
+    assert sizes(data.load(path, split="1/1/1:0")) == [30, 30, 30]
+    assert sizes(data.load(path, split="1/1/8:0")) == [9, 9, 72]
+    prints = {data.load(path, split=f"60/20/20:{seed}").fingerprint() for seed in (0, 0, 1)}
+    assert len(prints) == 2
+    assert data.load(path, split="65/15/20:0").fingerprint() == data.load(path).fingerprint()
+    np.savez(tmp_path / "parts.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(ValueError, match="parts.npz is divided into train and test already: omit --split 60/20/20:0"):
+        data.load(str(tmp_path / "parts.npz"), split="60/20/20:0")
+
+
+def trained(dataset: data.Dataset, path: Path, how: manner.Manner, epochs: int, **given: Any) -> tuple[Any, History]:
+    torch.manual_seed(0)
+    model = models.new_model("small_mobilenet", (1, 8, 8), 3)
+    groups = [{"params": list(model.parameters()), "lr": 1e-3}]
+    history = training.train(
+        model, groups, dataset.train, dataset.validation, epochs, 0, "test", given.pop("on_step", lambda steps: None),
+        path, 16, manner=how, **given,
+    )  # fmt: skip
+    return model, history
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_training_of_any_manner_goes_on_with_the_same_bits(
+    optimizer: str, dataset: data.Dataset, tmp_path: Path
+) -> None:
+    how = manner.Manner(optimizer, "warm-up", ("shift", "noise", "erase"))
+    whole, history = trained(dataset, tmp_path / "whole.pt", how, 3)
+    steps = training.steps_per_epoch(dataset.train, 16)
+    factor = manner.schedule_of("warm-up", 3 * steps)
+    assert history.learning_rate == pytest.approx([1e-3 * factor(epoch * steps) for epoch in range(3)])
+
+    class Stop(Exception):
+        pass
+
+    taken: list[int] = []
+    steps_each = steps
+
+    def stop(steps: int) -> None:
+        taken.append(steps)
+        if len(taken) == 2 * steps_each + 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        trained(dataset, tmp_path / "state.pt", how, 3, on_step=stop)
+    skipped: list[int] = []
+    again, _ = trained(dataset, tmp_path / "state.pt", how, 3, resume=True, on_skip=skipped.append)
+    assert skipped == [2 * steps]
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
+    assert (tmp_path / "state.pt").read_bytes() == (tmp_path / "whole.pt").read_bytes()
+
+
+def test_a_training_ends_early_and_stays_ended(dataset: data.Dataset, tmp_path: Path) -> None:
+    # So large a rate that the validation loss rises at once.
+    path, steps = tmp_path / "state.pt", training.steps_per_epoch(dataset.train, 16)
+    how, skipped = manner.Manner(patience=2), list[int]()
+    torch.manual_seed(0)
+    losses = iter([1.0, 0.5, 0.7, 0.6, 0.1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "accuracy_and_loss", lambda *given: (0.5, next(losses)))
+        _, history = trained(dataset, path, how, 9, on_skip=skipped.append)
+    assert history.validation_loss == [1.0, 0.5, 0.7, 0.6] and skipped == [5 * steps]
+    assert training.finished(path)
+    best = training.load_checkpoint(path)["best"]
+    model, again = trained(dataset, path, how, 9, resume=True, on_skip=skipped.append)
+    assert again == history and skipped == [5 * steps, 9 * steps]
+    assert all(torch.equal(best[name], value) for name, value in model.state_dict().items())
+
+
+def test_only_frozen_epochs_end_a_quantized_training() -> None:
+    history = History([1.0] * 6, [0.5] * 6, 4, [1.0, 2.0, 3.0, 4.0, 9.0, 9.5], [1e-3] * 6)
+    assert not training._stops(history, 2) and training._stops(history, 1)
+    assert not training._stops(replace(history, frozen_from=6), 1)
+
+
+def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, tmp_path: Path) -> None:
+    teacher, _ = trained(dataset, tmp_path / "teacher.pt", manner.Manner(), 2)
+    teacher.eval()
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    images, labels = dataset.train.images[:8], dataset.train.labels[:8]
+    outputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    how = manner.Manner(teacher=manner.Teacher(teacher, 0.25, 2.0))
+    expected = 0.75 * torch.nn.functional.cross_entropy(outputs, labels, reduction="sum")
+    expected += 0.25 * qat.distillation_loss(outputs, teacher(images), 2.0, "sum")
+    assert float(manner.loss_of(outputs, labels, images, how)) == pytest.approx(float(expected.detach()), rel=1e-6)
+    other, _ = trained(dataset, tmp_path / "taught.pt", how, 2)
+    plain, _ = trained(dataset, tmp_path / "plain.pt", manner.Manner(), 2)
+    assert not torch.equal(other.classifier.weight, plain.classifier.weight)
+    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_frozen_base_keeps_every_number_of_the_file(dataset: data.Dataset, tmp_path: Path, one_network: None) -> None:
+    torch.manual_seed(7)
+    given = models.new_model("small_mobilenet", (1, 8, 8), 5)
+    torch.save(given.state_dict(), tmp_path / "given.pt")
+    settings = Settings(
+        tmp_path / "job", **SMALL, weights=str(tmp_path / "given.pt"), freeze_base=True,
+        lr_ranges=1e-4,
+    )  # fmt: skip
+    results = pipeline.run(settings, dataset=dataset, keep_going=True)
+    found = results.float_model.state_dict()
+    kept = {name: value for name, value in given.state_dict().items() if not name.startswith("classifier")}
+    assert len(kept) > 20 and all(torch.equal(found[name], value) for name, value in kept.items())
+    assert all(parameter.requires_grad for parameter in results.float_model.parameters())
+    # Quantization-aware training trains all of it.
+    quantized = dict(results.outcomes[0].model.named_parameters())
+    assert not torch.equal(quantized["stem.0.weight"], kept["stem.0.weight"])
+    # A file that gives everything leaves the last layer to be trained.
+    model = models.new_model("small_mobilenet", (1, 8, 8), 5)
+    with weights.training_what_is_new(model, weights.put(model, tmp_path / "given.pt"), "classifier") as (
+        trains,
+        rests,
+    ):
+        assert [id(each) for each in trains] == [id(each) for each in model.classifier.parameters()]
+        assert len(rests) == sum(isinstance(each, torch.nn.BatchNorm2d) for each in model.modules())
+
+
+@pytest.mark.slow
+def test_mixed_precision_is_for_float_training_alone(
+    dataset: data.Dataset, tmp_path: Path, one_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, set[bool]] = {}
+    train = training.train
+
+    def watched(*given: Any, **options: Any) -> Any:
+        seen.setdefault(given[6], set()).add(
+            next(each for each in given if isinstance(each, manner.Manner)).mixed_precision
+        )
+        return train(*given, **options)
+
+    monkeypatch.setattr(training, "train", watched)
+    settings = Settings(tmp_path / "job", **SMALL, mixed_precision=True)
+    results = pipeline.run(settings, dataset=dataset, keep_going=True)
+    assert seen == {"float training": {True}, "W4A4 QAT, learned ranges": {False}}
+    assert results.values_differing == results.training_differing == 0
+    monkeypatch.undo()
+    plain, _ = trained(dataset, tmp_path / "plain.pt", manner.Manner(), 1)
+    mixed, _ = trained(dataset, tmp_path / "mixed.pt", manner.Manner(mixed_precision=True), 1)
+    assert not torch.equal(plain.classifier.weight, mixed.classifier.weight)
+    assert mixed.classifier.weight.dtype == torch.float32
+
+
+@pytest.mark.slow
+def test_all_options_in_one_job(dataset: data.Dataset, tmp_path: Path, one_network: None) -> None:
+    settings = Settings(
+        tmp_path / "job", **SMALL, lr=0.05, optimizer="sgd", schedule="warm-up", augment=("shift", "flip", "noise"),
+        class_weights="balanced", early_stopping=1, distill="0.5:2",
+    )  # fmt: skip
+    said: list[str] = []
+    results = pipeline.run(settings, Progress(say=said.append), dataset, keep_going=True)
+    assert results.values_differing == results.training_differing == 0
+    for name, history in (("float", results.float_history), ("w4a4-qat_learned", results.outcomes[0].history)):
+        assert history is not None
+        with (settings.out / "training" / f"{name}.csv").open() as file:
+            table = list(csv.DictReader(file))
+        assert [float(row["loss"]) for row in table] == history.loss
+        assert [float(row["validation_loss"]) for row in table] == history.validation_loss
+        assert tuple(table[0]) == logs.HEADER
+    figures.write_metrics(results)
+    page = job_page.written(results)
+    for sentence in settings.training_sentences():
+        assert job_page.escape(sentence) in page
+    assert "mirrored left to right" in page and "each counts the same" in page
+    # The float network learned in so few steps, or the report says that it did not.
+    again = pipeline.finished(settings.out, dataset=dataset)
+    assert again.outcomes[0].device_accuracy == results.outcomes[0].device_accuracy and again.seconds == round(
+        results.seconds, 2
+    )
+
+
+def test_a_network_at_chance_ends_the_job_with_what_to_try(tmp_path: Path, one_network: None) -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.uniform(0, 1, (300, 8, 8)).astype(np.float32), generator.integers(0, 3, 300)
+    noise = data.from_pairs(zip(x, y, strict=True), "noise")
+    settings = Settings(tmp_path / "job", **SMALL | {"epochs_float": 1, "epochs_qat": 1})
+    with pytest.raises(pipeline.NothingLearned, match=r"(?s)has learned nothing: .*--epochs-float.*--lr.*--keep-going"):
+        pipeline.run(settings, dataset=noise)
+    assert not list(tmp_path.rglob("*.tflite"))
+    results = pipeline.run(settings, dataset=noise, resume=True, keep_going=True)
+    assert results.outcomes and results.runs == 2
+    # Too few images to tell are no reason to stop.
+    few = Split(noise.test.images[:4], torch.tensor([0, 0, 1, 2]))
+    assert findings.better_than_guessing(few, 0.0)
+
+
+def test_the_time_is_that_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(logs.time, "perf_counter", lambda: now[0])
+    history = History([1.0], [0.5], None, [1.0], [0.1])
+    first = logs.Logs(tmp_path)
+    now[0] += 7
+    first.epoch("float", history)
+    now[0] += 1000  # the machine is off
+    second = logs.Logs(tmp_path)
+    now[0] += 3
+    second.epoch("float", history)
+    second.close()
+    assert (second.total, second.runs) == (10.0, 2)
+    again = logs.Logs(tmp_path, records=False)
+    now[0] += 50
+    again.epoch("float", history)
+    again.close()
+    assert (again.total, again.runs) == (10.0, 2)
+    (tmp_path / "training" / logs.ELAPSED).write_text('{"seconds": "x", "runs": 1}')
+    with pytest.raises(ValueError, match="elapsed.json must contain seconds"):
+        logs.Logs(tmp_path)
+
+
+def test_steps_of_an_earlier_run_do_not_shorten_the_time_left() -> None:
+    from rich.console import Console
+
+    from exactqat.cli import terminal
+
+    bars = terminal.bars_on(Console(file=None), disable=True)
+    now = [0.0]
+    bars.get_time = lambda: now[0]  # type: ignore[method-assign]
+    task = bars.add_task("training", total=1000)
+    bars.tasks[0].get_time = bars._tasks[task]._get_time = lambda: now[0]  # type: ignore[attr-defined]
+    terminal.skip(bars, task, 500)
+    for _ in range(11):
+        now[0] += 1
+        bars.advance(task, 1)
+    # A step a second; that 500 were there at once says nothing.
+    assert bars.tasks[0].completed == 511 and bars.tasks[0].time_remaining == pytest.approx(489, rel=0.15)
+
+
+def test_tensorboard_is_asked_for_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert call(monkeypatch, "train", "--out", tmp_path / "job", "--tensorboard") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--tensorboard needs the package tensorboard: pip install 'exactqat[tensorboard]'" in said
+    assert not (tmp_path / "job").exists()
+
+
+def test_tensorboard_gets_every_epoch_once(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    history = History([3.0, 2.0], [0.5, 0.6], 1, [1.0, 0.9], [0.1, 0.05])
+    writer = logs.Logs(tmp_path, tensorboard=True)
+    for epochs in (1, 2):
+        curves = (history.loss, history.validation_accuracy, history.validation_loss, history.learning_rate)
+        loss, accuracy, validation, rate = (curve[:epochs] for curve in curves)
+        writer.epoch("float", History(loss, accuracy, 1, validation, rate))  # type: ignore[arg-type]
+    writer.close()
+    found = events.EventAccumulator(str(tmp_path / "tensorboard" / "float"))
+    found.Reload()
+    assert [(each.step, each.value) for each in found.Scalars("loss")] == [(1, 3.0), (2, 2.0)]
+    assert {tag: len(found.Scalars(tag)) for tag in found.Tags()["scalars"]} == dict.fromkeys(logs.HEADER[1:5], 2)
+
+
+@pytest.mark.slow
+def test_the_command_says_what_is_applied(
+    tmp_path: Path, one_network: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, y = rows()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    (tmp_path / "weights.json").write_text('{"0": 1, "1": 2, "2": 1}')
+    status = call(
+        monkeypatch, "train", "--out", tmp_path / "job", "--data", tmp_path / "data.npz", "-w", 4, "--epochs-float", 2,
+        "--epochs-qat", 1, "--augment", "flip", "--class-weights", tmp_path / "weights.json", "--lr", 0.01,
+        "--distill", "0.5", "--keep-going",
+    )  # fmt: skip
+    output = capfd.readouterr().out
+    assert status == 0
+    for sentence in (
+        "Training images are changed at random: mirrored left to right, every second one.",
+        "Learning rate: 0.01 in float training.",
+        "Classes are weighted in the loss of training and validation: 0 1, 1 2, 2 1.",
+        "Quantization-aware training learns the float network's answers too: they are 50% of the loss",
+    ):
+        assert sentence in output
+    assert json.loads((tmp_path / "job" / "job.json").read_text())["settings"]["class_weights"] == {
+        "0": 1.0, "1": 2.0, "2": 1.0,
+    }  # fmt: skip
+    assert "seconds" in json.loads((tmp_path / "job" / "training" / logs.ELAPSED).read_text())
+
+
+@pytest.mark.slow
+def test_the_page_names_all_and_its_loop_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "training-options.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([^`]+)` \|", page, re.M))
+    assert {*options.AUGMENTATIONS, *options.SCHEDULES, *recipes.RECIPES, "none"} <= named
+    for option in re.findall(r"`(--[a-z-]+)", page):
+        known = {option_of(name) for name in options.defaults()} | {"--resume", "--keep-going", "--tensorboard"}
+        assert option in known | {"--min-accuracy", "--out"}, option
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=300)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of TensorFlow's converter, trained: before its first step a network computes what LiteRT computes of the
+original file; what is written after it is what training computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from plain_networks import NETWORKS
+
+from exactqat import deploy, qat
+from exactqat.deploy import Builder, Graph, per_tensor
+from exactqat.qat import Rule, UnsupportedOperator
+
+pytest.importorskip("ai_edge_litert")
+FILES = Path(__file__).parents[1] / "goldens" / "files"
+WAYS = ("convolutions.int8", "convolutions.int16", "convolutions.per_tensor", "convolutions.uint8",
+        "convolutions.float_ends", "pieces.int8", "branches.int8", "sequence.int8")  # fmt: skip
+EXAMPLES = 3
+
+
+def on_litert(path: Path, reals: list[np.ndarray], profile: str) -> list[np.ndarray]:
+    """What LiteRT makes of the file itself, in real numbers; reals lie on the grids of its inputs."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    kernels = OpResolverType.BUILTIN_REF if profile == "reference" else OpResolverType.AUTO
+    interpreter = Interpreter(str(path), experimental_op_resolver_type=kernels, num_threads=1)
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    rows = []
+    for row in range(EXAMPLES):
+        for detail, x in zip(inputs, reals, strict=True):
+            given = x[row : row + 1]
+            scale, zero_point = detail["quantization"]
+            if scale:
+                given = np.rint(given / np.float32(scale)) + zero_point
+            interpreter.resize_tensor_input(detail["index"], given.shape)
+        interpreter.allocate_tensors()
+        for detail, x in zip(inputs, reals, strict=True):
+            given = x[row : row + 1]
+            scale, zero_point = detail["quantization"]
+            if scale:
+                given = np.rint(given / np.float32(scale)) + zero_point
+            interpreter.set_tensor(detail["index"], given.astype(detail["dtype"]))
+        interpreter.invoke()
+        results = []
+        for detail in outputs:
+            result, (scale, zero_point) = interpreter.get_tensor(detail["index"]), detail["quantization"]
+            results.append((result.astype(np.float32) - zero_point) * np.float32(scale) if scale else result)
+        rows.append(results)
+    return [np.concatenate(each) for each in zip(*rows, strict=True)]
+
+
+def on_the_grid(plan: object, seed: int = 0) -> list[np.ndarray]:
+    """Real numbers for each input that its codes stand for."""
+    rng, found = np.random.default_rng(seed), []
+    for given in plan.inputs:
+        grid = plan.grids[given.grid]
+        scale, zero_point = grid.fixed
+        lowest, highest = (-32768, 32767) if grid.rule.wide else (-128, 127)
+        codes = rng.integers(lowest, highest + 1, (EXAMPLES, *given.shape[1:]))
+        found.append((codes.astype(np.float32) - zero_point) * np.float32(scale))
+    return found
+
+
+def results_of(results: object) -> list[np.ndarray]:
+    each = list(results.values()) if isinstance(results, dict) else [results]
+    return [np.asarray(one.detach() if isinstance(one, torch.Tensor) else one) for one in each]
+
+
+@pytest.mark.parametrize("device", ["xnnpack-x86", "reference"])
+@pytest.mark.parametrize("name", WAYS)
+def test_before_the_first_step_it_computes_what_litert_computes_of_the_file(name: str, device: str) -> None:
+    path = FILES / f"{name}.tflite"
+    if device not in deploy.profiles_here():
+        pytest.skip(f"{device} does not run here")
+    model = qat.prepare(deploy.read_tflite(path), device=device).eval()
+    reals = on_the_grid(model.plan)
+    qat.freeze(model)
+    found, expected = results_of(model(*map(torch.from_numpy, reals))), on_litert(path, reals, device)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["convolutions.int8", "pieces.int8"])
+def test_what_is_written_after_training_is_what_training_computed(name: str, tmp_path: Path) -> None:
+    graph = deploy.read_tflite(FILES / f"{name}.tflite")
+    model = qat.prepare(graph)
+    reals = [torch.from_numpy(each) for each in on_the_grid(model.plan)]
+    before = {key: value.detach().clone() for key, value in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(*reals).square().sum().backward()
+        optimizer.step()
+        if not model.frozen:
+            qat.freeze(model)
+    moved = [key for key, value in model.named_parameters() if not torch.equal(value, before[key])]
+    assert any(key.endswith(".weight") for key in moved) and any(key.endswith(".scale") for key in moved)
+    model.eval()
+    trained = deploy.lower(model)
+    path = deploy.write_tflite(trained, tmp_path / "trained.tflite")
+    for ours, theirs in zip(
+        results_of(model(*reals)), on_litert(path, [each.numpy() for each in reals], "xnnpack-x86"), strict=True
+    ):
+        assert np.array_equal(ours, theirs)
+
+
+def test_jax_trains_the_same_integers() -> None:
+    jax = pytest.importorskip("jax")
+    path = FILES / "convolutions.int8.tflite"
+    prepared = qat.jax.prepare_file(deploy.read_tflite(path))
+    params, state = prepared.freeze(*prepared.init())
+    reals = on_the_grid(prepared.plan)
+    found, _ = prepared.apply(params, state, *reals)
+    for ours, theirs in zip(results_of(found), on_litert(path, reals, "xnnpack-x86"), strict=True):
+        assert np.array_equal(ours, theirs)
+
+    def loss(params: object) -> object:
+        return jax.numpy.square(prepared.apply(params, state, *reals)[0]).sum()
+
+    slopes = jax.grad(loss)(params)["model"]
+    assert all(np.isfinite(each).all() for each in slopes.values())
+    assert any(np.any(each) for name, each in slopes.items() if name.endswith(".weight"))
+
+
+@pytest.mark.parametrize("rule", [Rule(), Rule(weight_bits=4, activation_bits=4), Rule(activation_bits=16)])
+def test_files_of_this_project_come_back(rule: Rule, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, (example,) = NETWORKS["ds_cnn"]()
+    original = qat.prepare(model, example, [rule])
+    original(torch.randn(4, *example.shape[1:]))
+    original.eval()
+    with pytest.warns(UserWarning):
+        qat.freeze(original)
+    graph = deploy.lower(original)
+    read = deploy.read_tflite(deploy.write_tflite(graph, tmp_path / "original.tflite"))
+    again = qat.prepare(read)
+    qat.freeze(again)
+    back = deploy.lower(again)
+    (name,), (other,) = graph.inputs, back.inputs
+    low, high = (-32768, 32767) if rule.wide else (-128, 127)
+    codes = np.random.default_rng(0).integers(low, high + 1, (4, *graph.tensors[name].shape[1:]))
+    codes = codes.astype(graph.tensors[name].dtype)
+    for device in ("xnnpack-x86", "micro"):
+        first, second = (
+            deploy.simulate(each, {key: codes}, device=device) for each, key in ((graph, name), (back, other))
+        )
+        for ours, theirs in zip(second.values(), first.values(), strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+def small(lowest: int = -127, bias: int = 3) -> Graph:
+    builder = Builder()
+    x = builder.input("x", (1, 4), per_tensor(0.1, 0))
+    codes = np.full((2, 4), lowest, np.int8)
+    filters = builder.constant("w", codes, per_tensor(0.02, 0))
+    biases = builder.constant("b", np.array([bias, -bias], np.int32), per_tensor(np.float32(0.1) * np.float32(0.02), 0))
+    y = builder.operator("FULLY_CONNECTED", (x, filters, biases), per_tensor(0.5, 1), name="y", activation="NONE")
+    return builder.graph([y])
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (lambda: small(-128), r"FULLY_CONNECTED that makes 'y'.*codes of -128"),
+        (
+            lambda: small(bias=2**30 + 1),
+            r"FULLY_CONNECTED that makes 'y'.*its bias has codes beyond what float32 holds",
+        ),
+        (lambda: deploy.read_tflite(FILES / "convolutions.float32.tflite"), r"input .* is float32"),
+        (lambda: deploy.read_tflite(FILES / "float_island.int8.tflite"), r"float32, and int8 or int16 can train"),
+    ],
+)
+def test_what_cannot_stay_as_it_is_is_named(graph: object, words: str) -> None:
+    with pytest.raises(UnsupportedOperator, match=words):
+        qat.prepare(graph())
+
+
+def test_a_file_decides_its_grids() -> None:
+    graph = small()
+    for wrong in ({"rules": [Rule()]}, {"example": np.zeros((1, 4))}, {"keep_final_activation": True}):
+        with pytest.raises(TypeError, match=f"{next(iter(wrong))} is not for a Graph"):
+            qat.prepare(graph, **wrong)
+    model = qat.prepare(graph, device="micro")
+    assert model.profile == "micro"
+    with pytest.raises(TypeError, match="the file's inputs are x; got"):
+        model(torch.zeros(1, 4), torch.zeros(1, 4))

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distillation, early stopping and learning rates of single ranges, in loops of any kind."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from exactqat import qat  # noqa: E402
+
+
+def test_the_distillation_loss_is_the_divergence_of_softened_answers() -> None:
+    generator = np.random.default_rng(0)
+    own, taught = (generator.normal(size=(5, 4)) for _ in range(2))
+    temperature = 3.0
+
+    def softened(logits: np.ndarray) -> np.ndarray:
+        powers = np.exp(logits / temperature)
+        return powers / powers.sum(1, keepdims=True)
+
+    expected = temperature**2 * (softened(taught) * np.log(softened(taught) / softened(own))).sum(1)
+    tensors = torch.from_numpy(own).requires_grad_(), torch.from_numpy(taught).requires_grad_()
+    found = qat.distillation_loss(*tensors, temperature, "none")
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-12)
+    assert qat.distillation_loss(*tensors, temperature, "sum").item() == pytest.approx(expected.sum())
+    loss = qat.distillation_loss(*tensors, temperature)
+    assert loss.item() == pytest.approx(expected.mean())
+    loss.backward()
+    assert tensors[0].grad is not None and tensors[1].grad is None
+    # The gradient of T^2 KL is T (softened own - softened teacher), whatever the temperature.
+    gradient = temperature * (softened(own) - softened(taught)) / len(own)
+    np.testing.assert_allclose(tensors[0].grad.numpy(), gradient, rtol=1e-10)
+    assert qat.distillation_loss(tensors[1], tensors[1]).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "message"),
+    [
+        (((2, 3), (2, 4)), {}, "must have one shape [n, classes], got [2, 3] and [2, 4]"),
+        (((2,), (2,)), {}, "must have one shape [n, classes], got [2] and [2]"),
+        (((2, 3), (2, 3)), {"temperature": 0}, "temperature must be a number above 0, got 0"),
+        (((2, 3), (2, 3)), {"temperature": math.nan}, "temperature must be a number above 0, got nan"),
+        (((2, 3), (2, 3)), {"reduction": "all"}, "reduction must be mean, sum or none, got 'all'"),
+    ],
+)
+def test_bad_arguments_of_the_distillation_loss(shapes: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        qat.distillation_loss(*(torch.zeros(shape) for shape in shapes), **options)
+
+
+def test_early_stopping_waits_and_goes_on_from_its_state() -> None:
+    stopping = qat.EarlyStopping(2)
+    assert [stopping(score) for score in (3.0, 2.0, 2.0, 1.0, math.nan, 1.5)] == [False] * 5 + [True]
+    assert stopping.best == 1.0 and stopping.waited == 2
+    rising = qat.EarlyStopping(1, smallest_gain=0.1, higher_is_better=True)
+    assert not rising(0.5) and rising(0.55) and not rising(0.7)
+    again = qat.EarlyStopping(2)
+    again.load_state_dict(stopping.state_dict())
+    assert again(5.0) and not again(0.5)
+    assert [qat.EarlyStopping(1)(math.nan), qat.EarlyStopping(2)(math.nan)] == [True, False]
+    for given, message in (
+        ({"patience": 0}, "patience must be a whole number of at least 1, got 0"),
+        ({"patience": True}, "got True"),
+        ({"patience": 1, "smallest_gain": -1}, "smallest_gain must be a number of at least 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            qat.EarlyStopping(**given)
+
+
+class Two(torch.nn.Module):
+    """Two layers, the path of the first of which is the beginning of the second's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.part2 = torch.nn.Linear(4, 5), torch.nn.Linear(5, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.part2(torch.relu(self.part(x)))
+
+
+def test_ranges_of_layers_have_rates_of_their_own() -> None:
+    torch.manual_seed(0)
+    images = torch.rand(16, 4)
+    model = qat.prepare(Two(), images, [qat.Rule(ranges="learned", weight_bits=3, activation_bits=3)])
+    qat.calibrate(model, [images])
+    groups = qat.parameter_groups(model, 0.0, range_lr=0.0, range_lrs={"part2": 0.1})
+    assert [group["lr"] for group in groups] == [0.0, 0.0, 0.1]
+    kept = {id(parameter) for group in groups for parameter in group["params"]}
+    assert kept == {id(parameter) for parameter in model.parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.5)
+    model.train()(images).square().sum().backward()
+    optimizer.step()
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved and all(name.startswith("quantization.part2.") for name in moved)
+    # All ranges at one rate, and a model without learned ranges: two groups, as the kit's own loops have them.
+    assert [group["lr"] for group in qat.parameter_groups(model, 1e-3)] == [1e-3, 3e-3]
+    fixed = qat.prepare(Two(), images)
+    assert qat.parameter_groups(fixed, 1e-3)[1]["params"] == []
+    with pytest.raises(
+        ValueError, match=re.escape("range_lrs['conv'] matches no layer with a learned range; those are:")
+    ):
+        qat.parameter_groups(model, 1e-3, range_lrs={"conv": 1e-3})
+    with pytest.raises(ValueError, match=re.escape("range_lrs['part'] must be a number of at least 0, got -1")):
+        qat.parameter_groups(model, 1e-3, range_lrs={"part": -1})
+    with pytest.raises(TypeError, match="what exactqat.qat.prepare returns for PyTorch, got Two"):
+        qat.parameter_groups(Two(), 1e-3)  # type: ignore[arg-type]
