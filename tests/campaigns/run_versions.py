@@ -190,9 +190,9 @@ def page(found: Mapping[str, Mapping[str, Sequence[Row]]], count: int) -> str:
         "versions, `tests/campaigns/run_versions.py --count N` a larger sample of this page. A zero is no proof: 20",
         "graphs found 1,584 differing results in the reference kernels of 2.0.2, where 4 and 8 graphs find none.",
         "",
-        "The extras `deploy` and `micro` of the package ask for the oldest release from which on nothing that is claimed",
-        "differs here: `ai-edge-litert` 2.2 and `tflite-micro` 0.dev20261017. onnxruntime has no such floor, as nothing is",
-        "claimed of it.",
+        "The extras `deploy` and `micro` of the package ask for the oldest release from which on nothing that is",
+        "claimed differs here: `ai-edge-litert` 2.2 and `tflite-micro` 0.dev20261017. onnxruntime has no such floor,",
+        "as nothing is claimed of it.",
     ]
     for profile, by_version in found.items():
         lines += ["", f"## {TITLES[profile]}", ""]
