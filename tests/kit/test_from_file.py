@@ -4,6 +4,7 @@ original file; what is written after it is what training computed."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from exactqat.qat import Rule, UnsupportedOperator
 
 pytest.importorskip("ai_edge_litert")
 FILES = Path(__file__).parents[1] / "goldens" / "files"
+PAGE = Path(__file__).parents[2] / "docs" / "train-from-a-file.md"
 WAYS = ("convolutions.int8", "convolutions.int16", "convolutions.per_tensor", "convolutions.uint8",
         "convolutions.float_ends", "pieces.int8", "branches.int8", "sequence.int8")  # fmt: skip
 EXAMPLES = 3
@@ -190,3 +192,21 @@ def test_a_file_decides_its_grids() -> None:
     assert model.profile == "micro"
     with pytest.raises(TypeError, match="the file's inputs are x; got"):
         model(torch.zeros(1, 4), torch.zeros(1, 4))
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    graph = deploy.read_tflite(FILES / "convolutions.int8.tflite")
+    (shape,), (classes,) = (
+        [graph.tensors[name].shape[1:] for name in names] for names in (graph.inputs, graph.outputs)
+    )
+    torch.manual_seed(0)
+    loader = [(torch.randn(4, *shape), torch.randint(classes[-1], (4,))) for _ in range(3)]
+    (tmp_path / "product.tflite").write_bytes((FILES / "convolutions.int8.tflite").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    exec(block.replace("lr=1e-4", "lr=1.0"), {"loader": loader})  # so that a few images move codes
+    repaired = deploy.read_tflite(tmp_path / "repaired.tflite")
+    codes = np.random.default_rng(0).integers(-128, 128, (16, *shape)).astype(np.int8)
+    (before,), (after,) = (deploy.simulate(each, codes, device="micro").values() for each in (graph, repaired))
+    assert before.shape == after.shape and not np.array_equal(before, after)
+    assert repaired.tensors[repaired.outputs[0]].quantization.equals(graph.tensors[graph.outputs[0]].quantization)
