@@ -208,7 +208,13 @@ def main() -> int:
     parser.add_argument("--runtimes", nargs="+", default=list(VERSIONS), choices=list(VERSIONS))
     parser.add_argument("--write", action="store_true", help="write docs/runtime-versions.md")
     parser.add_argument("--here", choices=list(TITLES), help=argparse.SUPPRESS)
-    parser.add_argument("--kinds", nargs="+", default=list(NAMES), choices=list(NAMES), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=list(NAMES),
+        choices=[*dict.fromkeys((*NAMES, *OPERATORS))],
+        help=argparse.SUPPRESS,
+    )
     arguments = parser.parse_args()
     if arguments.here:
         compare_here(arguments.here, arguments.kinds, arguments.count)
