@@ -171,7 +171,7 @@ def guessed(accuracy: float, images: int, classes: int = 3) -> SimpleNamespace:
     answers = np.where(np.arange(images) < round(accuracy * images), labels, (labels + 1) % classes)
     split = SimpleNamespace(labels=torch.from_numpy(labels))
     test = type("Test", (SimpleNamespace,), {"__len__": lambda self: images})(**vars(split))
-    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test)
+    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test, reconstructs=False)
     outcome = SimpleNamespace(device_predictions=labels, device_accuracy=0.34)
     return SimpleNamespace(
         dataset=dataset, float_test_accuracy=accuracy, float_predictions=answers, chosen=lambda precision: outcome,

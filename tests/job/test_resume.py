@@ -469,7 +469,7 @@ def test_a_finished_job_is_told_again_without_training(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=x, y=y)
     out = tmp_path / "out"
     given = GIVEN | {"epochs_float": 1, "epochs_qat": 1, "data": str(tmp_path / "data.npz")}
-    commands.train(out, given, resume=False, restart=False, quiet=True)
+    commands.train(out, given, resume=False, restart=False, quiet=True, keep_going=True)
     files, page = written(out), (out / "report.html").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "batches", lambda *arguments: pytest.fail("it trained"))

@@ -407,6 +407,9 @@ def test_a_network_at_chance_ends_the_job_with_what_to_try(tmp_path: Path, one_n
     # Too few images to tell are no reason to stop.
     few = Split(noise.test.images[:4], torch.tensor([0, 0, 1, 2]))
     assert findings.better_than_guessing(few, 0.0)
+    # Of a few more, half of a dozen say something, though luck might do as well.
+    dozen = Split(noise.test.images[:12], torch.arange(12) % 3)
+    assert findings.better_than_guessing(dozen, 0.5) and not findings.better_than_guessing(dozen, 1 / 3)
 
 
 def test_the_time_is_that_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,7 +306,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(COUNT), "-m",
         "exactqat.cli", "train", "--data", "data.npz", "--out", "out", "--epochs-float", "1", "--epochs-qat", "1",
-        "--weight-bits", "4", "--activation-bits", "4", "--batch-size", "8",
+        "--weight-bits", "4", "--activation-bits", "4", "--batch-size", "8", "--keep-going",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

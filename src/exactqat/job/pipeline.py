@@ -37,7 +37,7 @@ from .processes import ALONE, Processes
 from .progress import Progress
 from .restored import describe_checkpoint, describe_network
 from .settings import Settings
-from .store import float_state, read_job, start, stored_settings, unfinished
+from .store import float_state, quantized_before, read_job, start, stored_settings, unfinished
 from .weights import Fit, check, put, training_what_is_new
 
 # Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
@@ -241,7 +241,8 @@ def _run(work: Work, untrained: nn.Module, fit: Fit | None, keep_going: bool) ->
     results = _float_network(work, untrained, fit)
     results.fit = fit
     if not keep_going:
-        work.processes.first_does(lambda: check_learned(results))
+        # Whoever went on before has answered.
+        work.processes.first_does(lambda: None if quantized_before(settings) else check_learned(results))
     last = last_layer(results.float_model, dataset.train.images[:2])
     for precision in settings.precisions:
         for method in settings.methods:

@@ -172,6 +172,12 @@ def float_state(settings: Settings) -> Path:
     return settings.out / "training" / "float.pt"
 
 
+def quantized_before(settings: Settings) -> bool:
+    """Whether an earlier run of the job has begun to train a quantized network."""
+    of_float = float_state(settings)
+    return any(each != of_float for each in of_float.parent.glob("*.pt"))
+
+
 def delivered(out: Path, *names: str) -> list[Path]:
     """The folders below `out` that hold all of these files, finest precision first.
 

@@ -16,6 +16,8 @@ from .results import Dataset, Outcome, Results, Split
 
 # Standard deviations by which an accuracy exceeds that of a guess before it counts: one guess in a hundred gets there.
 BEYOND_LUCK = 2.33
+# Of few images, for which chance reaches further above the most frequent class, whatever is above that may be learned.
+TELLING = 0.1
 # Accuracy on the validation images that a network of fewer bits may cost and still be recommended.
 FEWER_BITS_MAY_COST = 0.01
 # Of the mistakes in metrics.json; their number is always there.
@@ -46,8 +48,10 @@ def guessing(dataset: Dataset) -> dict[str, float]:
 
 def better_than_guessing(part: Split, accuracy: float) -> bool:
     """Whether an accuracy shows that something was learned, or there are too few images to tell."""
-    needed = chance(part)["needed"]
-    return needed >= 1 or accuracy > needed
+    guess = chance(part)
+    share, needed = guess["accuracy"], guess["needed"]
+    few = needed - share > TELLING
+    return needed >= 1 or accuracy > (share if few else needed)
 
 
 def learned(dataset: Dataset, accuracy: float) -> bool:
