@@ -303,7 +303,7 @@ def test_rows_are_the_axis_that_a_plan_names() -> None:
 @pytest.mark.parametrize(
     ("kind", "attributes", "message"),
     [
-        ("TABLE", {"function": "sinh"}, "function must be one of abs, ceil, clamp, .*, got 'sinh'"),
+        ("TABLE", {"function": "sinh"}, "function must be one of abs, asinh, ceil, clamp, .*, got 'sinh'"),
         (
             "TABLE",
             {"function": "composition", "parameters": (("gone", (0,), ()),)},

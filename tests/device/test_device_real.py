@@ -64,8 +64,15 @@ def computed(graph: Graph, codes: dict[str, np.ndarray], operator: Operator) -> 
     declaration, output = OPERATORS[operator.kind], graph.tensors[operator.outputs[0]]
     values = {**codes, **simulate(graph, codes, tensors=list(graph.results()))}
     inputs = [graph.tensors[name] for name in operator.inputs]
-    operands = [real_numbers(values[each.name] if each.data is None else each.data, each) for each in inputs]
+    operands = []
+    for each in inputs:
+        held = values[each.name] if each.data is None else each.data
+        # Indices stand for themselves.
+        are_indices = each.dtype == "int32" and each.data is None
+        operands.append(torch.from_numpy(held) if are_indices else real_numbers(held, each))
     attributes = in_users_order(operator, operands, inputs, output)
+    if declaration.uses_operand_scale:  # as training gives it
+        attributes["operand_scale"] = torch.tensor(float(inputs[0].quantization.scale[0]))
     grid = SimpleNamespace(scale=float(output.quantization.scale[0]), zero_point=int(output.quantization.zero_point[0]))
     real = declaration.real(primitives_torch, operands, attributes)
     on_grid = declaration.real_on_grid(primitives_torch, operands, attributes, grid)

@@ -45,13 +45,15 @@ def threads() -> Iterator[None]:
 
 def declared(graph: Graph, codes: Mapping[str, np.ndarray], profile: str) -> dict[str, np.ndarray]:
     """All results, by the declarations."""
-    values = dict(codes)
+    examples = len(next(iter(codes.values()))) // graph.tensors[graph.inputs[0]].shape[0]
+    values = {**codes, **graph.initial_state(examples)}
     for operator in graph.operators:
         tensors, outputs = ([graph.tensors[name] for name in names] for names in (operator.inputs, operator.outputs))
         given = [values[tensor.name] if tensor.data is None else tensor.data for tensor in tensors]
         declaration = OPERATORS[operator.kind]
         found = by_declaration(declaration, given, tensors, outputs, operator.attributes, profile_named(profile))
-        values.update(zip(operator.outputs, found, strict=True))
+        # What variables hold afterwards comes last.
+        values.update(zip(operator.outputs, found[: len(operator.outputs)], strict=True))
     return values
 
 

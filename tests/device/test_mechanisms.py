@@ -122,6 +122,7 @@ def test_every_difference_of_the_sweep_has_a_mechanism() -> None:
             codes = random_codes(rng, graph)
             if len(graph.operators) > 1:
                 continue
+            codes |= graph.initial_state(len(next(iter(codes.values()))))
             for first in PROFILES:
                 for second in PROFILES:
                     try:

@@ -50,7 +50,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result
     out = tmp_path_factory.mktemp("jobs") / "digits"
     with pytest.MonkeyPatch.context() as patch:
         two_methods(patch)
-        results = pipeline.run(settings(out, device=FORMER))
+        results = pipeline.run(settings(out, device=FORMER), keep_going=True)
         figures.write_metrics(results)
         figures.write_report(results)
         yield out, results
@@ -262,7 +262,7 @@ def test_a_device_without_its_runtime_is_said(
     _, results = job
     here = [name for name in profiles_here() if name != "micro"]
     monkeypatch.setattr(beside, "profiles_here", lambda: tuple(here))
-    others = pipeline.run(settings(tmp_path / "micro", device="micro"), dataset=results.dataset)
+    others = pipeline.run(settings(tmp_path / "micro", device="micro"), dataset=results.dataset, keep_going=True)
     found = others.outcomes[-1].report
     assert found is not None and (found.profile, found.ran_as, found.trained_for) == ("micro", FORMER, "micro")
     assert others.equal and found.training_differing == 0 < found.training_values

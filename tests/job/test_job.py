@@ -410,7 +410,7 @@ def test_help_on_benchmarks_needs_no_checkout(
 def test_a_job_for_another_device(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     given = {"epochs_float": 1, "epochs_qat": 1, "weight_bits": 4, "activation_bits": 8}
-    results = pipeline.run(Settings(tmp_path, device="micro", **given))
+    results = pipeline.run(Settings(tmp_path, device="micro", **given), keep_going=True)
     for outcome in results.outcomes:
         assert outcome.model.profile == "micro" and outcome.report.trained_for == "micro"
         assert outcome.report.training_differing == 0 < outcome.report.training_values
@@ -441,7 +441,9 @@ def test_the_same_seed_gives_the_same_bits(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    pipeline.run(Settings(tmp_path, seed=3, epochs_float=1, epochs_qat=1, weight_bits=4, activation_bits=4))
+    pipeline.run(
+        Settings(tmp_path, seed=3, epochs_float=1, epochs_qat=1, weight_bits=4, activation_bits=4), keep_going=True
+    )
     for name in ("float/checkpoint.pt", "w4a4/checkpoint.pt", "w4a4/model.tflite"):
         assert (finished[0] / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
@@ -664,6 +666,7 @@ def test_one_job_for_several_widths(
         "1",
         "--weight-bits",
         "3, 8",
+        "--keep-going",
     ]
     command = ["exactqat", "train", "--out", str(out), *options]
     monkeypatch.setattr(sys, "argv", command)

@@ -61,7 +61,7 @@ def written(out: Path) -> dict[str, bytes | dict[str, Any]]:
         str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.suffix in (".pt", ".tflite")
     }
     metrics = json.loads((out / "metrics.json").read_text())
-    files["metrics.json"] = {key: value for key, value in metrics.items() if key not in ("seconds", "resumed")}
+    files["metrics.json"] = {key: value for key, value in metrics.items() if key not in ("seconds", "resumed", "runs")}
     return files
 
 

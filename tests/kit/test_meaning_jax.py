@@ -605,8 +605,11 @@ def test_integer_inputs_are_called_what_they_are() -> None:
     def function(p: Any, x: Any, places: Any) -> Any:
         return x @ p["a"] + p["a"][places]
 
-    with pytest.raises(qat.UnsupportedOperator, match="'places' has dtype int32"):
-        prepare(function, PARAMS, (X[:2], np.zeros((2,), np.int32)))
+    prepared = prepare(function, PARAMS, (X[:2], np.zeros((2,), np.int32)))
+    assert [(given.name, given.floating) for given in prepared.plan.inputs] == [("x", True), ("places", False)]
+    params, state = prepared.calibrate(*prepared.init(), [(X, np.arange(len(X), dtype=np.int32) % len(PARAMS["a"]))])
+    with pytest.raises(ValueError, match="places"):
+        prepared.apply(params, state, X, np.full(len(X), len(PARAMS["a"]), np.int32))
 
 
 def test_places_in_a_folder_called_as_a_library(tmp_path: Any) -> None:

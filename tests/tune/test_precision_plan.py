@@ -325,7 +325,7 @@ PROGRAM = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import keras, numpy as np
-from test_plan import ASKED, INPUTS, LABELS, WEIGHTS, described
+from test_precision_plan import ASKED, INPUTS, LABELS, WEIGHTS, described
 from exactqat import deploy, qat, tune
 from exactqat.deploy.formats.tflite import tflite_bytes
 

@@ -298,6 +298,10 @@ class StridedSlice(Movement):
         for axis, (begin, end, step) in enumerate(zip(*columns, strict=True)):
             if (begin, end, step) != (0, None, 1):
                 x = primitives.slice(x, axis, begin, x.shape[axis] if end is None else end, step)
+        shrunk = attributes.get("shrink_axes", ())
+        if shrunk:
+            kept = [int(size) for axis, size in enumerate(x.shape) if axis not in shrunk]
+            x = primitives.reshape(x, (-1, *kept[1:]))
         return x
 
     def integers(
