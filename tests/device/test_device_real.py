@@ -71,10 +71,11 @@ def computed(graph: Graph, codes: dict[str, np.ndarray], operator: Operator) -> 
         are_indices = each.dtype == "int32" and each.data is None
         operands.append(torch.from_numpy(held) if are_indices else real_numbers(held, each))
     attributes = in_users_order(operator, operands, inputs, output)
-    if declaration.uses_operand_scale:  # as training gives it
-        attributes["operand_scale"] = torch.tensor(float(inputs[0].quantization.scale[0]))
     grid = SimpleNamespace(scale=float(output.quantization.scale[0]), zero_point=int(output.quantization.zero_point[0]))
-    real = declaration.real(primitives_torch, operands, attributes)
+    known = dict(attributes)
+    if declaration.uses_operand_scale:  # as training gives it
+        known["operand_scale"] = torch.tensor(float(inputs[0].quantization.scale[0]))
+    real = declaration.real(primitives_torch, operands, known)
     on_grid = declaration.real_on_grid(primitives_torch, operands, attributes, grid)
     if declaration.spatial:
         real = real.permute(TO_LAST)
