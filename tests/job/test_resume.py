@@ -463,6 +463,7 @@ def test_two_commands_with_one_directory_do_not_mix(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "out" / name).read_text())["settings"]["seed"] == int(winner)
 
 
+@pytest.mark.slow
 def test_a_finished_job_is_told_again_without_training(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     x, y = patterns()
