@@ -284,7 +284,7 @@ class Restoring:
             gain = whole
         else:
             gain = self._parameter(f"{path}.scale", rest.copy())
-        offset = self._parameter(f"{path}.bias", self._bias(bias, x, scale, channels))
+        offset = self._parameter(f"{path}.bias", self._bias(bias, x, scale))
         mean = self._parameter(f"{path}.mean", np.zeros(channels, np.float32), trained=False)
         variance = self._parameter(f"{path}.variance", np.ones(channels, np.float32), trained=False)
         norm = BatchNorm(gain, offset, mean, variance, None, 0.0, None, training=False)
@@ -294,11 +294,10 @@ class Restoring:
         attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
         self.step(operator, attributes, operands=[self.paths[x.name]], weights=weights)
 
-    def _bias(self, bias: Tensor | None, x: Tensor, scale: np.ndarray, channels: int) -> np.ndarray:
+    def _bias(self, bias: Tensor, x: Tensor, scale: np.ndarray) -> np.ndarray:
         """Real numbers that lie on the accumulator's grid at the file's codes."""
-        if bias is None or bias.data is None:
-            need(bias is None, "its bias is computed")
-            return np.zeros(channels, np.float32)
+        need(bias.data is not None, "its bias is computed")
+        assert bias.data is not None
         codes = bias.data.astype(np.float64).reshape(-1)
         step = scale * np.float32(x.quantization.scale[0])
         found = (codes * step).astype(np.float32)

@@ -143,7 +143,7 @@ class Run:
         shown = self.shown.setdefault(name, [])
         shown.append(p.extremes_of_replicas(*self._ends(grid, p.stop_gradient(x))))
         finite = None
-        # Calibration tells of what the largest value does not show: XLA's passes over NaN on a CPU.
+        # Calibration refuses NaN, which the largest value does not show: XLA's skips it on a CPU.
         if self.mode.observing:
             finite = p.amin(p.where(abs(x) < math.inf, 1.0, 0.0), tuple(range(len(x.shape))))
             finite = p.extremes_of_replicas(finite, finite)[0] > 0
