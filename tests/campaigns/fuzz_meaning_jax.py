@@ -414,6 +414,20 @@ def worst_error(model: Model, prepared: Prepared, inputs: Sequence[np.ndarray]) 
                     found["statistics"] = sorted_leaves(model.run(trained, model.statistics, there, True)[1])
                 return found
 
+            def in_float64(training: bool, batch: Any) -> dict[str, Any]:
+                """The original's, with all of its real numbers in 64 bits: what its own rounding does, where numbers
+                that are nudged round alike, such as the constant activations of a ReLU6."""
+
+                def wider(tree: Any) -> Any:
+                    return jax.tree.map(lambda array: jnp.asarray(array, "float64") if is_real(array) else array, tree)
+
+                with jax.enable_x64(True):
+                    trained, there, statistics = wider(model.trained), wider(batch), wider(model.statistics)
+                    found = everything(lambda p, *xs: model.run(p, statistics, xs, training)[0], trained, there)
+                    if training and model.statistics:
+                        found["statistics"] = sorted_leaves(model.run(trained, statistics, there, True)[1])
+                    return jax.tree.map(np.asarray, found)
+
             moves = training and bool(model.statistics)
 
             def both(p: Any, b: Any, moves: bool = moves, network: Any = network) -> Any:
@@ -436,7 +450,7 @@ def worst_error(model: Model, prepared: Prepared, inputs: Sequence[np.ndarray]) 
                 if error <= ROUNDING:
                     continue
                 if not moved:
-                    moved = [nudged(draw, training, batch) for draw in range(3)]
+                    moved = [nudged(draw, training, batch) for draw in range(3)] + [in_float64(training, batch)]
                 noise = max(kind_error(there, each[kind]) for each in moved)
                 if error > 16 * noise and error > worst:
                     worst, where = error, f"{kind}, {size} examples, {'training' if training else 'evaluation'}"
