@@ -119,6 +119,7 @@ with open(sys.argv[1], "rb") as file:
 """
 
 
+@pytest.mark.slow
 @needs_micro
 @pytest.mark.parametrize("name", ["dscnn", "autoencoder"])
 def test_the_arena_is_the_smallest_that_does(name: str, graphs: dict[str, Graph], tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_jobs_networks(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

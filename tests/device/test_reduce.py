@@ -52,6 +52,7 @@ def test_a_difference_is_reduced(name: str, tmp_path: Path) -> None:
     assert size <= most and [operator.kind for operator in small.operators] == [kind]
 
 
+@pytest.mark.slow
 def test_what_is_written_shows_the_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

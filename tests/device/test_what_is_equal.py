@@ -102,6 +102,7 @@ def deploy_runtime(content: bytes, graph: deploy.Graph, device: str) -> Any:
     return open_runtime(content, graph.inputs, graph.outputs, device)
 
 
+@pytest.mark.slow
 def test_its_own_device_computes_what_was_trained(job: tuple[Path, Results], call: Call) -> None:
     out, results = job
     for arguments in ([], ["--device", FORMER]):
@@ -184,6 +185,7 @@ def test_a_runtime_that_is_not_here_is_no_proof(
     assert "LiteRT with XNNPACK on 64-bit ARM computes what was trained: none of" in output
 
 
+@pytest.mark.slow
 def test_a_job_is_trained_on_for_another_device(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
     source, _ = job
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
@@ -255,6 +257,7 @@ def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, Results], call: C
         retrained.take_over(copied, begun.out, begun.trainings)
 
 
+@pytest.mark.slow
 def test_a_device_without_its_runtime_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: tuple[Path, Results]
 ) -> None:
@@ -367,6 +370,7 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
     assert all(f"<figcaption>{name}: shows" in page for name in dataset.test.names) and "numbered" not in page
 
 
+@pytest.mark.slow
 def test_two_headers_are_part_of_one_program(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
     source, _ = job
     headers = []

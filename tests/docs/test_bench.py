@@ -829,6 +829,7 @@ def test_tensors_of_16_bits_in_small() -> None:
     assert all(row["of_copy"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_step_takes_memory() -> None:
     pytest.importorskip("torch")
     import memory

@@ -37,6 +37,7 @@ def threads() -> Any:
     eq.set_num_threads(before[1])
 
 
+@pytest.mark.slow
 def test_one_repeat_of_a_tiny_network(step: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     results = json.loads(saved(step, tmp_path, "--networks", "small_mobilenet", "--repeats", "1"))
     shown = capsys.readouterr().out
@@ -51,6 +52,7 @@ def test_one_repeat_of_a_tiny_network(step: Any, capsys: pytest.CaptureFixture[s
         assert row["ratios"].get(row["contestant"], 1.0) == 1.0
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_processes_of_their_own(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     two = ("torch float", "exactqat QAT, ema")  # every one takes seconds
     monkeypatch.setattr(step, "CONTESTANTS", {name: step.CONTESTANTS[name] for name in two})

@@ -165,6 +165,7 @@ def test_what_is_no_finished_job_is_refused(jobs: Path, call: Call) -> None:
     assert "two contains an unfinished job, which has no figures to compare" in call("one", "two")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["0", "00", "", "1", "7", "40", "-3", "abc", "²", "99999999999999999999"])
 def test_any_number_of_columns_shows_all(jobs: Path, columns: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"COLUMNS": columns}
@@ -177,6 +178,7 @@ def test_any_number_of_columns_shows_all(jobs: Path, columns: str) -> None:
     assert any(line.startswith("│ W4A4 ") for line in lines) == (columns not in ("1", "7", "40"))
 
 
+@pytest.mark.slow
 def test_terminals_without_unicode_show_plain_signs(jobs: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
     command = [sys.executable, "-m", "exactqat.cli", "compare", "one", "two"]
@@ -190,6 +192,7 @@ def test_terminals_without_unicode_show_plain_signs(jobs: Path) -> None:
 WILD = [None, True, -1, 2.5, float("nan"), float("inf"), 10**30, "x", [], {}, [[1]], {"a": 1}]
 
 
+@pytest.mark.slow
 def test_damaged_figures_are_named(jobs: Path, call: Call) -> None:
     """Every value of both files exchanged for what nobody expects."""
     for file in ("job.json", "metrics.json"):

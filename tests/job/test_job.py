@@ -126,6 +126,7 @@ def test_the_report_shows_single_epochs_and_explains_dashes(
     assert not re.search(r"(fill|stroke): ?#", page)
 
 
+@pytest.mark.slow
 def test_the_report_shows_mistakes_classes_and_parts(
     finished: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -304,6 +305,7 @@ def on_a_terminal(columns: int, arguments: list[str]) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode().replace("\r\n", "\n").replace("\r", "\n"))
 
 
+@pytest.mark.slow
 def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     shown = on_a_terminal(40, ["verify", str(finished[0])])
     assert "computes what was trained: none of 3,590 integers" in " ".join(shown.split())
@@ -318,6 +320,7 @@ def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProc
     assert "  --weights FILE\n        Weights to start float" in page
 
 
+@pytest.mark.slow
 def test_wide_terminals_show_tables(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     shown = on_a_terminal(100, ["verify", str(finished[0])])
     assert "│ stem.0 " in shown
@@ -374,7 +377,7 @@ def test_durations_are_readable() -> None:
 
 
 def test_help_names_the_networks() -> None:
-    done = subprocess.run([*RUN, "train", "--help"], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*RUN, "train", "--help"], capture_output=True, text=True, timeout=600, check=True)
     shown = " ".join(done.stdout.split())
     assert all(name in shown for name in NETWORKS) and re.search("-w, --weight-bits|--weight-bits, -w", shown)
 
@@ -385,7 +388,7 @@ def test_errors_in_pipes_are_lines() -> None:
         (["train"], "Error: Missing option '--out'."),
         (["verify", "nowhere/" + "x" * 200], "error: nowhere/xxx"),
     ):
-        done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 2
         assert any(line.startswith(message) for line in done.stderr.splitlines())
         assert not re.search("[│╭]", done.stderr)
@@ -462,7 +465,7 @@ def test_verify_accepts_the_result_and_notices_a_changed_file(
     assert weight is not None
     weight[0, 0] = weight[0, 0] - 9 if weight[0, 0] > 0 else weight[0, 0] + 9
     write_tflite(graph, tmp_path / "w8a8" / "model.tflite")
-    done = subprocess.run([*RUN, "verify", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*RUN, "verify", str(tmp_path)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "differ" in done.stdout
 
@@ -478,6 +481,7 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
     assert pipeline.total_steps(settings, dataset) == steps * (3 + 2 * (10 + 40 + 40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -504,7 +508,7 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_one_clear_message(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -101,6 +101,7 @@ def changed(folder: Path, **fields: Any) -> Path:
 # Foreign code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "export"])
 @pytest.mark.parametrize(
     "network", ["subprocess:call", "canary_module:build", "os:system", "exactqat.job.models:dscnn"]
@@ -129,6 +130,7 @@ def test_a_job_runs_nothing_from_the_working_directory(folder: Path, call: Call,
     assert fuzz_jobs.contents(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewer_networks")
 def test_the_users_word_runs_the_users_network(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -150,6 +152,7 @@ def test_the_users_word_runs_the_users_network(tmp_path: Path, call: Call, monke
         assert status == 2 and "which is not --model dscnn" in errors, command
 
 
+@pytest.mark.slow
 def test_the_working_directory_is_no_place_for_libraries(folder: Path) -> None:
     """Where an optional library is missing, a file of its name in the folder at hand must not be taken for it."""
     (folder / "onnx.py").write_text((folder / "canary_module.py").read_text())
@@ -256,6 +259,7 @@ def test_checkpoints_are_plain_data(tmp_path: Path, content: Callable[[Path], by
         checkpoints.load_checkpoint(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -500,6 +504,7 @@ def no_reader() -> Iterator[IO[str]]:
     stream.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewer_networks")
 def test_a_reader_that_goes_ends_no_training(
     folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch, no_reader: IO[str]
@@ -516,6 +521,7 @@ def test_a_reader_that_goes_changes_no_status(folder: Path, no_reader: IO[str]) 
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("redirection", "status"), [(">&- 2>&- <&-", 0), (">/dev/full", 2)])
 def test_output_that_leads_nowhere(folder: Path, redirection: str, status: int) -> None:
     command = f"{shlex.join([*RUN, 'verify', 'job'])} {redirection}"
@@ -525,6 +531,7 @@ def test_output_that_leads_nowhere(folder: Path, redirection: str, status: int) 
     assert status == 0 or "No space left on device" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewer_networks")
 def test_a_disk_that_is_full_at_the_end_costs_the_pictures_only(folder: Path, call: Call) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -588,6 +595,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewer_networks")
 def test_names_are_names(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole job, for a directory and classes that are called anything."""
@@ -630,6 +638,7 @@ def test_long_names_of_many_classes_are_shortened() -> None:
     assert "…" in page and max(map(len, page.split("<"))) < 200
 
 
+@pytest.mark.slow
 def test_drawing_that_fails_loses_nothing(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: Any) -> str:
         raise ZeroDivisionError("a picture")
@@ -665,6 +674,7 @@ def test_markup_is_no_markup(name: str, call: Call, tmp_path: Path, monkeypatch:
 # What is kept
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewer_networks")
 def test_the_command_says_where_the_old_job_is(folder: Path, call: Call) -> None:
     """As `make demo` does it, again and again."""

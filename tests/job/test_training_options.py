@@ -394,6 +394,7 @@ def test_all_options_in_one_job(dataset: data.Dataset, tmp_path: Path, one_netwo
     )
 
 
+@pytest.mark.slow
 def test_a_network_at_chance_ends_the_job_with_what_to_try(tmp_path: Path, one_network: None) -> None:
     generator = np.random.default_rng(0)
     x, y = generator.uniform(0, 1, (300, 8, 8)).astype(np.float32), generator.integers(0, 3, 300)

@@ -413,6 +413,7 @@ def test_recurrent_cells() -> None:
     assert {"lstm", "gru"}.isdisjoint(kinds(agree(Recurrent(), SEQUENCE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_attention_across(batch_first: bool) -> None:
     class Across(nn.Module):

@@ -57,6 +57,7 @@ def trained(model: Any, call: Any, steps: int) -> tuple[list[float], Any]:
         return losses, call(IMAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranges", "backend"), [("ema", "aot_eager"), ("learned", "eager")])
 def test_one_graph_with_the_same_bits(ranges: str, backend: str) -> None:
     plain, compiled = prepared(ranges=ranges), prepared(ranges=ranges)

@@ -114,6 +114,7 @@ def for_keras():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

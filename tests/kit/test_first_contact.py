@@ -442,6 +442,7 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs exactqat[keras]")
 def test_keras_answers_alike() -> None:
     done = run(
@@ -538,6 +539,7 @@ def test_operators_alone_load_no_framework() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("first", ["exactqat", "torch"])
 def test_a_fork_while_another_thread_loads_what_pytorch_needs(first: str) -> None:
@@ -691,6 +693,7 @@ def test_a_quote_that_is_cut_says_so(tmp_path: Path) -> None:
     assert condition[:99] + "…: " in text and condition[:101] not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["iteration", "index", "split"])
 def test_a_loop_over_the_examples_is_refused_at_once(way: str) -> None:
     """Not when all of the stand-in's examples have gone through it."""
@@ -732,6 +735,7 @@ def slow() -> nn.Module:
     return Net(forward, **conv())
 
 
+@pytest.mark.slow
 def test_what_takes_long_says_so(impatient: None, capfd: pytest.CaptureFixture[str]) -> None:
     root, handlers = logging.getLogger(), list(logging.getLogger().handlers)
     try:
@@ -746,6 +750,7 @@ def test_what_takes_long_says_so(impatient: None, capfd: pytest.CaptureFixture[s
     assert any("torch.export, in training" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_logging_gets_it_where_there_is_some(
     impatient: None, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

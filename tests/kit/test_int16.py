@@ -404,6 +404,7 @@ def test_sums_of_very_different_grids(kind: str, shapes: tuple[tuple[int, ...], 
             assert verify(graph, path, codes, profile).differing == 0, (exponent, profile)
 
 
+@pytest.mark.slow
 def test_jax_in_16_bits(tmp_path: Path) -> None:
     """The same rule, the same symmetric grids, borders and biases as in PyTorch."""
     jax = pytest.importorskip("jax")

@@ -37,6 +37,7 @@ def kinds(function: Any, params: Any = LINEAR, example: Any = X) -> list[str]:
 # --- capture ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "kind", "attributes"),
     [
@@ -239,6 +240,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["learned", "folded"])
 def test_rules(name: str, tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
@@ -340,6 +342,7 @@ def test_dropout_drops_in_training_only() -> None:
     np.testing.assert_allclose(y, x, atol=0.01)
 
 
+@pytest.mark.slow
 def test_the_float_network_is_the_users_function() -> None:
     for name in ("squeeze_and_excite", "attention", "mixture"):
         prepared, batch = NETWORKS[name]()
@@ -360,6 +363,7 @@ def test_sharded_batches() -> None:
     np.testing.assert_array_equal(apply(sharded), apply(batch[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["perceptron", "squeeze_and_excite", "attention", "mixture"])
 def test_an_evaluation_asks_the_host_once(name: str) -> None:
     """For the whole network, with the bits that it gives step by step, and its gradients."""

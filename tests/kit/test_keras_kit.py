@@ -80,6 +80,7 @@ def test_weights_move_between_pytorch_and_keras() -> None:
     assert run("jax", str(HERE / "keras_weights.py")).endswith("integers of weights, one graph\n")
 
 
+@pytest.mark.slow
 def test_keras_own_fake_quantization() -> None:
     page = (ROOT / "docs" / "keras-fake-quant.md").read_text()
     programs = re.findall(r"```python\n(.*?)```", page, re.S)
@@ -105,6 +106,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (tmp_path / "digits.tflite").exists()
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     monkeypatch.chdir(tmp_path)

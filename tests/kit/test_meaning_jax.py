@@ -386,6 +386,7 @@ def linen_classifier(frozen: bool = False) -> Any:
     return Net()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("size", [3, 8])
 def test_linens_training_is_the_users(frozen: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,6 +414,7 @@ def test_linens_training_is_the_users(frozen: bool, size: int, monkeypatch: pyte
     assert frozen == (error(variables["batch_stats"]["BatchNorm_0"]["var"], statistics["var"]) == 0)
 
 
+@pytest.mark.slow
 def test_linens_attention_keeps_its_dropout() -> None:
     nn = pytest.importorskip("flax.linen")
 
@@ -535,6 +537,7 @@ def test_a_branch_that_the_example_asks_for_is_the_network() -> None:
 # --- what people bring ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_keys_of_random_numbers_among_parameters() -> None:
     nnx = pytest.importorskip("flax.nnx")
 
@@ -552,6 +555,7 @@ def test_keys_of_random_numbers_among_parameters() -> None:
     assert error(net(x), float_network(prepared)(params["model"], x)[0]) < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["max", "mean"])
 def test_pools_with_an_axis_more(operation: str) -> None:
     """As Equinox pools one example: channels last, and an axis of size 1 in front."""
@@ -570,6 +574,7 @@ def test_pools_with_an_axis_more(operation: str) -> None:
     assert difference(function, prepare(function, params, images[:2]), params, [images]) < ROUNDING
 
 
+@pytest.mark.slow
 def test_half_precision_by_hand() -> None:
     params = {"kernel": jnp.asarray(RNG.standard_normal((3, 2, 4)), jnp.bfloat16)}
     x = RNG.standard_normal((8, 12, 2)).astype(np.float32)
@@ -622,6 +627,7 @@ def test_places_in_a_folder_called_as_a_library(tmp_path: Any) -> None:
         prepare(names["function"], PARAMS, X[:2])
 
 
+@pytest.mark.slow
 def test_what_is_compiled_by_hand_stays_what_it_is() -> None:
     """The check's stand-in for randomness stays out of what JAX remembers of the user's compiled functions."""
 

@@ -514,6 +514,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_keras_keeps_the_same_promises(tmp_path: Path) -> None:
     if importlib.util.find_spec("keras") is None:
         pytest.skip("needs exactqat[keras]")
@@ -526,6 +527,7 @@ def test_keras_keeps_the_same_promises(tmp_path: Path) -> None:
     assert done.stdout == "done\n", done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_flax_keeps_epsilons() -> None:
     jax = pytest.importorskip("jax")
     flax = pytest.importorskip("flax.linen")

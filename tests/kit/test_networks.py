@@ -55,6 +55,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.NETWORKS)
 def test_the_jobs_networks(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
@@ -727,6 +728,7 @@ def test_a_concatenation_covers_the_widest_of_its_operands() -> None:
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_page_on_own_models_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "bring-your-model.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)

@@ -57,6 +57,7 @@ def test_functions_and_modules_for_jax() -> None:
     assert isinstance(qat.prepare(nnx.Linear(6, 3, rngs=nnx.Rngs(0)), X), qat.jax.Prepared)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs exactqat[keras]")
 def test_a_model_of_keras() -> None:
     program = """

@@ -200,6 +200,7 @@ def test_other_types_train_in_float32(dtype: Any) -> None:
     prepared(batch).sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "rule",

@@ -244,6 +244,7 @@ def between_guards(array: np.ndarray, at_the_end: bool) -> np.ndarray:
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are protected by Linux's means")
 @pytest.mark.parametrize("device", ON_CPU)
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])

@@ -81,7 +81,7 @@ def in_process(code: str, **environment: str) -> str:
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
     return done.stdout
@@ -109,6 +109,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", SETTINGS, ids=lambda e: f"{e['EXACTQAT_ISA']}-{e['EXACTQAT_NUM_THREADS']}")
 def test_other_processes(environment: dict[str, str]) -> None:
     code = "print(here.cpu.kernels.__name__, here.eq.get_num_threads(), *here.answers(), sep='\\n')"

@@ -95,6 +95,7 @@ def _range_is_bad(bad: BadCall) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", sorted({bad.op for bad in bad_calls()}))
 def test_refused_under_torch_compile(op: str) -> None:
     """By default PyTorch gives up compiling and runs the call, which raises; with fullgraph=True it wraps our text."""

@@ -206,6 +206,7 @@ def gradient_in_numpy(case: Case, g: np.ndarray) -> tuple[np.ndarray, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", FORWARD)
 def test_gradients_are_the_gradient_operators(op: str) -> None:
     case = example(op)
@@ -331,6 +332,7 @@ def test_an_operator_declared_elsewhere_works_in_all_frameworks() -> None:
         vars(eq.raw_ops).pop("ToyRoundToSteps", None)
 
 
+@pytest.mark.slow
 def test_a_training_form_runs_where_gradients_are_wanted() -> None:
     """An operator whose training form leaves residuals: here one gradient kernel in the place of another."""
 

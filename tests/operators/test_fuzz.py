@@ -141,6 +141,7 @@ def test_a_call_that_is_not_refused_is_found() -> None:
         fuzz.check(good)
 
 
+@pytest.mark.slow
 def test_a_crash_is_counted_and_the_campaign_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """A stand-in for fuzz.py dies in case 7, in its own process."""
     script = tmp_path / "dies.py"

@@ -81,6 +81,7 @@ def test_in_16_bits(op: str, dtype: str) -> None:
         compare(in_halves(case, bits))
 
 
+@pytest.mark.slow
 def test_operators_that_tensorflow_does_not_have() -> None:
     """Those that gradients and training are made of."""
     random = np.random.Generator(np.random.PCG64(3))

@@ -36,12 +36,14 @@ def test_cell(column: str, name: str) -> None:
     assert jax_table.ALONE[column](name) == WRITTEN[column, name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.parametrize("column", jax_table.SPREAD)
 def test_cell_with_several_devices(column: str, name: str) -> None:
     assert jax_table.spread_cells(CHOSEN)[column][name] == WRITTEN[column, name]
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run() -> None:
     for block in jax_table.PAGE.read_text().split("```python\n")[1:]:
         subprocess.run([sys.executable, "-c", block.split("```")[0]], check=True, stdout=subprocess.DEVNULL)

@@ -45,6 +45,7 @@ def faults(framework: str, **environment: str) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_freed_memory_is_used_again(framework: str) -> None:
     pytest.importorskip(framework)

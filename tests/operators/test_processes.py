@@ -21,7 +21,7 @@ def run(code: str, **environment: str) -> str:
         [sys.executable, "-c", PRELUDE + code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=os.environ | environment,
         check=False,
     )

@@ -268,6 +268,7 @@ def test_what_follows_batch_norm_may_write_in_place(version: str) -> None:
     assert torch.equal(*gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compiled_attributes_may_change(dynamic: bool | None) -> None:
     image, filter = randn(1, 5, 5, 3), randn(2, 2, 3, 1)

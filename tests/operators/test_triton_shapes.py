@@ -129,6 +129,7 @@ def test_convolutions_near_the_smallest_normal_number(name: str, spread: int, dt
         compare(*call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e-40, -0.0, 0.0])
 def test_a_weight_or_value_that_needs_the_exact_way(poison: float) -> None:
     for where in range(2):

@@ -89,6 +89,7 @@ print(json.dumps([[part.alone, part.fine, part.cumulative, round(part.decibels, 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs exactqat[keras]")
 def test_keras_finds_what_pytorch_finds(tmp_path: Any) -> None:
     path = tmp_path / "given.npz"
