@@ -419,8 +419,8 @@ def prepare(
             from evaluation (`train`, `training`, `is_train`, `is_training`, `deterministic`, `use_running_average`,
             `eval_mode`, `is_eval`, `inference`, `is_inference`) are set to evaluation where the example gives none,
             among the arguments of functions and of modules' methods and among the fields of a Linen module; batch norms
-            and dropouts train nevertheless. A function says by `batch_norm` and `dropout` of this file where it has such
-            layers.
+            and dropouts train nevertheless. A function says by `batch_norm` and `dropout` of this file where it has
+            such layers.
         given: parameters (not for NNX), the example and, if need be, the rules.
         example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
             Its values do not matter, nor does the number of examples. What is no array keeps its value.
