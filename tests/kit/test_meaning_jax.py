@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -524,6 +525,66 @@ def test_what_training_alone_does_is_refused(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(SAFEGUARDS, "training", False)
     with pytest.raises(qat.UnsupportedOperator, match="is not the model"):
         prepare(model, *variables, X[:2])
+
+
+def function_with_a_flag() -> tuple[Any, Any]:
+    def function(p: Any, x: Any, train: bool = False) -> Any:
+        return x @ p["a"] * (2.0 if train else 1.0)
+
+    return function, (PARAMS,)
+
+
+def linen_field() -> tuple[Any, Any]:
+    nn = pytest.importorskip("flax.linen")
+
+    class Net(nn.Module):
+        train: bool = False
+
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return nn.Dense(5)(x) * (2.0 if self.train else 1.0)
+
+    net = Net()
+    return net, (net.init(jax.random.key(0), X),)
+
+
+def linen_evaluating() -> tuple[Any, Any]:
+    nn = pytest.importorskip("flax.linen")
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, eval_mode: bool = True) -> Any:
+            return nn.Dense(5)(x) * (1.0 if eval_mode else 2.0)
+
+    net = Net()
+    return net, (net.init(jax.random.key(0), X),)
+
+
+@pytest.mark.parametrize("make", [function_with_a_flag, linen_field, linen_evaluating])
+def test_flags_by_other_ways_and_names_tell_training(make: Callable[[], tuple[Any, Any]]) -> None:
+    model, variables = make()
+    with pytest.raises(qat.UnsupportedOperator, match="in training the model computes otherwise"):
+        prepare(model, *variables, X[:2], check=False)
+
+
+def test_a_linen_module_made_for_training_is_read_in_evaluation() -> None:
+    nn = pytest.importorskip("flax.linen")
+
+    class Net(nn.Module):
+        train: bool
+
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            x = nn.BatchNorm(use_running_average=not self.train)(nn.Dense(5)(x))
+            return nn.Dropout(0.5, deterministic=not self.train)(x)
+
+    variables = Net(False).init(jax.random.key(0), X)
+    prepared = prepare(Net(True), variables, X[:2])
+    assert prepared.proof is not None and not prepared.proof.not_run
+    assert any(trial.training for trial in prepared.proof.trials)
+    params, state = prepared.init()
+    found = prepared._run(params, state, (X,), {}, Mode(quantizing=False))[0]
+    assert error(Net(False).apply(variables, X), found) < ROUNDING
 
 
 def test_a_branch_that_the_example_asks_for_is_the_network() -> None:

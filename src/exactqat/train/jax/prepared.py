@@ -415,10 +415,12 @@ def prepare(
         prepare(nnx_module, example)
 
     Args:
-        model: a pure function of (params, *arguments), as in evaluation; or a module of Flax. Flags of modules' methods
-            that tell training from evaluation (`train`, `training`, `is_training`, `deterministic`,
-            `use_running_average`) are set to evaluation where they have no value; batch norms and dropouts train
-            nevertheless. A function says by `batch_norm` and `dropout` of this file where it has such layers.
+        model: a pure function of (params, *arguments), as in evaluation; or a module of Flax. Flags that tell training
+            from evaluation (`train`, `training`, `is_train`, `is_training`, `deterministic`, `use_running_average`,
+            `eval_mode`, `is_eval`, `inference`, `is_inference`) are set to evaluation where the example gives none,
+            among the arguments of functions and of modules' methods and among the fields of a Linen module; batch norms
+            and dropouts train nevertheless. A function says by `batch_norm` and `dropout` of this file where it has
+            such layers.
         given: parameters (not for NNX), the example and, if need be, the rules.
         example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
             Its values do not matter, nor does the number of examples. What is no array keeps its value.
@@ -466,7 +468,7 @@ def prepare(
     elif is_linen:
         known = _linen_model(model, named["variables"], args, kwargs)
     else:
-        known = _function_model(model, named["variables"])
+        known = _function_model(model, named["variables"], args, kwargs)
     try:
         with at_work("prepare reads the model"):
             network = capture(
@@ -485,8 +487,10 @@ def prepare(
     warn_of_plan(planned, keep_final_activation)
     functional = Functional(planned, primitives_jax, device)
     if not (is_nnx or is_linen):
-        # Only now it is known which of its leaves are statistics.
-        known = _function_model(model, named["variables"], frozenset(functional.statistics))
+        # Only now it is known which of its leaves are statistics, and whether it has layers that train by themselves,
+        # which it does not do alone.
+        known = _function_model(model, named["variables"], args, kwargs, frozenset(functional.statistics))
+        known = replace(known, trains=known.trains and not (functional.statistics or functional.random_steps))
     prepared = Prepared(known, functional)
     if check:
         from .proof import compare_with_original
@@ -561,8 +565,10 @@ def dropout(x: Any, rate: float, broadcast_axes: Sequence[int] = ()) -> Any:
 
 # Arguments that tell training from evaluation, and what they are in evaluation.
 _FLAGS = {
-    **dict.fromkeys(("train", "training", "is_training"), False),
-    **dict.fromkeys(("deterministic", "use_running_average"), True),
+    **dict.fromkeys(("train", "training", "is_train", "is_training"), False),
+    **dict.fromkeys(
+        ("deterministic", "use_running_average", "eval_mode", "is_eval", "inference", "is_inference"), True
+    ),
 }
 
 
@@ -587,7 +593,18 @@ def _unused_flags(signature: inspect.Signature, args: Sequence[Any], kwargs: Map
     return {name: value for name, value in _FLAGS.items() if name in signature.parameters and name not in given}
 
 
-def _function_model(function: Callable[..., Any], params: Any, statistics: frozenset[str] = frozenset()) -> _Model:
+def _in_mode(flags: Mapping[str, bool], training: bool) -> dict[str, bool]:
+    """The flags, which are those of evaluation, as in training or not."""
+    return {name: value != training for name, value in flags.items()}
+
+
+def _function_model(
+    function: Callable[..., Any],
+    params: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    statistics: frozenset[str] = frozenset(),
+) -> _Model:
     found = named_leaves(params)
     definition = jax.tree.structure(params)
     names = [name for name, _ in found]
@@ -607,16 +624,20 @@ def _function_model(function: Callable[..., Any], params: Any, statistics: froze
     def restore(leaves: Mapping[str, Any]) -> Any:
         return jax.tree.unflatten(definition, [leaves[name] for name in names])
 
+    signature = _without_first(function)
+    flags = {} if signature is None else _unused_flags(signature, args, kwargs)
+
     def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return function(jax.tree.unflatten(definition, list(leaves)), *args, **kwargs)
+        return function(jax.tree.unflatten(definition, list(leaves)), *args, **flags, **kwargs)
 
     def run(
         leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
     ) -> tuple[Any, dict[str, Any]]:
-        return call(leaves, *args, **kwargs), dict(zip(names, leaves, strict=True))
+        params = jax.tree.unflatten(definition, list(leaves))
+        return function(params, *args, **_in_mode(flags, training), **kwargs), dict(zip(names, leaves, strict=True))
 
     leaves = [leaf for _, leaf in found]
-    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, False, _without_first(function))
+    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, bool(flags), signature)
 
 
 def _statistics(params: Any) -> frozenset[str]:
@@ -632,6 +653,14 @@ def _without_first(function: Callable[..., Any]) -> inspect.Signature | None:
     except (TypeError, ValueError):
         return None
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _flags_of_fields(module: Any) -> dict[str, bool]:
+    """Flags that a Linen module of the user's own was made with (``train: bool = False``), in evaluation."""
+    if type(module).__module__.partition(".")[0] == "flax":
+        return {}
+    fields = type(module).__dataclass_fields__
+    return {name: value for name, value in _FLAGS.items() if name in fields and isinstance(getattr(module, name), bool)}
 
 
 def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Model:
@@ -655,8 +684,11 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
     signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     flags = _unused_flags(signature, args, kwargs)
 
+    fields = _flags_of_fields(module)
+    modules = {training: module.clone(**_in_mode(fields, training)) if fields else module for training in (False, True)}
+
     def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return module.apply(jax.tree.unflatten(definition, list(leaves)), *args, **flags, **kwargs)
+        return modules[False].apply(jax.tree.unflatten(definition, list(leaves)), *args, **flags, **kwargs)
 
     full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
     others = [collection for collection in variables if collection != "params"]
@@ -664,11 +696,10 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
     def run(
         leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
     ) -> tuple[Any, dict[str, Any]]:
-        given = {name: not value if training else value for name, value in flags.items()}
-        results, updates = module.apply(
+        results, updates = modules[training].apply(
             jax.tree.unflatten(definition, list(leaves)),
             *args,
-            **given,
+            **_in_mode(flags, training),
             **kwargs,
             mutable=others if training else [],
             # All other streams of random numbers follow that of the parameters.
@@ -687,7 +718,7 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
         return jax.tree.unflatten(definition, [leaves[name] for name in names])
 
     leaves = [leaf for _, leaf in found]
-    trains = bool(flags or others)
+    trains = bool(flags or fields or others)
     return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, trains, signature)
 
 
@@ -725,9 +756,7 @@ def _nnx_model(module: Any) -> _Model:
     ) -> tuple[Any, dict[str, Any]]:
         made = restore(dict(zip(names, leaves, strict=True)))
         made.train() if training else made.eval()
-        flags = _unused_flags(signature, args, kwargs)
-        given = {name: not value if training else value for name, value in flags.items()}
-        results = made(*args, **given, **kwargs)
+        results = made(*args, **_in_mode(_unused_flags(signature, args, kwargs), training), **kwargs)
         after = {".".join(map(str, path)): held[...] for path, held in nnx.to_flat_state(nnx.state(made))}
         return results, {name: after[name] for name in names}
 
