@@ -124,7 +124,7 @@ files: $(VENV)/.installed $(VENV)-tensorflow/.installed
 	$(BIN)/python tests/campaigns/run_files.py build/files $(ARGS)
 
 fuzz-files: $(VENV)/.installed
-	$(BIN)/python tests/campaigns/fuzz_files.py --cases 20000 --inspected 20000 $(ARGS)
+	$(BIN)/python tests/campaigns/fuzz_files.py --cases 20000 $(ARGS)
 
 fuzz: $(VENV)/.installed
 	$(BIN)/python tests/campaigns/fuzz.py --cases 100000 $(ARGS)

@@ -1,121 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged .tflite files through `read_tflite`, and some of them through `inspect`: refused in a sentence, or read.
+"""Damaged .tflite files through `inspect`: refused in a sentence, or inspected.
 
-    python tests/campaigns/fuzz_files.py --cases 20000 --inspected 100 [--seed 1]
+    python tests/campaigns/fuzz_files.py --cases 20000 [--seed 1] [--first 5000] [--keep FOLDER]
 
-Files of random graphs and those in tests/goldens/files lose bits, bytes and ends; offsets and sizes are swapped, and
-become huge or negative. Whatever is not a `Refusal` (or of `inspect` a RuntimeError with a reason), takes longer than
-`SLOW` seconds of this process or more than `LARGE` bytes is reported, with the file that did it.
+Each file goes through `inspect` and its text and JSON in a worker process with a limit of memory, which a supervisor
+replaces if it dies or says nothing for a while. The processes that `inspect` starts for runtimes are forked from the
+worker, which has all modules already; every `--plain`th case starts them as users do. Deaths, hangs, exceptions that
+are no `Refusal` (or RuntimeError with a reason), and more than `MOST_MEMORY` are reported, with the file.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import struct
+import importlib
+import os
+import pickle
+import resource
+import select
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import _tests_folder
-import numpy as np
-from device_cases import NAMES, random_graph
+import _tests_folder  # noqa: F401 - finds the modules of tests/
+from damaged_files import cases
 
-from exactqat.deploy.formats.read_tflite import read_content
-from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.inspect import inspect
+from exactqat.deploy.runtimes import trial
 from exactqat.device import Refusal
 
-# Seconds to read a file, and bytes for each byte of it and beside them.
-SLOW, LARGE = 5.0, (200, 64 << 20)
-GOLDENS = Path(_tests_folder.FOLDER) / "goldens" / "files"
-WORDS = (0, 1, 2, 3, 8, 127, 128, 255, 2**15, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4)
+# Bytes: what the worker may use beside its modules, and what a process of a runtime may.
+MOST_MEMORY, MOST_OF_A_CHILD = 512 << 20, 6 << 30
+FINE = ("refused", "not simulated", "nothing compared", "inspected, equal")
 
 
-# What may become of an inspection.
-FINE = ("refused", "nothing compared", "inspected, equal")
+def forked(function: Any, *arguments: Any, seconds: float | None = None) -> str:
+    """As `try_in_a_child`, without the start of a new interpreter."""
+    with tempfile.TemporaryFile() as written:
+        child = os.fork()
+        if child == 0:
+            status = 0
+            os.setsid()
+            os.dup2(written.fileno(), 2)
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_OF_A_CHILD, MOST_OF_A_CHILD))
+            try:
+                function(*pickle.loads(pickle.dumps(arguments)))
+            except MemoryError:
+                os.write(2, b"it requests too much memory\n")
+                status = 1
+            except Exception:  # noqa: BLE001, S110 - as there
+                pass
+            finally:
+                os._exit(status)
+        end = time.monotonic() + (1e9 if seconds is None else seconds)
+        while os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() > end:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                raise trial.RuntimeRefusal(f"it takes longer than {seconds:g} seconds")
+            time.sleep(0.002)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        written.seek(0)
+        said = written.read().decode(errors="replace").strip()
+    if status < 0:
+        raise trial.RuntimeRefusal(f"the runtime crashed on it ({signal.Signals(-status).name}), so it is damaged")
+    if status:
+        raise trial.RuntimeRefusal(f"the runtime could not be run in another process: {said.splitlines()[-1]}")
+    return said
 
 
-def sound_files(rng: np.random.Generator, count: int) -> list[bytes]:
-    """Files of ours and of others."""
-    names = [name for name in NAMES if ":int16" not in name]
-    own = [tflite_bytes(random_graph(rng, str(name))) for name in rng.choice(names, count)]
-    return [path.read_bytes() for path in sorted(GOLDENS.glob("*.tflite"))] + own
-
-
-def damaged(rng: np.random.Generator, content: bytes) -> bytes:
-    """The file with one to four kinds of damage."""
-    data = bytearray(content)
-    for _ in range(int(rng.integers(1, 5))):
-        size = len(data)
-        place = int(rng.integers(size // 4)) * 4
-        match int(rng.integers(8)):
-            case 0:  # bits
-                for at in rng.integers(0, size, rng.integers(1, 9)):
-                    data[at] ^= 1 << int(rng.integers(8))
-            case 1:  # the end
-                del data[int(rng.integers(size)) :]
-            case 2 | 3:  # an offset, a size or a number
-                struct.pack_into("<I", data, place, int(rng.choice(WORDS)))
-            case 4:  # a small step
-                (word,) = struct.unpack_from("<I", data, place)
-                struct.pack_into("<I", data, place, (word + int(rng.integers(-64, 65))) % 2**32)
-            case 5:  # swapped
-                other = int(rng.integers(size // 4)) * 4
-                data[place : place + 4], data[other : other + 4] = data[other : other + 4], data[place : place + 4]
-            case 6:  # a stretch of another place
-                length, other = int(rng.integers(1, 64)), int(rng.integers(size))
-                data[place : place + length] = data[other : other + length]
-            case 7:  # bytes that are missing, or too many
-                if rng.integers(2):
-                    del data[place : place + int(rng.integers(1, 16))]
-                else:
-                    data[place:place] = rng.integers(0, 256, int(rng.integers(1, 16)), np.uint8).tobytes()
-        if len(data) < 8:
-            break
-    return bytes(data)
-
-
-def cases(seed: int, count: int) -> Iterator[bytes]:
-    """Damaged files, the same ones for a seed."""
-    rng = np.random.default_rng(seed)
-    files = sound_files(rng, 40)
-    for _ in range(count):
-        yield damaged(rng, files[int(rng.integers(len(files)))])
-
-
-def read(content: bytes) -> str:
-    """What became of a file: "read", "refused", or what should not be.
-
-    Raises whatever is not a refusal.
-    """
-    tracemalloc.start()
-    start = time.process_time()
-    try:
-        read_content(content)
-        outcome = "read"
-    except Refusal as refusal:
-        outcome = "refused" if str(refusal) and "\n" not in str(refusal) else "refused without a sentence"
-    seconds, (_, bytes_used) = time.process_time() - start, tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    if seconds > SLOW:
-        return f"took {seconds:.0f} s"
-    return outcome if bytes_used < LARGE[0] * len(content) + LARGE[1] else f"took {bytes_used:,} bytes"
+def fork_instead(yes: bool) -> None:
+    """Whether processes of runtimes are forked."""
+    for name in ("inspect", "footprint", "runtimes.micro"):
+        module = importlib.import_module(f"exactqat.deploy.{name}")
+        module.try_in_a_child = forked if yes else trial.try_in_a_child  # type: ignore[attr-defined]
 
 
 def inspected(content: bytes, folder: Path, seconds: float) -> str:
-    """Likewise, through all that `inspect` runs."""
+    """What became of a file."""
     path = folder / "damaged.tflite"
     path.write_bytes(content)
     try:
         found = inspect(path, examples=1, seconds=seconds)
-    except Refusal:
-        return "refused"
+    except Refusal as error:
+        return "refused" if str(error) and "\n" not in str(error) else "refused without a sentence"
     except RuntimeError as error:
         return f"not simulated: {error}"
     found.text()
@@ -125,44 +98,109 @@ def inspected(content: bytes, folder: Path, seconds: float) -> str:
     return "inspected, equal" if found.equal else "inspected, differs"
 
 
+def work(seed: int, first: int, count: int, seconds: float, plain: int) -> None:
+    """Runs cases in this process and prints what became of each."""
+    for module in ("ai_edge_litert.interpreter", "tflite_micro"):
+        importlib.import_module(module)
+    # What the interpreter of a runtime writes goes where its own errors go.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, content in enumerate(cases(seed, first + count)):
+            if number < first:
+                continue
+            fork_instead(not plain or number % plain != 0)
+            # Addresses, of which libraries take many already.
+            taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (taken + 2 * MOST_MEMORY, resource.RLIM_INFINITY))
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            start = time.perf_counter()
+            try:
+                outcome = inspected(content, Path(folder), seconds)
+            except BaseException:  # noqa: BLE001 - what the campaign looks for
+                outcome = f"traceback: {' '.join(traceback.format_exc().split())[-600:]}"
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+            if grown > MOST_MEMORY:
+                outcome = f"took {grown:,} bytes; {outcome}"
+            print(f"{number}\t{time.perf_counter() - start:.2f}\t{outcome}", file=out, flush=True)
+
+
+class Campaign:
+    """Supervises workers and counts."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.outcomes: Counter[str] = Counter()
+        self.bad = 0
+        self.slowest = 0.0
+
+    def note(self, number: int, seconds: float, outcome: str) -> None:
+        short = next((each for each in FINE if outcome.startswith(each)), None)
+        self.outcomes[short or outcome.split(":")[0]] += 1
+        self.slowest = max(self.slowest, seconds)
+        if short is None or outcome.startswith("not simulated"):
+            print(f"case {number}: {outcome} ({seconds:.1f} s)", flush=True)
+            self.keep(number)
+        # What differs is a matter of the simulation, and is looked at beside; what is no answer is not.
+        self.bad += short is None and outcome != "inspected, differs"
+
+    def keep(self, number: int) -> None:
+        folder = self.arguments.keep
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            *_, content = cases(self.arguments.seed, number + 1)
+            (folder / f"damaged_{self.arguments.seed}_{number}.tflite").write_bytes(content)
+
+    def run(self) -> int:
+        given = self.arguments
+        number, end, start = given.first, given.first + given.cases, time.perf_counter()
+        # All processes of a case, one after the other, and what is done before and between them.
+        silence = 10 * given.seconds + 60
+        while number < end:
+            options = ["--seed", given.seed, "--first", number, "--cases", end - number, "--seconds", given.seconds]
+            command = [sys.executable, __file__, "--worker", "--plain", given.plain, *options]
+            with tempfile.TemporaryFile() as errors:
+                worker = subprocess.Popen(
+                    list(map(str, command)), stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+                )
+                assert worker.stdout is not None
+                while number < end:
+                    ready, _, _ = select.select([worker.stdout], [], [], silence)
+                    line = worker.stdout.readline() if ready else ""
+                    if not line:
+                        break
+                    at, seconds, outcome = line.rstrip("\n").split("\t", 2)
+                    self.note(int(at), float(seconds), outcome)
+                    number = int(at) + 1
+                    if (number - given.first) % 200 == 0 or number == end:
+                        rate = (number - given.first) / (time.perf_counter() - start)
+                        print(f"{number - given.first} cases, {rate:.2f} a second, slowest {self.slowest:.1f} s: "
+                              f"{dict(self.outcomes)}", flush=True)  # fmt: skip
+                if number < end:
+                    hung = worker.poll() is None and not ready
+                    os.killpg(worker.pid, signal.SIGKILL)
+                    errors.seek(0)
+                    said = errors.read()[-500:].decode(errors="replace")
+                    self.note(number, silence if hung else 0.0, "hang" if hung else f"death: {said}")
+                    number += 1
+                worker.wait()
+        return int(self.bad > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=20000)
-    parser.add_argument("--inspected", type=int, default=100, help="of those that are read, how many are inspected")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case, to go on with")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each process of an inspection")
+    parser.add_argument("--plain", type=int, default=100, help="of how many cases one starts processes as users do")
     parser.add_argument("--keep", type=Path, help="folder for the files that did what they should not")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    outcomes: Counter[str] = Counter()
-    inspections: Counter[str] = Counter()
-    bad = 0
-
-    def look(what: str, number: int, content: bytes, do: Callable[[], str], fine: Sequence[str]) -> str:
-        """What became of a case, which is reported and kept if it is none of these."""
-        nonlocal bad
-        start = time.perf_counter()
-        try:
-            outcome = do()
-        except Exception:  # noqa: BLE001 - what the campaign looks for
-            outcome = f"traceback: {traceback.format_exc().splitlines()[-1]}"
-            traceback.print_exc()
-        if outcome not in fine:
-            bad += what == "read" or outcome.startswith("traceback")
-            print(f"case {number}, {what}: {outcome} ({time.perf_counter() - start:.1f} s)", flush=True)
-            if arguments.keep is not None:
-                (arguments.keep / f"{what}_{arguments.seed}_{number}.tflite").write_bytes(content)
-        return outcome
-
-    with tempfile.TemporaryDirectory() as folder:
-        for number, content in enumerate(cases(arguments.seed, arguments.cases)):
-            outcome = look("read", number, content, functools.partial(read, content), ("read", "refused"))
-            outcomes[outcome] += 1
-            if outcome == "read" and inspections.total() < arguments.inspected:
-                run = functools.partial(inspected, content, Path(folder), arguments.seconds)
-                inspections[look("inspected", number, content, run, FINE)] += 1
-            if (number + 1) % 200 == 0 or number + 1 == arguments.cases:
-                print(f"{number + 1} cases: {dict(outcomes)}; inspected: {dict(inspections)}", flush=True)
-    return int(bad > 0)
+    if arguments.worker:
+        work(arguments.seed, arguments.first, arguments.cases, arguments.seconds, arguments.plain)
+        return 0
+    return Campaign(arguments).run()
 
 
 if __name__ == "__main__":

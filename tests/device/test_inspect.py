@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,14 @@ import pytest
 
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
+from damaged_files import cases
 from test_read_tflite import FILES, READ
 
 from exactqat import cli
-from exactqat.deploy import profiles_here
+from exactqat.deploy import Builder, per_tensor, profiles_here
+from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.inspect import inspect
+from exactqat.deploy.runtimes.trial import RuntimeRefusal, try_in_a_child
 from exactqat.device import Refusal
 
 
@@ -48,6 +53,51 @@ def test_data_are_codes_or_real_numbers() -> None:
         inspect(path, {"other": real})
     with pytest.raises(Refusal, match="exactly one is supported"):
         inspect(FILES / "loop.int8.tflite")
+
+
+def test_what_would_take_all_memory_or_hours_is_refused(tmp_path: Path) -> None:
+    """Small files."""
+    builder = Builder()
+    builder.input("x", (1, 4, 4, 1), per_tensor(0.1, 0))
+    wide = builder.graph([builder.pad("x", ((0, 0), (0, 2**15), (0, 2**15), (0, 0)), name="y")])
+    builder = Builder()
+    builder.input("x", (1, 2**12, 2**12, 8), per_tensor(0.1, 0))
+    filter = np.ones((8, 64, 64, 8), np.int8)
+    grids = np.ones(8, np.float32), np.zeros(8, np.int32), per_tensor(100.0, 0)
+    slow = builder.graph([builder.conv_2d("x", filter, *grids, name="y", padding="SAME")])
+    for graph, message in ((wide, "has 1,074,004,000 bytes of results"), (slow, "multiply-accumulates")):
+        path = tmp_path / "small.tflite"
+        path.write_bytes(tflite_bytes(graph))
+        assert path.stat().st_size < 500_000
+        with pytest.raises(Refusal, match=message):
+            inspect(path)
+
+
+def _hang_with_a_child() -> None:
+    if os.fork() == 0:
+        time.sleep(60)
+    time.sleep(60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_what_a_process_started_ends_with_it() -> None:
+    start = time.monotonic()
+    with pytest.raises(RuntimeRefusal, match="longer than 1 seconds"):
+        try_in_a_child(_hang_with_a_child, seconds=1)
+    assert time.monotonic() - start < 30
+
+
+def test_damaged_files_are_refused_or_inspected(tmp_path: Path) -> None:
+    """As tests/campaigns/fuzz_files.py does, a few of them."""
+    path, answers = tmp_path / "damaged.tflite", []
+    for content in cases(3, 40):
+        path.write_bytes(content)
+        try:
+            found = inspect(path, examples=1, devices=["reference"], seconds=60)
+            answers.append(found.text() + found.as_json())
+        except (Refusal, RuntimeError) as error:
+            answers.append(str(error))
+    assert len(answers) == 40 and all(answers)
 
 
 def test_devices_that_disagree_are_named() -> None:

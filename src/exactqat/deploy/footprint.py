@@ -8,10 +8,10 @@ compiler for Arm's Ethos-U, reports which operators it leaves to the processor, 
 from __future__ import annotations
 
 import csv
+import importlib
 import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,17 +19,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .formats.tflite import import_deploy, tflite_bytes
 from .graph import Graph, require_graph
+from .runtimes.trial import RuntimeRefusal, try_in_a_child
 
 MICRO = "pip install 'exactqat[micro]'"
 NPU = "pip install 'exactqat[npu]'"
 # What Vela's `--accelerator-config` takes.
 ACCELERATORS = ("ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u65-512")
 DEFAULT_ACCELERATOR = "ethos-u55-128"
+# Of the arena, in bytes, how far beyond what a file used the smallest one is sought.
+_MOST_BEYOND = 1 << 30
 _OUTSIDE = ("on_chip_flash", "off_chip_flash", "dram")
 
 
@@ -109,37 +113,45 @@ def file_parts(content: bytes) -> dict[str, int]:
 
 
 # In processes of their own: the interpreter prints what it thinks, and could end with one.
-_USED = """
-import sys
-from tflite_micro import runtime
-with open(sys.argv[1], "rb") as file:
-    interpreter = runtime.Interpreter.from_bytes(file.read(), arena_size=1 << 30)
-interpreter.invoke()
-interpreter.print_allocations()
-"""
-# Kernels may need more for a moment while they are prepared than they keep, and not all survive that it is missing.
-_SMALLEST = """
-import os, sys
-from tflite_micro import runtime
-with open(sys.argv[1], "rb") as file:
-    content = file.read()
-def runs(size):
-    child = os.fork()
-    if child == 0:
-        try:
-            runtime.Interpreter.from_bytes(content, arena_size=size).invoke()
-        except RuntimeError:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
-low, step = int(sys.argv[2]) - 16, 16
-while not runs(low + step):
-    low, step = low + step, 2 * step
-while step > 16:
-    step //= 2
-    low += 0 if runs(low + step) else step
-print(low + step)
-"""
+
+
+def _print_used(content: bytes) -> None:
+    """Runs a file in plenty of memory and prints how much of it was used."""
+    interpreter = _micro().Interpreter.from_bytes(content, arena_size=1 << 30)
+    interpreter.invoke()
+    interpreter.print_allocations()
+
+
+def _print_smallest(content: bytes, used: int) -> None:
+    """Prints the smallest arena in which a file runs.
+
+    Kernels may need more for a moment while they are prepared than they keep, and not all survive that it is missing.
+    """
+    runtime = _micro()
+
+    def runs(size: int) -> bool:
+        child = os.fork()
+        if child == 0:
+            try:
+                runtime.Interpreter.from_bytes(content, arena_size=size).invoke()
+            except RuntimeError:
+                os._exit(1)
+            os._exit(0)
+        return os.waitpid(child, 0)[1] == 0
+
+    low, step = used - 16, 16
+    while not runs(low + step):
+        low, step = low + step, 2 * step
+        if step > _MOST_BEYOND:
+            raise RuntimeError("it does not run again")
+    while step > 16:
+        step //= 2
+        low += 0 if runs(low + step) else step
+    print(f"smallest arena {low + step} bytes", file=sys.stderr)
+
+
+def _micro() -> Any:
+    return importlib.import_module("tflite_micro").runtime
 
 
 def arena_of(content: bytes, seconds: float | None = None) -> tuple[int | None, str]:
@@ -149,31 +161,22 @@ def arena_of(content: bytes, seconds: float | None = None) -> tuple[int | None, 
     """
     if importlib.util.find_spec("tflite_micro") is None:
         return None, f"TFLite-Micro is not installed: {MICRO}"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.tflite"
-        path.write_bytes(content)
-
-        def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-P", "-c", script, str(path), *arguments]
-            return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
-
-        try:
-            result = run(_USED)
-            used = re.search(r"Arena allocation total (\d+) bytes", result.stderr)
-            if result.returncode or used is None:
-                return None, _refusal(result)
-            result = run(_SMALLEST, used[1])
-        except subprocess.TimeoutExpired:
-            return None, f"TFLite-Micro takes longer than {seconds:g} seconds"
-        return (None, _refusal(result)) if result.returncode else (int(result.stdout), "")
+    try:
+        said = try_in_a_child(_print_used, content, seconds=seconds)
+        used = re.search(r"Arena allocation total (\d+) bytes", said)
+        if used is None:
+            return None, f"TFLite-Micro rejects it: {_reason(said)}"
+        said = try_in_a_child(_print_smallest, content, int(used[1]), seconds=seconds)
+    except RuntimeRefusal as error:
+        return None, f"TFLite-Micro does not run it: {error}"
+    smallest = re.search(r"smallest arena (\d+) bytes", said)
+    return (None, f"TFLite-Micro rejects it: {_reason(said)}") if smallest is None else (int(smallest[1]), "")
 
 
-def _refusal(result: subprocess.CompletedProcess[str]) -> str:
-    if result.returncode < 0:
-        return f"TFLite-Micro crashes on it ({signal.Signals(-result.returncode).name})"
-    said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-    missing = [line for line in said if "Didn't find op" in line]
-    return f"TFLite-Micro rejects it: {(missing or said[-1:] or ['no reason given'])[0]}"
+def _reason(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    missing = [line for line in lines if "Didn't find op" in line]
+    return (missing or lines[-1:] or ["no reason given"])[0]
 
 
 def npu_footprint(graph: Graph, accelerator: str = DEFAULT_ACCELERATOR, content: bytes | None = None) -> NpuFootprint:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import tempfile
 import textwrap
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile
+from ..device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
 from ..device.operator import FLOAT
 from ..device.tensor import CODE_RANGES, dequantize
 from ..display import printable, shortened
@@ -44,6 +45,9 @@ from .simulate import EXACT, check_inputs, simulate, simulate_results
 # Of examples, where no data are given.
 EXAMPLES = 8
 SECONDS = 600.0
+# What is looked at, of one example: bytes of all results together, which are kept for each device, and
+# multiply-accumulates. Small files can ask for any amount of either.
+MOST_BYTES, MOST_WORK = 1 << 30, 1 << 40
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,7 @@ def inspect(
     content = path.read_bytes()
     file = read_content(content, path.name)
     graph = file.graph
+    _need_a_bounded_size(graph, path.name)
     wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     codes = random_codes(graph, examples, seed) if data is None else read_codes(file, data, examples)
     say("measuring the arena")
@@ -265,6 +270,16 @@ def inspect(
         tuple(pairs),
         beside,
     )
+
+
+def _need_a_bounded_size(graph: Graph, name: str) -> None:
+    """Refuses networks of which a run could take all memory, or hours."""
+    held = [graph.tensors[each] for each in (*graph.inputs, *graph.results(), *graph.variables)]
+    size = sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
+    work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
+    for given, most, what in ((size, MOST_BYTES, "bytes of results"), (work, MOST_WORK, "multiply-accumulates")):
+        if given > most:
+            raise Refusal(f"{shortened(name)} has {given:,} {what} for one example; at most {most:,} are inspected")
 
 
 def _with_tuples(row: Mapping[str, Any]) -> dict[str, Any]:

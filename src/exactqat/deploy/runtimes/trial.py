@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
@@ -50,14 +51,28 @@ def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float
     """
     given = pickle.dumps(sys.path) + pickle.dumps((function, arguments))
     command = [sys.executable, "-P", "-c", _PROGRAM]
-    try:
-        child = subprocess.run(command, input=given, capture_output=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise RuntimeRefusal(f"it takes longer than {seconds:g} seconds") from None
-    said = child.stderr.decode(errors="replace").strip()
+    pipe = subprocess.PIPE
+    # In a session of its own, so that what it forks ends with it.
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as child:
+        try:
+            _, written = child.communicate(given, timeout=seconds)
+        except BaseException as error:
+            _end(child)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RuntimeRefusal(f"it takes longer than {seconds:g} seconds") from None
+            raise
+    said = written.decode(errors="replace").strip()
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         raise RuntimeRefusal(f"the runtime crashed on it ({name}), so it is damaged")
     if child.returncode > 0:
         raise RuntimeRefusal(f"the runtime could not be run in another process: {''.join(said.splitlines()[-1:])}")
     return said
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ends a process, and on POSIX what it started."""
+    if hasattr(os, "killpg"):
+        os.killpg(child.pid, signal.SIGKILL)
+    else:
+        child.kill()
