@@ -53,8 +53,8 @@ def _(sums, factor, nudge, lowest, highest, away_from_zero, in_float32):
 
 @operator(None, ("backprops",), reuses=("gradients",))
 def rounded_sums_gradient(gradients: Tensor, sums: Tensor, factor: Tensor, low: float, high: float) -> Lowering:
-    """The gradient of `rounded_sums`, straight through the rounding: gradients * factor where sums * factor lies between
-    low and high or is NaN, 0 * factor elsewhere. All in float32.
+    """The gradient of `rounded_sums`, straight through the rounding: gradients * factor where sums * factor lies
+    between low and high or is NaN, 0 * factor elsewhere. All in float32.
 
     Args:
         gradients: float32, of the steps, shape of `sums`.
@@ -66,6 +66,7 @@ def rounded_sums_gradient(gradients: Tensor, sums: Tensor, factor: Tensor, low: 
     Raises:
         ValueError: `sums` of rank 0, shapes that differ, vectors whose length is not the number of channels. TypeError:
         dtypes.
+    Source: the kit's own; PyTorch's `hardtanh_backward`, times the factor.
     """
     _check(sums, factor=factor)
     if gradients.dtype != "float32":

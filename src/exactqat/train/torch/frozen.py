@@ -434,7 +434,7 @@ class Device:
         with torch.no_grad():
             factor = multiplier.double().expand(sums.shape[axis]).contiguous()
             if rounding == "float32":
-                steps = rounded_in_float32(factor, sums, axis, result, not differentiated)
+                steps = rounded_in_float32(factor, sums, axis, result)
             else:
                 steps = _in_float64(sums, axis, input_scale, scale, rounding, result, not differentiated)
         if not differentiated:

@@ -128,12 +128,11 @@ def is_one_pass(sums: Tensor, axis: int) -> bool:
     return _is_at_hand(sums) and sums.movedim(axis, -1).is_contiguous()
 
 
-def rounded_in_float32(factor: Tensor, sums: Tensor, axis: int, result: Clamp, in_place: bool) -> Tensor:
+def rounded_in_float32(factor: Tensor, sums: Tensor, axis: int, result: Clamp) -> Tensor:
     """`device.weighted.ROUNDINGS`: float32, of sums that `is_one_pass`. factor: float64 [channels]."""
     dense = sums.detach().movedim(axis, -1)
-    steps = dense if in_place else torch.empty_like(dense)
-    _round_sums(dense, factor, factor, result.lowest, result.highest, False, True, out=steps)
-    return steps.movedim(-1, axis)
+    steps = _round_sums(dense, factor, factor, result.lowest, result.highest, False, True)
+    return cast(Tensor, steps).movedim(-1, axis)
 
 
 class _Scaled(torch.autograd.Function):
