@@ -16,19 +16,29 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from exactqat.torch import is_plain
 
 from ...capture.torch.custom import is_differentiated, straight_through, unwrapped
 from ...device import INT8_MAX, INT8_MIN, profile_named
 from ...planning.plans import Numbers, Plan, PlanStep
-from ..core.device_steps import SLACK, Constants, DeviceSteps
+from ..core.device_steps import SLACK, Clamp, Constants, DeviceSteps
 from ..core.frozen import DeviceNetwork
 from . import primitives as primitives_torch
 from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize
 from .primitives import per_channel
-from .sums import accumulated, array, parts_of, rounded_once, rounded_twice
+from .sums import (
+    accumulated,
+    array,
+    is_one_pass,
+    parts_of,
+    rounded_in_float32,
+    rounded_once,
+    rounded_twice,
+    scaled_through,
+)
 
 
 class OnGrid:
@@ -390,8 +400,10 @@ class Device:
         scale = scale.float()
         # Not a division by a number, for which GPUs multiply with its inverse.
         multiplier = (scale * float(input_scale)) / torch.full_like(scale, float(result.scale))
-        multiplier = per_channel(multiplier, sums.dim(), axis)
         differentiated = is_differentiated(sums)
+        if is_one_pass(sums, axis) and forward_ad._current_level < 0:
+            return self._in_one_pass(sums, axis, multiplier, input_scale, scale, rounding, result, differentiated)
+        multiplier = per_channel(multiplier, sums.dim(), axis)
         if rounding == "float32":
             # Sums beyond 2**24 come in float64; the one rounding to float32 is the device's. In place where nobody
             # else sees them.
@@ -401,14 +413,33 @@ class Device:
                 steps = (scaled.round() if differentiated else scaled.round_()).clamp_(result.lowest, result.highest)
         else:
             scaled = sums.float() * multiplier if differentiated else sums
-            with torch.no_grad():
-                widened = array(scale).astype(np.float64)
-                factor = np.float64(input_scale) * widened / np.float64(result.scale)
-                round_ = rounded_once if rounding == "float64" else rounded_twice
-                steps = round_(factor, sums.detach(), axis, result, not differentiated)
+            steps = _in_float64(sums, axis, input_scale, scale, rounding, result, not differentiated)
         if not differentiated:
             return OnGrid(steps, result.scale)
         return OnGrid(straight_through(scaled, steps, result.low, result.high), result.scale)
+
+    @staticmethod
+    def _in_one_pass(
+        sums: Tensor,
+        axis: int,
+        multiplier: Tensor,
+        input_scale: np.float32,
+        scale: Tensor,
+        rounding: str,
+        result: Clamp,
+        differentiated: bool,
+    ) -> OnGrid:
+        """What `_requantized` gives, by kernels that read the sums once in the forward pass and once in the backward
+        one."""
+        with torch.no_grad():
+            factor = multiplier.double().expand(sums.shape[axis]).contiguous()
+            if rounding == "float32":
+                steps = rounded_in_float32(factor, sums, axis, result)
+            else:
+                steps = _in_float64(sums, axis, input_scale, scale, rounding, result, not differentiated)
+        if not differentiated:
+            return OnGrid(steps, result.scale)
+        return OnGrid(scaled_through(sums, steps, factor, axis, result.low, result.high), result.scale)
 
     # --- operators on single values ---------------------------------------------------------------------------------
 
@@ -447,6 +478,16 @@ class Device:
         """What the declarations say, in NumPy."""
         found = self._steps.results(step, [array(each.steps) for each in operands], constants, weights)
         return torch.from_numpy(found).to(operands[0].steps.device)
+
+
+def _in_float64(
+    sums: Tensor, axis: int, input_scale: np.float32, scale: Tensor, rounding: str, result: Clamp, in_place: bool
+) -> Tensor:
+    """Steps of profiles that multiply in float64 or in fixed point; scale: of the weight, float32 [channels]."""
+    with torch.no_grad():
+        factor = np.float64(input_scale) * array(scale).astype(np.float64) / np.float64(result.scale)
+        round_ = rounded_once if rounding == "float64" else rounded_twice
+        return round_(factor, sums.detach(), axis, result, in_place)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from ..core.device_steps import Clamp
 from .layers import WeightedLayer
 from .primitives import per_channel
 
-_round_sums = fused("rounded_sums")
+_round_sums, _gradient_of_sums = fused("rounded_sums"), fused("rounded_sums_gradient")
 
 # Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 _EXACT = 2.0**24 * (1 - 2.0**-12)
@@ -120,6 +121,46 @@ def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tenso
         ]
         sums = torch.stack(pieces).sum(0) if len(pieces) > 2 else pieces[0] + pieces[1]
     return sums + per_channel(bias.double(), sums.dim(), layer.channel_axis % sums.dim())
+
+
+def is_one_pass(sums: Tensor, axis: int) -> bool:
+    """Whether kernels take these sums as they lie in memory, channels last."""
+    return _is_at_hand(sums) and sums.movedim(axis, -1).is_contiguous()
+
+
+def rounded_in_float32(factor: Tensor, sums: Tensor, axis: int, result: Clamp) -> Tensor:
+    """`device.weighted.ROUNDINGS`: float32, of sums that `is_one_pass`. factor: float64 [channels]."""
+    dense = sums.detach().movedim(axis, -1)
+    steps = _round_sums(dense, factor, factor, result.lowest, result.highest, False, True)
+    return cast(Tensor, steps).movedim(-1, axis)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, steps: Tensor, factor: Tensor, axis: int, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(sums, factor)
+        ctx.axis, ctx.low, ctx.high = axis, low, high
+        return steps.view_as(steps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        sums, factor = ctx.saved_tensors
+        if torch.is_grad_enabled() or not is_one_pass(gradient, ctx.axis):
+            factor = per_channel(factor.float(), sums.dim(), ctx.axis)
+            found = torch.ops.aten.hardtanh_backward(gradient, sums * factor, ctx.low, ctx.high) * factor
+        else:
+            dense = (each.movedim(ctx.axis, -1) for each in (gradient, sums))
+            found = _gradient_of_sums(*dense, factor, ctx.low, ctx.high).movedim(-1, ctx.axis)
+        return found, None, None, None, None, None
+
+
+def scaled_through(sums: Tensor, steps: Tensor, factor: Tensor, axis: int, low: float, high: float) -> Tensor:
+    """The steps, with the gradient of sums * factor in float32 where that lies between low and high.
+
+    sums: such that `is_one_pass`. factor: float64 [channels], of numbers that float32 holds.
+    """
+    return cast(Tensor, _Scaled.apply(sums, steps, factor, axis, low, high))
 
 
 def rounded_once(factor: np.ndarray, sums: Tensor, axis: int, result: Clamp, in_place: bool) -> Tensor:
