@@ -228,6 +228,31 @@ def test_damaged_files_are_refused_in_a_sentence() -> None:
     assert all(text and "\n" not in text for text in refusals)
 
 
+def test_what_litert_rejects_is_refused() -> None:
+    """TFLite-Micro runs such files, and computes with what lies in memory."""
+    builder = Builder()
+    builder.input("x", (1, 8), per_tensor(0.1, 0))
+    content = tflite_bytes(builder.graph([builder.softmax(builder.reshape("x", (1, 8), name="y"), name="z")]))
+
+    def constant_variable(model: Any) -> None:
+        next(each for each in model.subgraphs[0].tensors if model.buffers[each.buffer].data is not None).isVariable = 1
+
+    def no_zero_point(model: Any) -> None:
+        model.subgraphs[0].tensors[0].quantization.zeroPoint = None
+
+    def other_options(model: Any) -> None:
+        (softmax,) = (each for each in model.subgraphs[0].operators if hasattr(each.builtinOptions, "beta"))
+        softmax.builtinOptionsType, softmax.builtinOptions = schema.BuiltinOptions.Pool2DOptions, schema.Pool2DOptionsT()
+
+    for change, message in (
+        (constant_variable, "is a variable and a constant at once"),
+        (no_zero_point, "another number of zero points than of scales"),
+        (other_options, "asks for 'beta' has Pool2DOptions, which has none"),
+    ):
+        with pytest.raises(Refusal, match=message):
+            read_content(changed(content, change))
+
+
 def test_several_results_are_bounded() -> None:
     """A small file may not ask for a list of millions."""
     builder = Builder()

@@ -18,7 +18,7 @@ import os
 import tempfile
 import textwrap
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -48,6 +48,7 @@ SECONDS = 600.0
 # What is looked at, of one example: bytes of all results together, which are kept for each device, and
 # multiply-accumulates. Small files can ask for any amount of either.
 MOST_BYTES, MOST_WORK = 1 << 30, 1 << 40
+DRAWN_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def inspect(
     content = path.read_bytes()
     file = read_content(content, path.name)
     graph = file.graph
-    _need_a_bounded_size(graph, path.name)
+    _need_a_bounded_size(graph, path.name, examples)
     wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     codes = random_codes(graph, examples, seed) if data is None else read_codes(file, data, examples)
     say("measuring the arena")
@@ -272,14 +273,22 @@ def inspect(
     )
 
 
-def _need_a_bounded_size(graph: Graph, name: str) -> None:
+def _need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
     """Refuses networks of which a run could take all memory, or hours."""
-    held = [graph.tensors[each] for each in (*graph.inputs, *graph.results(), *graph.variables)]
-    size = sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
+
+    def size(names: Iterable[str]) -> int:
+        held = [graph.tensors[each] for each in names]
+        return sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
+
+    held, inputs = size((*graph.inputs, *graph.results(), *graph.variables)), examples * size(graph.inputs)
     work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
-    for given, most, what in ((size, MOST_BYTES, "bytes of results"), (work, MOST_WORK, "multiply-accumulates")):
+    for given, most, what in (
+        (held, MOST_BYTES, "bytes of results for one example"),
+        (work, MOST_WORK, "multiply-accumulates for one example"),
+        (inputs, MOST_BYTES, f"bytes of inputs for {examples} examples"),
+    ):
         if given > most:
-            raise Refusal(f"{shortened(name)} has {given:,} {what} for one example; at most {most:,} are inspected")
+            raise Refusal(f"{shortened(name)} has {given:,} {what}; at most {most:,} are inspected")
 
 
 def _with_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,9 +334,14 @@ def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray
             codes[name] = rng.normal(size=(examples, *tensor.shape[1:])).astype(np.float32)
             continue
         lowest, highest = graph.limits(name)
-        values = rng.integers(lowest, highest + 1, (examples, *tensor.shape[1:]))
-        values[1::2] = values[1::2] // 8 + tensor.quantization.zero_point[0]
-        codes[name] = np.clip(values, lowest, highest).astype(tensor.dtype)
+        codes[name] = np.empty((examples, *tensor.shape[1:]), tensor.dtype)
+        for number, example in enumerate(codes[name].reshape(examples, -1)):
+            # Some at a time: they are drawn in 64 bits.
+            for start in range(0, example.size, DRAWN_AT_ONCE):
+                values = rng.integers(lowest, highest + 1, example[start : start + DRAWN_AT_ONCE].shape)
+                if number % 2:
+                    values = np.clip(values // 8 + tensor.quantization.zero_point[0], lowest, highest)
+                example[start : start + DRAWN_AT_ONCE] = values
     return codes
 
 

@@ -283,7 +283,9 @@ class _Reader:
                 self.known[name] = data
             if data is not None and not shape:
                 shape, data = (1,), data.reshape(1)
-            found.append(Tensor(name, shape, dtype, grid, data, bool(entry.IsVariable()) and data is None))
+            if entry.IsVariable() and data is not None:
+                raise Refusal(f"it is damaged: tensor {shortened(name)!r} is a variable and a constant at once")
+            found.append(Tensor(name, shape, dtype, grid, data, bool(entry.IsVariable())))
         return found
 
     def data(self, entry: Any, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -312,7 +314,6 @@ class _Reader:
             self.problems.add("a quantization that is not affine", name)
         dimension = found.QuantizedDimension()
         axis = dimension if constant and (scale.size > 1 or dimension) else None
-        zero_point = zero_point if zero_point.size else np.zeros(1, np.int64)
         if zero_point.size not in (1, scale.size):
             zero_point = np.zeros(1, np.int64)
             self.problems.add("another number of zero points than of scales", name)
@@ -365,7 +366,10 @@ class _Reader:
             if hasattr(options, f"{known}AsNumpy"):
                 values = self.numbers(options, known)
                 return [int(value) for value in values] if values.size else None
-            return getattr(options, known)() if hasattr(options, known) else None
+            if not hasattr(options, known):
+                # Runtimes take the options for missing, and compute with zeros or not at all.
+                raise Refusal(f"it is damaged: an operator that asks for {field!r} has {name}, which has none")
+            return getattr(options, known)()
 
         def meaning(field: str, enumeration: str) -> str:
             value = option(field)
