@@ -242,7 +242,8 @@ def test_what_litert_rejects_is_refused() -> None:
 
     def other_options(model: Any) -> None:
         (softmax,) = (each for each in model.subgraphs[0].operators if hasattr(each.builtinOptions, "beta"))
-        softmax.builtinOptionsType, softmax.builtinOptions = schema.BuiltinOptions.Pool2DOptions, schema.Pool2DOptionsT()
+        softmax.builtinOptionsType = schema.BuiltinOptions.Pool2DOptions
+        softmax.builtinOptions = schema.Pool2DOptionsT()
 
     for change, message in (
         (constant_variable, "is a variable and a constant at once"),
