@@ -245,13 +245,37 @@ def test_what_litert_rejects_is_refused() -> None:
         softmax.builtinOptionsType = schema.BuiltinOptions.Pool2DOptions
         softmax.builtinOptions = schema.Pool2DOptionsT()
 
+    def other_shape(model: Any) -> None:
+        model.subgraphs[0].tensors[0].shape = [1, 4]
+
+    def axis_of_an_input(model: Any) -> None:
+        model.subgraphs[0].tensors[0].quantization.quantizedDimension = 1
+
+    def constant_output(model: Any) -> None:
+        tensors = enumerate(model.subgraphs[0].tensors)
+        model.subgraphs[0].outputs = [next(at for at, each in tensors if model.buffers[each.buffer].data is not None)]
+
     for change, message in (
+        (other_shape, r"the shape \[1, 4\] and the signature \[-1, 8\]"),
+        (axis_of_an_input, "a result with a scale for each channel"),
+        (constant_output, "an output that no operator computes"),
         (constant_variable, "is a variable and a constant at once"),
         (no_zero_point, "another number of zero points than of scales"),
         (other_options, "asks for 'beta' has Pool2DOptions, which has none"),
     ):
         with pytest.raises(Refusal, match=message):
             read_content(changed(content, change))
+
+
+def test_depth_multipliers_fit_the_filter() -> None:
+    def change(model: Any) -> None:
+        (step,) = (each for each in model.subgraphs[0].operators if hasattr(each.builtinOptions, "depthMultiplier"))
+        step.builtinOptions.depthMultiplier = -1
+
+    content = tflite_bytes(random_graph(np.random.default_rng(0), "DEPTHWISE_CONV_2D"))
+    read_content(content)
+    with pytest.raises(Refusal, match="a depth multiplier of -1 with"):
+        read_content(changed(content, change))
 
 
 def test_several_results_are_bounded() -> None:

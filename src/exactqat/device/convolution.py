@@ -12,6 +12,7 @@ import numpy as np
 from .. import raw_ops
 from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
 from .blocks import repeated, rows_of_block, scratch, share
+from .file_forms import Unreadable
 from .operator import REQUIRED, Attributes, FileOperator, Shape, need, register
 from .profile import Profile
 from .tensor import Tensor
@@ -191,6 +192,16 @@ class DepthwiseConv2D(Convolution):
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = super().tflite_options(inputs, output, attributes)
         return {**options, "depthMultiplier": inputs[1].shape[3] // inputs[0].shape[3]}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        """Some runtimes take the multiplier of the options, others that of the shapes."""
+        multiplier, (input, filter) = read.option("depthMultiplier"), (read.operand(0), read.operand(1))
+        channels = [each.shape[3] for each in (input, filter) if len(each.shape) == 4]
+        if multiplier is not None and len(channels) == 2 and multiplier * channels[0] != channels[1]:
+            raise Unreadable(
+                f"a depth multiplier of {multiplier} with {channels[0]} channels and {channels[1]} filters"
+            )
+        return super().read_attributes(read)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         _, height, width, outputs = writer.graph.tensors[operator.inputs[1]].shape

@@ -334,6 +334,8 @@ class StridedSlice(Movement):
             if step < 1:
                 raise Unreadable(f"strides must be positive, got {step}")
             if shrunk >> axis & 1:
+                if not -size <= begin < size or masks[0] >> axis & 1:
+                    raise Unreadable(f"an axis that is dropped needs an index within its {size} entries, got {begin}")
                 rows.append((begin % max(size, 1), begin % max(size, 1) + 1, 1))
                 continue
             places = (None if mask >> axis & 1 else place for mask, place in zip(masks, (begin, end), strict=True))

@@ -241,6 +241,10 @@ class _Reader:
         for side, found in (("input", inputs), ("output", outputs)):
             for end in found:
                 self.check_end(side, end)
+        results = {name for operator in operators for name in operator.outputs}
+        for end in outputs:
+            if end.tensor not in results and end.tensor not in {each.tensor for each in inputs}:
+                self.problems.add("an output that no operator computes", end.name)
         self.problems.refuse()
         graph = self.graph(operators, inputs, outputs)
         computed = {*graph.inputs, *graph.results()}
@@ -270,6 +274,9 @@ class _Reader:
                 given = f"tensor {shortened(name)!r} has the shape {list(shape[:MOST_AXES])}"
                 raise Refusal(f"{given}; runtimes take at most {MOST_AXES} axes and {MOST_VALUES:,} values")
             signature = [int(size) for size in self.numbers(entry, "ShapeSignature")]
+            if any(size not in (-1, *shape[at : at + 1]) for at, size in enumerate(signature)):
+                given = f"tensor {shortened(name)!r} has the shape {list(shape)} and the signature {signature}"
+                raise Refusal(f"it is damaged: {given}")
             if signature[:1] == [-1]:
                 self.open_batch.add(name)
             if -1 in signature:
@@ -314,6 +321,9 @@ class _Reader:
             self.problems.add("a quantization that is not affine", name)
         dimension = found.QuantizedDimension()
         axis = dimension if constant and (scale.size > 1 or dimension) else None
+        if dimension and not constant:
+            # XNNPACK does not take such tensors, and leaves operators to kernels that round otherwise.
+            self.problems.add("a result with a scale for each channel", name)
         if zero_point.size not in (1, scale.size):
             zero_point = np.zeros(1, np.int64)
             self.problems.add("another number of zero points than of scales", name)
