@@ -324,6 +324,9 @@ class _Reader:
         if dimension and not constant:
             # XNNPACK does not take such tensors, and leaves operators to kernels that round otherwise.
             self.problems.add("a result with a scale for each channel", name)
+        if not constant and np.any((scale > 0) & (scale < np.finfo(np.float32).tiny)):
+            # XNNPACK rejects subnormal numbers, and others divide by them.
+            self.problems.add(f"a scale of {scale[0]}, which is no normal number,", name)
         if zero_point.size not in (1, scale.size):
             zero_point = np.zeros(1, np.int64)
             self.problems.add("another number of zero points than of scales", name)
