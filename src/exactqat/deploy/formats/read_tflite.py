@@ -326,7 +326,7 @@ class _Reader:
             self.problems.add("a result with a scale for each channel", name)
         if not constant and np.any((scale > 0) & (scale < np.finfo(np.float32).tiny)):
             # XNNPACK rejects subnormal numbers, and others divide by them.
-            self.problems.add(f"a scale of {scale[0]}, which is no normal number,", name)
+            self.problems.add(f"the subnormal scale {scale[0]}", name)
         if zero_point.size not in (1, scale.size):
             zero_point = np.zeros(1, np.int64)
             self.problems.add("another number of zero points than of scales", name)
