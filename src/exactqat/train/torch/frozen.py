@@ -28,6 +28,7 @@ from ..core.frozen import DeviceNetwork
 from . import primitives as primitives_torch
 from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
 from .modules import FakeQuantize
+from .on_grid import OnGrid, Value, real, taken
 from .primitives import per_channel
 from .sums import (
     accumulated,
@@ -40,31 +41,7 @@ from .sums import (
     scaled_through,
 )
 
-
-class OnGrid:
-    """A stored tensor.
-
-    Attributes:
-        steps: whole numbers in float32, 0 for real 0; indices in int64.
-        scale: what one of them is.
-    """
-
-    __slots__ = ("_real", "scale", "steps")
-
-    def __init__(self, steps: Tensor, scale: np.float32) -> None:
-        self.steps = steps
-        self.scale = scale
-        self._real: Tensor | None = None
-
-    def real(self) -> Tensor:
-        """The real numbers, in float32."""
-        if self._real is None:
-            self._real = self.steps * float(self.scale) if self.steps.is_floating_point() else self.steps
-        return self._real
-
-
 NumbersOf = Callable[[PlanStep, dict[str, tuple[np.float32, int]]], Numbers]
-Value = OnGrid | Tensor  # a plain tensor is off all grids: training's noise, or NaN
 
 
 class Device:
@@ -453,7 +430,7 @@ class Device:
             index = index * table.shape[1] + columns
         elif len(set(paths)) == 2:
             index = index * table.shape[1] + self._index(paths[1], operands[1])
-        return _taken(table.reshape(-1), index)
+        return taken(table.reshape(-1), index)
 
     def _index(self, path: str, x: OnGrid) -> Tensor:
         first = self._steps.zero_point(path) - INT8_MIN
@@ -490,14 +467,6 @@ def _in_float64(
         return round_(factor, sums.detach(), axis, result, in_place)
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------
-
-
-def real(value: Value) -> Tensor:
-    """Real numbers of a tensor on a grid or off all of them."""
-    return value.real() if isinstance(value, OnGrid) else value
-
-
 def _operations_are_watched() -> bool:
     """Whether something records PyTorch's operations, or computes others in their place."""
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
@@ -528,11 +497,4 @@ def _is_watched(module: nn.Module) -> bool:
     )
 
 
-def _taken(table: Tensor, index: Tensor) -> Tensor:
-    """table[index], in the memory order of the index: as a vector it is many times faster."""
-    order = sorted(range(index.dim()), key=lambda axis: (-index.stride()[axis], axis))
-    turned = index.permute(order)
-    return table.index_select(0, turned.reshape(-1)).reshape(turned.shape).permute(list(np.argsort(order)))
-
-
-__all__ = ["Device", "OnGrid", "real", "straight_through"]
+__all__ = ["Device", "straight_through"]
