@@ -2,10 +2,11 @@
 """What the device's own integers cost in the frozen phase: a step, and an evaluation, beside the same ones in real
 numbers with fake quantization; both take turns.
 
-    python bench/frozen.py [--networks mobilenet_v2 dscnn] [--profiles xnnpack-x86 reference] [--repeats 10]
-                           [--threads 2] [--device cpu]
+    python bench/frozen.py [--framework torch] [--networks mobilenet_v2 dscnn] [--profiles xnnpack-x86 reference]
+                           [--repeats 10] [--threads 2] [--device cpu]
 
-Networks and images are those of bench/step.py. Machines are shared and noisy: read the ratio, which is the median over
+Networks and images are those of bench/step.py. In JAX (plain functions) and Keras (on JAX, unless KERAS_BACKEND says
+otherwise) frozen_elsewhere.py builds them, with weights of their own. Machines are shared and noisy: read the ratio, which is the median over
 the turns, and the spread beside it.
 """
 
@@ -76,21 +77,42 @@ def seconds(run: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def compared(model: qat.PreparedModel, run: Callable[[], None], repeats: int) -> dict[str, list[float]]:
+def compared(integers: Callable[[], None], real: Callable[[], None], repeats: int) -> dict[str, list[float]]:
     """Seconds of every turn."""
     times: dict[str, list[float]] = {INTEGERS: [], REAL: []}
     for turn in range(repeats + 2):  # two to warm up
-        found = {INTEGERS: seconds(run)}
-        with in_real_numbers(model):
-            found[REAL] = seconds(run)
+        found = {INTEGERS: seconds(integers), REAL: seconds(real)}
         if turn >= 2:
             for name, value in found.items():
                 times[name].append(value)
     return times
 
 
+def raced(framework: str, given: step.Task, profile: str, repeats: int) -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """A step and an evaluation, and seconds of every turn."""
+    if framework == "torch":
+        model = frozen(given, profile)
+        for what, make in (("step", training), ("evaluation", evaluation)):
+            run = make(model, given)
+
+            def real(run: Callable[[], None] = run) -> None:
+                with in_real_numbers(model):
+                    run()
+
+            yield what, compared(run, real, repeats)
+        return
+    import frozen_elsewhere
+
+    layers = step.keras_layers(given.model, given.shape)
+    images, labels = given.images.permute(0, 2, 3, 1).contiguous().numpy(), given.labels.numpy()
+    sides = [frozen_elsewhere.KITS[framework](layers, images, labels, each) for each in (profile, None)]
+    for what in ("step", "evaluation"):
+        yield what, compared(*(side[what] for side in sides), repeats)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", choices=["torch", "jax", "keras"], default="torch")
     parser.add_argument("--networks", nargs="+", choices=list(step.TASKS), default=["mobilenet_v2", "dscnn"])
     parser.add_argument("--profiles", nargs="+", default=["xnnpack-x86", "reference"])
     parser.add_argument("--repeats", type=int, default=10)
@@ -103,9 +125,7 @@ def main() -> None:
     for network in options.networks:
         for profile in options.profiles:
             given = step.task(network, options.device, options.images)
-            model = frozen(given, profile)
-            for what, make in (("step", training), ("evaluation", evaluation)):
-                times = compared(model, make(model, given), options.repeats)
+            for what, times in raced(options.framework, given, profile, options.repeats):
                 ratios = sorted(a / b for a, b in zip(times[INTEGERS], times[REAL], strict=True))
                 medians = [f"{1e3 * statistics.median(times[name]):.1f} ms" for name in (INTEGERS, REAL)]
                 spread = f"{ratios[len(ratios) // 4]:.2f}..{ratios[-1 - len(ratios) // 4]:.2f}"

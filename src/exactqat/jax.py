@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from exactqat.cpu import kernels
 from exactqat.operators.dispatch import is_array_like
 from exactqat.operators.memory import dtypes_that_fit, guest, unreadable
-from exactqat.operators.op import Operator
+from exactqat.operators.op import OPERATORS, Operator
 from exactqat.operators.plain_numbers import FLOAT32_LIMIT
 from exactqat.operators.specification import Axes, Lowering, TensorSpec
 from exactqat.reference import arrays as reference_arrays
@@ -750,6 +750,11 @@ def _over_replicas(op: Operator, attributes: Attributes, arrays: list[Any]) -> t
 
 
 # The frontend.
+
+
+def fused(name: str) -> Operator:
+    """An operator that does several steps of training in one pass, on the CPU."""
+    return OPERATORS[name]
 
 
 def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:

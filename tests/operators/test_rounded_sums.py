@@ -9,7 +9,7 @@ from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU
 
 from exactqat import reference
-from exactqat.device.arithmetic import fixed_point, multiply_fixed_point
+from exactqat.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away
 from exactqat.operators import OPERATORS
 
 ROUNDED_SUMS, GRADIENT = OPERATORS["rounded_sums"], OPERATORS["rounded_sums_gradient"]
@@ -116,3 +116,93 @@ def test_bad_operands_of_the_gradient(changed: dict[str, np.ndarray], error: typ
     operands = {"gradients": np.zeros((2, 3), np.float32), "sums": np.zeros((2, 3), np.float32), "factor": np.zeros(3)}
     with pytest.raises(error, match=message):
         GRADIENT(*(operands | changed).values(), -1.0, 1.0)
+
+
+BY_GRID, GRADIENT_BY_GRID = OPERATORS["rounded_sums_by_grid"], OPERATORS["rounded_sums_by_grid_gradient"]
+WORDS = ("float32", "float64", "fixed_point")
+
+
+def drawn_grid(random: np.random.Generator, channels: int, largest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scales whose multipliers lie below `largest`, some powers of two, and a grid."""
+    multipliers = np.exp2(random.uniform(-11.9, 0, channels))
+    multipliers[::3] = np.exp2(np.floor(np.log2(multipliers[::3])))
+    grid = np.array([0.03125, 0.25, -3, 255, -3.25, 255.5], np.float32)
+    return (multipliers * largest * grid[1] / grid[0]).astype(np.float32), grid
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("rounding", WORDS)
+@pytest.mark.parametrize("largest", [1.0, 2.0**-15, 8.0])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_by_grid_equal_the_reference(
+    shape: tuple[int, ...], largest: float, rounding: str, device: str
+) -> None:
+    random = np.random.Generator(np.random.PCG64(sum(shape)))
+    scale, grid = drawn_grid(random, shape[-1], largest)
+    sums = random.integers(-(2**11), 2**11, shape).astype(np.float32)
+    flat = sums.reshape(-1)
+    flat[: min(7, flat.size)] = [0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -1.0][: flat.size]
+    gradients = random.standard_normal(shape).astype(np.float32)
+    operands = {"sums": sums, "scale": scale, "grid": grid}
+    expected = reference.call(BY_GRID, operands, {"rounding": rounding})
+    (found,) = DEVICES[device](BY_GRID, *BY_GRID.bind((*operands.values(), rounding), {}))
+    assert_same_bits(found, expected, what=device)
+    expected = reference.call(GRADIENT_BY_GRID, {"gradients": gradients, **operands}, {})
+    (found,) = DEVICES[device](GRADIENT_BY_GRID, *GRADIENT_BY_GRID.bind((gradients, *operands.values()), {}))
+    assert_same_bits(found, expected, what=device)
+
+
+@pytest.mark.parametrize("device", ON_CPU)
+@pytest.mark.parametrize("exponents", [(-12, 0), (-31, 0), (-3, 8)])
+def test_by_grid_equals_the_declarations(exponents: tuple[int, int], device: str) -> None:
+    """Each of the words of `device.weighted.ROUNDINGS`, next to ties too."""
+    random = np.random.Generator(np.random.PCG64(2))
+    scale = np.ldexp(random.uniform(0.5, 1, 64), random.integers(*exponents, 64, endpoint=True)).astype(np.float32)
+    scale[::4] = np.ldexp(1.0, random.integers(*exponents, 16, endpoint=True))
+    grid = np.array([1, 1, -128, 127, -128, 127], np.float32)
+    factor = scale.astype(np.float64)
+    sums = random.integers(-(2**23), 2**23, (3000, 64))
+    sums[::3] = np.rint((random.integers(-300, 300, sums[::3].shape) + 0.5) / factor)
+    sums = np.clip(sums, 1 - 2**24, 2**24 - 1)
+    wanted = {
+        "float32": np.rint(sums.astype(np.float32) * scale),
+        "float64": round_half_away(sums * factor),
+        "fixed_point": multiply_fixed_point(sums, *fixed_point(factor)),
+    }
+    for rounding, steps in wanted.items():
+        operands = [sums.astype(np.float32), scale, grid]
+        (found,) = DEVICES[device](BY_GRID, *BY_GRID.bind((*operands, rounding), {}))
+        np.testing.assert_array_equal(found, np.clip(steps, -128, 127), rounding)
+
+
+@pytest.mark.parametrize("rounding", WORDS)
+def test_jax_differentiates_it_both_ways(rounding: str) -> None:
+    jax = pytest.importorskip("jax")
+    random = np.random.Generator(np.random.PCG64(3))
+    scale, grid = drawn_grid(random, 7, 1.0)
+    sums = random.integers(-300, 300, (40, 7)).astype(np.float32)
+    moves, gradients = random.standard_normal((2, 40, 7)).astype(np.float32)
+    steps, pushed = jax.jvp(lambda x: BY_GRID(x, scale, grid, rounding), (sums,), (moves,))
+    operands = {"sums": sums, "scale": scale, "grid": grid}
+    assert_same_bits(np.asarray(steps), reference.call(BY_GRID, operands, {"rounding": rounding}), what="steps")
+    _, pull = jax.vjp(lambda x: BY_GRID(x, scale, grid, rounding), sums)
+    for given, found in ((moves, pushed), (gradients, pull(gradients)[0])):
+        expected = reference.call(GRADIENT_BY_GRID, {"gradients": given, **operands}, {})
+        assert_same_bits(np.asarray(found), expected, what="gradients")
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"sums": np.zeros((2, 3))}, TypeError, "sums must be float32, got float64"),
+        ({"scale": np.zeros(3)}, TypeError, "scale must be float32, got float64"),
+        ({"scale": np.zeros(2, np.float32)}, ValueError, "scale"),
+        ({"grid": np.zeros(5, np.float32)}, ValueError, r"grid must have shape \[6\], got \[5\]"),
+        ({"grid": np.zeros(6)}, TypeError, "grid must be float32, got float64"),
+    ],
+)
+def test_bad_operands_by_grid(changed: dict[str, np.ndarray], error: type[Exception], message: str) -> None:
+    names = {"sums": (2, 3), "scale": (3,), "grid": (6,)}
+    operands = {name: np.zeros(shape, np.float32) for name, shape in names.items()} | changed
+    with pytest.raises(error, match=message):
+        BY_GRID(*operands.values(), "float32")

@@ -29,6 +29,7 @@ from ...planning.plans import (
     require_finite,
 )
 from . import primitives_numpy
+from .accumulators import LayerNumbers, moved_constants
 from .arrays import ENDS, Arrays, Mode, Tree, is_learned, weights_of
 from .freezing import Settling, move_ranges, warn_of_unsettled
 from .frozen import DeviceNetwork, DeviceStep
@@ -66,6 +67,9 @@ class Functional:
         self.profile = profile if plan.has_a_device else None
         self._device_steps: dict[str, DeviceStep] = {}
         self._device_network: DeviceNetwork | None = None
+        self._layer_numbers: LayerNumbers | None = None
+        # Constants that are the user's arrays, perhaps turned; known once `initial` has seen these.
+        self.moved: frozenset[str] = frozenset()
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
         self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
@@ -226,6 +230,7 @@ class Functional:
     def initial(self, tensors: Mapping[str, Any]) -> Arrays:
         """NumPy arrays to begin with; `tensors` are the user's."""
         arrays = Arrays(dict(tensors))
+        self.moved = moved_constants(self, tensors)
         for name, grid in self.grids.items():
             rule = grid.rule
             low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
@@ -298,23 +303,29 @@ class Functional:
         """What the device makes of a whole frozen network; its `trained` is what `network_source` gives."""
         if self._device_network is None:
             assert self.profile is not None
-            numbers = partial(self._numbers_of_network, self._ends_of_weights(learned))
+            numbers = partial(self._numbers_of_network, self.ends_of_weights(learned))
             self._device_network = DeviceNetwork(self.plan, self.profile, numbers)
         return self._device_network
 
+    def layer_numbers(self, learned: Mapping[str, Any]) -> LayerNumbers:
+        """What the accumulators of a frozen network's layers are rounded by."""
+        if self._layer_numbers is None:
+            self._layer_numbers = LayerNumbers(self, self.ends_of_weights(learned))
+        return self._layer_numbers
+
     def network_source(self, arrays: Arrays, ends: Any) -> list[Any]:
         """All that the integers of the network depend on, as a list of arrays. ends: what `ends_of` gives."""
-        ends_of_weights = [arrays.learned[name][end] for name, end in self._ends_of_weights(arrays.learned)]
+        ends_of_weights = [arrays.learned[name][end] for name, end in self.ends_of_weights(arrays.learned)]
         return [ends, *(arrays.tensors[name] for name in self._tensors_of()), *ends_of_weights]
 
-    def _ends_of_weights(self, learned: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def ends_of_weights(self, learned: Mapping[str, Any]) -> list[tuple[str, str]]:
         """What is learned of weights' ranges, in a fixed order."""
         owners = dict.fromkeys(map(weights_of, self.weight_owner.values()))
         return [(name, end) for name in owners if name in learned for end in ENDS if end in learned[name]]
 
     def _numbers_of_network(self, ends_of_weights: list[tuple[str, str]], source: Sequence[np.ndarray]) -> Numbers:
         names = self._tensors_of()
-        arrays = self._with_ends(Arrays(dict(zip(names, source[1:], strict=False))), source[0])
+        arrays = self.with_ends(Arrays(dict(zip(names, source[1:], strict=False))), source[0])
         for (name, end), value in zip(ends_of_weights, source[1 + len(names) :], strict=True):
             arrays.learned.setdefault(name, {})[end] = value
         run = Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy)
@@ -330,7 +341,7 @@ class Functional:
 
     def _numbers_of_step(self, step: PlanStep, source: Sequence[np.ndarray]) -> Numbers:
         ends, names = source[0], self._tensors_of([step])
-        arrays = self._with_ends(Arrays(dict(zip(names, source[1:], strict=False))), ends)
+        arrays = self.with_ends(Arrays(dict(zip(names, source[1:], strict=False))), ends)
         ends_of_weight = source[1 + len(names) :]
         if ends_of_weight:
             words = ENDS[-len(ends_of_weight) :]
@@ -342,7 +353,7 @@ class Functional:
             self._nudged = known
         return run.numbers_of([step], known[1])
 
-    def _with_ends(self, arrays: Arrays, ends: np.ndarray) -> Arrays:
+    def with_ends(self, arrays: Arrays, ends: np.ndarray) -> Arrays:
         """The arrays with both ends of all grids' ranges; the inverse of `ends_of`."""
         for number, (name, grid) in enumerate(self.grids.items()):
             for end, value in zip(ENDS, ends[2 * number : 2 * number + 2], strict=True):

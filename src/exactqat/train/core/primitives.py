@@ -223,3 +223,29 @@ class FunctionalPrimitives(Primitives, Protocol):
     ) -> list[Array] | None:
         """What a function of two lists of NumPy arrays makes, one array for each of `like()`, with its gradient; None
         where that would cost more than `like()`."""
+
+    def sums_are_exact(self) -> bool:
+        """Whether `linear` and `conv` sum whole numbers without rounding, as long as float32 holds every sum of any of
+        the products, and `rounded_sums` is there: on CPUs."""
+
+    def numbers_on_host(
+        self, function: HostFunction, likes: Sequence[Array], arrays: Sequence[Array], /
+    ) -> list[Array]:
+        """What a function of NumPy arrays, with no second list of them, makes; constants with the shapes of `likes`."""
+
+    def rounded_sums(
+        self,
+        sums: Array,
+        scale: Array,
+        grid: Array,
+        rounding: str,
+        exact: Array,
+        otherwise: Callable[[], Array],
+        /,
+    ) -> Array:
+        """Sums of whole numbers, channels last, as a device rounds them, with the gradient of what is rounded.
+
+        Args:
+            scale, grid, rounding: of the operator `rounded_sums_by_grid`.
+            exact: whether float32 holds the sums, bool of rank 0; if not, `otherwise` gives the values.
+        """

@@ -24,6 +24,7 @@ from ...planning.plans import (
 )
 from ...planning.rules import Rule
 from . import primitives_numpy
+from .accumulators import Accumulators
 from .arrays import ENDS, Arrays, Mode, is_learned
 from .primitives import FunctionalPrimitives, NumberPrimitives
 from .ranges import (
@@ -218,7 +219,19 @@ class Run:
             ends = p.stack([p.stop_gradient(end) for end in self.functional.ends_of(self.arrays)], 0)
 
         def step_by_step() -> dict[str, Any]:
+            sums = None
+            if as_device and self.primitives.sums_are_exact():
+                sums = Accumulators(self, ends)
+                for given, x in zip(self.plan.inputs, inputs, strict=True):
+                    if not given.rows:
+                        sums.look_for_nan(given.path, x)
             for number, step in enumerate(self.plan.steps):
+                if sums is not None:
+                    sums.spread(step)
+                    if step.path in sums.of and all(name in on_grid for name in step.operands if name in values):
+                        on_grid.add(step.path)
+                        values[step.path] = sums.layer(step, values)
+                        continue
                 value = self.step(number, step, values)
                 values[step.path] = self._as_device(step, value, values, on_grid, ends) if as_device else value
             return values

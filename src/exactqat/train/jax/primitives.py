@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 import exactqat as eq
-from exactqat.jax import mesh_size, placed_like, replicas
+from exactqat.jax import fused, mesh_size, placed_like, replicas
 
 from ..core.primitives import HostFunction
 from . import host
@@ -132,6 +133,56 @@ def network_on_host(
     likes = list(like())
     made = host.call(function, likes, first, second)
     return [with_gradient_of(placed_like(each, other), other) for each, other in zip(made, likes, strict=True)]
+
+
+# --- whole numbers ----------------------------------------------------------------------------------------------------
+
+_round_sums = fused("rounded_sums_by_grid")
+
+
+def sums_are_exact() -> bool:
+    """Whether `linear` and `conv` sum whole numbers without rounding, as long as float32 holds every sum of any of the
+    products, and programs have `rounded_sums`: those for CPUs. Accelerators multiply in fewer bits."""
+    return host.is_custom_call()
+
+
+def numbers_on_host(function: HostFunction, likes: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
+    """What a function of NumPy arrays, with no second list of them, makes; constants with the shapes of `likes`."""
+    given = [lax.stop_gradient(jnp.asarray(each)) for each in arrays]
+    if not any(isinstance(each, jax.core.Tracer) for each in given):
+        return [jnp.asarray(each) for each in function([np.asarray(each) for each in given], [])]
+    likes = [lax.stop_gradient(each) for each in likes]
+    return [placed_like(made, like) for made, like in zip(host.call(function, likes, given, []), likes, strict=True)]
+
+
+def rounded_sums(
+    sums: Array, scale: Array, grid: Array, rounding: str, exact: Array, otherwise: Callable[[], Array]
+) -> Array:
+    """Sums of whole numbers, channels last, as a device rounds them, with the gradient of what is rounded; of a program
+    only one of both ways is computed."""
+    held = lax.stop_gradient(sums)
+
+    def here() -> Array:
+        return cast(Array, _round_sums(held, scale, grid, rounding=rounding))
+
+    if isinstance(exact, jax.core.Tracer):
+        steps = lax.cond(exact, here, lambda: placed_like(otherwise(), held))
+    else:
+        steps = here() if exact else otherwise()
+    return _with_gradient_of_rounding(steps, sums, scale, grid, rounding)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _with_gradient_of_rounding(steps: Array, sums: Array, scale: Array, grid: Array, rounding: str) -> Array:
+    return steps
+
+
+@_with_gradient_of_rounding.defjvp
+def _(rounding: str, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    steps, sums, scale, grid = primals
+    # The value is not computed again: nobody asks for it.
+    _, moved = jax.jvp(lambda each: _round_sums(each, scale, grid, rounding=rounding), (sums,), (tangents[1],))
+    return steps, moved
 
 
 # --- over axes --------------------------------------------------------------------------------------------------------

@@ -126,6 +126,48 @@ def _value(x: Any) -> Any:
     return x.value if isinstance(x, keras.Variable) else x
 
 
+# --- whole numbers ----------------------------------------------------------------------------------------------------
+
+
+def sums_are_exact() -> bool:
+    """Whether `linear` and `conv` sum whole numbers without rounding, as long as float32 holds every sum of any of the
+    products, and `rounded_sums` is there: on JAX's and PyTorch's CPUs. TensorFlow has no such operator."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        from ..jax import primitives as primitives_jax
+
+        return primitives_jax.sums_are_exact()
+    if backend == "torch":
+        import torch
+
+        # Without oneDNN PyTorch may transform before it sums, which rounds.
+        accelerated = torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
+        return not accelerated and bool(torch._C._get_mkldnn_enabled()) and torch.backends.mkldnn.is_available()
+    return False
+
+
+def numbers_on_host(function: HostFunction, likes: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """What a function of NumPy arrays, with no second list of them, makes; constants with the shapes of `likes`."""
+    if keras.backend.backend() == "jax":
+        from ..jax import primitives as primitives_jax
+
+        return primitives_jax.numbers_on_host(function, likes, list(map(_value, arrays)))
+    made = function([ops.convert_to_numpy(stop_gradient(each)) for each in arrays], [])
+    return [ops.convert_to_tensor(each) for each in made]
+
+
+def rounded_sums(sums: Any, scale: Any, grid: Any, rounding: str, exact: Any, otherwise: Callable[[], Any]) -> Any:
+    """Sums of whole numbers, channels last, as a device rounds them, with the gradient of what is rounded."""
+    if keras.backend.backend() == "jax":
+        from ..jax import primitives as primitives_jax
+
+        return primitives_jax.rounded_sums(sums, scale, grid, rounding, exact, otherwise)
+    from exactqat.torch import fused
+
+    steps = fused("rounded_sums_by_grid")(sums, scale, grid, rounding=rounding)
+    return steps if exact else straight_through(otherwise(), steps)
+
+
 # --- over axes --------------------------------------------------------------------------------------------------------
 
 
