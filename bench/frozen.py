@@ -6,8 +6,8 @@ numbers with fake quantization; both take turns.
                            [--repeats 10] [--threads 2] [--device cpu]
 
 Networks and images are those of bench/step.py. In JAX (plain functions) and Keras (on JAX, unless KERAS_BACKEND says
-otherwise) frozen_elsewhere.py builds them, with weights of their own. Machines are shared and noisy: read the ratio, which is the median over
-the turns, and the spread beside it.
+otherwise) frozen_elsewhere.py builds them, with weights of their own. Machines are shared and noisy: read the ratio,
+which is the median over the turns, and the spread beside it.
 """
 
 from __future__ import annotations
