@@ -466,6 +466,12 @@ class LeakyRelu(Unary):
         fits = math.isfinite(attributes["alpha"]) and attributes["alpha"] >= 0
         need(fits, f"alpha must be finite and not negative (TABLE takes any), got {attributes['alpha']}")
 
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        # A larger multiplier has no form in the kernels' fixed point, whose shift then leaves the word.
+        positive = scale_of(inputs[0]) / scale_of(output)
+        for what, factor in (("", positive), (" * alpha", positive * np.float32(attributes["alpha"]))):
+            need(bool(factor < 2**31), f"input scale / output scale{what} must be below 2**31, got {factor:g}")
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["leaky_relu"](primitives, operands[0], attributes["alpha"])
 
@@ -578,6 +584,11 @@ class HardSwish(Unary):
         ratio = scale_of(inputs[0]) / scale_of(output)
         _, exponent = fixed_point(scale_of(inputs[0]) / np.float32(128) / scale_of(output))
         need(bool(-15 <= exponent <= 0), f"input scale / output scale must be in [2**-9, 2**7), got {ratio:g}")
+        # Beyond these the kernels shift the gate's 16 bits further than they are wide.
+        scale = scale_of(inputs[0])
+        need(
+            bool(3 * 2.0**-24 <= scale < 3 * 2.0**23), f"input scale must be in [3 * 2**-24, 3 * 2**23), got {scale:g}"
+        )
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["hardswish"](primitives, operands[0])

@@ -107,6 +107,12 @@ class Add(FusedBinary):
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=256)
 
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        # Kernels form 2**20 times this scale in float32, and end the process if nothing is left of its inverse.
+        scale = scale_of(output)
+        need(bool(scale < 2.0**108), f"output scale must be below 2**108, got {scale:g}")
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         first, second = operands
         return activate(primitives, first + second if self.sign > 0 else first - second, attributes)
