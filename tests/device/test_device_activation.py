@@ -331,8 +331,8 @@ def test_refusals(kind: str, attributes: dict[str, Any], message: str) -> None:
         )
 
 
-# Scales at which the runtimes' fixed point ends, and the last ones on its side: beyond them LiteRT and TFLite-Micro computed
-# other codes, or ended the process.
+# The last scales at which the kernels' fixed point holds, and the first ones at which it does not: with these LiteRT and
+# TFLite-Micro computed other codes, or ended the process.
 @pytest.mark.parametrize(
     ("kind", "attributes", "scales", "beyond", "message"),
     [
