@@ -331,7 +331,7 @@ def test_refusals(kind: str, attributes: dict[str, Any], message: str) -> None:
         )
 
 
-# The last scales at which the kernels' fixed point holds, and the first ones at which it does not: with these LiteRT and
+# The last scales at which the kernels' fixed point holds, and the first ones at which it does not: there LiteRT and
 # TFLite-Micro computed other codes, or ended the process.
 @pytest.mark.parametrize(
     ("kind", "attributes", "scales", "beyond", "message"),
