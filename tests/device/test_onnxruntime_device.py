@@ -136,8 +136,13 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert DEVICE not in profiles_here()
     if DEVICE in profiles_here(".onnx"):
         pytest.importorskip("ai_edge_litert")
-        with pytest.raises(RuntimeRefusal, match="onnxruntime rejects the file: "):
+        with pytest.raises(ValueError, match="runs .onnx files, and path is a .tflite file: model.tflite"):
             verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes, DEVICE)
+        with pytest.raises(ValueError, match="runs .tflite files, and path is an .onnx file: model.onnx"):
+            verify(graph, write_onnx(graph, tmp_path / "model.onnx"), codes, "reference")
+        (tmp_path / "damaged.onnx").write_bytes(b"no network")
+        with pytest.raises(RuntimeRefusal, match="onnxruntime rejects the file: "):
+            verify(graph, tmp_path / "damaged.onnx", codes, DEVICE)
     monkeypatch.setattr("exactqat.deploy.runtimes.saturates", lambda: True)
     assert profiles_here(".onnx") == ()
     with pytest.raises(ValueError, match="needs a processor with VNNI instructions"):

@@ -105,6 +105,10 @@ def _compared(
     if total == 0:
         raise ValueError("x contains no images, so there is nothing to compare")
     content = Path(path).read_bytes()
+    is_tflite = content[4:8] == b"TFL3"
+    if is_tflite != (target.file == ".tflite") and (is_tflite or Path(path).suffix == ".onnx"):
+        kind = "a .tflite" if is_tflite else "an .onnx"
+        raise ValueError(f"{target.title} runs {target.file} files, and path is {kind} file: {Path(path).name}")
     names = graph.results()
     if not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
