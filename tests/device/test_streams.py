@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams compute, frame by frame, the codes of the whole sequence: in the simulation, and in the runtimes' own files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
+
+from exactqat import deploy
+from exactqat.deploy import (
+    PROFILES,
+    Builder,
+    Graph,
+    Refusal,
+    Stream,
+    per_tensor,
+    profiles_here,
+    read_tflite,
+    simulate,
+    verify,
+    write_tflite,
+)
+from exactqat.deploy.runtimes import open_runtime
+
+GRID = per_tensor(0.05, -7)
+
+
+class Drawn:
+    """A builder whose weights are drawn."""
+
+    def __init__(self, shape: tuple[int, ...], seed: int = 0) -> None:
+        self.rng, self.builder = np.random.default_rng(seed), Builder()
+        self.last = self.builder.input("x", shape, per_tensor(0.04, 5))
+
+    def shape(self) -> tuple[int, ...]:
+        return self.builder.tensor(self.last).shape
+
+    def conv(self, name: str, channels: int, window: tuple[int, int], **attributes: Any) -> str:
+        taps = (channels, *window, self.shape()[3])
+        return self._weighted("conv_2d", name, taps, channels, attributes)
+
+    def depthwise(self, name: str, window: tuple[int, int], **attributes: Any) -> str:
+        channels = self.shape()[3]
+        return self._weighted("depthwise_conv_2d", name, (1, *window, channels), channels, attributes)
+
+    def dense(self, name: str, units: int) -> str:
+        return self._weighted("fully_connected", name, (units, self.shape()[-1]), units, {})
+
+    def _weighted(self, method: str, name: str, taps: tuple[int, ...], channels: int, attributes: Any) -> str:
+        codes = self.rng.integers(-127, 128, taps).astype(np.int8)
+        scale = np.float32([0.9 / np.sqrt(np.prod(taps) / channels) / 73])
+        bias = self.rng.integers(-300, 300, channels).astype(np.int32)
+        make = getattr(self.builder, method)
+        self.last = make(self.last, codes, scale, bias, GRID, name=name, **attributes)
+        return self.last
+
+    def pad(self, name: str, before: int, after: int = 0) -> str:
+        self.last = self.builder.pad(self.last, ((0, 0), (before, after), (0, 0), (0, 0)), name=name)
+        return self.last
+
+    def slice(self, name: str, begin: int, end: int) -> str:
+        rank = len(self.shape())
+        ends = (None, end, *self.shape()[2:])
+        self.last = self.builder.strided_slice(
+            self.last, name=name, begin=(0, begin, *[0] * (rank - 2)), end=ends, steps=(1,) * rank
+        )
+        return self.last
+
+    def graph(self, *outputs: str) -> Graph:
+        return self.builder.graph(outputs or [self.last])
+
+
+def temporal() -> Graph:
+    """Convolutions with dilations, padded in front, and residual additions."""
+    drawn = Drawn((1, 24, 1, 6))
+    drawn.conv("first", 8, (1, 1))
+    for number in range(3):
+        dilation, before = 2**number, drawn.last
+        drawn.pad(f"pad_{number}", 2 * dilation)
+        drawn.conv(f"conv_{number}", 8, (3, 1), dilations=(dilation, 1), padding="VALID", activation="RELU")
+        drawn.last = drawn.builder.add(before, drawn.last, GRID, name=f"sum_{number}")
+    return drawn.graph()
+
+
+def chomped() -> Graph:
+    """Padded at both ends, and cut off at the last one."""
+    drawn = Drawn((1, 20, 1, 5), 1)
+    for number, dilation in enumerate((1, 3)):
+        padding = 2 * dilation
+        drawn.pad(f"pad_{number}", padding, padding)
+        drawn.conv(f"conv_{number}", 7, (3, 1), dilations=(dilation, 1), padding="VALID", activation="RELU")
+        drawn.slice(f"chomp_{number}", 0, 20)
+    return drawn.graph()
+
+
+def wake_word() -> Graph:
+    """Strides over time and frequency, a mean over the window, a layer."""
+    drawn = Drawn((1, 33, 10, 1), 2)
+    drawn.builder.pad("x", ((0, 0), (0, 0), (1, 2), (0, 0)), name="sides")
+    drawn.last = "sides"
+    drawn.conv("first", 12, (5, 4), strides=(2, 2), padding="VALID", activation="RELU")
+    for number in range(2):
+        drawn.depthwise(f"depthwise_{number}", (3, 1), padding="VALID", activation="RELU")
+        drawn.conv(f"pointwise_{number}", 12, (1, 1), activation="RELU")
+    drawn.last = drawn.builder.mean(drawn.last, GRID, name="mean")
+    drawn.dense("scores", 3)
+    return drawn.graph()
+
+
+def flattened() -> Graph:
+    """A stack whose frames are flattened, with a pool in front and its last frame as an output of its own."""
+    drawn = Drawn((1, 18, 4, 2), 3)
+    drawn.last = drawn.builder.max_pool_2d(drawn.last, (2, 2), (2, 2), name="pool")
+    features = drawn.conv("conv", 4, (3, 2), padding="VALID")
+    last = drawn.slice("last", drawn.shape()[1] - 1, drawn.shape()[1])
+    drawn.last = drawn.builder.reshape(features, (1, int(np.prod(drawn.builder.tensor(features).shape))), name="flat")
+    drawn.dense("scores", 4)
+    scores = drawn.last
+    drawn.last = drawn.builder.reshape(last, (1, int(np.prod(drawn.builder.tensor(last).shape))), name="row")
+    drawn.dense("tail", 2)
+    return drawn.graph(scores, drawn.last)
+
+
+def separable() -> Graph:
+    """A convolution that begins late, and after it a causal stack: padding where the stream has computed already."""
+    drawn = Drawn((1, 21, 3, 2), 4)
+    drawn.conv("late", 6, (4, 2), padding="VALID", strides=(1, 1))
+    for number in range(2):
+        before = drawn.last
+        drawn.pad(f"pad_{number}", 2)
+        drawn.depthwise(f"depthwise_{number}", (3, 1), padding="VALID")
+        drawn.conv(f"pointwise_{number}", 6, (1, 1), activation="RELU")
+        drawn.last = drawn.builder.add(drawn.last, before, GRID, name=f"sum_{number}")
+    drawn.last = drawn.builder.softmax(drawn.last, name="shares")
+    return drawn.graph()
+
+
+NETWORKS: dict[str, Callable[[], Graph]] = {
+    each.__name__: each for each in (temporal, chomped, wake_word, flattened, separable)
+}
+# Without anything padded in front, every window of a stream is what the network computes from it alone.
+UNPADDED = ("wake_word", "flattened")
+
+
+def codes_of(graph: Graph, streams: int = 2, more: int = 0) -> np.ndarray:
+    _, size, *rest = graph.tensors["x"].shape
+    return np.random.default_rng(9).integers(-128, 128, (streams, size + more, *rest)).astype(np.int8)
+
+
+def steps_of(stream: Stream, codes: np.ndarray) -> list[np.ndarray]:
+    return np.split(codes, codes.shape[1] // stream.frames, 1)
+
+
+def streamed(stream: Stream, codes: np.ndarray) -> dict[str, list[np.ndarray]]:
+    stream.reset()
+    found: dict[str, list[np.ndarray]] = {name: [] for name in stream.results}
+    for part in steps_of(stream, codes):
+        for name, array in stream.step(part).items():
+            found[name].append(array)
+    return found
+
+
+def compared(graph: Graph, stream: Stream, codes: np.ndarray, profile: str) -> int:
+    """Counts integers of the whole sequence that the stream has, all of which must be equal."""
+    found = streamed(stream, codes)
+    whole = simulate(graph, codes[:, : graph.tensors["x"].shape[1]], profile)
+    count = 0
+    for name, result in stream.results.items():
+        if result.axis is None:
+            expected, ours = whole[name], found[name][0]
+        else:
+            expected, ours = whole[name], np.concatenate(found[name], result.axis)
+            size = expected.shape[result.axis]
+            assert ours.shape[result.axis] >= size
+            ours = ours.take(np.arange(size), result.axis)
+        assert ours.size
+        np.testing.assert_array_equal(ours, expected, err_msg=name)
+        count += ours.size
+    return count
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_frames_are_those_of_the_whole_sequence(name: str, profile: str) -> None:
+    graph = NETWORKS[name]()
+    fewest = deploy.stream(graph).frames
+    for frames in (fewest, 2 * fewest, 3 * fewest):
+        stream = deploy.stream(graph, frames, device=profile)
+        size = graph.tensors["x"].shape[1]
+        # What a step takes beyond the sequence's end, no frame of the sequence knows.
+        codes = codes_of(graph, more=-size % frames)
+        if frames == fewest or name not in UNPADDED:
+            assert compared(graph, stream, codes, profile)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("name", UNPADDED)
+def test_every_window_is_what_the_network_computes_from_it(name: str, profile: str) -> None:
+    graph = NETWORKS[name]()
+    stream = deploy.stream(graph, device=profile)
+    size, frames = graph.tensors["x"].shape[1], stream.frames
+    codes = codes_of(graph, more=3 * frames + -size % frames)
+    found = streamed(stream, codes)
+    for output in graph.outputs:
+        first = frames * (stream.results[output].first + 1)
+        ends = range(first, codes.shape[1] + 1, frames)
+        assert len(found[output]) == len(ends) >= 3
+        for end, ours in zip(ends, found[output], strict=True):
+            window = codes[:, end - first : end - first + size]
+            np.testing.assert_array_equal(ours, simulate(graph, window, profile)[output])
+
+
+@pytest.mark.parametrize("profile", profiles_here())
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_file_of_a_step_runs_frame_by_frame(name: str, profile: str, tmp_path: Path) -> None:
+    graph = NETWORKS[name]()
+    stream = deploy.stream(graph, device=profile)
+    path = write_tflite(stream.graph, tmp_path / "stream.tflite")
+    runtime = open_runtime(path.read_bytes(), stream.graph.inputs, stream.graph.outputs, profile)
+    codes = codes_of(graph, 1)
+    codes = codes[:, : codes.shape[1] // stream.frames * stream.frames]
+    state = {each.input: each.codes for each in stream.states}
+    calls: list[dict[str, np.ndarray]] = []
+    for part in steps_of(stream, codes):
+        calls.append({"x": part, **state})
+        found = runtime.run(calls[-1])
+        ours = stream.step(part)
+        for name_of_output, result in stream.results.items():
+            if name_of_output in ours and result.axis is None:
+                np.testing.assert_array_equal(found[result.tensor], ours[name_of_output])
+        state = {each.input: found[each.output] for each in stream.states}
+        np.testing.assert_equal(state, {name: stream.inputs(part)[name] for name in state})
+    together = {key: np.concatenate([call[key] for call in calls]) for key in calls[0]}
+    report = verify(stream.graph, path, together, profile)
+    assert report.values > 0 and report.differing == 0
+
+
+def test_a_file_is_streamed_as_its_graph(tmp_path: Path) -> None:
+    graph = temporal()
+    read = read_tflite(write_tflite(graph, tmp_path / "whole.tflite"))
+    codes = codes_of(graph)
+    (ours,), (theirs,) = (streamed(deploy.stream(each, 4), codes).values() for each in (graph, read))
+    np.testing.assert_array_equal(np.concatenate(ours, 1), np.concatenate(theirs, 1))
+
+
+def test_a_stream_may_be_longer_than_the_sequence() -> None:
+    graph = temporal()
+    stream = deploy.stream(graph, 4)
+    codes = codes_of(graph, more=24)
+    frames = np.concatenate(streamed(stream, codes)["sum_2"], 1)
+    assert frames.shape[1] == 48
+    # What is far enough from the beginning does not know of it: 1 + 2 * (1 + 2 + 4) frames are looked at.
+    later = np.concatenate(streamed(stream, codes[:, 20:])["sum_2"], 1)
+    np.testing.assert_array_equal(frames[:, 34:], later[:, 14:])
+
+
+def both_ends() -> Graph:
+    drawn = Drawn((1, 16, 1, 4))
+    drawn.conv("conv", 4, (3, 1))
+    return drawn.graph()
+
+
+def excited() -> Graph:
+    drawn = Drawn((1, 16, 1, 4))
+    share = drawn.builder.mean("x", GRID, (1, 2), True, name="mean")
+    drawn.builder.mul("x", share, GRID, name="scaled")
+    return drawn.builder.graph(["scaled"])
+
+
+def attention() -> Graph:
+    drawn = Drawn((1, 16, 4))
+    drawn.builder.batch_matmul("x", "x", GRID, name="scores", adj_y=True)
+    return drawn.builder.graph(["scores"])
+
+
+def weighed() -> Graph:
+    drawn = Drawn((1, 4, 16))
+    drawn.last = drawn.builder.softmax("x", name="shares")
+    return drawn.graph()
+
+
+def positions() -> Graph:
+    drawn = Drawn((1, 16, 4))
+    codes = np.random.default_rng(0).integers(-128, 128, (1, 16, 4)).astype(np.int8)
+    drawn.builder.constant("places", codes, GRID)
+    drawn.builder.add("x", "places", GRID, name="placed")
+    return drawn.builder.graph(["placed"])
+
+
+@pytest.mark.parametrize(
+    ("make", "axis", "words"),
+    [
+        (both_ends, 1, "output 'conv': the network is not causal: 1 of 16 frames depend on the padding after the last"),
+        (excited, 1, "MUL that makes 'scaled': every frame depends on 'mean', which is made of all frames, later ones"),
+        (attention, 1, "BATCH_MATMUL that makes 'scores': it multiplies frames with frames, as attention does"),
+        (weighed, 2, "SOFTMAX that makes 'shares': it weighs frames against each other along time"),
+        (positions, 1, "ADD that makes 'placed': the constant 'places' has other values for every frame"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_no_stream_computes_is_refused(make: Callable[[], Graph], axis: int, words: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(words)):
+        deploy.stream(make(), axis=axis)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    graph = wake_word()
+    with pytest.raises(ValueError, match="frames must be a multiple of 2, as the network's strides make it, got 3"):
+        deploy.stream(graph, 3)
+    with pytest.raises(ValueError, match=r"axis must be in 1\.\.3 for input 'x', got 4"):
+        deploy.stream(graph, axis=4)
+    with pytest.raises(ValueError, match=r"axis must name the inputs \['x'\], got \['y'\]"):
+        deploy.stream(graph, axis={"y": 1})
+    stream = deploy.stream(graph)
+    stream.step(codes_of(graph)[:, :2])
+    with pytest.raises(ValueError, match="x must hold 2 streams as before, got 1"):
+        stream.step(codes_of(graph, 1)[:, :2])
+    stream.reset()
+    stream.step(codes_of(graph, 1)[:, :2])
