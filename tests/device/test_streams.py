@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams compute, frame by frame, the codes of the whole sequence: in the simulation, and in the runtimes' own files."""
+"""Streams compute, frame by frame, the codes of the whole sequence: in the simulation and in the runtimes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
-from exactqat import deploy
+import torch
+from test_state import sequence
+from torch import nn
+from torch.nn import functional as F
+
+from exactqat import deploy, qat
 from exactqat.deploy import (
     PROFILES,
     Builder,
@@ -53,9 +59,11 @@ class Drawn:
     def dense(self, name: str, units: int) -> str:
         return self._weighted("fully_connected", name, (units, self.shape()[-1]), units, {})
 
-    def _weighted(self, method: str, name: str, taps: tuple[int, ...], channels: int, attributes: Any) -> str:
+    def _weighted(
+        self, method: str, name: str, taps: tuple[int, ...], channels: int, attributes: dict[str, Any]
+    ) -> str:
         codes = self.rng.integers(-127, 128, taps).astype(np.int8)
-        scale = np.float32([0.9 / np.sqrt(np.prod(taps) / channels) / 73])
+        scale = np.array([0.9 / np.sqrt(np.prod(taps) / channels) / 73], np.float32)
         bias = self.rng.integers(-300, 300, channels).astype(np.int32)
         make = getattr(self.builder, method)
         self.last = make(self.last, codes, scale, bias, GRID, name=name, **attributes)
@@ -192,7 +200,7 @@ def test_frames_are_those_of_the_whole_sequence(name: str, profile: str) -> None
     graph = NETWORKS[name]()
     fewest = deploy.stream(graph).frames
     for frames in (fewest, 2 * fewest, 3 * fewest):
-        stream = deploy.stream(graph, frames, device=profile)
+        stream = deploy.stream(graph, frames=frames, device=profile)
         size = graph.tensors["x"].shape[1]
         # What a step takes beyond the sequence's end, no frame of the sequence knows.
         codes = codes_of(graph, more=-size % frames)
@@ -246,19 +254,116 @@ def test_a_file_is_streamed_as_its_graph(tmp_path: Path) -> None:
     graph = temporal()
     read = read_tflite(write_tflite(graph, tmp_path / "whole.tflite"))
     codes = codes_of(graph)
-    (ours,), (theirs,) = (streamed(deploy.stream(each, 4), codes).values() for each in (graph, read))
+    (ours,), (theirs,) = (streamed(deploy.stream(each, frames=4), codes).values() for each in (graph, read))
     np.testing.assert_array_equal(np.concatenate(ours, 1), np.concatenate(theirs, 1))
 
 
 def test_a_stream_may_be_longer_than_the_sequence() -> None:
     graph = temporal()
-    stream = deploy.stream(graph, 4)
+    stream = deploy.stream(graph, frames=4)
     codes = codes_of(graph, more=24)
     frames = np.concatenate(streamed(stream, codes)["sum_2"], 1)
     assert frames.shape[1] == 48
     # What is far enough from the beginning does not know of it: 1 + 2 * (1 + 2 + 4) frames are looked at.
     later = np.concatenate(streamed(stream, codes[:, 20:])["sum_2"], 1)
     np.testing.assert_array_equal(frames[:, 34:], later[:, 14:])
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_an_lstm_of_a_file_keeps_its_state(profile: str) -> None:
+    graph = sequence(9)
+    for frames in (1, 3):
+        assert compared(graph, deploy.stream(graph, frames=frames, device=profile), codes_of(graph), profile) == 54
+
+
+class Chomped(nn.Module):
+    """A block of a temporal network: padded at both ends, and cut off."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.padding = 2 * dilation
+        self.conv = nn.Conv1d(channels, 8, 3, padding=self.padding, dilation=dilation)
+        self.skip = nn.Conv1d(channels, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.conv(x)[:, :, : -self.padding] + self.skip(x))
+
+
+class Causal(nn.Module):
+    """Depthwise and pointwise, padded in front, with a residual addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(6, 8, 3), nn.Conv1d(8, 8, 3, groups=8, dilation=2)
+        self.third = nn.Conv1d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.first(F.pad(x, (2, 0))))
+        return self.third(F.relu(self.second(F.pad(x, (4, 0)))) + x)
+
+
+class Window(nn.Module):
+    """Strides, the mean of a window, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv1d(6, 8, 4, 2), nn.ReLU(), nn.Conv1d(8, 8, 3, groups=8), nn.ReLU())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).mean(2))
+
+
+class Last(nn.Module):
+    """What the last frame says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(Chomped(6, 1), Chomped(8, 2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x)[:, :, -1])
+
+
+def streamed_once(stream: Stream, codes: np.ndarray) -> dict[str, np.ndarray]:
+    """All frames of [streams, channels, time], and the first result of all of them."""
+    parts = [stream.step(part) for part in np.split(codes, codes.shape[2] // stream.frames, 2)]
+    found = {}
+    for name, result in stream.results.items():
+        arrays = [part[name] for part in parts if name in part]
+        found[name] = arrays[0] if result.axis is None else np.concatenate(arrays, result.axis)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(Chomped(6, 1), Chomped(8, 3)), Causal, Window, Last])
+def test_a_trained_network_of_pytorch_is_streamed(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 6, 20)
+    model = qat.prepare(make(), x[:1])
+    qat.calibrate(model, [x])
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model.train()(x) ** 2).mean().backward()
+        optimizer.step()
+    qat.freeze(model)
+    graph = deploy.lower(model.eval())
+    codes = deploy.input_codes(graph, x.numpy())
+    (given,) = codes.values()
+    read = read_tflite(write_tflite(graph, tmp_path / "whole.tflite"))
+    for profile in PROFILES:
+        whole = simulate(graph, codes, profile)
+        for each in (graph, read):
+            np.testing.assert_equal(streamed_once(deploy.stream(each, 2, device=profile), given), whole)
+    # What the trained model itself computes from the whole sequence.
+    stream = deploy.stream(graph, 2, device=graph.trained_for)
+    (name,) = stream.results
+    grid = graph.tensors[name].quantization
+    np.testing.assert_array_equal(
+        deploy.dequantize(streamed_once(stream, given)[name], grid), model(x).detach().numpy().astype(np.float32)
+    )
 
 
 def both_ends() -> Graph:
@@ -300,6 +405,7 @@ def positions() -> Graph:
         (both_ends, 1, "output 'conv': the network is not causal: 1 of 16 frames depend on the padding after the last"),
         (excited, 1, "MUL that makes 'scaled': every frame depends on 'mean', which is made of all frames, later ones"),
         (attention, 1, "BATCH_MATMUL that makes 'scores': it multiplies frames with frames, as attention does"),
+        (temporal, 3, "CONV_2D that makes 'first': it sums over time as over channels; is time another axis"),
         (weighed, 2, "SOFTMAX that makes 'shares': it weighs frames against each other along time"),
         (positions, 1, "ADD that makes 'placed': the constant 'places' has other values for every frame"),
     ],
@@ -313,7 +419,7 @@ def test_what_no_stream_computes_is_refused(make: Callable[[], Graph], axis: int
 def test_arguments_that_do_not_fit_are_refused() -> None:
     graph = wake_word()
     with pytest.raises(ValueError, match="frames must be a multiple of 2, as the network's strides make it, got 3"):
-        deploy.stream(graph, 3)
+        deploy.stream(graph, frames=3)
     with pytest.raises(ValueError, match=r"axis must be in 1\.\.3 for input 'x', got 4"):
         deploy.stream(graph, axis=4)
     with pytest.raises(ValueError, match=r"axis must name the inputs \['x'\], got \['y'\]"):

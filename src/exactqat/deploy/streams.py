@@ -140,33 +140,41 @@ class Stream:
 
 def stream(
     graph: Graph,
-    frames: int | None = None,
     axis: int | Mapping[str, int | None] = 1,
+    frames: int | None = None,
     device: str | Profile = "xnnpack",
 ) -> Stream:
     """A network over a sequence as one that takes a few frames at a time and computes the same integers.
 
     Every frame of an output has the codes that the network computes from the whole sequence, however long the stream
-    is, on every device. An output without time, as after a mean over the sequence or for its last frame, is computed at
+    is, on every device. An output without time, as after a mean over the sequence or of its last frame, is computed at
     each step from the latest frames, as many as the network looks at: it is what the network computes from them if
-    nothing is padded in front of its first frame. Where the beginning is padded, as causal convolutions do it, the first
-    such result is the network's, and later ones know the frames before.
+    nothing is padded in front of its first frame. Where the beginning is padded, as causal convolutions do it, the
+    first such result is the network's, and later ones know the frames before.
 
     Args:
         graph: lowered from a frozen network, or read from a file.
+        axis: of the network's inputs as its user knows them, that is time: 2 for PyTorch's [N, C, T] and [N, C, T, F],
+            1 for [N, T, C]. Where inputs differ: by name (`graph.signature`), None for one that has no time.
         frames: of the input at a time; by default the fewest, which is 1 unless convolutions have strides.
-        axis: of the graph's inputs, that is time; by name where they differ, None for an input that has none.
         device: whose integers `Stream.step` computes.
 
     Raises:
-        Refusal: a frame depends on later ones, or an operator is not computed frame by frame; it is named.
+        Refusal: a frame depends on later ones, or an operator is not computed frame by frame. The message names it.
         ValueError: `frames` or `axis` do not fit.
     """
     require_graph(graph)
-    axes = dict(axis) if isinstance(axis, Mapping) else dict.fromkeys(graph.inputs, axis)
-    if set(axes) != set(graph.inputs):
-        raise ValueError(f"axis must name the inputs {list(graph.inputs)}, got {list(axes)}")
-    tracks = Tracks(graph).follow(axes)
+    ports = graph.signature.inputs
+    axes = dict(axis) if isinstance(axis, Mapping) else dict.fromkeys([port.name for port in ports], axis)
+    if set(axes) != {port.name for port in ports}:
+        raise ValueError(f"axis must name the inputs {[port.name for port in ports]}, got {list(axes)}")
+    for port in ports:
+        wanted, rank = axes[port.name], len(port.axes)
+        if wanted is not None and (wanted not in range(1, rank) or port.axes.index(wanted) == 0):
+            raise ValueError(f"axis must be in 1..{rank - 1} for input {port.name!r}, got {wanted!r}")
+    found = {port.tensor: axes[port.name] for port in ports}
+    own = {port.tensor: port.axes for port in ports}
+    tracks = Tracks(graph).follow({name: None if at is None else own[name].index(at) for name, at in found.items()})
     if not tracks.found:
         raise ValueError("axis names no input with time")
     fewest = math.lcm(*(track.stride for track in tracks.found.values()))
@@ -330,7 +338,9 @@ class _Streaming(Builder):
         rank = len(self._tensors[name].shape)
         columns = {
             "begin": tuple(begin if at == axis else 0 for at in range(rank)),
-            "end": tuple(end if at == axis else None if at == 0 else self._tensors[name].shape[at] for at in range(rank)),
+            "end": tuple(
+                end if at == axis else None if at == 0 else self._tensors[name].shape[at] for at in range(rank)
+            ),
             "steps": (1,) * rank,
         }
         return str(self.strided_slice(name, name=self._free(wanted), **columns))

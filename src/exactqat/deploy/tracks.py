@@ -44,8 +44,8 @@ class Track:
         """Refuses what depends on the end of the sequence."""
         need(
             self.clean >= self.size,
-            f"the network is not causal: {self.size - self.clean} of {self.size} frames depend on the padding after the "
-            f"last frame, which {self.beyond!r} reads; pad the beginning alone, or cut these frames off",
+            f"the network is not causal: {self.size - self.clean} of {self.size} frames depend on the padding after "
+            f"the last frame, which {self.beyond!r} reads; pad the beginning alone, or cut these frames off",
         )
 
 
@@ -85,7 +85,7 @@ class Tracks:
     ends: list[int] = field(default_factory=list)
 
     def follow(self, axes: Mapping[str, int | None]) -> Tracks:
-        """axes: the axis of each of the graph's inputs that is time; None: it has none.
+        """axes: the axis of each of the graph's inputs, as it lies there, that is time; None: it has none.
 
         Raises:
             Refusal: the network is not causal, or has an operator that no stream has.
@@ -94,8 +94,6 @@ class Tracks:
             tensor = self.graph.tensors[name]
             if axis is None:
                 continue
-            if not 1 <= axis < len(tensor.shape):
-                raise ValueError(f"axis must be in 1..{len(tensor.shape) - 1} for input {name!r}, got {axis}")
             size = tensor.shape[axis]
             self.found[name] = Track(name, axis, 1, size, fill=_zero(tensor), clean=size)
         for operator in self.graph.operators:
@@ -118,13 +116,15 @@ class Tracks:
             return
         need(
             not everything,
-            f"every frame depends on {', '.join(map(repr, sorted(everything)))}, which is made of all frames, later ones "
-            "too",
+            f"every frame depends on {', '.join(map(repr, sorted(everything)))}, which is made of all frames, later "
+            "ones too",
         )
         declaration = OPERATORS[operator.kind]
         axes = [None if track is None else track.axis for track in tracks]
         about = in_time(declaration, inputs, outputs, operator.attributes, axes)
-        need(not about.joins, "it joins frames one after the other; recurrent layers that are unrolled are not streamed")
+        need(
+            not about.joins, "it joins frames one after the other; recurrent layers that are unrolled are not streamed"
+        )
         need(len({track.stride for track in timed}) == 1, "its operands have different numbers of frames")
         if about.axis is None:
             self._of_all(operator, about, tracks, timed)
@@ -132,7 +132,9 @@ class Tracks:
         need(len({track.size for track in timed}) == 1, "one frame of an operand serves all frames of another one")
         if about.broadcasts:
             self._check_others(about.axis, len(outputs[0].shape), inputs, tracks)
-        if about.pads or (len(timed) == 1 and about.keeps_zero and timed[0].fill == _zero(inputs[tracks.index(timed[0])])):
+        if about.pads or (
+            len(timed) == 1 and about.keeps_zero and timed[0].fill == _zero(inputs[tracks.index(timed[0])])
+        ):
             self._moved(operator, about, tracks, timed[0])
             return
         offset = 0
@@ -198,8 +200,8 @@ class Tracks:
             first = tensor.data.take([0], own)
             need(
                 bool(np.all(tensor.data == first)),
-                f"the constant {tensor.name!r} has other values for every frame, as positions have; a stream has no last "
-                "frame",
+                f"the constant {tensor.name!r} has other values for every frame, as positions have; a stream has no "
+                "last frame",
             )
 
 

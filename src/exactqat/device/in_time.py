@@ -82,9 +82,7 @@ class InTime:
 
 
 @singledispatch
-def in_time(
-    operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes
-) -> InTime:
+def in_time(operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes) -> InTime:
     """What an operator does along time.
 
     Args:
@@ -303,7 +301,7 @@ def window_in_time(
     fill: the code that is around an image.
     """
     axis = time_of(axes)
-    need(axis != 3, "it sums over time as over channels; time must be an image's height or width")
+    need(axis != 3, "it sums over time as over channels; is time another axis of the input (axis=)?")
     if axis == 0:
         return InTime(0)
     at = axis - 1
@@ -314,10 +312,11 @@ def window_in_time(
         pads = [same_padding(*each) for each in zip(inputs[0].shape[1:3], size, strides, dilations, strict=True)]
     if not any(pads[at]):  # SAME pads no piece either
         return InTime(axis, reach=reach, stride=strides[at])
-    around: tuple[tuple[int, int], ...] = ((0, 0), *replaced(pads, at, (0, 0)), (0, 0))
+    beside = replaced(pads, at, (0, 0))
+    around = ((0, 0), *beside, (0, 0)) if any(map(any, beside)) else ()
     return InTime(
         axis, reach=reach, stride=strides[at], before=pads[at][0], fill=fill,
-        piece=lambda frames, results: {**attributes, "padding": "VALID"}, around=around if any(map(any, around)) else (),
+        piece=lambda frames, results: {**attributes, "padding": "VALID"}, around=around,
     )  # fmt: skip
 
 
@@ -333,7 +332,9 @@ def _(operator: Pool, inputs: Tensors, outputs: Tensors, attributes: Attributes,
     found = window_in_time(attributes["filter_size"], inputs, outputs, attributes, axes, lowest)
     if isinstance(operator, MaxPool2D):
         return replace(found, below_all=True)
-    need(found.fill is None, "it does not count what it pads, so the first frames are means of fewer values: pad before")
+    need(
+        found.fill is None, "it does not count what it pads, so the first frames are means of fewer values: pad before"
+    )
     return found
 
 
@@ -399,8 +400,8 @@ def _(
 
 
 def time_axis_sizes(tensor: Tensor, axis: int, rank: int) -> tuple[int, int]:
-    """Of an operand that broadcasts to `rank` axes: its own axis for an axis of the result, and the size (1 where it has
-    none)."""
+    """Of an operand that broadcasts to `rank` axes: its own axis for an axis of the result, and its size there, 1 where
+    it has none."""
     own = axis - (rank - len(tensor.shape))
     return own, tensor.shape[own] if own >= 0 else 1
 
