@@ -326,6 +326,49 @@ class Last(nn.Module):
         return self.head(self.features(x)[:, :, -1])
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, after a convolution that begins late if `late`, and a layer: of all frames, or of the last."""
+
+    def __init__(self, cell: nn.Module, late: bool = False, last: bool = False) -> None:
+        super().__init__()
+        self.features = nn.Conv1d(6, 6, 3) if late else nn.Identity()
+        self.cell, self.last = cell, last
+        self.head = nn.Linear(8 * (2 if cell.bidirectional else 1), 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.cell(self.features(x).transpose(1, 2))
+        return self.head(y[:, -1] if self.last else y)
+
+
+def gru() -> nn.Module:
+    return Recurrent(nn.GRU(6, 8, batch_first=True))
+
+
+def late_gru() -> nn.Module:
+    return Recurrent(nn.GRU(6, 8, batch_first=True), late=True)
+
+
+def two_lstms() -> nn.Module:
+    return Recurrent(nn.LSTM(6, 8, 2, batch_first=True), last=True)
+
+
+def stack() -> nn.Module:
+    return nn.Sequential(Chomped(6, 1), Chomped(8, 3))
+
+
+def trained(make: Callable[[], nn.Module], x: torch.Tensor) -> Any:
+    """A model after a few steps, frozen."""
+    model = qat.prepare(make(), x[:1])
+    qat.calibrate(model, [x])
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model.train()(x) ** 2).mean().backward()
+        optimizer.step()
+    qat.freeze(model)
+    return model.eval()
+
+
 def streamed_once(stream: Stream, codes: np.ndarray) -> dict[str, np.ndarray]:
     """All frames of [streams, channels, time], and the first result of all of them."""
     parts = [stream.step(part) for part in np.split(codes, codes.shape[2] // stream.frames, 2)]
@@ -337,19 +380,12 @@ def streamed_once(stream: Stream, codes: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [lambda: nn.Sequential(Chomped(6, 1), Chomped(8, 3)), Causal, Window, Last])
+@pytest.mark.parametrize("make", [stack, Causal, Window, Last, gru, late_gru, two_lstms])
 def test_a_trained_network_of_pytorch_is_streamed(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 6, 20)
-    model = qat.prepare(make(), x[:1])
-    qat.calibrate(model, [x])
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    for _ in range(3):
-        optimizer.zero_grad()
-        (model.train()(x) ** 2).mean().backward()
-        optimizer.step()
-    qat.freeze(model)
-    graph = deploy.lower(model.eval())
+    model = trained(make, x)
+    graph = deploy.lower(model)
     codes = deploy.input_codes(graph, x.numpy())
     (given,) = codes.values()
     read = read_tflite(write_tflite(graph, tmp_path / "whole.tflite"))
@@ -360,10 +396,30 @@ def test_a_trained_network_of_pytorch_is_streamed(make: Callable[[], nn.Module],
     # What the trained model itself computes from the whole sequence.
     stream = deploy.stream(graph, 2, device=graph.trained_for)
     (name,) = stream.results
-    grid = graph.tensors[name].quantization
-    np.testing.assert_array_equal(
-        deploy.dequantize(streamed_once(stream, given)[name], grid), model(x).detach().numpy().astype(np.float32)
-    )
+    grid, port = graph.tensors[name].quantization, graph.signature.outputs[0]
+    ours = port.to_user(deploy.dequantize(streamed_once(stream, given)[name], grid))
+    np.testing.assert_array_equal(ours, model(x).detach().numpy())
+    for profile in profiles_here():
+        stream = deploy.stream(graph, 2, frames=4, device=profile)
+        path = write_tflite(stream.graph, tmp_path / "step.tflite")
+        calls = []
+        for part in np.split(given[:1], 5, 2):
+            calls.append(stream.inputs(part))
+            stream.step(part)
+        report = verify(
+            stream.graph, path, {key: np.concatenate([call[key] for call in calls]) for key in calls[0]}, profile
+        )
+        assert report.values > 0 and report.differing == 0
+
+
+@pytest.mark.slow
+def test_a_layer_of_both_directions_is_refused() -> None:
+    x = torch.randn(2, 6, 6)
+    model = trained(lambda: Recurrent(nn.LSTM(6, 8, batch_first=True, bidirectional=True)), x)
+    with pytest.raises(
+        Refusal, match="beside a frame, as a layer that also runs from the last frame to the first does"
+    ):
+        deploy.stream(deploy.lower(model), 2)
 
 
 def both_ends() -> Graph:

@@ -12,6 +12,7 @@ from ..device import OPERATORS, Tensor
 from ..device.in_time import InTime, in_time, time_axis_sizes
 from ..device.operator import Refusal, need
 from .graph import Graph, Operator
+from .recurrence import Recurrence, find_recurrence
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Placed:
     """An operator of the network in the stream.
 
     Attributes:
+        operator: of a recurrent layer, the one that takes the first frame.
+        recurrence: a recurrent layer in place of an operator.
         about: what it does along time; None: it has no operand with time.
         tracks: of its operands, as far as they have time.
         offset: frame t of the whole result is frame t + offset of the stream's; of a result of all frames: nothing.
@@ -63,6 +66,7 @@ class Placed:
     about: InTime | None = None
     tracks: tuple[Track | None, ...] = ()
     offset: int = 0
+    recurrence: Recurrence | None = None
 
     def history(self, track: Track) -> int:
         """How many frames before the step's own the first one that it reads is."""
@@ -76,6 +80,7 @@ class Tracks:
 
     Attributes:
         ends: of results of all frames: how many frames of the input they need.
+        taken: numbers of the operators that are part of recurrent layers.
     """
 
     graph: Graph
@@ -83,6 +88,7 @@ class Tracks:
     whole: set[str] = field(default_factory=set)
     placed: list[Placed] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
 
     def follow(self, axes: Mapping[str, int | None]) -> Tracks:
         """axes: the axis of each of the graph's inputs, as it lies there, that is time; None: it has none.
@@ -96,12 +102,38 @@ class Tracks:
                 continue
             size = tensor.shape[axis]
             self.found[name] = Track(name, axis, 1, size, fill=_zero(tensor), clean=size)
-        for operator in self.graph.operators:
+        for number, operator in enumerate(self.graph.operators):
+            if number in self.taken:
+                continue
             try:
-                self._operator(operator)
+                if not self._recurrent(operator):
+                    self._operator(operator)
             except Refusal as refusal:
                 raise Refusal(f"{operator.kind} that makes {operator.outputs[0]!r}: {refusal}") from None
         return self
+
+    def _recurrent(self, operator: Operator) -> bool:
+        """Whether the operator is the first of an unrolled recurrent layer, all of which is then entered."""
+        track = self.found.get(operator.inputs[0])
+        found = None if track is None else find_recurrence(self.graph, operator.inputs[0], track.axis)
+        if found is None or found.frame != operator.outputs[0]:
+            return False
+        assert track is not None
+        track.need_clean()
+        offset = max(track.shift, 0)
+        about = InTime(found.axis)
+        self.placed.append(Placed(operator, about, (track,), offset, found))
+        for name in found.joined:
+            tensor = self.graph.tensors[name]
+            self.found[name] = replace(
+                track, name=name, shift=offset, start=offset, fill=_zero(tensor), axis=found.axis
+            )  # fmt: skip
+        for name in found.last:
+            late = offset + track.size - 1
+            fill = _zero(self.graph.tensors[name])
+            self.found[name] = replace(track, name=name, size=1, clean=1, shift=late, start=late, fill=fill)
+        self.taken.update(found.numbers)
+        return True
 
     def _operator(self, operator: Operator) -> None:
         tensors = self.graph.tensors
@@ -122,9 +154,7 @@ class Tracks:
         declaration = OPERATORS[operator.kind]
         axes = [None if track is None else track.axis for track in tracks]
         about = in_time(declaration, inputs, outputs, operator.attributes, axes)
-        need(
-            not about.joins, "it joins frames one after the other; recurrent layers that are unrolled are not streamed"
-        )
+        need(not about.joins, "it joins frames one after the other")
         need(len({track.stride for track in timed}) == 1, "its operands have different numbers of frames")
         if about.axis is None:
             self._of_all(operator, about, tracks, timed)
