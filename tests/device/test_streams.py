@@ -24,6 +24,7 @@ from exactqat.deploy import (
     PROFILES,
     Builder,
     Graph,
+    Quantization,
     Refusal,
     Stream,
     per_tensor,
@@ -35,15 +36,16 @@ from exactqat.deploy import (
 )
 from exactqat.deploy.runtimes import open_runtime
 
-GRID = per_tensor(0.05, -7)
+GRID, WIDE = per_tensor(0.05, -7), per_tensor(0.0005, 0, "int16")
 
 
 class Drawn:
     """A builder whose weights are drawn."""
 
-    def __init__(self, shape: tuple[int, ...], seed: int = 0) -> None:
-        self.rng, self.builder = np.random.default_rng(seed), Builder()
-        self.last = self.builder.input("x", shape, per_tensor(0.04, 5))
+    def __init__(self, shape: tuple[int, ...], seed: int = 0, grid: Quantization = GRID) -> None:
+        self.rng, self.builder, self.grid = np.random.default_rng(seed), Builder(), grid
+        first = per_tensor(0.04, 5) if grid is GRID else grid
+        self.last = self.builder.input("x", shape, first)
 
     def shape(self) -> tuple[int, ...]:
         return self.builder.tensor(self.last).shape
@@ -64,9 +66,9 @@ class Drawn:
     ) -> str:
         codes = self.rng.integers(-127, 128, taps).astype(np.int8)
         scale = np.array([0.9 / np.sqrt(np.prod(taps) / channels) / 73], np.float32)
-        bias = self.rng.integers(-300, 300, channels).astype(np.int32)
+        bias = self.rng.integers(-300, 300, channels).astype(np.int32 if self.grid is GRID else np.int64)
         make = getattr(self.builder, method)
-        self.last = make(self.last, codes, scale, bias, GRID, name=name, **attributes)
+        self.last = make(self.last, codes, scale, bias, self.grid, name=name, **attributes)
         return self.last
 
     def pad(self, name: str, before: int, after: int = 0) -> str:
@@ -85,16 +87,21 @@ class Drawn:
         return self.builder.graph(outputs or [self.last])
 
 
-def temporal() -> Graph:
+def temporal(channels: int = 8, grid: Quantization = GRID) -> Graph:
     """Convolutions with dilations, padded in front, and residual additions."""
-    drawn = Drawn((1, 24, 1, 6))
-    drawn.conv("first", 8, (1, 1))
+    drawn = Drawn((1, 24, 1, 6), grid=grid)
+    drawn.conv("first", channels, (1, 1))
     for number in range(3):
         dilation, before = 2**number, drawn.last
         drawn.pad(f"pad_{number}", 2 * dilation)
-        drawn.conv(f"conv_{number}", 8, (3, 1), dilations=(dilation, 1), padding="VALID", activation="RELU")
-        drawn.last = drawn.builder.add(before, drawn.last, GRID, name=f"sum_{number}")
+        drawn.conv(f"conv_{number}", channels, (3, 1), dilations=(dilation, 1), padding="VALID", activation="RELU")
+        drawn.last = drawn.builder.add(before, drawn.last, grid, name=f"sum_{number}")
     return drawn.graph()
+
+
+def wide() -> Graph:
+    """The same in int16, whose additions take 16 values at a time."""
+    return temporal(16, WIDE)
 
 
 def chomped() -> Graph:
@@ -151,15 +158,16 @@ def separable() -> Graph:
 
 
 NETWORKS: dict[str, Callable[[], Graph]] = {
-    each.__name__: each for each in (temporal, chomped, wake_word, flattened, separable)
+    each.__name__: each for each in (temporal, wide, chomped, wake_word, flattened, separable)
 }
 # Without anything padded in front, every window of a stream is what the network computes from it alone.
 UNPADDED = ("wake_word", "flattened")
 
 
 def codes_of(graph: Graph, streams: int = 2, more: int = 0) -> np.ndarray:
-    _, size, *rest = graph.tensors["x"].shape
-    return np.random.default_rng(9).integers(-128, 128, (streams, size + more, *rest)).astype(np.int8)
+    (_, size, *rest), dtype = graph.tensors["x"].shape, graph.tensors["x"].dtype
+    ends = np.iinfo(dtype)
+    return np.random.default_rng(9).integers(ends.min, ends.max + 1, (streams, size + more, *rest)).astype(dtype)
 
 
 def steps_of(stream: Stream, codes: np.ndarray) -> list[np.ndarray]:
@@ -463,6 +471,11 @@ def positions() -> Graph:
         (attention, 1, "BATCH_MATMUL that makes 'scores': it multiplies frames with frames, as attention does"),
         (temporal, 3, "CONV_2D that makes 'first': it sums over time as over channels; is time another axis"),
         (weighed, 2, "SOFTMAX that makes 'shares': it weighs frames against each other along time"),
+        (
+            lambda: temporal(8, WIDE),
+            1,
+            "ADD that makes 'sum_0': LiteRT adds 16 values of int16 at a time and rounds what",
+        ),
         (positions, 1, "ADD that makes 'placed': the constant 'places' has other values for every frame"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -17,8 +17,9 @@ from .graph import Graph, Operator
 # A result of a step: which of its operators, and which result of that.
 Key = tuple[int, int]
 # Where an operand of a step comes from: a result of this step, or of the one before, the frame, or a constant.
-Source = tuple[str, Key | str | None]
-FEWEST_STEPS = 3
+Source = tuple[str, Key | None]
+# A first step, two to compare, and a last one, which prepares nothing for a next one.
+FEWEST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,9 @@ class _Search:
             self._begin(key, operator.inputs[0])
             joined[operator.outputs[0]] = key
         last = self._last(taken)
-        kept = tuple(dict.fromkeys(key for word, key in self.sources.values() if word == "before"))
-        for key in {*kept, *joined.values(), *last.values()}:  # type: ignore[arg-type]
-            assert isinstance(key, tuple)
+        before = [key for word, key in self.sources.values() if word == "before" and key is not None]
+        kept = tuple(dict.fromkeys(before))
+        for key in {*kept, *joined.values(), *last.values()}:
             self._check(later[key[0]].outputs[key[1]], self.begun.get(key))
         sources = tuple(
             tuple(self.sources[(index, place)] for place in range(len(each.inputs))) for index, each in enumerate(later)
@@ -130,7 +131,7 @@ class _Search:
         first = tuple(self.graph.operators[number] for number in self.steps[0])
         frame = next(name for name, at in self.frames.items() if at == 0)
         return Recurrence(
-            frame, self.axis, first, tuple(later), sources, self.begun, kept, joined, last, frozenset(taken)  # type: ignore[arg-type]
+            frame, self.axis, first, tuple(later), sources, self.begun, kept, joined, last, frozenset(taken)
         )  # fmt: skip
 
     def _enter(self, number: int, operator: Operator) -> None:
@@ -180,7 +181,7 @@ class _Search:
                 own |= {name: (candidate, place) for place, name in enumerate(operator.outputs)}
                 for (_, place), (word, key) in places:
                     if word == "before":
-                        assert isinstance(key, tuple)
+                        assert key is not None
                         self._begin(key, later[candidate].inputs[place])
                 index = candidate + 1
                 break
@@ -209,7 +210,7 @@ class _Search:
             if tensor.data is not None:
                 if not _same_constant(tensor, self.graph.tensors[other]):
                     return None
-                found.append(("constant", other))
+                found.append(("constant", None))
             elif self.frames.get(name) == at and self.frames.get(other) == 1:
                 found.append(("frame", None))
             elif name in own and self.at[1].get(other) == own[name]:

@@ -279,14 +279,14 @@ class Streaming(Builder):
             own: dict[Key, str] = {}
             for index, (operator, sources) in enumerate(zip(layer.later, layer.sources, strict=True)):
                 operands = []
-                for (word, key), name in zip(sources, operator.inputs, strict=True):
+                for (word, source), name in zip(sources, operator.inputs, strict=True):
                     if word == "constant":
                         operands.append(self._fixed(name))
                     elif word == "frame":
                         operands.append(frame)
                     else:
-                        assert isinstance(key, tuple)
-                        operands.append((own if word == "own" else before)[key])
+                        assert source is not None
+                        operands.append((own if word == "own" else before)[source])
                 results = self._again(operator, operands)
                 own |= {(index, place): results[name] for place, name in enumerate(operator.outputs)}
             for key in wanted:
