@@ -420,6 +420,28 @@ def test_a_trained_network_of_pytorch_is_streamed(make: Callable[[], nn.Module],
         assert report.values > 0 and report.differing == 0
 
 
+class Cells(nn.Module):
+    """A cell that is called for one frame after the other, each time with ranges of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, states = None, []
+        for at in range(x.shape[1]):
+            state = self.cell(x[:, at], state)
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+@pytest.mark.slow
+def test_steps_with_ranges_of_their_own_are_refused() -> None:
+    model = trained(Cells, torch.randn(2, 6, 4))
+    with pytest.raises(Refusal, match="step 2 of the recurrent layer is not computed as the one before"):
+        deploy.stream(deploy.lower(model), 1)
+
+
 @pytest.mark.slow
 def test_a_layer_of_both_directions_is_refused() -> None:
     x = torch.randn(2, 6, 6)
