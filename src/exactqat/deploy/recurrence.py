@@ -188,8 +188,8 @@ class _Search:
         need(
             end or index == len(later),
             f"step {at} of the recurrent layer is not computed as the one before, from "
-            f"{later[min(index, len(later) - 1)].outputs[0]!r} on: each step has ranges or weights of its own; those of a "
-            "whole LSTM or GRU layer are one for all steps",
+            f"{later[min(index, len(later) - 1)].outputs[0]!r} on: each step has ranges or weights of its own; those "
+            "of a whole LSTM or GRU layer are one for all steps",
         )
         self.at[at] = own
         return matched
