@@ -121,6 +121,7 @@ DEPLOYMENT = {
     ),
     "Names and axes": ("input_codes", "output_values", "Signature", "Port"),
     "Integers": ("quantize", "dequantize", "simulate", "unclaimed", "profiles_here"),
+    "Streams": ("stream", "Stream"),
     "Errors": ("MissingData", "Refusal", "RuntimeRefusal"),
     "Other files": ("write_onnx", "verify_onnx", "c_array", "write_c_array"),
     "Memory and flash": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),

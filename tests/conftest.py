@@ -41,7 +41,7 @@ LONG = [
 ] + [f"test_{name}.py" for name in ("stubs", "frontends", "docs", "notebooks", "devices", "train", "end_to_end")]
 
 
-SHARE = 6  # `--sample` runs one in so many cases of a test
+SHARE = 8  # `--sample` runs one in so many cases of a test
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -31,7 +31,7 @@ from device_cases import NAMES, random_codes, random_graph
 
 import exactqat.device
 from exactqat import cpu
-from exactqat.deploy import Graph, profiles_here, verify, write_tflite
+from exactqat.deploy import Graph, profiles_here, verify, write_onnx, write_tflite
 from exactqat.deploy.runtimes import emulation
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.device import OPERATORS, PROFILES, Refusal, profile_named
@@ -74,8 +74,8 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
         os.environ["EXACTQAT_ARM64_CPU"] = processor
         outcome.graphs += 1
         try:
-            report = verify(graph, write_tflite(graph, folder / "model.tflite"), codes, profile)
-        except RuntimeRefusal:
+            report = verify(graph, written_for(profile, graph, folder), codes, profile)
+        except (RuntimeRefusal, NoForm):
             outcome.refused += 1
             continue
         rows = [row for row in report.operators if row.kind == kind]
@@ -85,6 +85,20 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
         if report.differing and len(outcome.examples) < 3:
             outcome.examples.append((graph, codes))
     return outcome
+
+
+class NoForm(Exception):
+    """The operator has no form in the profile's files."""
+
+
+def written_for(profile: str, graph: Graph, folder: Path) -> Path:
+    """The file that the profile runs."""
+    if PROFILES[profile].file == ".tflite":
+        return write_tflite(graph, folder / "model.tflite")
+    try:
+        return write_onnx(graph, folder / "model.onnx")
+    except Refusal as error:
+        raise NoForm(str(error)) from error
 
 
 def processors(profile: str) -> tuple[str, ...]:
@@ -147,7 +161,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.engine and arguments.write:
         parser.error("--write is for what runtimes computed, --engine asks none")
-    runnable = tuple(PROFILES) if arguments.engine else profiles_here()
+    runnable = tuple(PROFILES) if arguments.engine else (*profiles_here(), *profiles_here(".onnx"))
     missing = [name for name in arguments.profiles or () if name not in runnable]
     if missing:
         parser.error(f"--profiles must be among {', '.join(runnable)} on this machine, got {', '.join(missing)}")

@@ -30,8 +30,9 @@ from exactqat.deploy import (
     verify,
     write_tflite,
 )
+from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
-from exactqat.device import OPERATORS, Refusal
+from exactqat.device import OPERATORS, PROFILES, Refusal
 from exactqat.device import fixed_point_functions as fixed
 from exactqat.device.activation import FUNCTIONS, Table, off_the_pole
 from exactqat.train.torch import primitives as primitives_torch
@@ -312,6 +313,7 @@ def test_rows_are_the_axis_that_a_plan_names() -> None:
         ("TABLE", {"function": "mish", "parameters": (1.0, 2.0)}, "parameters do not fit the function 'mish'"),
         ("LEAKY_RELU", {"alpha": -0.5}, "alpha must be finite and not negative .*, got -0.5"),
         ("LEAKY_RELU", {"alpha": math.nan}, "alpha must be finite"),
+        ("LEAKY_RELU", {"alpha": 2.0**21}, r"input scale / output scale \* alpha must be below 2\*\*31, got"),
         ("SOFTMAX", {"beta": 0.0}, "beta must be positive and finite, got 0.0"),
         ("HARD_SWISH", {}, r"input scale / output scale must be in \[2\*\*-9, 2\*\*7\), got 1024"),
         ("RESIZE_BILINEAR", {"size": (2, 2), "align_corners": True, "half_pixel_centers": True}, "cannot be combined"),
@@ -327,6 +329,50 @@ def test_refusals(kind: str, attributes: dict[str, Any], message: str) -> None:
         builder.graph(
             [builder.operator(kind, ["x"], None if moves else per_tensor(2.0**-9, 0), name="y", **attributes)]
         )
+
+
+# The last scales at which the kernels' fixed point holds, and the first ones at which it does not: there LiteRT and
+# TFLite-Micro computed other codes, or ended the process.
+@pytest.mark.parametrize(
+    ("kind", "attributes", "scales", "beyond", "message"),
+    [
+        (
+            "LEAKY_RELU",
+            {"alpha": 0.1},
+            (2.0**30, 1.0),
+            (2.0**31, 1.0),
+            r"input scale / output scale must be below 2\*\*31",
+        ),
+        ("LEAKY_RELU", {"alpha": 2.0**30}, (1.0, 1.0), (2.0, 1.0), r"output scale \* alpha must be below 2\*\*31"),
+        ("HARD_SWISH", {}, (2.0**-22, 2.0**-22), (2.0**-23, 2.0**-23), r"input scale must be in \[3 \* 2\*\*-24"),
+        ("HARD_SWISH", {}, (2.0**24, 2.0**24), (2.0**25, 2.0**25), r"input scale must be in .*, 3 \* 2\*\*23\)"),
+        ("ADD", {}, (1.0, 2.0**107), (1.0, 2.0**108), r"output scale must be below 2\*\*108"),
+    ],
+)
+def test_scales_beyond_the_kernels_fixed_point_are_refused(
+    kind: str,
+    attributes: dict[str, Any],
+    scales: tuple[float, float],
+    beyond: tuple[float, float],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    def graph_of(given: float, made: float) -> Graph:
+        builder = Builder()
+        names = [builder.input(name, (1, 4, 4, 3), per_tensor(given, 3)) for name in "xy"[: 2 if kind == "ADD" else 1]]
+        return builder.graph([builder.operator(kind, names, per_tensor(made, 1), name="z", **attributes)])
+
+    graph = graph_of(*scales)
+    path = tmp_path / "model.tflite"
+    write_tflite(graph, path)
+    codes = {name: np.arange(-128, 112, dtype=np.int8).reshape(5, 4, 4, 3) for name in graph.inputs}
+    for profile in profiles_here():
+        if PROFILES[profile].emulated:
+            continue
+        runtime = open_runtime(path.read_bytes(), graph.inputs, graph.outputs, profile)
+        np.testing.assert_array_equal(simulate(graph, codes, profile)["z"], runtime.run(codes)["z"])
+    with pytest.raises(Refusal, match=message):
+        graph_of(*beyond)
 
 
 def test_slopes_that_do_not_fit_are_refused() -> None:

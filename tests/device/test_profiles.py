@@ -14,6 +14,7 @@ from exactqat import deploy
 from exactqat.deploy import Builder, Graph, per_tensor, simulate, unclaimed, verify, write_tflite
 from exactqat.deploy.runtimes import profile_here
 from exactqat.device import PROFILES, Profile, declare, profile, profile_named
+from exactqat.device.profile import that_run
 from exactqat.job.devices import device_named, device_to_verify
 
 NPU = replace(PROFILES["reference"], name="npu", title="the NPU", runtime="")
@@ -41,7 +42,7 @@ def small() -> tuple[Graph, np.ndarray]:
 def test_a_fifth_device_is_simulated_and_claims_nothing(npu: Profile) -> None:
     graph, codes = small()
     found = {name: simulate(graph, codes, name, graph.results()) for name in PROFILES}
-    assert list(found) == ["xnnpack-x86", "xnnpack-arm64", "reference", "micro", "npu"]
+    assert list(found) == ["xnnpack-x86", "xnnpack-arm64", "reference", "micro", "onnxruntime-x86", "npu"]
     assert all(np.array_equal(found["npu"][name], found["reference"][name]) for name in graph.results())
     assert not np.array_equal(found["npu"]["coarse"], found["xnnpack-x86"]["coarse"])
     assert np.array_equal(simulate(graph, codes, npu)["y"], found["npu"]["y"])
@@ -102,7 +103,7 @@ def test_a_runtime_proves_it(tmp_path: Path) -> None:
 
 def test_names_and_refusals(npu: Profile) -> None:
     assert profile_named("xnnpack").name == "xnnpack-x86" and profile_named(npu) is npu
-    known = "device must be one of xnnpack-x86, xnnpack-arm64, reference, micro, npu, xnnpack, got"
+    known = "device must be one of xnnpack-x86, xnnpack-arm64, reference, micro, onnxruntime-x86, npu, xnnpack, got"
     with pytest.raises(ValueError, match=f"^{known} 'x86'; it is called 'xnnpack-x86' now$"):
         profile_named("x86")
     with pytest.raises(ValueError, match=f"^{known} None$"):
@@ -114,6 +115,8 @@ def test_names_and_refusals(npu: Profile) -> None:
         device_named("xnnpack")
     with pytest.raises(ValueError, match="'arm64:sme'; it is now called xnnpack-arm64:sme"):
         device_to_verify("arm64:sme")
+    with pytest.raises(ValueError, match="onnxruntime on x86 runs .onnx files, and a job trains for .tflite files"):
+        device_named("onnxruntime-x86")
     with pytest.raises(ValueError, match="--device micro takes no option after a colon"):
         device_to_verify("micro:here")
 
@@ -127,4 +130,4 @@ def test_the_command_line_names_every_device(command: str) -> None:
 
     commands = get_command(application.command_line()).commands  # type: ignore[attr-defined]
     (option,) = (each for each in commands[command].params if each.name == "device")
-    assert all(name in option.help for name in PROFILES)
+    assert all(name in option.help for name in that_run(".tflite"))

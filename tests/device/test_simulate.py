@@ -123,7 +123,7 @@ def slow(graph: Graph, codes: np.ndarray, profile: str) -> np.ndarray:
     total = accumulators(graph, codes)
     input, filter, _ = (graph.tensors[name] for name in operator.inputs)
     output = graph.tensors[operator.outputs[0]]
-    if profile.startswith("xnnpack"):
+    if profile.startswith(("xnnpack", "onnxruntime")):
         multiplier = input.quantization.scale * filter.quantization.scale / scale_of(output)
         steps = np.rint(total.astype(np.float32) * multiplier).astype(np.float64)
     else:

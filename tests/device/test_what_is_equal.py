@@ -23,6 +23,7 @@ pytest.importorskip("typer")
 
 from exactqat import cli, deploy, qat  # noqa: E402
 from exactqat.deploy import profiles_here  # noqa: E402
+from exactqat.device.profile import that_run  # noqa: E402
 from exactqat.job import beside, data, figures, pipeline, restored, retrained, store  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import job_page as report  # noqa: E402
@@ -124,7 +125,7 @@ def test_all_devices_beside_training_need_no_runtime(job: tuple[Path, Results]) 
     codes = beside.input_codes(graph, results.dataset)
     (trained,) = deploy.simulate(graph, codes, FORMER).values()
     labels = results.dataset.test.labels.numpy()
-    assert list(network["devices"]) == list(deploy.PROFILES)
+    assert list(network["devices"]) == list(that_run(".tflite"))
     for device, found in network["devices"].items():
         (logits,) = deploy.simulate(graph, codes, device).values()
         assert found["logits_differing"] == int((logits != trained).sum())

@@ -257,6 +257,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, da
     return settings, data.load(settings.data)
 
 
+@pytest.mark.slow
 def test_a_job_with_weights_begins_with_them_and_goes_on_without(
     begun: tuple[Settings, data.Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -526,7 +526,10 @@ def test_a_frozen_network_without_a_profile_is_fake_quantization() -> None:
 # --- the device -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["attention", "mixture", "MobileNet"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("attention", marks=pytest.mark.slow), "mixture", pytest.param("MobileNet", marks=pytest.mark.slow)],
+)
 def test_a_network_goes_to_the_device(name: str, tmp_path: Path) -> None:
     """More of them: `python tests/campaigns/jax_networks.py`."""
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")

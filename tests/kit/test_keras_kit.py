@@ -39,7 +39,7 @@ def run(backend: str, *arguments: str) -> str:
     [
         pytest.param("jax", "ds_cnn", [], marks=pytest.mark.slow),
         ("torch", "functional", ["--learned"]),
-        ("torch", "recurrent", []),
+        pytest.param("torch", "recurrent", [], marks=pytest.mark.slow),
         ("tensorflow", "ds_cnn", []),
     ],
 )

@@ -807,7 +807,10 @@ def collect(output: str, status: int, errors: str, found: dict[str, Any]) -> str
 
 
 PARAMETERS = [
-    pytest.param(way, made, id=f"{way}-{made.name}") for made in CALLS.values() for way in WAYS if way in ways_of(made)
+    pytest.param(way, made, id=f"{way}-{made.name}", marks=[pytest.mark.slow] if way == "torch.compile" else [])
+    for made in CALLS.values()
+    for way in WAYS
+    if way in ways_of(made)
 ]
 
 

@@ -166,26 +166,26 @@ void depthwise_conv_2d(const Call& call) {
   const auto* added = call.operands[2].as<int32_t>();
   [[maybe_unused]] const int64_t* bias = kWide ? call.operands[4].as<int64_t>() : nullptr;
   const std::vector<Code> beyond(size_t(channels + kColumns), Code(numbers.integer("fill")));
+  // Where the taps of several places lie, from the first one's on; the one too many has weights of 0.
+  std::vector<int64_t> offsets(size_t(2 * pairs * kPlaces), 0);
+  for (int64_t tap = 0; tap < taps; ++tap)
+    for (int64_t p = 0; p < kPlaces; ++p)
+      offsets[size_t(tap * kPlaces + p)] =
+          ((tap / window_x * dilation_y) * width + tap % window_x * dilation_x + p * stride_x) * channels;
 
   parallel_for(x.shape[0] * lines, x.shape[0] * lines * places * outputs * (pairs + 1), [&](int64_t task) {
     const int64_t line = task % lines, example = task / lines;
     const Code* codes = x.as<Code>() + example * height * width * channels;
     Code* written = out.as<Code>() + task * places * outputs;
     std::vector<const Code*> met(size_t(2 * pairs * kPlaces), beyond.data());
-    // Where the taps of several places lie, from the first one's on; the one too many has weights of 0.
-    std::vector<int64_t> offsets(size_t(2 * pairs * kPlaces), 0);
-    for (int64_t tap = 0; tap < taps; ++tap)
-      for (int64_t p = 0; p < kPlaces; ++p)
-        offsets[size_t(tap * kPlaces + p)] =
-            ((tap / window_x * dilation_y) * width + tap % window_x * dilation_x + p * stride_x) * channels;
     const int64_t y_first = line * stride_y - top, reach = (kPlaces - 1) * stride_x + (window_x - 1) * dilation_x;
     const bool lines_inside = y_first >= 0 && y_first + (window_y - 1) * dilation_y < height;
     std::vector<Code> copied;
     std::vector<const Code*> from_copies;
     alignas(64) int32_t sums[kPlaces * kBlock];
     for (int64_t place = 0; place < places;) {
-      // The last ones together with some of those before, whose codes come out once more.
-      if (places - place < kPlaces && places >= kPlaces) place = places - kPlaces;
+      // The last ones together with some of those before, whose codes come out once more; a single one is faster by itself.
+      if (places - place < kPlaces && places - place > 1 && places >= kPlaces) place = places - kPlaces;
       const int64_t together = places - place >= kPlaces ? kPlaces : 1;
       const Code* last = nullptr;
       const int64_t x_first = place * stride_x - left;
@@ -194,15 +194,17 @@ void depthwise_conv_2d(const Call& call) {
         for (int64_t k = 0; k < 2 * pairs * kPlaces; ++k) met[size_t(k)] = base + offsets[size_t(k)];
         last = met[size_t(taps * kPlaces - 1)];
       } else {
+        const Code** pointer = met.data();
         for (int64_t i = 0; i < window_y; ++i) {
-          const int64_t y = line * stride_y - top + i * dilation_y;
+          const int64_t y = y_first + i * dilation_y;
+          const Code* row = y >= 0 && y < height ? codes + y * width * channels : nullptr;
           for (int64_t j = 0; j < window_x; ++j) {
-            const Code** pointers = met.data() + (i * window_x + j) * together;
             for (int64_t p = 0; p < together; ++p) {
-              const int64_t at = (place + p) * stride_x - left + j * dilation_x;
-              const bool inside = y >= 0 && y < height && at >= 0 && at < width;
-              pointers[p] = inside ? codes + (y * width + at) * channels : beyond.data();
-              if (inside) last = std::max(last, pointers[p]);
+              const int64_t at = x_first + p * stride_x + j * dilation_x;
+              const bool inside = row != nullptr && uint64_t(at) < uint64_t(width);
+              *pointer = inside ? row + at * channels : beyond.data();
+              if (inside) last = std::max(last, *pointer);
+              ++pointer;
             }
           }
         }

@@ -26,6 +26,7 @@ from .runtimes import profiles_here
 from .runtimes.trial import RuntimeRefusal
 from .signature import Port, Signature, input_codes, output_values
 from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, dequantize, quantize, simulate, unclaimed
+from .streams import Stream, stream
 from .values import device_codes, layer_values
 from .verify import verify, verify_onnx
 
@@ -49,6 +50,7 @@ __all__ = [
     "Report",
     "RuntimeRefusal",
     "Signature",
+    "Stream",
     "Tensor",
     "c_array",
     "compile",
@@ -69,6 +71,7 @@ __all__ = [
     "read_tflite",
     "reduce",
     "simulate",
+    "stream",
     "unclaimed",
     "verify",
     "verify_onnx",

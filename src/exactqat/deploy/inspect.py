@@ -28,6 +28,7 @@ import numpy as np
 
 from ..device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
 from ..device.operator import FLOAT
+from ..device.profile import profile_named, that_run
 from ..device.tensor import CODE_RANGES, dequantize
 from ..display import printable, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
@@ -219,6 +220,11 @@ def inspect(
     graph = file.graph
     _need_a_bounded_size(graph, path.name, examples)
     wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
+    others = [name for name in wanted if profile_named(name).file != ".tflite"]
+    if others:
+        raise ValueError(
+            f"devices must run .tflite files, which {others[0]} does not: {', '.join(that_run('.tflite'))}"
+        )
     codes = random_codes(graph, examples, seed) if data is None else read_codes(file, data, examples)
     say("measuring the arena")
     arena, no_arena = arena_of(content, seconds)
@@ -237,7 +243,9 @@ def inspect(
         say("computing the float network")
         beside = beside_float(graph, codes, float_file, wanted[0] if wanted else DEFAULT_PROFILE, seconds)
     here, absent = profiles_here(), "its runtime is not on this machine"
-    missing = {name: "it was not asked for" if name in here else absent for name in PROFILES if name not in wanted}
+    missing = {
+        name: "it was not asked for" if name in here else absent for name in that_run(".tflite") if name not in wanted
+    }
     found = [
         DeviceFindings(
             name,
@@ -247,7 +255,7 @@ def inspect(
             tuple(Comparison(*row) for row in counts["outputs"].get(name, ())),
             counts["refused"].get(name, ""),
         )
-        for name in PROFILES
+        for name in that_run(".tflite")
     ]
     pairs = [
         Disagreement(
@@ -504,17 +512,17 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
     kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
     operators = {profile: {name: Tally() for name in results} for profile in ran}
     outputs = {profile: {name: Tally() for name in graph.outputs} for profile in ran}
-    pairs = {pair: {name: Tally() for name in results} for pair in combinations(PROFILES, 2)}
+    pairs = {pair: {name: Tally() for name in results} for pair in combinations(that_run(".tflite"), 2)}
     firsts: dict[tuple[str, str], _First] = {}
     refused: dict[str, str] = {}
     # What variables hold: in each whole simulation, and as the operators of each device that ran leave them.
-    states = {profile: graph.initial_state() for profile in PROFILES}
+    states = {profile: graph.initial_state() for profile in that_run(".tflite")}
     memories = {profile: graph.initial_state() for profile in ran}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
         simulated: dict[str, dict[str, np.ndarray]] = {}
         before = {profile: dict(state) for profile, state in states.items()}
-        for profile in PROFILES:
+        for profile in that_run(".tflite"):
             try:
                 simulated[profile] = simulate(graph, batch, profile, results, state=states[profile], progress=False)
             except ValueError as error:

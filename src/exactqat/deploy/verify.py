@@ -24,14 +24,12 @@ from ..device import OPERATORS, Profile, Refusal, profile_named
 from ..device.tensor import CODE_RANGES
 from ..progress import Clock
 from .comparison import Comparison, Noise, Report, Tally
-from .formats.onnx import channels_first, ends, inner_names
 from .formats.tflite import is_file_of, read_grids, read_signature, with_outputs
 from .graph import Graph
-from .runtimes import open_runtime, profile_here
-from .runtimes.onnxruntime import OnnxRuntime, with_codes_as_outputs
+from .runtimes import onnxruntime, open_runtime, profile_here, profiles_here
 from .runtimes.trial import try_in_a_child
 from .signature import as_codes, input_codes
-from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_operator, simulate_results
+from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_results
 
 
 def verify(
@@ -73,16 +71,44 @@ def verify(
     To a network with variables (`Graph.variables`), the examples of x are calls one after the other, as of one stream.
     """
     target = profile_named(profile_here(device))
-    profile = target.name
     if data is None and (x is None or model is not None):
         raise TypeError("verify needs x (codes) or data (arrays as the model takes them); with model it needs data")
     if x is None:
         x = input_codes(graph, data if model is None else model.evaluated(data)[0])
+    if model is not None and target.file != ".tflite":
+        raise TypeError(
+            f"{target.title} runs {target.file} files, of which only the codes are compared: leave out model"
+        )
+    return _compared(
+        graph, path, x, target, batch_size, float_values, trained_values, progress, trained_codes, model, data
+    )
+
+
+def _compared(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    x: np.ndarray | Mapping[str, np.ndarray],
+    target: Profile,
+    batch_size: int,
+    float_values: Mapping[str, np.ndarray] | None = None,
+    trained_values: Mapping[str, np.ndarray] | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
+    trained_codes: Mapping[str, np.ndarray] | None = None,
+    model: Any = None,
+    data: Any = None,
+    claims: bool = True,
+) -> Report:
+    """What `verify` says. claims: whether operators may be claimed to be exact here."""
+    profile = target.name
     inputs = check_inputs(graph, x)
     total = next(iter(inputs.values())).shape[0]
     if total == 0:
         raise ValueError("x contains no images, so there is nothing to compare")
     content = Path(path).read_bytes()
+    is_tflite = content[4:8] == b"TFL3"
+    if is_tflite != (target.file == ".tflite") and (is_tflite or Path(path).suffix == ".onnx"):
+        kind = "a .tflite" if is_tflite else "an .onnx"
+        raise ValueError(f"{target.title} runs {target.file} files, and path is {kind} file: {Path(path).name}")
     names = graph.results()
     if not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
@@ -99,10 +125,7 @@ def verify(
     if deadly:
         for batch in batches:
             simulate(graph, batch, profile)  # raises what the runtime would not survive
-    files = (content, graph.inputs, graph.outputs), (with_outputs(content, names), graph.inputs, names)
-    if not is_file_of(graph, content):
-        try_in_a_child(_run, files, profile, batches)
-    plain, opened = (open_runtime(*file, profile) for file in files)
+    plain, opened = _opened(graph, content, target, batches)
     operators = {name: Tally() for name in names}
     noises = {name: (Noise(), Noise()) for name in float_values or () if name in operators}
     outputs = {name: Tally() for name in graph.outputs}
@@ -152,7 +175,7 @@ def verify(
         for name, tally in training.items():
             tally.add(end_to_end[name][: len(trained[name])], trained[name], "training")
     kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
-    exact = {name: (kind, profile) in EXACT for name, kind in kinds.items()}
+    exact = {name: claims and (kind, profile) in EXACT for name, kind in kinds.items()}
     rows = []
     for name, kind in kinds.items():
         row = operators[name].comparison(name, kind, exact[name])
@@ -172,6 +195,20 @@ def verify(
         ),
         predictions=() if model is None else _predictions(content, model, data, profile, batch_size),
     )
+
+
+def _opened(
+    graph: Graph, content: bytes, target: Profile, batches: Sequence[Mapping[str, np.ndarray]]
+) -> tuple[Any, Any]:
+    """The file on its runtime as it is, and with the codes of all results as its outputs."""
+    if target.file == ".onnx":
+        return onnxruntime.opened(graph, content)
+    names = graph.results()
+    files = (content, graph.inputs, graph.outputs), (with_outputs(content, names), graph.inputs, names)
+    if not is_file_of(graph, content):
+        try_in_a_child(_run, files, target.name, batches)
+    plain, opened = (open_runtime(*file, target.name) for file in files)
+    return plain, opened
 
 
 def _predictions(content: bytes, model: Any, data: Any, profile: str, batch_size: int) -> tuple[Comparison, ...]:
@@ -246,39 +283,11 @@ def _run(
 def verify_onnx(
     graph: Graph, path: str | os.PathLike[str], x: np.ndarray | Mapping[str, np.ndarray], batch_size: int = 8
 ) -> Report:
-    """Compares the file at `path` on onnxruntime with the simulation of `graph`, as `verify` does for .tflite.
+    """`verify` for an .onnx file, on onnxruntime: with its device, "onnxruntime-x86", where this processor is one of
+    those; elsewhere (ARM, x86 without VNNI instructions) the same comparison, which claims nothing.
 
-    x: int8 codes [batch, height, width, channels], or one array per input name; the file gets the real numbers
-    they represent. Nothing is claimed to be exact: the report says how many codes differ, and by how much. Raises
-    ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if onnxruntime rejects it.
+    x: codes [batch, ...] in the graph's order of axes, or one array per input name; the file gets the real numbers
+    that they represent.
     """
-    inputs = check_inputs(graph, x)
-    total = next(iter(inputs.values())).shape[0]
-    if total == 0:
-        raise ValueError("x contains no images, so there is nothing to compare")
-    content = Path(path).read_bytes()
-    names = graph.results()
-    inner = inner_names(graph)
-    wanted = [(each.name, each.tensor, each.order) for each in ends(graph)[1]]
-    plain = OnnxRuntime(graph, content, wanted)
-    codes_of = [(f"{inner[name]}/codes", name, channels_first(range(len(graph.tensors[name].shape)))) for name in names]
-    opened = OnnxRuntime(graph, with_codes_as_outputs(graph, content), codes_of)
-    operators = {name: Tally() for name in names}
-    outputs = {name: Tally() for name in graph.outputs}
-    for start in range(0, total, batch_size):
-        batch = {name: codes[start : start + batch_size] for name, codes in inputs.items()}
-        device = {**batch, **opened.run(batch)}
-        for operator in graph.operators:
-            name = operator.outputs[0]
-            operators[name].add(device[name], simulate_operator(graph, operator, device, "xnnpack"))
-        end_to_end = simulate(graph, batch)
-        for name, real in plain.run(batch).items():
-            quantization = graph.tensors[name].quantization
-            codes = np.rint(real / quantization.scale[0]).astype(np.int64) + quantization.zero_point[0]
-            outputs[name].add(codes, end_to_end[name])
-    rows: list[Comparison] = [
-        operators[operator.outputs[0]].comparison(operator.outputs[0], graph.measured_as(operator), False)
-        for operator in graph.operators
-    ]
-    whole = tuple(tally.comparison(name, "whole graph", False) for name, tally in outputs.items())
-    return Report("onnxruntime", tuple(rows), whole)
+    target = profile_named("onnxruntime-x86")
+    return _compared(graph, path, x, target, batch_size, claims=target.name in profiles_here(target.file))

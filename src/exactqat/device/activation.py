@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from . import as_onnx, interpolated
 from . import fixed_point_functions as fixed
-from . import interpolated
 from .arithmetic import (
     Arrays,
     Tensors,
@@ -37,7 +37,7 @@ from .operator import (
     need,
     register,
 )
-from .profile import REFERENCE, Profile
+from .profile import ONNXRUNTIME_X86, REFERENCE, Profile
 from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Tensor, code_range, dequantize, quantize
 
 CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
@@ -55,7 +55,13 @@ class Unary(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        return self.table(inputs[0], output, attributes, profile).astype(np.int8)[codes[0].astype(np.intp) - INT8_MIN]
+        compute = self.onnx_table if profile.rounds_as_onnx else self.table
+        table = compute(inputs[0], output, attributes, profile)
+        return table.astype(np.int8)[codes[0].astype(np.intp) - INT8_MIN]
+
+    def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        """Likewise of onnxruntime; by default the same one."""
+        return self.table(source, output, attributes, profile)
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
@@ -80,10 +86,12 @@ def onnx_lookup(writer: Any, operator: Any, output: Tensor, table: np.ndarray) -
     name = output.name
     kind = {"to": writer.onnx.TensorProto.INT32}
     indices = writer.node("Cast", [f"{operator.inputs[0]}/codes"], f"{name}/cast", **kind)
-    shift = writer.constant(f"table_shift_{output.dtype}", np.int32(len(table) // 2))
-    indices = writer.node("Add", [indices, shift], f"{name}/indices")
-    codes = writer.node("Gather", [writer.constant(f"{name}/table", table), indices], f"{name}/codes", axis=0)
-    writer.node("DequantizeLinear", [codes, *writer.parameters(name, output.quantization)], name)
+    if output.dtype != "int8":  # whose codes begin at 0 in the file
+        shift = writer.constant(f"table_shift_{output.dtype}", np.int32(len(table) // 2))
+        indices = writer.node("Add", [indices, shift], f"{name}/indices")
+    constant = writer.constant(f"{name}/table", writer.as_stored(table.astype(output.dtype)))
+    codes = writer.node("Gather", [constant, indices], f"{name}/codes", axis=0)
+    writer.dequantize(codes, output.quantization, name)
 
 
 # --- tables that the runtimes make of a function ---------------------------------------------------------------------
@@ -114,6 +122,34 @@ class Tabulated(Unary):
         if self.delegated and profile.delegates:
             return within_int8(np.rint(steps + np.float32(zero_point)))
         return within_int8(round_half_away(steps.astype(np.float64)) + zero_point)
+
+    def onnx_steps(self, source: Tensor, output: Tensor, attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
+        """Of all codes the results in float64 steps of the grid, and by how much onnxruntime's may differ."""
+        x = dequantize(CODES, source.quantization).astype(np.float64)
+        with np.errstate(over="ignore"):
+            real = np.asarray(self.real(NumPyPrimitives, [x], attributes))
+        scale = float(scale_of(output))
+        return real / scale, as_onnx.DOUBT * self.onnx_magnitude(x, real) / scale
+
+    def onnx_magnitude(self, x: np.ndarray, real: np.ndarray) -> np.ndarray:
+        """What the last bits of a result in float32 belong to."""
+        return np.maximum(np.abs(real), 1.0)
+
+    def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        if type(self).onnx is DeviceOperator.onnx:
+            return self.table(source, output, attributes, profile)
+        steps, _ = self.onnx_steps(source, output, attributes)
+        return within_int8(np.rint(steps) + zero_point_of(output))
+
+    def onnx_function(self, writer: Any, operator: Any, output: Tensor, kind: str, **words: Any) -> None:
+        """The function where all codes are sure, else a table."""
+        source = writer.graph.tensors[operator.inputs[0]]
+        if output.dtype == "int8" and not as_onnx.is_settled(*self.onnx_steps(source, output, operator.attributes)):
+            table = self.onnx_table(source, output, operator.attributes, ONNXRUNTIME_X86)
+            onnx_lookup(writer, operator, output, table)
+            return
+        computed = writer.node(kind, writer.operands(operator), f"{output.name}/computed", **words)
+        writer.result(operator, output, computed)
 
 
 class OfTheLibrary(Tabulated):
@@ -208,8 +244,7 @@ class Logistic(Tabulated):
         return interpolated.logistic(codes, scale_of(source), profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        computed = writer.node("Sigmoid", writer.operands(operator), f"{output.name}/computed")
-        writer.result(operator, output, computed)
+        self.onnx_function(writer, operator, output, "Sigmoid")
 
 
 @register
@@ -240,7 +275,7 @@ class Tanh(Tabulated):
         return interpolated.tanh(codes, scale_of(source), profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        writer.result(operator, output, writer.node("Tanh", writer.operands(operator), f"{output.name}/computed"))
+        self.onnx_function(writer, operator, output, "Tanh")
 
 
 def micro_table(
@@ -285,8 +320,10 @@ class Gelu(OfTheLibrary):
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         words = {"approximate": "tanh" if operator.attributes["approximate"] else "none"}
-        computed = writer.node("Gelu", writer.operands(operator), f"{output.name}/computed", **words)
-        writer.result(operator, output, computed)
+        self.onnx_function(writer, operator, output, "Gelu", **words)
+
+    def onnx_magnitude(self, x: np.ndarray, real: np.ndarray) -> np.ndarray:
+        return np.abs(x)
 
 
 @register
@@ -307,7 +344,10 @@ class Exp(OfTheLibrary):
         return found
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        writer.result(operator, output, writer.node("Exp", writer.operands(operator), f"{output.name}/computed"))
+        self.onnx_function(writer, operator, output, "Exp")
+
+    def onnx_magnitude(self, x: np.ndarray, real: np.ndarray) -> np.ndarray:
+        return np.abs(real)
 
 
 # --- tables of our own -----------------------------------------------------------------------------------------------
@@ -440,13 +480,20 @@ class Relu(Unary):
         steps = rescaled(centered(CODES, source), scale_of(source) / scale_of(output))
         return within_int8(np.maximum(steps, 0) + zero_point_of(output))
 
+    def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        return as_onnx.moved(CODES, source, output, {"activation": "RELU"})
+
     def wide_results(
         self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.maximum(rescaled(codes, ratio_of(source, output, profile)), 0)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        writer.result(operator, output, writer.node("Relu", writer.operands(operator), f"{output.name}/computed"))
+        real = writer.operands(operator)[0]
+        if output.dtype != "int8":
+            writer.result(operator, output, writer.node("Relu", [real], f"{output.name}/computed"))
+            return
+        writer.stored(output, writer.times_one(real, output), {"activation": "RELU"})
 
 
 @register
@@ -465,6 +512,12 @@ class LeakyRelu(Unary):
         super().check_attributes(attributes)
         fits = math.isfinite(attributes["alpha"]) and attributes["alpha"] >= 0
         need(fits, f"alpha must be finite and not negative (TABLE takes any), got {attributes['alpha']}")
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        # A larger multiplier has no form in the kernels' fixed point, whose shift then leaves the word.
+        positive = scale_of(inputs[0]) / scale_of(output)
+        for what, factor in (("", positive), (" * alpha", positive * np.float32(attributes["alpha"]))):
+            need(bool(factor < 2**31), f"input scale / output scale{what} must be below 2**31, got {factor:g}")
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["leaky_relu"](primitives, operands[0], attributes["alpha"])
@@ -493,6 +546,10 @@ class LeakyRelu(Unary):
         below = scale_of(source) * alpha / scale_of(output)
         codes = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps, below))
         return within_int8(codes + zero_point_of(output))
+
+    def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        (x,) = as_onnx.operands([CODES], [source])
+        return as_onnx.quantized(np.where(x >= 0, x, np.float32(attributes["alpha"]) * x), output, {})
 
     def wide_results(
         self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
@@ -546,6 +603,9 @@ class PRelu(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.rounds_as_onnx:
+            x, slope = as_onnx.operands(codes, inputs)
+            return as_onnx.quantized(np.where(x > 0, x, x * slope), output, attributes)
         steps, slopes = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
         positive = scale_of(inputs[0]) / scale_of(output)
         negative = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
@@ -578,6 +638,11 @@ class HardSwish(Unary):
         ratio = scale_of(inputs[0]) / scale_of(output)
         _, exponent = fixed_point(scale_of(inputs[0]) / np.float32(128) / scale_of(output))
         need(bool(-15 <= exponent <= 0), f"input scale / output scale must be in [2**-9, 2**7), got {ratio:g}")
+        # Beyond these the kernels shift the gate's 16 bits further than they are wide.
+        scale = scale_of(inputs[0])
+        need(
+            bool(3 * 2.0**-24 <= scale < 3 * 2.0**23), f"input scale must be in [3 * 2**-24, 3 * 2**23), got {scale:g}"
+        )
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["hardswish"](primitives, operands[0])
@@ -612,6 +677,11 @@ class HardSwish(Unary):
         product = gate * scaled
         product = product >> 15 if vectors else np.where(product >= 0, product >> 15, -(-product >> 15))
         return within_int8(divide(product, -exponent) + zero_point_of(output))
+
+    def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        (x,) = as_onnx.operands([CODES], [source])
+        gate = np.clip(x * np.float32(1 / 6) + np.float32(0.5), 0, 1).astype(np.float32)
+        return as_onnx.quantized(x * gate, output, {})
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         writer.result(operator, output, writer.node("HardSwish", writer.operands(operator), f"{output.name}/computed"))

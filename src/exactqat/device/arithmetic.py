@@ -31,7 +31,7 @@ def bounds(output: Tensor, attributes: Attributes, profile: Profile) -> tuple[in
         lowest = max(lowest, zero_point)
     if attributes.get("activation") == "RELU6":
         steps_of_six = np.float32(6) / scale
-        if profile.delegates and output.dtype == "int8":  # rounds to even after adding the zero point
+        if profile.scales_sums_in_float32 and output.dtype == "int8":  # rounds to even after adding the zero point
             highest = min(highest, int(np.rint(steps_of_six + np.float32(zero_point))))
         else:
             highest = min(highest, zero_point + int(round_half_away(steps_of_six)))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from . import as_onnx
 from . import fixed_point_functions as fixed
 from .arithmetic import (
     Arrays,
@@ -107,6 +108,12 @@ class Add(FusedBinary):
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=256)
 
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        # Kernels form 2**20 times this scale in float32, and end the process if nothing is left of its inverse.
+        scale = scale_of(output)
+        need(bool(scale < 2.0**108), f"output scale must be below 2**108, got {scale:g}")
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         first, second = operands
         return activate(primitives, first + second if self.sign > 0 else first - second, attributes)
@@ -114,6 +121,8 @@ class Add(FusedBinary):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.rounds_as_onnx:
+            return self.as_onnx(codes, inputs, output, attributes)
         scales = [scale_of(tensor) for tensor in inputs]
         ratios = [float(scale / scale_of(output)) for scale in scales]
         if profile.delegates and min(ratios) >= 2**-10:
@@ -136,6 +145,13 @@ class Add(FusedBinary):
         multiplier = twice_larger / (2**20 * float(scale_of(output)))
         steps = multiply_fixed_point(first + self.sign * second, *fixed_point(multiplier))
         return finish(steps, output, attributes, REFERENCE)
+
+    def as_onnx(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray:
+        """By a kernel of onnxruntime's own; it has none for the difference."""
+        if self.sign > 0:
+            return as_onnx.added(codes, inputs, output, attributes)
+        first, second = as_onnx.operands(codes, inputs)
+        return as_onnx.quantized(first - second, output, attributes)
 
     def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
         first, second = (
@@ -210,6 +226,8 @@ class Multiply(FusedBinary):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
+        if profile.rounds_as_onnx:
+            return as_onnx.multiplied(product, scale_of(inputs[0]) * scale_of(inputs[1]), output, attributes)
         if not profile.delegates:
             return self.in_fixed_point(product, inputs, output, attributes, profile)
         multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
@@ -315,6 +333,9 @@ class SquaredDifference(Binary):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.rounds_as_onnx:
+            first, second = as_onnx.operands(codes, inputs)
+            return as_onnx.quantized((first - second) * (first - second), output, attributes)
         scales = [float(scale_of(tensor)) for tensor in inputs]
         twice_larger = 2 * max(scales)
         first, second = (
@@ -361,6 +382,8 @@ class Absolute(Unary):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.rounds_as_onnx:
+            return as_onnx.quantized(np.abs(as_onnx.operands(codes, inputs)[0]), output, attributes)
         magnitude = np.abs(centered(codes[0], inputs[0]))
         if scale_of(inputs[0]) == scale_of(output):
             return finish(magnitude, output, attributes, profile)

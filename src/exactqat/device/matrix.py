@@ -77,7 +77,7 @@ class FullyConnected(Weighted):
 
     def rounding(self, profile: Profile) -> str:
         own = "float64" if profile.fully_connected_in_float64 else super().rounding(profile)
-        return super().rounding(profile) if profile.delegates else own
+        return super().rounding(profile) if profile.scales_sums_in_float32 else own
 
     def fixed_point_steps(
         self, multiplier: np.ndarray, rows: int, profile: Profile
@@ -113,18 +113,28 @@ class FullyConnected(Weighted):
         return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        need(operator.attributes["keep_axes"], f"{self.kind} of other rows than the operand's has no form in ONNX here")
+        # Rows of any number of axes as the rows of one Gemm, which has a kernel for integers and a bias.
         outputs, inputs = writer.graph.tensors[operator.inputs[1]].shape
-        name = output.name
-        if len(output.shape) == 2:
-            operands = [*writer.operands(operator), *self.onnx_weights(writer, operator, (0, 1), (outputs, inputs))]
-            writer.result(operator, output, writer.node("Gemm", operands, f"{name}/computed", transB=1))
+        source, name = writer.graph.tensors[operator.inputs[0]], output.name
+        weights = self.onnx_weights(writer, operator, (0, 1), (outputs, inputs))
+        if len(source.shape) == len(output.shape) == 2 and source.shape[1] == inputs:
+            real = writer.real(source.name)
+            writer.result(operator, output, writer.node("Gemm", [real, *weights], f"{name}/computed", transB=1))
             return
-        filter, bias = self.onnx_weights(writer, operator, (1, 0), (inputs, outputs), 1)
-        x = writer.in_graph_order(operator.inputs[0], f"{name}/channels_last")
-        product = writer.node("MatMul", [x, filter], f"{name}/product")
-        computed = writer.node("Add", [product, bias], f"{name}/computed")
-        writer.result_in_graph_order(operator, output, computed)
+        codes = writer.codes_in_graph_order(source.name, f"{name}/channels_last")
+        rows = writer.reshaped(codes, (-1, inputs), f"{name}/rows")
+        real = writer.dequantize(rows, source.quantization, f"{name}/real")
+        computed = writer.node("Gemm", [real, *weights], f"{name}/computed", transB=1)
+        codes = writer.quantize(computed, output, operator.attributes, f"{name}/unshaped")
+        writer.codes_to_result(output, writer.reshaped(codes, (-1, *output.shape[1:]), f"{name}/reshaped"))
+
+
+def in_float32(inputs: Tensors, profile: Profile) -> bool:
+    """Whether a product of two activations is multiplied by a float32 number and rounded to even.
+
+    XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
+    """
+    return profile.rounds_as_onnx or (profile.delegates and zero_point_of(inputs[1]) == 0)
 
 
 @register
@@ -193,8 +203,7 @@ class BatchMatrixMultiply(DeviceOperator):
             for x, name in zip(operands, ("adj_x", "adj_y"), strict=True)
         )
         accumulator = np.matmul(first, second).astype(np.int64)
-        # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
-        if profile.delegates and zero_point_of(inputs[1]) == 0:
+        if in_float32(inputs, profile):
             multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
             steps = np.rint(accumulator.astype(np.float32) * multiplier).astype(np.int64)
         else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from . import as_onnx, interpolated
 from . import fixed_point_functions as fixed
-from . import interpolated
 from .arithmetic import (
     Arrays,
     Tensors,
@@ -112,7 +113,8 @@ class Softmax(Row):
         need(product > 2.0**-26, f"input scale * beta must be above 2**-26, got {product:g}")
 
     def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: Profile) -> bool:
-        return not profile.optimized and inputs[0].dtype == "int8" and inputs[0].shape[-1] >= 512
+        fixed = not profile.optimized and not profile.rounds_as_onnx
+        return fixed and inputs[0].dtype == "int8" and inputs[0].shape[-1] >= 512
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.softmax(operands[0] * attributes.get("beta", 1.0), attributes["axis"])
@@ -121,6 +123,8 @@ class Softmax(Row):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         beta = float(np.float32(attributes["beta"]))
+        if profile.rounds_as_onnx:
+            return as_onnx.softmax(codes[0], inputs[0], beta, output)
         if profile.optimized:
             values, total = exponentials(codes[0], inputs[0], beta)
             shares = values * (np.float32(1) / (total * scale_of(output)))
@@ -152,8 +156,11 @@ class Softmax(Row):
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         (real,) = writer.operands(operator)
         if operator.attributes["beta"] != 1:
-            beta = writer.constant(f"{output.name}/beta", np.float32(operator.attributes["beta"]))
-            real = writer.node("Mul", [real, beta], f"{output.name}/scaled")
+            # A part of the operand's scale, so that nothing lies between DequantizeLinear and Softmax.
+            source = writer.graph.tensors[operator.inputs[0]]
+            scale = source.quantization.scale * np.float32(operator.attributes["beta"])
+            codes, scaled = f"{source.name}/codes", replace(source.quantization, scale=scale)
+            real = writer.dequantize(codes, scaled, f"{output.name}/scaled")
         self.onnx_row(writer, operator, output, "Softmax", real)
 
 
@@ -233,6 +240,8 @@ class L2Normalization(Row):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.rounds_as_onnx:
+            return as_onnx.normalized(codes[0], inputs[0], output)
         steps = centered(codes[0], inputs[0])
         factor, exponent = fixed.inverse_square_root((steps * steps).sum(-1, keepdims=True))
         result = multiply_fixed_point(steps, factor, 7 - exponent)

@@ -13,7 +13,7 @@ from .arithmetic import Arrays, Tensors, finish, same_padding, window_shape, win
 from .convolution import onnx_window, read_window, window_options
 from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, Shape, need, register
 from .profile import Profile
-from .tensor import INT16_MIN, Tensor
+from .tensor import INT16_MIN, Tensor, per_tensor
 
 
 class Pool(DeviceOperator):
@@ -126,21 +126,19 @@ class AveragePool2D(Pool):
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # The codes themselves are averaged: it is in codes that the device rounds away from zero. QuantizeLinear rounds
-        # to even; a scale this much below 1 carries such averages over, and is too close to 1 to move an average of
-        # fewer than 2**17 values.
-        name = output.name
+        # to even; a factor this much above 1 carries such averages over, and is too close to 1 to move an average of
+        # fewer than 2**12 values.
+        name, source = output.name, operator.inputs[0]
         window = onnx_window(
-            writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["filter_size"], operator.attributes
+            writer.graph.tensors[source].shape, operator.attributes["filter_size"], operator.attributes
         )
-        below_one = writer.constant("below_one", np.float32(1 - 2**-20))
-        one, no_shift = (
-            writer.constant("one", np.float32(1)),
-            writer.constant(f"no_shift_{output.dtype}", np.array(0, output.dtype)),
-        )
-        counted = writer.node("DequantizeLinear", [f"{operator.inputs[0]}/codes", one, no_shift], f"{name}/counted")
-        averaged = writer.node("AveragePool", [counted], f"{name}/computed", count_include_pad=0, **window)
-        codes = writer.node("QuantizeLinear", [averaged, below_one, no_shift], f"{name}/codes")
-        writer.node("DequantizeLinear", [codes, *writer.parameters(name, output.quantization)], name)
+        grid = per_tensor(1.0, 0, output.dtype)
+        counted = writer.dequantize(f"{source}/codes", grid, f"{name}/counted")
+        averaged = writer.node("AveragePool", [counted], f"{name}/averaged", count_include_pad=0, **window)
+        above_one = writer.constant("above_one", np.float32(1 + 2**-20))
+        computed = writer.node("Mul", [averaged, above_one], f"{name}/computed")
+        codes = writer.node("QuantizeLinear", [computed, *writer.parameters(f"{name}/counted", grid)], f"{name}/codes")
+        writer.dequantize(codes, output.quantization, name)
 
 
 @register

@@ -43,8 +43,11 @@ class Profile:
             otherwise by one of its own.
         four_bits_per_channel: FULLY_CONNECTED takes filters of four bits with a scale for each channel; otherwise with
             one for the whole filter only.
+        rounds_as_onnx: ONNX's operators between DequantizeLinear and QuantizeLinear, as onnxruntime's kernels compute
+            them: integers where it has such kernels, else float32; scales in float32, ties to the even code.
         multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
         table_dtype: what the tables for SOFTMAX of int16 are made in.
+        file: what it runs, by the end of the file's name.
         runtime: the distribution that proves it, a key of `deploy.runtimes.RUNTIMES`; "": none that runs on a computer,
             so that it can be trained for and simulated only.
         machines: the processors it runs on without emulation, as `platform.machine` calls them; empty: on all.
@@ -68,14 +71,21 @@ class Profile:
     relu6_keeps_codes: bool = False
     lstm_of_operators: bool = False
     four_bits_per_channel: bool = True
+    rounds_as_onnx: bool = False
     multiplier_dtype: type[np.floating] = np.float32
     table_dtype: type[np.floating] = np.float64
+    file: str = ".tflite"
     runtime: str = ""
     machines: tuple[str, ...] = ()
     emulated: bool = False
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def scales_sums_in_float32(self) -> bool:
+        """Whether sums of products are multiplied by a float32 number, and ties go to the even code."""
+        return self.delegates or self.rounds_as_onnx
 
     def runs_on(self, machine: str) -> bool:
         """Whether a processor, as `platform.machine` calls it, runs it without emulation."""
@@ -101,6 +111,8 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
         "its sums; LiteRT computes them in fixed point of 16 bits",
         "multiplier_dtype": "another multiplier: TFLite-Micro divides scales in float64, LiteRT in float32",
         "table_dtype": "another table: TFLite-Micro makes it in float32, LiteRT in float64",
+        "rounds_as_onnx": "another file and runtime: onnxruntime multiplies by float32 scales and takes the even code "
+        "at ties; it has float32 where LiteRT has fixed point",
         "optimized": "another built-in kernel: LiteRT's optimized one and its reference compute it differently",
         "delegates": "a delegate's own kernel: XNNPACK computes it by other arithmetic than the built-in kernels",
     }
@@ -132,6 +144,11 @@ def known_names() -> tuple[str, ...]:
 def with_alias(alias: str) -> tuple[Profile, ...]:
     """The devices that share an alias."""
     return tuple(profile for profile in PROFILES.values() if alias in profile.aliases)
+
+
+def that_run(file: str) -> tuple[str, ...]:
+    """Names of the devices that run files of that kind, such as ".tflite"."""
+    return tuple(profile.name for profile in PROFILES.values() if profile.file == file)
 
 
 def formerly(name: object) -> str:
@@ -210,6 +227,17 @@ MICRO = declare(
         runtime="tflite-micro",
     )
 )
+ONNXRUNTIME_X86 = declare(
+    Profile(
+        "onnxruntime-x86",
+        title="onnxruntime on x86",
+        description="onnxruntime's CPU kernels on x86-64 processors with VNNI instructions, for the .onnx file",
+        rounds_as_onnx=True,
+        file=".onnx",
+        runtime="onnxruntime",
+        machines=("x86_64", "amd64"),
+    )
+)
 # What a network is trained for where nobody names a device.
 DEFAULT_PROFILE = X86.name
 # The alias of LiteRT's default kernels, on whatever processor.
@@ -221,6 +249,7 @@ __all__ = [
     "DEFAULT_PROFILE",
     "MECHANISMS",
     "MICRO",
+    "ONNXRUNTIME_X86",
     "PROFILES",
     "REFERENCE",
     "X86",
@@ -229,5 +258,6 @@ __all__ = [
     "formerly",
     "known_names",
     "profile_named",
+    "that_run",
     "with_alias",
 ]

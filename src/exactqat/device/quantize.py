@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import as_onnx
 from .arithmetic import (
     Arrays,
     Tensors,
@@ -65,6 +66,8 @@ class Quantize(DeviceOperator):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.rounds_as_onnx:
+            return as_onnx.moved(codes[0], inputs[0], output, attributes)
         x = centered(codes[0], inputs[0])
         if profile.delegates:
             # Eight fractional bits are all the multiplier has: coarse, but equal scales shift codes exactly.
@@ -81,6 +84,8 @@ class Quantize(DeviceOperator):
     def float_results(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.rounds_as_onnx:
+            return as_onnx.quantized(codes[0], output, attributes)
         x, scale = codes[0].astype(np.float32), scale_of(output)
         lowest, highest = code_range(output)
         if profile.optimized:
@@ -90,4 +95,8 @@ class Quantize(DeviceOperator):
         return np.clip(np.nan_to_num(steps) + zero_point_of(output), lowest, highest).astype(output.dtype)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
-        writer.result(operator, output, writer.operands(operator)[0])
+        real = writer.operands(operator)[0]
+        source = writer.graph.tensors[operator.inputs[0]]
+        if source.dtype == output.dtype == "int8":
+            real = writer.times_one(real, output)
+        writer.result(operator, output, real)

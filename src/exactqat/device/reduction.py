@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from . import as_onnx
 from .arithmetic import (
     Arrays,
     Tensors,
@@ -115,6 +116,9 @@ class Mean(Reduction):
     ) -> np.ndarray:
         count = reduced_count(inputs[0], attributes)
         axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
+        if profile.rounds_as_onnx:
+            total = centered(codes[0], inputs[0]).sum(axes, keepdims=keep)
+            return as_onnx.averaged(total, count, inputs[0], output, attributes)
         if profile.delegates:
             multiplier = (scale_of(inputs[0]) / scale_of(output)) * (np.float32(1) / np.float32(count))
             return xnnpack_reduction(codes[0], inputs[0], output, attributes, multiplier, profile)
@@ -129,6 +133,26 @@ class Mean(Reduction):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return self.integers(codes, inputs, output, attributes, REFERENCE)
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        # GlobalAveragePool has a kernel for integers, ReduceMean has none.
+        if output.dtype != "int8":
+            super().onnx(writer, operator, output)
+            return
+        source, name = writer.graph.tensors[operator.inputs[0]], output.name
+        axes = sorted(operator.attributes["axes"])
+        if len(source.shape) == 4 and axes == [1, 2]:
+            real = writer.real(source.name)
+        else:
+            kept = [axis for axis in range(1, len(source.shape)) if axis not in axes]
+            codes = writer.codes_in_graph_order(source.name, f"{name}/channels_last")
+            codes = writer.transposed(codes, (0, *kept, *axes), f"{name}/reduced_last")
+            sizes = [math.prod(source.shape[axis] for axis in each) for each in (kept, axes)]
+            codes = writer.reshaped(codes, (-1, *sizes), f"{name}/rows")
+            real = writer.dequantize(codes, source.quantization, f"{name}/real")
+        pooled = writer.node("GlobalAveragePool", [real], f"{name}/computed")
+        codes = writer.quantize(pooled, output, {}, f"{name}/pooled")
+        writer.codes_to_result(output, writer.reshaped(codes, (-1, *output.shape[1:]), f"{name}/reshaped"))
 
 
 @register

@@ -11,7 +11,7 @@ import numpy as np
 from .arithmetic import Arrays, Tensors
 from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, Refusal, Shape, need, register
 from .profile import REFERENCE, X86, Profile
-from .tensor import Tensor
+from .tensor import INT8_MAX, INT8_MIN, Tensor, per_tensor
 
 # XNNPACK's fractional bits of a position between two values, and those of LiteRT's own kernels.
 XNNPACK_BITS = 11
@@ -58,15 +58,13 @@ class Resize(DeviceOperator):
         return {"size": read.integers(1), **words}
 
     @staticmethod
-    def onnx_resize(writer: Any, operator: Any, output: Tensor, **attributes: Any) -> None:
-        (real,) = writer.operands(operator)
+    def onnx_resize(writer: Any, operator: Any, output: Tensor, real: str, **attributes: Any) -> str:
         name = output.name
         # Sizes of all axes: onnxruntime loses those of some (`axes`) where it moves the node in a larger graph.
         spatial = writer.constant(f"{name}/spatial", np.array(operator.attributes["size"], np.int64))
         others = writer.node("Shape", [real], f"{name}/others", start=0, end=2)
         sizes = writer.node("Concat", [others, spatial], f"{name}/sizes", axis=0)
-        computed = writer.node("Resize", [real, "", "", sizes], f"{name}/computed", **attributes)
-        writer.result(operator, output, computed)
+        return str(writer.node("Resize", [real, "", "", sizes], f"{name}/resized", **attributes))
 
 
 def spatial_sizes(x: Any, attributes: Attributes) -> list[tuple[int, int, int]]:
@@ -97,7 +95,7 @@ class ResizeNearestNeighbor(Resize):
     def indices(size: int, wanted: int, attributes: Attributes, profile: Profile = X86) -> np.ndarray:
         """Of the operand's values that the results take."""
         plain = not attributes["align_corners"] and not attributes["half_pixel_centers"]
-        if plain and profile.optimized:
+        if plain and (profile.optimized or profile.rounds_as_onnx):
             # LiteRT's own kernel, to which XNNPACK leaves it, counts in 1 / 2**16: another index beyond 256 results.
             nearest = np.arange(wanted) * ((size << 16) // wanted + 1) >> 16
             return np.minimum(nearest, size - 1)
@@ -129,9 +127,12 @@ class ResizeNearestNeighbor(Resize):
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # ONNX places its half pixels half a pixel further up, and rounds where TensorFlow cuts off.
         attributes = operator.attributes
-        if attributes["align_corners"] and attributes["half_pixel_centers"]:
+        source = writer.graph.tensors[operator.inputs[0]]
+        repeated = all(output.shape[axis] % source.shape[axis] == 0 for axis in (1, 2))
+        if attributes["align_corners"] or not repeated:
+            # Runtimes round positions in ways of their own, so the places are a constant.
             (real,) = writer.operands(operator)
-            shape = writer.graph.tensors[operator.inputs[0]].shape
+            shape = source.shape
             for axis, word in ((1, "rows"), (2, "columns")):
                 indices = self.indices(shape[axis], output.shape[axis], attributes)
                 constant = writer.constant(f"{output.name}/{word}", indices)
@@ -139,11 +140,11 @@ class ResizeNearestNeighbor(Resize):
             writer.result(operator, output, real)
             return
         mode, rounding = "asymmetric", "floor"
-        if attributes["align_corners"] or attributes["half_pixel_centers"]:
-            mode = "align_corners" if attributes["align_corners"] else "half_pixel"
-            rounding = "round_prefer_ceil"
+        if attributes["half_pixel_centers"]:
+            mode, rounding = "half_pixel", "round_prefer_ceil"
         words = {"mode": "nearest", "coordinate_transformation_mode": mode, "nearest_mode": rounding}
-        self.onnx_resize(writer, operator, output, **words)
+        (real,) = writer.operands(operator)
+        writer.result(operator, output, self.onnx_resize(writer, operator, output, real, **words))
 
 
 @register
@@ -189,7 +190,7 @@ class ResizeBilinear(Resize):
         return before, after, position - one * before
 
     def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: Profile) -> bool:
-        if profile.delegates and inputs[0].dtype == "int8":
+        if (profile.delegates or profile.rounds_as_onnx) and inputs[0].dtype == "int8":
             return False
         try:
             for size, wanted in zip(inputs[0].shape[1:3], attributes["size"], strict=True):
@@ -223,6 +224,8 @@ class ResizeBilinear(Resize):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.rounds_as_onnx and output.dtype == "int8":
+            return self.in_float32(codes[0], output, attributes)
         bits = XNNPACK_BITS if profile.delegates else BUILT_IN_BITS
         neighbors = self.neighbors if profile.delegates else self.built_in_neighbors
         x = codes[0].astype(np.int64)
@@ -235,6 +238,41 @@ class ResizeBilinear(Resize):
         magnitude = (np.abs(x) + 2 ** (2 * bits - 1)) >> 2 * bits
         return np.where(x > 0, magnitude, -magnitude).astype(output.dtype)
 
+    def in_float32(self, codes: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
+        """As onnxruntime does, of codes: four products, added one after the other."""
+        axes = [self.distances(codes.shape[axis], output.shape[axis], attributes) for axis in (1, 2)]
+        (top, bottom, to_top, to_bottom), (left, right, to_left, to_right) = axes
+        x, total = codes.astype(np.float32), np.zeros((), np.float32)
+        to_top, to_bottom = to_top[:, None, None], to_bottom[:, None, None]
+        to_left, to_right = to_left[:, None], to_right[:, None]
+        for rows, columns, share in (
+            (top, left, to_right * to_bottom),
+            (top, right, to_left * to_bottom),
+            (bottom, left, to_right * to_top),
+            (bottom, right, to_left * to_top),
+        ):
+            total = total + share * x[:, rows[:, None], columns]
+        steps = np.rint(total * np.float32(1 + 2**-20))
+        return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8)
+
+    @staticmethod
+    def distances(size: int, wanted: int, attributes: Attributes) -> tuple[np.ndarray, ...]:
+        """(index of the value before, of the one after, distance to either), of results along an axis."""
+        scale = np.float32(wanted) / np.float32(size)
+        place = np.arange(wanted).astype(np.float32)
+        if attributes["align_corners"]:
+            position = place * np.float32(size - 1) / np.float32(wanted - 1) if wanted > 1 else place * 0
+        elif attributes["half_pixel_centers"]:
+            position = (place + np.float32(0.5)) / scale - np.float32(0.5)
+        else:
+            position = place / scale
+        position = np.clip(position.astype(np.float32), np.float32(0), np.float32(size - 1))
+        before = np.minimum(position.astype(np.int64), size - 1)
+        after = np.minimum(before + 1, size - 1)
+        to_before, to_after = (np.abs(position - each.astype(np.float32)) for each in (before, after))
+        half = np.float32(0.5)
+        return before, after, np.where(before == after, half, to_before), np.where(before == after, half, to_after)
+
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
@@ -244,4 +282,13 @@ class ResizeBilinear(Resize):
         attributes = operator.attributes
         mode = "align_corners" if attributes["align_corners"] else "asymmetric"
         mode = "half_pixel" if attributes["half_pixel_centers"] else mode
-        self.onnx_resize(writer, operator, output, mode="linear", coordinate_transformation_mode=mode)
+        # The codes themselves, and a factor after it: onnxruntime's kernel for integers does not round but cuts off.
+        grid = per_tensor(1.0, 0, output.dtype)
+        codes = writer.dequantize(f"{operator.inputs[0]}/codes", grid, f"{output.name}/counted")
+        words = {"mode": "linear", "coordinate_transformation_mode": mode}
+        resized = self.onnx_resize(writer, operator, output, codes, **words)
+        above_one = writer.constant("above_one", np.float32(1 + 2**-20))
+        computed = writer.node("Mul", [resized, above_one], f"{output.name}/computed")
+        parameters = writer.parameters(f"{output.name}/counted", grid)
+        codes = writer.node("QuantizeLinear", [computed, *parameters], f"{output.name}/codes")
+        writer.dequantize(codes, output.quantization, output.name)

@@ -278,7 +278,7 @@ class Weighted(DeviceOperator):
 
     def rounding(self, profile: Profile) -> str:
         """How sums become steps of the result: `requantize` in a word of `ROUNDINGS`, for those who sum elsewhere."""
-        return "float32" if profile.delegates else "fixed_point"
+        return "float32" if profile.scales_sums_in_float32 else "fixed_point"
 
     def onnx_weights(
         self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
@@ -287,8 +287,10 @@ class Weighted(DeviceOperator):
         filter, bias = (writer.graph.tensors[name] for name in operator.inputs[1:])
         single = filter.quantization.axis is None
         return [
-            writer.dequantized(filter, filter.data.transpose(axes).reshape(shape), None if single else channel_axis),
-            writer.dequantized(bias, bias.data, None if single else 0),
+            writer.dequantized(
+                filter, filter.data.transpose(axes).reshape(shape), None if single else channel_axis, True
+            ),
+            writer.dequantized(bias, bias.data, None if single else 0, True),
         ]
 
 
@@ -323,7 +325,7 @@ class Requantization:
         self.zero_point = np.float32(zero_point_of(output))
         self.bounds = [np.float32(bound) for bound in bounds(output, attributes, profile)]
         self.steps = None
-        if profile.delegates:
+        if profile.scales_sums_in_float32:
             input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
             multiplier = np.broadcast_to(input_scale * filter_scale / scale_of(output), inputs[2].shape)
             self.multiplier = repeated("multiplier", multiplier[channels], rows)

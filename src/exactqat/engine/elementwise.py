@@ -49,6 +49,11 @@ def fixed_point_numbers(multiplier: float | np.floating, name: str = "") -> Numb
     return {f"{name}significand": int(significand), f"{name}exponent": int(exponent)}
 
 
+def leaves_it(output: Tensor, profile: Profile) -> bool:
+    """Whether the declaration computes it: in float32, and pairs of codes it looks up."""
+    return profile.rounds_as_onnx and output.dtype == "int8"
+
+
 def zero_points(inputs: Tensors) -> Numbers:
     """Those of two operands."""
     return {"first_zero_point": zero_point_of(inputs[0]), "second_zero_point": zero_point_of(inputs[1])}
@@ -103,7 +108,7 @@ def add(
 ) -> Form | None:
     """Both operands times a whole number each, at once or rounded one after the other."""
     assert isinstance(declaration, Add)
-    if not in_one_dtype(inputs, output):
+    if not in_one_dtype(inputs, output) or leaves_it(output, profile):
         return None
     wide, scales = output.dtype == "int16", [scale_of(tensor) for tensor in inputs]
     ratios = [float(scale / scale_of(output)) for scale in scales]
@@ -138,7 +143,7 @@ def squared_difference(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Likewise, squared before it is rounded again."""
-    if not is_int8(inputs, output):
+    if not is_int8(inputs, output) or leaves_it(output, profile):
         return None
     twice_larger = 2 * max(float(scale_of(tensor)) for tensor in inputs)
     last = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(output)))
@@ -151,7 +156,7 @@ def prelu(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Steps, or products with slopes, each rounded on their own."""
-    if not is_int8(inputs, output):
+    if not is_int8(inputs, output) or leaves_it(output, profile):
         return None
     positive = scale_of(inputs[0]) / scale_of(output)
     negative = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
@@ -167,7 +172,7 @@ def multiply(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Products of whole numbers, rounded as the device does."""
-    if not in_one_dtype(inputs, output):
+    if not in_one_dtype(inputs, output) or leaves_it(output, profile):
         return None
     first, second, result = (scale_of(tensor) for tensor in (*inputs, output))
     factor = first * second / result
@@ -230,7 +235,7 @@ def reduction(
 ) -> Form | None:
     """Over axes that follow each other."""
     sizes, mean = in_one_piece(inputs[0].shape, attributes["axes"]), declaration.kind == "MEAN"
-    if not in_one_dtype(inputs, output) or sizes is None:
+    if not in_one_dtype(inputs, output) or sizes is None or (mean and leaves_it(output, profile)):
         return None
     if output.dtype == "int16":
         profile = REFERENCE

@@ -11,12 +11,13 @@ from ..device import Tensor
 from ..device import fixed_point_functions as fixed
 from ..device.arithmetic import fixed_point, reduced, rounding_shift, scale_of, zero_point_of
 from ..device.interpolated import exponential, interpolation_table, one_over_one_plus
+from ..device.matrix import in_float32
 from ..device.normalization import EXPONENT_BITS, SUM_BITS, scaled_exponents
 from ..device.operator import Attributes, DeviceOperator, Refusal
 from ..device.profile import REFERENCE, Profile
 from ..device.resize import BUILT_IN_BITS, XNNPACK_BITS, ResizeBilinear
 from ..device.tensor import INT16_MAX, INT16_MIN
-from .elementwise import CODES, LARGEST_EXPONENT, Numbers, clamp_numbers, fixed_point_numbers, part
+from .elementwise import CODES, LARGEST_EXPONENT, Numbers, clamp_numbers, fixed_point_numbers, leaves_it, part
 from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype, is_int8, may_use_dot_products
 from .weighted import COLUMNS, STEPS, padded
 
@@ -45,8 +46,7 @@ def batch_matmul(
     for axis, tensor in zip("xy", inputs, strict=True):
         numbers[f"zero_point_{axis}"] = zero_point_of(tensor)
     first, second, result = (scale_of(tensor) for tensor in (*inputs, output))
-    # XNNPACK leaves a second operand with a zero point to the built-in kernel, which computes as the reference.
-    if profile.delegates and zero_point_of(inputs[1]) == 0:
+    if in_float32(inputs, profile):
         numbers["steps"] = STEPS["float32"]
         factors = np.full(columns, first * second / result, np.float32)
     else:
@@ -85,7 +85,9 @@ def softmax(
     if in_one_dtype(inputs, output) and output.dtype == "int16":
         return wide_softmax(source, float(np.float32(attributes["beta"])), profile)
     # The reference kernel may end the process, which the declaration says with an error.
-    if not is_int8(inputs, output) or declaration.may_end_the_process(inputs, attributes, profile):
+    if not is_int8(inputs, output) or leaves_it(output, profile):
+        return None
+    if declaration.may_end_the_process(inputs, attributes, profile):
         return None
     beta = float(np.float32(attributes["beta"]))
     rows = (-1, source.shape[-1])
@@ -128,7 +130,7 @@ def l2_normalization(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Over the inverse square root of the sum of squares."""
-    if not is_int8(inputs, output):
+    if not is_int8(inputs, output) or leaves_it(output, profile):
         return None
     rows = (-1, inputs[0].shape[-1])
     numbers: Numbers = {"zero_point": zero_point_of(inputs[0])}
@@ -155,7 +157,7 @@ def resize_bilinear(
 ) -> Form | None:
     """Between the four values around a place."""
     assert isinstance(declaration, ResizeBilinear)
-    if not in_one_dtype(inputs, output) or math.prod(output.shape) == 0:
+    if not in_one_dtype(inputs, output) or math.prod(output.shape) == 0 or leaves_it(output, profile):
         return None
     if output.dtype == "int16":
         profile = REFERENCE

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..device import PROFILES
-from ..device.profile import formerly, with_alias
+from ..device.profile import formerly, that_run, with_alias
 from .options import defaults
 
 # What Vela compiles for: its own integers are not known here, so nothing is trained for it.
@@ -26,14 +26,14 @@ def device_named(name: str) -> str:
     Raises:
         ValueError: there is none of that name; says what an earlier version's name is called now.
     """
-    if name in PROFILES:
+    if name in that_run(".tflite"):
         return name
     if name == NPU:
         raise ValueError(
             f"--device {NPU} cannot be trained for, because the integers that the NPU computes are unknown; train for "
             f"another device, then run `exactqat verify DIR --device {NPU}` to see what Vela compiles the file to"
         )
-    raise ValueError(_refusal(name, tuple(PROFILES)))
+    raise ValueError(_refusal(name, that_run(".tflite")))
 
 
 def device_to_verify(name: str) -> tuple[str, str]:
@@ -43,8 +43,8 @@ def device_to_verify(name: str) -> tuple[str, str]:
         ValueError: there is none of that name, or it takes no choice.
     """
     kind, _, choice = name.partition(":")
-    if kind not in (*PROFILES, NPU):
-        raise ValueError(_refusal(name, (*PROFILES, NPU)))
+    if kind not in (*that_run(".tflite"), NPU):
+        raise ValueError(_refusal(name, (*that_run(".tflite"), NPU)))
     if choice and kind != NPU and not PROFILES[kind].emulated:
         raise ValueError(f"--device {kind} takes no option after a colon, got {choice!r}")
     return kind, choice
@@ -56,6 +56,8 @@ def _refusal(name: str, allowed: tuple[str, ...]) -> str:
     if with_alias(kind):
         names = " or ".join(profile.name for profile in with_alias(kind))
         advice = f"it rounds differently on different processors: use {names}"
+    if kind in PROFILES:
+        advice = f"{PROFILES[kind].title} runs {PROFILES[kind].file} files, and a job trains for .tflite files"
     if formerly(kind):
         advice = f"it is now called {formerly(kind)}{colon}{choice}"
     if re.fullmatch(r"cpu|cuda(:\d+)?", str(name)):

@@ -23,8 +23,8 @@ from ..deploy.lower import lower, lower_with_layouts
 from ..deploy.runtimes import profile_here
 from ..deploy.values import layer_values
 from ..deploy.verify import verify
-from ..device import PROFILES, Refusal
-from ..device.profile import DEFAULT_KERNELS
+from ..device import Refusal
+from ..device.profile import DEFAULT_KERNELS, that_run
 from ..report import findings
 from ..report.results import Dataset, History, Method, Outcome, Results, Split
 from . import anomalies, checkpoints, files, recipes, retrained, training
@@ -457,7 +457,7 @@ def _deliver(settings: Settings, results: Results, precision: str) -> None:
     test = results.dataset.test
     part = Split(test.images[:ELSEWHERE_IMAGES], test.labels[:ELSEWHERE_IMAGES])
     codes = input_codes(outcome.graph, results.dataset)[:ELSEWHERE_IMAGES]
-    for device in PROFILES:
+    for device in that_run(".tflite"):
         try:
             outcome.elsewhere |= beside_training(
                 outcome.model, outcome.graph, part, codes, [device], judge=Judge(outcome.threshold)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..device import PROFILES
+from ..device.profile import that_run
 from ..report.results import Dataset
 from ..report.text import option_of, option_value, shell_word
 from . import files, retrained
@@ -156,7 +156,7 @@ def settings_from(source: Path, out: Path, given: Mapping[str, Any]) -> Settings
     if own:
         raise ValueError(f"--from takes {', '.join(own)} from the finished job: omit it")
     if "device" not in given:
-        raise ValueError(f"--from needs --device, the device to train for: one of {', '.join(PROFILES)}")
+        raise ValueError(f"--from needs --device, the device to train for: one of {', '.join(that_run('.tflite'))}")
     finished = stored_settings(source, given.get("model"))
     if unfinished(source):
         raise ValueError(unfinished(source))

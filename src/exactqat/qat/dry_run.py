@@ -75,7 +75,8 @@ class Explanation:
             size = f"The .tflite file will have about {self.footprint.flash_bytes:,} bytes"
             arena = self.footprint.arena_bytes
             memory = "" if arena is None else f", the tensors need {arena:,} bytes of memory in TFLite-Micro"
-            found.append(f"{size}{memory}; {self.footprint.multiply_accumulates:,} multiply-adds for an example.")
+            file = f"{size}{memory}; " if profile_named(self.device).file == ".tflite" else ""
+            found.append(f"{file}{self.footprint.multiply_accumulates:,} multiply-adds for an example.")
         if self.not_exact:
             found.append(f"Integers of {', '.join(self.not_exact)} may differ from the device's.")
         return found + [f"Warning: {each}" for each in self.warnings]

@@ -39,8 +39,8 @@ def prepare(
             several ones by the names of the arguments.
         variables: the parameters of a JAX function, or the variables of a Flax Linen module; for no other model.
         device: whose integers the network computes once it is frozen, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
-            ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``. None: it stays fake quantization, which rounds sums
-            otherwise (up to some percent of a deep network's codes).
+            ``"xnnpack-arm64"``, ``"reference"``, ``"micro"`` or ``"onnxruntime-x86"``. None: it stays fake
+            quantization, which rounds sums otherwise (up to some percent of a deep network's codes).
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
         keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax at the very end is a part of the file.
             None: it is not, with a `FinalActivationWarning`.

@@ -444,7 +444,7 @@ def _devices_table(results: Results, outcomes: Sequence[Outcome]) -> str:
 def _claims(outcomes: Sequence[Outcome]) -> str:
     """On which devices files are claimed to run as simulated, and which operators prevent the claim elsewhere."""
     lines = []
-    for device in PROFILES:
+    for device in (name for name, profile in PROFILES.items() if profile.file == ".tflite"):
         missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
         claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
         lines.append(f"<li>{escape(PROFILES[device].title)} (<code>{device}</code>): {escape(claim)}</li>")

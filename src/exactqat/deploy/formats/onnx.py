@@ -6,11 +6,13 @@ Every tensor passes through QuantizeLinear and DequantizeLinear, and the operato
 Inputs and outputs are float32 (indices: integers) with any batch size, and the names and axes of `Graph.signature`. If
 the graph was built by hand, they have the graph's names, and tensors of four axes are channels-first. In between,
 tensors of four axes are channels-first, the others are ordered as in the graph. The file computes in float, rounding
-half to even, so results exactly between two codes may differ from the integers of `simulate`; `verify_onnx` counts
-them on onnxruntime.
+half to even; the device "onnxruntime-x86" is how onnxruntime does it, and `verify` compares the two.
 
-Runtimes on x86 without VNNI instructions add products of uint8 and int8 in 16 bits, which can saturate. Activations
-are int8 here, for which such kernels use wider sums.
+Activations of 8 bits are uint8 in the file, 128 above the graph's codes, because only those reach onnxruntime's
+integer kernels on x86; weights are int8. A fused activation that does not follow from the range of the codes is a Clip
+of codes: in float it would keep the operator from these kernels. On x86 without VNNI instructions, onnxruntime adds
+products of uint8 and int8 in 16 bits, which can saturate; its session option session.x64quantprecision, set to 1, is
+there to avoid that.
 
 Needs `pip install 'exactqat[onnx]'`.
 """
@@ -26,7 +28,10 @@ from typing import Any
 import numpy as np
 
 from ...device import OPERATORS
-from ...device.tensor import CODE_RANGES
+from ...device.arithmetic import bounds
+from ...device.as_onnx import SHIFT
+from ...device.profile import ONNXRUNTIME_X86
+from ...device.tensor import CODE_RANGES, code_range
 from ..graph import Graph, Operator, Quantization, Tensor, require_graph
 from ..signature import METADATA, Port, Signature
 from .tflite import import_deploy, write_whole
@@ -136,17 +141,64 @@ class _Writer:
         return output
 
     def parameters(self, name: str, quantization: Quantization, dtype: Any = None) -> list[str]:
+        """Scale and zero point as constants; of weights and biases in the dtype that is named."""
         scale: Any = quantization.scale
         zero_point: Any = quantization.zero_point.astype(quantization.dtype if dtype is None else dtype)
+        zero_point = self.as_stored(zero_point) if dtype is None else zero_point
         if quantization.axis is None:
             scale, zero_point = scale[0], zero_point[0]
         return [self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zero_point)]
 
+    @staticmethod
+    def as_stored(codes: np.ndarray) -> np.ndarray:
+        """Codes of activations as the file has them."""
+        return (codes.astype(np.int16) + SHIFT).astype(np.uint8) if codes.dtype == np.int8 else codes
+
     def store(self, name: str, real: str, quantization: Quantization, result: str) -> str:
         """Real numbers to codes, and what these stand for."""
-        parameters = self.parameters(name, quantization)
-        codes = self.node("QuantizeLinear", [real, *parameters], f"{name}/codes")
-        return self.node("DequantizeLinear", [codes, *parameters], result)
+        codes = self.node("QuantizeLinear", [real, *self.parameters(name, quantization)], f"{name}/codes")
+        return self.dequantize(codes, quantization, result, name)
+
+    def dequantize(self, codes: str, quantization: Quantization, result: str, name: str = "") -> str:
+        """What codes of an activation stand for; name: of its parameters."""
+        return self.node("DequantizeLinear", [codes, *self.parameters(name or result, quantization)], result)
+
+    def quantize(self, real: str, output: Tensor, attributes: Mapping[str, Any], codes: str) -> str:
+        """Codes of an operator's result within its fused activation, whatever their order of axes."""
+        parameters = self.parameters(output.name, output.quantization)
+        if output.dtype != "int8":
+            return self.node("QuantizeLinear", [self.activated(attributes, output, real), *parameters], codes)
+        limits = bounds(output, attributes, ONNXRUNTIME_X86)
+        if limits == code_range(output):
+            return self.node("QuantizeLinear", [real, *parameters], codes)
+        stored = self.node("QuantizeLinear", [real, *parameters], f"{output.name}/unclipped")
+        ends = [
+            self.constant(f"{output.name}/{word}", self.as_stored(np.array(limit, np.int8)))
+            for word, limit in zip(("lowest", "highest"), limits, strict=True)
+        ]
+        return self.node("Clip", [stored, *ends], codes)
+
+    def stored(self, output: Tensor, computed: str, attributes: Mapping[str, Any]) -> None:
+        """An operator's result, its axes in ONNX's order."""
+        codes = self.quantize(computed, output, attributes, f"{output.name}/codes")
+        self.dequantize(codes, output.quantization, output.name)
+
+    def times_one(self, real: str, output: Tensor) -> str:
+        """Real numbers as they are, for another grid: onnxruntime makes one grid of two that follow each other."""
+        if "one/stored" not in {node.output[0] for node in self.nodes}:
+            one = [self.constant("one/codes", np.uint8(1)), self.constant("one/scale", np.float32(1))]
+            self.node("DequantizeLinear", [*one, self.constant("one/zero_point", np.uint8(0))], "one/stored")
+        return self.node("Mul", [real, "one/stored"], f"{output.name}/computed")
+
+    def reshaped(self, codes: str, shape: Sequence[int], label: str) -> str:
+        """Codes in another shape, in which -1 follows from the batch."""
+        return self.node("Reshape", [codes, self.constant(f"{label}/shape", np.array(shape, np.int64))], label)
+
+    def transposed(self, codes: str, permutation: Sequence[int], label: str) -> str:
+        """Codes with their axes in another order."""
+        if list(permutation) == sorted(permutation):
+            return codes
+        return self.node("Transpose", [codes], label, perm=list(permutation))
 
     def real(self, name: str) -> str:
         """The tensor's name in the file as real numbers."""
@@ -168,22 +220,24 @@ class _Writer:
                 results.append(self.dequantized(tensor, data.transpose(self.order(rank)), None))
         return results
 
-    def dequantized(self, tensor: Tensor, data: np.ndarray, axis: int | None) -> str:
-        """A constant as real numbers; `axis` is that of its channels in `data`."""
+    def dequantized(self, tensor: Tensor, data: np.ndarray, axis: int | None, weights: bool = False) -> str:
+        """A constant as real numbers; `axis` is that of its channels in `data`. weights: it stays in its dtype, which
+        an operand that could be an activation does not."""
         if tensor.name not in {node.output[0] for node in self.nodes}:
             if data.dtype == np.int64:
                 # ONNX dequantizes up to 32 bits; what these stand for, float32 holds as well.
                 real = data * tensor.quantization.scale.astype(np.float64)
                 return self.constant(tensor.name, real.astype(np.float32))
-            codes = self.constant(f"{tensor.name}/codes", data)
-            parameters = self.parameters(tensor.name, tensor.quantization, data.dtype.type)
+            codes = self.constant(f"{tensor.name}/codes", data if weights else self.as_stored(data))
+            own = data.dtype.type if weights or data.dtype != np.int8 else None
+            parameters = self.parameters(tensor.name, tensor.quantization, own)
             attributes = {} if axis is None else {"axis": axis}
             self.node("DequantizeLinear", [codes, *parameters], tensor.name, **attributes)
         return tensor.name
 
-    def activated(self, operator: Operator, output: Tensor, computed: str) -> str:
-        """The tensor after the fused activation."""
-        activation = operator.attributes.get("activation", "NONE")
+    def activated(self, attributes: Mapping[str, Any], output: Tensor, computed: str) -> str:
+        """The tensor after the fused activation, in real numbers."""
+        activation = attributes.get("activation", "NONE")
         if activation == "RELU":
             return self.node("Relu", [computed], f"{output.name}/activated")
         if activation == "RELU6":
@@ -193,8 +247,7 @@ class _Writer:
 
     def result(self, operator: Operator, output: Tensor, computed: str) -> None:
         """The fused activation, then the codes of the result."""
-        computed = self.activated(operator, output, computed)
-        self.store(output.name, computed, output.quantization, output.name)
+        self.stored(output, computed, operator.attributes)
 
     def store_indices(self, output: Tensor, computed: str) -> None:
         """Plain integers, ordered as in the graph."""
@@ -236,9 +289,7 @@ class _Writer:
         if len(output.shape) != 4:
             self.result(operator, output, computed)
             return
-        parameters = self.parameters(output.name, output.quantization)
-        computed = self.activated(operator, output, computed)
-        self.codes_to_result(output, self.node("QuantizeLinear", [computed, *parameters], f"{output.name}/unturned"))
+        self.codes_to_result(output, self.quantize(computed, output, operator.attributes, f"{output.name}/unturned"))
 
     def codes_to_result(self, output: Tensor, codes: str) -> None:
         """Codes that lie as in the graph are the result's."""
@@ -309,6 +360,11 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
 def channels_first(axes: Any) -> tuple[Any, ...]:
     """Anything that names four axes as [batch, height, width, channels] in ONNX's order; others stay as they are."""
     return (axes[0], axes[3], axes[1], axes[2]) if len(axes) == 4 else tuple(axes)
+
+
+def stored_dtype(dtype: str) -> str:
+    """What the file holds codes of a graph's activation in."""
+    return "uint8" if dtype == "int8" else dtype
 
 
 def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int, order: Sequence[int]) -> Any:

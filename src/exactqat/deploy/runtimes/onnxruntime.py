@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onnxruntime on one model: codes in, real numbers or codes out, by tensor name."""
+"""onnxruntime on one model: codes in, codes out, by tensor name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..formats.onnx import channels_first, ends, inner_names, tensor_description
+from ...device.as_onnx import SHIFT
+from ...device.tensor import CODE_RANGES
+from ..formats.onnx import channels_first, ends, inner_names, stored_dtype, tensor_description
 from ..formats.tflite import import_deploy
 from ..graph import Graph
 from ..signature import as_real
@@ -26,20 +29,41 @@ def _refusing(doing: str) -> Iterator[None]:
         raise RuntimeRefusal(f"{doing}: {reason}") from error
 
 
+def saturates() -> bool:
+    """Whether this processor is an x86 without VNNI instructions: onnxruntime then adds products of uint8 and int8 in
+    16 bits, which can saturate. False where the system does not list its instructions."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text("utf-8", "replace").split())
+    except OSError:
+        return False
+    return "sse2" in words and not words & {"avx512_vnni", "avx_vnni"}
+
+
 class OnnxRuntime:
-    """onnxruntime on one model: codes in, arrays with the graph's axes out, by tensor name.
+    """onnxruntime on one model: codes in, codes with the graph's axes out, by tensor name. One thread; else the options
+    of a session that nobody has changed.
+
+    Attributes:
+        module: what brings it.
 
     outputs: of each the file's name, the graph's, and the graph's axis that each of its axes holds.
     """
 
+    module = "onnxruntime"
+
     def __init__(self, graph: Graph, content: bytes, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
-        runtime = import_deploy("onnxruntime", "onnx")
+        runtime = self.interpreters()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = 1
         self.graph = graph
         self.outputs = list(outputs)
         with _refusing("onnxruntime rejects the file"):
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    @staticmethod
+    def interpreters() -> Any:
+        """The module that holds the session, or an ImportError that says how to install it."""
+        return import_deploy("onnxruntime", "onnx")
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         feeds = {}
@@ -50,9 +74,28 @@ class OnnxRuntime:
         with _refusing("onnxruntime fails to run the file"):
             results = self.session.run([name for name, _, _ in self.outputs], feeds)
         return {
-            tensor: result.transpose(np.argsort(order))
+            tensor: self._codes(tensor, result.transpose(np.argsort(order)))
             for (_, tensor, order), result in zip(self.outputs, results, strict=True)
         }
+
+    def _codes(self, name: str, result: np.ndarray) -> np.ndarray:
+        """The graph's codes of what the file returns."""
+        tensor = self.graph.tensors[name]
+        if tensor.dtype not in CODE_RANGES:
+            return result
+        if result.dtype == np.float32:
+            steps = np.rint(result / tensor.quantization.scale[0]).astype(np.int64)
+            return (steps + tensor.quantization.zero_point[0]).astype(tensor.dtype)
+        return (result.astype(np.int16) - SHIFT).astype(np.int8) if result.dtype == np.uint8 else result
+
+
+def opened(graph: Graph, content: bytes) -> tuple[OnnxRuntime, OnnxRuntime]:
+    """The file as it is, and with the codes of all results as its outputs."""
+    inner, names = inner_names(graph), graph.results()
+    wanted = [(each.name, each.tensor, each.order) for each in ends(graph)[1]]
+    codes = [(f"{inner[name]}/codes", name, channels_first(range(len(graph.tensors[name].shape)))) for name in names]
+    plain = OnnxRuntime(graph, content, wanted)
+    return plain, OnnxRuntime(graph, with_codes_as_outputs(graph, content), codes)
 
 
 def with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
@@ -68,7 +111,7 @@ def with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
     del model.graph.output[:]
     for name in graph.results():
         tensor = graph.tensors[name]
-        stored = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+        stored = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(stored_dtype(tensor.dtype)))
         order = channels_first(range(len(tensor.shape)))
         codes = tensor_description(onnx, tensor, f"{inner[name]}/codes", stored, order)
         model.graph.output.append(codes)

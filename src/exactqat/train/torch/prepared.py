@@ -819,8 +819,8 @@ def prepare(
             ones by the names of the arguments.
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
         device: whose arithmetic the frozen model computes, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
-            ``"xnnpack-arm64"``, ``"reference"`` or ``"micro"``. None: it stays fake quantization, which rounds sums
-            otherwise (up to some percent of a deep network's codes).
+            ``"xnnpack-arm64"``, ``"reference"``, ``"micro"`` or ``"onnxruntime-x86"``. None: it stays fake
+            quantization, which rounds sums otherwise (up to some percent of a deep network's codes).
         check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
             and buffers, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
             what was compared. Turn it off to save a few forward and backward runs, for a model that has passed before.

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network over a sequence as one that takes a few frames at a time and computes the same integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..device import Profile, profile_named
+from .graph import Graph, require_graph
+from .simulate import simulate
+from .stream_step import Result, State, Streaming
+from .tracks import Tracks
+
+
+class Stream:
+    """A network that takes `frames` frames at a time; see `stream`.
+
+    Attributes:
+        graph: one step: inputs are the network's, of `frames` frames each, and then the states.
+        frames: of the input for each step.
+        states: what to hand from each step to the next.
+        results: by the network's outputs.
+        device: whose integers `step` computes.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        frames: int,
+        states: Sequence[State],
+        results: Mapping[str, Result],
+        device: str | Profile = "xnnpack",
+    ) -> None:
+        self.graph = graph
+        self.frames = frames
+        self.states = tuple(states)
+        self.results = dict(results)
+        self.device = profile_named(device)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins again: the next step is the first."""
+        self._step = 0
+        self._codes: dict[str, np.ndarray] = {}
+        self._variables: dict[str, np.ndarray] = {}
+
+    def inputs(self, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """All inputs of the graph for the next step: these frames, and the states as they are now."""
+        kept = {state.input for state in self.states}
+        own = [name for name in self.graph.inputs if name not in kept]
+        given = dict(x) if isinstance(x, Mapping) else {own[0]: x}
+        if set(given) != set(own):
+            raise ValueError(f"x must contain the inputs {own}, got {list(given)}")
+        streams = {np.shape(array)[0] if np.ndim(array) else 0 for array in given.values()}
+        count = max(streams)
+        begun = {state.input: np.repeat(state.codes, count, 0) for state in self.states}
+        held = self._codes or begun
+        for name, array in held.items():
+            if len(array) != count:
+                raise ValueError(f"x must hold {len(array)} streams as before, got {count}; reset() begins again")
+            given[name] = array
+        return given
+
+    def step(self, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Codes of the network's outputs for the next frames, by tensor name.
+
+        Args:
+            x: codes [streams, ...] of `frames` frames, or such an array for each of the network's inputs.
+
+        Returns:
+            The frames that are new, of which there may be none at the beginning; of an output that all frames make, its
+            codes, from the first step on that has seen as many frames as the network looks at.
+
+        Raises:
+            ValueError, TypeError: as `simulate`.
+        """
+        given = self.inputs(x)
+        state = self._variables if self.graph.variables else None
+        codes = simulate(self.graph, given, self.device, progress=False, state=state)
+        self._codes = {each.input: codes[each.output] for each in self.states}
+        found = {}
+        for name, result in self.results.items():
+            array = codes[result.tensor]
+            if result.axis is None:
+                if self._step >= result.first:
+                    found[name] = array
+                continue
+            begin = min(max(result.first - self._step * result.frames, 0), result.frames)
+            found[name] = array[(slice(None),) * result.axis + (slice(begin, None),)]
+        self._step += 1
+        return found
+
+    def __repr__(self) -> str:
+        kept = sum(state.codes.nbytes for state in self.states)
+        return f"Stream({self.frames} frames a step, {len(self.states)} states of {kept:,} bytes: {self.graph!r})"
+
+
+def stream(
+    graph: Graph,
+    axis: int | Mapping[str, int | None] = 1,
+    frames: int | None = None,
+    device: str | Profile = "xnnpack",
+) -> Stream:
+    """A network over a sequence as one that takes a few frames at a time and computes the same integers.
+
+    Every frame of an output has the codes that the network computes from the whole sequence, however long the stream
+    is, on every device. An output without time, as after a mean over the sequence or of its last frame, is computed at
+    each step from the latest frames, as many as the network looks at: it is what the network computes from them if
+    nothing is padded in front of its first frame. Where the beginning is padded, as causal convolutions do it, the
+    first such result is the network's, and later ones know the frames before.
+
+    Args:
+        graph: lowered from a frozen network, or read from a file.
+        axis: of the network's inputs as its user knows them, that is time: 2 for PyTorch's [N, C, T] and [N, C, T, F],
+            1 for [N, T, C]. Where inputs differ: by name (`graph.signature`), None for one that has no time.
+        frames: of the input at a time; by default the fewest, which is 1 unless convolutions have strides.
+        device: whose integers `Stream.step` computes.
+
+    Raises:
+        Refusal: a frame depends on later ones, or an operator is not computed frame by frame. The message names it.
+        ValueError: `frames` or `axis` do not fit.
+    """
+    require_graph(graph)
+    ports = graph.signature.inputs
+    axes = dict(axis) if isinstance(axis, Mapping) else dict.fromkeys([port.name for port in ports], axis)
+    if set(axes) != {port.name for port in ports}:
+        raise ValueError(f"axis must name the inputs {[port.name for port in ports]}, got {list(axes)}")
+    for port in ports:
+        wanted, rank = axes[port.name], len(port.axes)
+        if wanted is not None and (wanted not in range(1, rank) or port.axes.index(wanted) == 0):
+            raise ValueError(f"axis must be in 1..{rank - 1} for input {port.name!r}, got {wanted!r}")
+    found = {port.tensor: axes[port.name] for port in ports}
+    own = {port.tensor: port.axes for port in ports}
+    tracks = Tracks(graph).follow({name: None if at is None else own[name].index(at) for name, at in found.items()})
+    if not tracks.found:
+        raise ValueError("axis names no input with time")
+    fewest = math.lcm(*(track.stride for track in tracks.found.values()))
+    frames = fewest if frames is None else frames
+    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1 or frames % fewest:
+        raise ValueError(f"frames must be a multiple of {fewest}, as the network's strides make it, got {frames!r}")
+    step, states, results = Streaming(tracks, frames).run()
+    return Stream(step, frames, states, results, device)
+
+
+__all__ = ["Result", "State", "Stream", "stream"]

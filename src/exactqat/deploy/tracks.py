@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where time lies in a network: which frames of every tensor a stream has, and which earlier ones operators read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..device import OPERATORS, Tensor
+from ..device.in_time import InTime, in_time, time_axis_sizes
+from ..device.operator import Refusal, need
+from .graph import Graph, Operator
+from .recurrence import Recurrence, find_recurrence
+
+
+@dataclass(frozen=True)
+class Track:
+    """Frames of a tensor. Frame t of the whole sequence is frame t + shift of the stream.
+
+    Attributes:
+        name: the tensor of the stream that holds them.
+        axis: of the tensor, that is time.
+        stride: frames of the input to one of these.
+        size: frames of the whole sequence.
+        shift: as above; below `start`, the frames in between are padding.
+        start: the stream's first frame that is not made of what was before the stream.
+        fill: the code of frames that are padding.
+        clean: how many of `size` do not depend on anything after the sequence's end.
+        beyond: what reads beyond that end.
+    """
+
+    name: str
+    axis: int
+    stride: int
+    size: int
+    shift: int = 0
+    start: int = 0
+    fill: int = 0
+    clean: int = 0
+    beyond: str = ""
+
+    def need_clean(self) -> None:
+        """Refuses what depends on the end of the sequence."""
+        need(
+            self.clean >= self.size,
+            f"the network is not causal: {self.size - self.clean} of {self.size} frames depend on the padding after "
+            f"the last frame, which {self.beyond!r} reads; pad the beginning alone, or cut these frames off",
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An operator of the network in the stream.
+
+    Attributes:
+        operator: of a recurrent layer, the one that takes the first frame.
+        recurrence: a recurrent layer in place of an operator.
+        about: what it does along time; None: it has no operand with time.
+        tracks: of its operands, as far as they have time.
+        offset: frame t of the whole result is frame t + offset of the stream's; of a result of all frames: nothing.
+    """
+
+    operator: Operator
+    about: InTime | None = None
+    tracks: tuple[Track | None, ...] = ()
+    offset: int = 0
+    recurrence: Recurrence | None = None
+
+    def history(self, track: Track) -> int:
+        """How many frames before the step's own the first one that it reads is."""
+        assert self.about is not None
+        return self.offset * self.about.stride - track.shift + self.about.before
+
+
+@dataclass
+class Tracks:
+    """Every tensor of a network in time, and its operators in order.
+
+    Attributes:
+        ends: of results of all frames: how many frames of the input they need.
+        taken: numbers of the operators that are part of recurrent layers.
+    """
+
+    graph: Graph
+    found: dict[str, Track] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    placed: list[Placed] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+
+    def follow(self, axes: Mapping[str, int | None]) -> Tracks:
+        """axes: the axis of each of the graph's inputs, as it lies there, that is time; None: it has none.
+
+        Raises:
+            Refusal: the network is not causal, or has an operator that no stream has.
+        """
+        for name, axis in axes.items():
+            tensor = self.graph.tensors[name]
+            if axis is None:
+                continue
+            size = tensor.shape[axis]
+            self.found[name] = Track(name, axis, 1, size, fill=_zero(tensor), clean=size)
+        for number, operator in enumerate(self.graph.operators):
+            if number in self.taken:
+                continue
+            try:
+                if not self._recurrent(operator):
+                    self._operator(operator)
+            except Refusal as refusal:
+                raise Refusal(f"{operator.kind} that makes {operator.outputs[0]!r}: {refusal}") from None
+        return self
+
+    def _recurrent(self, operator: Operator) -> bool:
+        """Whether the operator is the first of an unrolled recurrent layer, all of which is then entered."""
+        track = self.found.get(operator.inputs[0])
+        found = None if track is None else find_recurrence(self.graph, operator.inputs[0], track.axis)
+        if found is None or found.frame != operator.outputs[0]:
+            return False
+        assert track is not None
+        track.need_clean()
+        offset = max(track.shift, 0)
+        about = InTime(found.axis)
+        self.placed.append(Placed(operator, about, (track,), offset, found))
+        for name in found.joined:
+            tensor = self.graph.tensors[name]
+            self.found[name] = replace(
+                track, name=name, shift=offset, start=offset, fill=_zero(tensor), axis=found.axis
+            )  # fmt: skip
+        for name in found.last:
+            late = offset + track.size - 1
+            fill = _zero(self.graph.tensors[name])
+            self.found[name] = replace(track, name=name, size=1, clean=1, shift=late, start=late, fill=fill)
+        self.taken.update(found.numbers)
+        return True
+
+    def _operator(self, operator: Operator) -> None:
+        tensors = self.graph.tensors
+        inputs, outputs = ([tensors[name] for name in names] for names in (operator.inputs, operator.outputs))
+        tracks = tuple(self.found.get(name) for name in operator.inputs)
+        timed = [track for track in tracks if track is not None]
+        everything = self.whole.intersection(operator.inputs)
+        if not timed:
+            self.placed.append(Placed(operator))
+            if everything:
+                self.whole.update(operator.outputs)
+            return
+        need(
+            not everything,
+            f"every frame depends on {', '.join(map(repr, sorted(everything)))}, which is made of all frames, later "
+            "ones too",
+        )
+        declaration = OPERATORS[operator.kind]
+        axes = [None if track is None else track.axis for track in tracks]
+        about = in_time(declaration, inputs, outputs, operator.attributes, axes)
+        need(not about.joins, "it joins frames one after the other")
+        need(len({track.stride for track in timed}) == 1, "its operands have different numbers of frames")
+        if about.axis is None:
+            self._of_all(operator, about, tracks, timed)
+            return
+        need(len({track.size for track in timed}) == 1, "one frame of an operand serves all frames of another one")
+        if about.broadcasts:
+            self._check_others(about.axis, len(outputs[0].shape), inputs, tracks)
+        if about.pads or (
+            len(timed) == 1 and about.keeps_zero and timed[0].fill == _zero(inputs[tracks.index(timed[0])])
+        ):
+            self._moved(operator, about, tracks, timed[0])
+            return
+        offset = 0
+        for track in timed:
+            conflict = about.before > 0 and track.shift < track.start and track.fill != about.fill
+            need(not conflict, "it pads what is padded with another code already")
+            fewest = max(about.reach - about.stride, 0) + track.shift - about.before
+            offset = max(offset, -(-fewest // about.stride))
+        if about.remembers:
+            need(
+                all(track.shift == track.start == 0 for track in timed),
+                "it remembers all frames, and the first ones that reach it are padding, or depend on frames before the "
+                "stream",
+            )
+        self.placed.append(Placed(operator, about, tracks, offset))
+        clean = min((track.clean - about.reach + about.before) // about.stride + 1 for track in timed)
+        for tensor in outputs:
+            size = tensor.shape[about.axis]
+            beyond = next((track.beyond for track in timed if track.beyond), "") or tensor.name
+            self.found[tensor.name] = Track(
+                tensor.name, about.axis, timed[0].stride * about.stride, size, offset, offset, _zero(tensor),
+                max(min(clean, size), 0), beyond if clean < size else "",
+            )  # fmt: skip
+
+    def _of_all(
+        self, operator: Operator, about: InTime, tracks: tuple[Track | None, ...], timed: Sequence[Track]
+    ) -> None:
+        for track in timed:
+            last = track.size if about.only is None else about.only[1]
+            replace(track, size=last).need_clean()
+            self.ends.append((last + track.shift) * track.stride)
+        self.placed.append(Placed(operator, about, tracks))
+        self.whole.update(operator.outputs)
+
+    def _moved(self, operator: Operator, about: InTime, tracks: tuple[Track | None, ...], track: Track) -> None:
+        """What only pads along time, or leaves frames of padding what they are."""
+        (output,) = (self.graph.tensors[name] for name in operator.outputs[:1])
+        assert about.axis is not None
+        fill = _zero(output) if about.fill is None else about.fill
+        need(not about.before or track.shift >= track.start or track.fill == fill, "it pads what is padded already")
+        if about.before == 0 and about.fill is not None:
+            fill = track.fill
+        size, name = output.shape[about.axis], output.name
+        if about.pads and not any(map(any, about.attributes(operator.attributes, 1, 1)["paddings"])):
+            name = track.name
+        else:
+            self.placed.append(Placed(operator, replace(about, before=0), tracks, track.shift))
+        clean = track.clean + about.before
+        beyond = track.beyond or (output.name if clean < size else "")
+        for each in operator.outputs:
+            self.found[each] = Track(
+                name if each == output.name else each, about.axis, track.stride, size, track.shift - about.before,
+                track.start, fill, min(clean, size), beyond,
+            )  # fmt: skip
+
+    def _check_others(self, axis: int, rank: int, inputs: Sequence[Tensor], tracks: Sequence[Track | None]) -> None:
+        for tensor, track in zip(inputs, tracks, strict=True):
+            own, size = time_axis_sizes(tensor, axis, rank)
+            if track is not None or size == 1:
+                continue
+            need(tensor.data is not None, f"{tensor.name!r} has other values for every frame, and no time")
+            assert tensor.data is not None
+            first = tensor.data.take([0], own)
+            need(
+                bool(np.all(tensor.data == first)),
+                f"the constant {tensor.name!r} has other values for every frame, as positions have; a stream has no "
+                "last frame",
+            )
+
+
+def _zero(tensor: Tensor) -> int:
+    return int(tensor.quantization.zero_point[0])
+
+
+__all__ = ["Placed", "Track", "Tracks"]
