@@ -12,7 +12,8 @@ from keras_checks import run_checks
 
 import exactqat.qat.keras
 from exactqat import qat
-from exactqat.train.core.frozen import DeviceNetwork, DeviceStep
+from exactqat.train.core.accumulators import LayerNumbers
+from exactqat.train.core.frozen import DeviceNetwork
 
 
 def count(kind: Any, calls: list[str]) -> None:
@@ -37,12 +38,12 @@ def check_an_evaluation_asks_once() -> None:
     model.compile(loss="mse")
     calls: list[str] = []
     count(DeviceNetwork, calls)
-    count(DeviceStep, calls)
+    count(LayerNumbers, calls)
     whole = model.predict(x, verbose=0)
     assert calls and set(calls) == {"DeviceNetwork"}, calls
     exactqat.train.keras.primitives.network_on_host = lambda *arguments: None
     model.predict_function = None
-    assert np.array_equal(model.predict(x, verbose=0), whole) and "DeviceStep" in calls
+    assert np.array_equal(model.predict(x, verbose=0), whole) and "LayerNumbers" in calls
 
 
 if __name__ == "__main__":
