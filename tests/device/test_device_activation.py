@@ -334,38 +334,64 @@ def test_refusals(kind: str, attributes: dict[str, Any], message: str) -> None:
 # The last scales at which the kernels' fixed point holds, and the first ones at which it does not: there LiteRT and
 # TFLite-Micro computed other codes, or ended the process.
 @pytest.mark.parametrize(
-    ("kind", "attributes", "scales", "beyond", "message"),
+    ("kind", "attributes", "dtype", "scales", "beyond", "message"),
     [
+        ("LEAKY_RELU", {"alpha": 0.1}, "int8", (2.0**30, 1.0), (2.0**31, 1.0), r"output scale must be below 2\*\*31"),
+        ("LEAKY_RELU", {"alpha": 2.0**30}, "int8", (1.0, 1.0), (2.0, 1.0), r"scale \* alpha must be below 2\*\*31"),
+        ("HARD_SWISH", {}, "int8", (2.0**-22, 2.0**-22), (2.0**-23, 2.0**-23), r"scale must be in \[3 \* 2\*\*-24"),
+        ("HARD_SWISH", {}, "int8", (2.0**24, 2.0**24), (2.0**25, 2.0**25), r"scale must be in .*, 3 \* 2\*\*23\)"),
+        ("ADD", {}, "int8", (1.0, 2.0**107), (1.0, 2.0**108), r"output scale must be below 2\*\*108"),
+        ("SQUARED_DIFFERENCE", {}, "int8", (63.9, 1.0), (64.0, 1.0), r"must be below 2\*\*12, got 4096"),
+        ("RELU", {}, "int16", (2.0**30, 1.0), (2.0**31, 1.0), "input scale / output scale must be below 2.14748e.09"),
+        ("ABS", {}, "int16", (2.0**30, 1.0), (2.0**31, 1.0), "input scale / output scale must be below 2.14748e.09"),
         (
-            "LEAKY_RELU",
-            {"alpha": 0.1},
-            (2.0**30, 1.0),
-            (2.0**31, 1.0),
-            r"input scale / output scale must be below 2\*\*31",
+            "LOGISTIC",
+            {},
+            "int16",
+            (5.33, None),
+            (5.34, None),
+            r"input scale must be in \[2\*\*-40, 5.33333\), got 5.34",
         ),
-        ("LEAKY_RELU", {"alpha": 2.0**30}, (1.0, 1.0), (2.0, 1.0), r"output scale \* alpha must be below 2\*\*31"),
-        ("HARD_SWISH", {}, (2.0**-22, 2.0**-22), (2.0**-23, 2.0**-23), r"input scale must be in \[3 \* 2\*\*-24"),
-        ("HARD_SWISH", {}, (2.0**24, 2.0**24), (2.0**25, 2.0**25), r"input scale must be in .*, 3 \* 2\*\*23\)"),
-        ("ADD", {}, (1.0, 2.0**107), (1.0, 2.0**108), r"output scale must be below 2\*\*108"),
+        ("TANH", {}, "int16", (5.33, None), (5.34, None), r"input scale must be in \[2\*\*-40, 5.33333\), got 5.34"),
+        ("LOGISTIC", {}, "int16", (2.0**-40, None), (2.0**-41, None), r"input scale must be in \[2\*\*-40"),
+        ("LOGISTIC", {}, "int8", (2.0**-28, None), (2.0**-29, None), r"input scale must be in \[2\*\*-28"),
+        ("TANH", {}, "int8", (2.0**33, None), (2.0**34, None), r"input scale must be in .*, 1.71799e.10\)"),
+        (
+            "SOFTMAX",
+            {},
+            "int16",
+            (327000.0, None),
+            (328000.0, None),
+            r"input scale must be in .*, 327685\), got 328000",
+        ),
     ],
 )
 def test_scales_beyond_the_kernels_fixed_point_are_refused(
     kind: str,
     attributes: dict[str, Any],
-    scales: tuple[float, float],
-    beyond: tuple[float, float],
+    dtype: str,
+    scales: tuple[float, float | None],
+    beyond: tuple[float, float | None],
     message: str,
     tmp_path: Path,
 ) -> None:
-    def graph_of(given: float, made: float) -> Graph:
+    small = dtype == "int8"
+
+    def graph_of(given: float, made: float | None) -> Graph:
         builder = Builder()
-        names = [builder.input(name, (1, 4, 4, 3), per_tensor(given, 3)) for name in "xy"[: 2 if kind == "ADD" else 1]]
-        return builder.graph([builder.operator(kind, names, per_tensor(made, 1), name="z", **attributes)])
+        operands = "xy"[: 2 if kind in ("ADD", "SQUARED_DIFFERENCE") else 1]
+        names = [builder.input(name, (1, 4, 4, 3), per_tensor(given, 3 * small, dtype)) for name in operands]
+        grid = None if made is None else per_tensor(made, 1 * small, dtype)
+        return builder.graph([builder.operator(kind, names, grid, name="z", **attributes)])
 
     graph = graph_of(*scales)
     path = tmp_path / "model.tflite"
     write_tflite(graph, path)
-    codes = {name: np.arange(-128, 112, dtype=np.int8).reshape(5, 4, 4, 3) for name in graph.inputs}
+    ends = np.iinfo(dtype)
+    values = np.linspace(ends.min, ends.max, 240).astype(dtype)
+    codes = {
+        name: np.roll(values, shift).reshape(5, 4, 4, 3) for name, shift in zip(graph.inputs, (0, 100), strict=False)
+    }
     for profile in profiles_here():
         if PROFILES[profile].emulated:
             continue

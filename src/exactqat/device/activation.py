@@ -211,6 +211,13 @@ def looked_up(codes: np.ndarray, output: Tensor) -> tuple[FileStep, ...]:
 
 erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
+# Input scales of LOGISTIC and TANH at which the kernels' fixed point holds: TFLite-Micro's 31 bits of an int8 code, and
+# for int16 the products of codes with 3 * 2**12 times the scale, which int32 has to hold.
+SCALES_OF_CURVES = {
+    "int8": ScaleLimits("operand", 2.0**-28, 2.0**34),
+    "int16": ScaleLimits("operand", 2.0**-40, 2.0**4 / 3),
+}
+
 
 @register
 class Logistic(Tabulated):
@@ -222,6 +229,9 @@ class Logistic(Tabulated):
     delegated = True
     dtypes = ("int8", "int16")
     wide_version = 3
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return SCALES_OF_CURVES[dtypes[0]]
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.sigmoid(operands[0])
@@ -257,6 +267,9 @@ class Tanh(Tabulated):
     delegated = True
     dtypes = ("int8", "int16")
     wide_version = 3
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return SCALES_OF_CURVES[dtypes[0]]
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.tanh(operands[0])
@@ -472,6 +485,9 @@ class Relu(Unary):
     dtypes = ("int8", "int16")
     version = 2
     wide_version = 3
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("each", highest=2.0**31)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["relu"](primitives, operands[0])

@@ -65,9 +65,7 @@ class Binary(DeviceOperator):
             else:
                 fits = len(tensor.shape) < rank or tensor.shape[0] == 1
                 need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
-        limits = self.scale_limits([tensor.dtype for tensor in (*inputs, output)], attributes)
-        if limits is not None:
-            limits.need(inputs, output)
+        super().check(inputs, output, attributes)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
@@ -326,6 +324,12 @@ class SquaredDifference(Binary):
     options = "SquaredDifferenceOptions"
     onnx_kind = "Sub"
 
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        # Of a multiplier of 1 or more the kernels end the process.
+        ratio = max(float(scale_of(tensor)) for tensor in inputs) ** 2 / float(scale_of(output))
+        need(ratio < 2**12, f"the larger input scale ** 2 / output scale must be below 2**12, got {ratio:g}")
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         difference = operands[0] - operands[1]
         return difference * difference
@@ -375,6 +379,9 @@ class Absolute(Unary):
     wide_version = 3
     options = "AbsOptions"
     onnx_kind = "Abs"
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("each", highest=2.0**31)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.abs(operands[0])

@@ -51,6 +51,7 @@ class Row(DeviceOperator):
         return {**super().step_attributes(shapes, attributes), "axis": len(shapes[0]) - 1}
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
         need(len(output.shape) >= 2, f"the operand must have an axis beside the batch, got {output.shape}")
 
     @staticmethod
@@ -105,7 +106,9 @@ class Softmax(Row):
         need(math.isfinite(beta) and beta > 0, f"beta must be positive and finite, got {beta}")
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
-        return ScaleLimits("operand", 2.0**-26 / attributes["beta"])
+        # For int16, steps times scale * beta * 65535 / 10 have to fit the kernels' fixed point.
+        highest = 2.0**31 * 10 / 65535 if dtypes[0] == "int16" else math.inf
+        return ScaleLimits("operand", 2.0**-26 / attributes["beta"], highest / attributes["beta"])
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)

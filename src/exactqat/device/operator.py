@@ -266,6 +266,9 @@ class DeviceOperator:
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         """Refuses what the runtimes refuse, or compute by other arithmetic than `integers`, once scales are known."""
+        limits = self.scale_limits([tensor.dtype for tensor in (*inputs, output)], attributes)
+        if limits is not None:
+            limits.need(inputs, output)
 
     def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: Profile) -> bool:
         """Whether there are codes at which the runtime does not refuse but dies; `integers` raises Refusal for them."""
