@@ -48,6 +48,7 @@ import exactqat as eq
 from exactqat import deploy
 from exactqat.deploy.runtimes import open_runtime, profiles_here
 from exactqat.device import PROFILES
+from exactqat.device.profile import that_run
 
 LIMITS = {1: 3.0, 8: 2.0}
 QUICK = {"networks": ["dscnn", "mobilenet_v2"], "batches": [1, 8], "threads": [1], "turns": 5}
@@ -295,7 +296,7 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=["int8"], choices=["int8", "int16"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--profiles", nargs="+", default=list(PROFILES), choices=list(PROFILES))
+    parser.add_argument("--profiles", nargs="+", default=that_run(".tflite"), choices=list(PROFILES))
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--peers", action="store_true", help="also time LiteRT's reference kernels and TFLite-Micro")
     parser.add_argument("--save", action="store_true", help="write bench/results/<machine>-engine.json")
