@@ -133,26 +133,25 @@ def _(operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attributes: A
     return InTime(time_of(axes), broadcasts=True)
 
 
+def need_whole_vectors(output: Tensor, axis: int | None, vector: int, who: str) -> None:
+    """Refuses frames of which some values would be rounded otherwise than in the whole sequence."""
+    size = frame_size(output, axis)
+    message = f"{who} at a time and rounds what is left otherwise, so a frame must have a multiple of {vector} values"
+    need(size % vector == 0, f"{message}, not {size}")
+
+
 @in_time.register
 def _(operator: Add, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes) -> InTime:
     axis = time_of(axes)
     if operator.in_vectors and is_wide(inputs, outputs[0]):
-        need(
-            frame_size(outputs[0], axis) % VECTOR == 0,
-            f"LiteRT adds {VECTOR} values of int16 at a time and rounds what is left otherwise, so a frame must have a "
-            f"multiple of {VECTOR} values, not {frame_size(outputs[0], axis)}",
-        )
+        need_whole_vectors(outputs[0], axis, VECTOR, f"LiteRT adds {VECTOR} values of int16")
     return InTime(axis, broadcasts=True)
 
 
 @in_time.register
 def _(operator: HardSwish, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes) -> InTime:
     axis = time_of(axes)
-    need(
-        frame_size(outputs[0], axis) % HARD_SWISH_VECTOR == 0,
-        f"ARM takes {HARD_SWISH_VECTOR} values at a time and rounds what is left otherwise, so a frame must have a "
-        f"multiple of {HARD_SWISH_VECTOR} values, not {frame_size(outputs[0], axis)}",
-    )
+    need_whole_vectors(outputs[0], axis, HARD_SWISH_VECTOR, f"ARM takes {HARD_SWISH_VECTOR} values")
     return InTime(axis)
 
 

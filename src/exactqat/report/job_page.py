@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ..deploy.simulate import PROFILES, unclaimed
+from ..device.profile import that_run
 from ..qat import WeightedLayer
 from . import charts, findings, layer_graph
 from .luck import Paired
@@ -444,7 +445,7 @@ def _devices_table(results: Results, outcomes: Sequence[Outcome]) -> str:
 def _claims(outcomes: Sequence[Outcome]) -> str:
     """On which devices files are claimed to run as simulated, and which operators prevent the claim elsewhere."""
     lines = []
-    for device in (name for name, profile in PROFILES.items() if profile.file == ".tflite"):
+    for device in that_run(".tflite"):
         missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
         claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
         lines.append(f"<li>{escape(PROFILES[device].title)} (<code>{device}</code>): {escape(claim)}</li>")
