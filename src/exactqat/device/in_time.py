@@ -133,7 +133,7 @@ def _(operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attributes: A
     return InTime(time_of(axes), broadcasts=True)
 
 
-def need_whole_vectors(output: Tensor, axis: int | None, vector: int, who: str) -> None:
+def need_whole_vectors(output: Tensor, axis: int, vector: int, who: str) -> None:
     """Refuses frames of which some values would be rounded otherwise than in the whole sequence."""
     size = frame_size(output, axis)
     message = f"{who} at a time and rounds what is left otherwise, so a frame must have a multiple of {vector} values"
