@@ -128,7 +128,7 @@ def _page(results: Results) -> str:
         (f"{results.training_differing:,}", f"of {results.training_values:,} integers differ from training"),
     ]
     of_weights, of_activations = (
-        sorted(set(bits), reverse=True) for bits in zip(*settings.precisions.values(), strict=True)
+        sorted(set(bits), reverse=True) for bits in zip(*settings.widths, strict=True)
     )
     precisions = (
         f"a weight of {_listed(of_weights)} bits one of {_listed([2**bits - 1 for bits in of_weights])} codes, an "

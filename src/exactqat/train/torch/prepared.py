@@ -59,6 +59,13 @@ STATE_FORMAT = 2
 _LAYERS = "quantization"
 
 
+class Watched(dict[str, Tensor]):
+    """Tensors of one call, which belong to no copy of a model and to no file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Watched, ()
+
+
 class PreparedModel(Owner):
     """A model under the device's arithmetic. Trains like any module; `freeze` starts its last phase.
 
@@ -91,6 +98,7 @@ class PreparedModel(Owner):
         self.unused_rules = list(plan.unused_rules)
         self.proof: Proof | None = None
         self._frozen = False
+        self._watched: Watched | None = None
         building = _Building(self, plan, tensors)
         # In a dictionary, as they are registered where their paths say.
         self._steps: dict[str, nn.Module] = building.run()
@@ -126,7 +134,22 @@ class PreparedModel(Owner):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         require_called_plainly(args, self._frozen)
-        return self._run(args, kwargs)
+        seen = self._watched if self.training and torch.is_grad_enabled() else None
+        if seen is not None:
+            seen.clear()
+        return self._run(args, kwargs, seen)
+
+    def watch(self) -> None:
+        """From here on calls in training keep what the layers store, for `watched`."""
+        self._watched = Watched()
+
+    def watched(self) -> dict[str, Tensor]:
+        """What the layers stored in the last call in training, by path, with gradients; empty where there is none.
+        Nothing is kept any longer."""
+        values = dict(self._watched or {})
+        if self._watched is not None:
+            self._watched.clear()
+        return values
 
     def _apply(self, fn: Any, recurse: bool = True) -> PreparedModel:
         require_float32(fn)
