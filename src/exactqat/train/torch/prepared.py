@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -292,8 +293,13 @@ class PreparedModel(Owner):
             inputs, _ = self.evaluated(batch)
             return inputs, run(tuple(inputs), True)
 
-        functional = Functional(self.plan, profile=self.profile)
-        return TrainedNetwork(functional, self._arrays(), self._frozen, run, called)
+        functional, arrays = Functional(self.plan, profile=self.profile), self._arrays()
+        own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
+        # Also what constants are computed from, as the other frameworks have it.
+        users = {name: own[name] for name in functional.tensors if name in own}
+        given = {name: unwrapped(tensor.detach().cpu()).numpy() for name, tensor in users.items()}
+        arrays = replace(arrays, tensors={**given, **arrays.tensors})
+        return TrainedNetwork(functional, arrays, self._frozen, run, called)
 
     @torch.no_grad()
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
