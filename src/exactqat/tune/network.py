@@ -223,9 +223,11 @@ class Candidate:
             sources, function = constant.expression.operands, constant.expression.function
         else:
             sources, function = constant.sources, constant.expression
-        if len(sources) != 1 or sources[0] not in self.given or function is None:
+        fixed = {each: self._fixed(each) for each in sources}
+        users = [each for each in sources if fixed[each] is None]
+        if len(users) != 1 or users[0] not in self.given or function is None:
             return None
-        shape = self.given[sources[0]].shape
+        shape = self.given[users[0]].shape
         # Numbers that every framework's floats hold: none but what moves elements gives just these again, and none but
         # what also multiplies them gives their products.
         size = int(np.prod(shape))
@@ -233,13 +235,20 @@ class Candidate:
             return None
         numbers = np.arange(1, size + 1, dtype=np.float32).reshape(shape)
         try:
-            moved = np.asarray(function(numbers))
+            moved = np.asarray(function(*(numbers if each == users[0] else fixed[each] for each in sources)))
         except (TypeError, ValueError, AttributeError):  # it takes arrays of its framework
             return None
         factor = np.float32(np.min(moved)) if moved.size == size else np.float32(0)
         if not 0 < factor < np.inf or not np.array_equal(np.sort(moved, axis=None), numbers.reshape(-1) * factor):
             return None
-        return Origin(sources[0], np.argsort(np.argsort(moved, axis=None)).reshape(moved.shape), float(factor))
+        return Origin(users[0], np.argsort(np.argsort(moved, axis=None)).reshape(moved.shape), float(factor))
+
+    def _fixed(self, name: str) -> np.ndarray | None:
+        """A constant of planning's own, which no tensor of the user's has a part in."""
+        constant = self.plan.constants.get(name)
+        if constant is None or constant.parameter or constant.expression is not None or constant.data is None:
+            return None
+        return np.asarray(constant.data)
 
     def numbers(self) -> Numbers:
         """The integers of weights and the grids, as they are lowered."""
