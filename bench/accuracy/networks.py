@@ -243,11 +243,11 @@ TASKS = {
                          lambda: convolutional((8, 16, 24, 32), 10), 6),
     "keywords": _classes("made-up keywords in noise", keywords, lambda: separable(8)),
     "glyphs": _classes("rendered letters", glyphs, lambda: convolutional((12, 24, 32), 10)),
-    "vit": _classes("scikit-learn's digits, 16 pixels, a small ViT", functools.partial(digits, 16), Transformer, 15),
+    "vit": _classes("scikit-learn's digits, 16 pixels, a small ViT", functools.partial(digits, 16), Transformer, 25),
     "detector": Task("drawn shapes, class and box", functools.partial(shapes, masks=False),
-                     lambda: convolutional((12, 24, 32, 32), 7, 3), loss_of_boxes, detected, 25),
+                     lambda: convolutional((12, 24, 32, 32), 7, 3), loss_of_boxes, detected, 40),
     "segmenter": Task("drawn shapes, pixels", functools.partial(shapes, masks=True), Segmenter,
-                      nn.functional.cross_entropy, segments, 8),
+                      nn.functional.cross_entropy, segments, 20),
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from aimet_onnx import QuantizationSimModel, int4, int8
 from exchange import Case, Computes, Offer, main, session
 
 TYPES = {4: int4, 8: int8}
-ITERATIONS = 500
+ITERATIONS = 200
 
 
 def simulated(case: Case, model: Any) -> Any:

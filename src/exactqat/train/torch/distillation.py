@@ -55,7 +55,8 @@ class Distillation:
             raise TypeError(f"teacher must be the float torch.nn.Module, got {type(teacher).__name__}")
         if isinstance(layers, str):
             raise TypeError(f"layers must be a list of paths or patterns, got {layers!r}")
-        known = [path for path, _ in model.layers()]
+        inputs = {each.path for each in model.plan.inputs}
+        known = [path for path, _ in model.layers() if path not in inputs]
         for pattern in layers:
             if not any(fnmatchcase(path, pattern) for path in known):
                 raise ValueError(f"layers: {pattern!r} matches no layer; those are: {', '.join(known)}")
