@@ -92,7 +92,7 @@ def test_the_frozen_network_learns_from_layers_too() -> None:
     distillation = qat.Distillation(prepared, model, ["*"])
     qat.freeze(prepared)
     loss = distillation(prepared.train()(images), images)
-    assert 0 < float(loss) < 0.01
+    assert 0 < loss.item() < 0.01
     loss.backward()
     assert prepared.second.weight.grad.abs().sum() > 0
     # Made after freezing it is the same teacher.

@@ -20,6 +20,8 @@ from typing import Any
 FEWEST_BITS, MOST_BITS = 2, 8
 # The name of the precision that rules say.
 MIXED = "mixed"
+# A pattern of the names of precisions, and of the folders of what is delivered.
+PRECISION = rf"w[2-8]a[2-8]|{MIXED}"
 
 OPTIMIZERS = {
     "adam": "Adam",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ from .recipes import chosen, recipe_named
 
 # Bits of weights and of activations, if the user names none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
-# Names of precisions, and of the folders of what is delivered.
-PRECISION = re.compile(rf"w[2-8]a[2-8]|{MIXED}")
 
 
 METHODS = (
