@@ -37,8 +37,8 @@ PEER_SECONDS = 900
 # The folder has no package of its own: adapters run as programs, by another Python.
 sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
 from networks import QAT_EPOCHS, TASKS, Task, fit, kept, outputs_of, qat_rate  # noqa: E402
-from rows import FLOAT, OURS, PEERS, PRECISIONS, Row, append, page_text, printed, read, verdict  # noqa: E402
 from report import with_table  # noqa: E402
+from rows import FLOAT, OURS, PEERS, PRECISIONS, Row, append, page_text, printed, read, verdict  # noqa: E402
 
 from exactqat import deploy, qat, tune  # noqa: E402
 

@@ -288,7 +288,9 @@ def kept(name: str, seed: int, folder: Path) -> tuple[Path, nn.Module, list[tupl
     held.mkdir(parents=True, exist_ok=True)
     model = trained(name, seed, parts)
     (held / "task.json").write_text(json.dumps({"name": name}))
-    arrays: dict[str, Any] = {f"{word}{at}": part[side] for at, part in enumerate(parts) for side, word in enumerate("xy")}
+    arrays: dict[str, Any] = {
+        f"{word}{at}": part[side] for at, part in enumerate(parts) for side, word in enumerate("xy")
+    }
     np.savez(held / "data.npz", **arrays)
     # Last, and in one step: a folder with weights is whole.
     torch.save(model.state_dict(), held / "weights.part")

@@ -341,8 +341,9 @@ def test_a_plan_is_trained_with(
     dataset: data.Dataset, tmp_path: Path, one_network: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file of rules that a plan saves; every layer of the delivered network has the bits that it says."""
-    names = [path for path, _ in qat.prepare(models.new_model("small_mobilenet", (1, 8, 8), 3).eval(),
-                                             torch.zeros(2, 1, 8, 8), keep_final_activation=False).layers()]  # fmt: skip
+    network = models.new_model("small_mobilenet", (1, 8, 8), 3).eval()
+    prepared = qat.prepare(network, torch.zeros(2, 1, 8, 8), keep_final_activation=False)
+    names = [path for path, _ in prepared.layers()]
     given = [qat.Rule("input"), qat.Rule(names[2], 4, 16), qat.Rule(names[3], 8, 4), qat.Rule("*", 4, 8)]
     rules = qat.save_rules(given, tmp_path / "rules.txt", "What a plan says of itself.")
     x, y = rows()

@@ -129,7 +129,9 @@ def test_outputs_that_are_no_classes() -> None:
 
 def test_bad_arguments_of_distillation() -> None:
     model, prepared, images = networks()
-    with pytest.raises(ValueError, match=re.escape("layers: 'third' matches no layer; those are: first, second, add, mean")):
+    with pytest.raises(
+        ValueError, match=re.escape("layers: 'third' matches no layer; those are: first, second, add, mean")
+    ):
         qat.Distillation(prepared, model, ["third"])
     with pytest.raises(TypeError, match="layers must be a list of paths or patterns, got 'first'"):
         qat.Distillation(prepared, model, "first")

@@ -42,7 +42,11 @@ def of_jax(layers: Sequence[Layer], inputs: np.ndarray) -> Candidate:
             x = jax.nn.relu(x) if number + 1 < len(layers) else x
         return x
 
-    given = {f"{name}{at}": each for at, pair in enumerate(layers) for name, each in zip(("weight", "bias"), pair, strict=True)}
+    given = {
+        f"{name}{at}": each
+        for at, pair in enumerate(layers)
+        for name, each in zip(("weight", "bias"), pair, strict=True)
+    }
     prepared = qat.prepare(apply, inputs[:2], variables=given)
     params, state = prepared.calibrate(*prepared.init(), [inputs])
     return Candidate.of((prepared, params, state))
@@ -100,4 +104,3 @@ def test_the_five_ways_are_those_of_the_page() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "tune.md").read_text("utf-8")
     listed = page.split("The reasons are")[1].split("The metric is any")[0]
     assert listed.count("\n- *") == len(breakings()) == 5
-

@@ -216,7 +216,9 @@ def sentences(options: Options) -> list[str]:
         said.append("Float training leaves what the given weights hold as it is, and trains the rest.")
     if options.distill is not None:
         share, temperature, layers = distillation_parts(options.distill)
-        what = "answers too: they are" if not layers else f"answers and what its layers {', '.join(layers)} store: it is"
+        what = (
+            "answers too: they are" if not layers else f"answers and what its layers {', '.join(layers)} store: it is"
+        )
         said.append(
             f"Quantization-aware training learns the float network's {what} {share:.0%} of the loss, at temperature "
             f"{temperature:g}."

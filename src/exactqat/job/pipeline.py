@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import qat, tune
 from ..deploy.footprint import footprint

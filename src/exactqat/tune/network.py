@@ -53,7 +53,8 @@ class Origin:
 
     Attributes:
         name: of the user's tensor.
-        positions: int64, in the constant's shape: where each element is in the flattened tensor; None: it is the tensor.
+        positions: int64, in the constant's shape: where each element is in the flattened tensor. None: it is the
+            tensor.
         factor: what all elements are multiplied by.
     """
 

@@ -207,10 +207,10 @@ def search(
 
     In the order of their price: ranges of all layers by one means after another (extremes, percentiles, least squares,
     entropy), ranges layer by layer, cross-layer equalization, smoothing of activations into the normalization before
-    them, batch norms re-estimated and biases corrected on the device's integers, weights rounded up or down in view of one another. Choices are made on one part of the examples,
-    and a choice is kept only if the other part, which is held out, agrees: by the metric, and where that differs by no
-    more than its standard error by the noise of the outputs. If the network that was given is better in the end, that
-    is the result.
+    them, batch norms re-estimated and biases corrected on the device's integers, weights rounded up or down in view of
+    one another. Choices are made on one part of the examples, and a choice is kept only if the other part, which is
+    held out, agrees: by the metric, and where that differs by no more than its standard error by the noise of the
+    outputs. If the network that was given is better in the end, that is the result.
 
     Args:
         network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
