@@ -168,9 +168,9 @@ def _page(results: Results) -> str:
                 for good, sentence in closing_sentences(results)
             )
             + f"<p class='note'>{escape(findings.LUCK_NOTE)}</p>"
-            "<p class='note'>★ marks the delivered networks, chosen by the lowest validation loss. Input and logits have "
-            "8 bits unless rules say otherwise. Weights and activations of fewer bits are stored in 8-bit containers, "
-            "so their files are not smaller. The float32 size is four bytes per parameter, without file overhead. "
+            "<p class='note'>★ marks the delivered networks, chosen by the lowest validation loss. Input and logits "
+            "have 8 bits unless rules say otherwise. Weights and activations of fewer bits are in 8-bit containers, so "
+            "their files are not smaller. The float32 size is four bytes per parameter, without file overhead. "
             f"{_guessing(results)}</p>" + side_by_side(charts.accuracies(results), charts.accuracy_and_size(results)),
         ),
         section(
