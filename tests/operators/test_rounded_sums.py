@@ -31,9 +31,7 @@ def drawn_grid(random: np.random.Generator, channels: int, largest: float) -> tu
 @pytest.mark.parametrize("rounding", WORDS)
 @pytest.mark.parametrize("largest", [1.0, 2.0**-15, 8.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_kernels_equal_the_reference(
-    shape: tuple[int, ...], largest: float, rounding: str, device: str
-) -> None:
+def test_kernels_equal_the_reference(shape: tuple[int, ...], largest: float, rounding: str, device: str) -> None:
     random = np.random.Generator(np.random.PCG64(sum(shape)))
     scale, grid = drawn_grid(random, shape[-1], largest)
     sums = random.integers(-(2**11), 2**11, shape).astype(np.float32)

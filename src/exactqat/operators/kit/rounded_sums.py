@@ -8,7 +8,6 @@ from exactqat.operators.checks import check_length
 from exactqat.operators.op import operator
 from exactqat.operators.specification import Axes, Lowering, Tensor, TensorSpec, letters_of
 
-
 Rounding = Literal["float32", "float64", "fixed_point"]
 # Of `grid`: the scales of the input and of the result, ends of the results, ends between which gradients pass.
 GRID_NUMBERS = 6
@@ -41,8 +40,8 @@ def rounded_sums_by_grid(sums: Tensor, scale: Tensor, grid: Tensor, rounding: Ro
 
 @operator(None, ("backprops",), reuses=("gradients",))
 def rounded_sums_by_grid_gradient(gradients: Tensor, sums: Tensor, scale: Tensor, grid: Tensor) -> Lowering:
-    """The gradient of `rounded_sums_by_grid`, straight through the rounding: gradients * factor where sums * factor lies
-    between the grid's ends for gradients or is NaN, 0 * factor elsewhere. All in float32.
+    """The gradient of `rounded_sums_by_grid`, straight through the rounding: gradients * factor where sums * factor
+    lies between the grid's ends for gradients or is NaN, 0 * factor elsewhere. All in float32.
 
     Args:
         gradients: float32, of the steps, shape of `sums`.
