@@ -101,9 +101,11 @@ def read_tflite(path: str | os.PathLike[str]) -> Graph:
     signature, if it has one (`Graph.signature`); other metadata are kept (`Graph.metadata`).
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read. TypeError: `path` is none.
         Refusal: the file is damaged, or holds what cannot be computed exactly; the message lists all of it.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be the path of a .tflite file, got {type(path).__name__}")
     path = Path(path)
     return read_content(path.read_bytes(), path.name).graph
 
