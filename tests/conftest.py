@@ -51,7 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--sample", action="store_true", help=f"no slow tests, and one in {SHARE} cases of every other test (at least {FEWEST})"
+        "--sample",
+        action="store_true",
+        help=f"no slow tests, and one in {SHARE} cases of every other test (at least {FEWEST})",
     )
 
 
