@@ -90,7 +90,10 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
     activation = planner.take_activation()
     if (weight, bias, activation) == (1.0, 0.0, "NONE"):
         return x
-    return Maker(planner, step, step.kind).affine(x, weight, bias, activation=activation)
+    maker = Maker(planner, step, step.kind)
+    if (weight, bias, activation) == (-1.0, 1.0, "NONE") and masks.is_truth(x):
+        return maker.affine(x, weight, bias, bounds=masks.TRUTH)
+    return maker.affine(x, weight, bias, activation=activation)
 
 
 def _add(planner: Planner, step: Step) -> Stored:

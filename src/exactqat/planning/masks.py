@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .network import Constant, Network
+from .network import Constant, Network, Step
 from .refusals import Refused
 
 if TYPE_CHECKING:
@@ -19,6 +19,11 @@ SURELY_MASKED = -32.0
 HIDES = -1e3
 # The range of an input that is one.
 TRUTH = (0.0, 1.0)
+# A comparison of an integer of 0 and 1: whether it holds for 1, by the operator and the number beside it.
+HOLDS = {
+    **{("ne", 0): True, ("gt", 0): True, ("ge", 1): True, ("eq", 1): True},
+    **{("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("ne", 1): False},
+}
 _MOVES = ("reshape", "permute", "expand", "identity", "gather", "slice")
 
 
@@ -33,11 +38,51 @@ def is_mask(network: Network, name: str) -> bool:
             continue
         if step.kind == "clamp" and (step.attributes["min"], step.attributes["max"]) == TRUTH:
             return True
+        if is_of_truth(network, step):
+            return True
         if step.kind == "mul" and any(not isinstance(each, str) and (each or 0) <= HIDES for each in step.inputs):
             return True
-        if step.kind in (*_MOVES, "sub"):
+        if step.kind in (*_MOVES, "sub") or (step.kind == "mul" and known.issuperset(step.inputs)):
             known.add(step.output)
     return False
+
+
+def is_of_truth(network: Network, step: Step) -> bool:
+    """Whether a step compares something with 0 or 1, as is done with integers of 0 and 1."""
+    if step.kind != "compare":
+        return False
+    other = step.inputs[1]
+    held = network.constants.get(other) if isinstance(other, str) else None
+    number = other if held is None or held.data is None or np.ndim(held.data) else float(held.data)
+    return (step.attributes["how"], number) in HOLDS
+
+
+def rows_of_tables(network: Network, name: str) -> int:
+    """How many rows an input of integers chooses from: of several tables, those of the smallest; 0: it does not.
+
+    What it is compared with is a table, too, if it is more than 0 and 1: of a length, of the kind of a word.
+    """
+    known = network.constants
+    read = [step for step in network.steps if step.inputs and _source(network, step.inputs[0]) == name]
+    tables = [
+        known[str(step.inputs[1])].shape[0]
+        for step in read
+        if step.kind == "embedding" and step.inputs[1] in known
+    ]
+    if tables or network.values[name].dtype == "bool":
+        return min(tables, default=0)
+    compared = [step for step in read if step.kind == "compare" and not is_of_truth(network, step)]
+    numbers = [known[each].data if each in known else each for each in (step.inputs[1] for step in compared)]
+    # All beyond the largest of these numbers is alike.
+    return max((int(np.asarray(each).max()) + 2 for each in numbers if not isinstance(each, str | None)), default=0)
+
+
+def _source(network: Network, name: object) -> object:
+    """What a value is, before steps that change nothing on the device."""
+    made_by = {step.output: step for step in network.steps}
+    while name in made_by and made_by[str(name)].kind in ("identity", "reshape"):
+        name = made_by[str(name)].inputs[0]
+    return name
 
 
 def is_truth(x: Stored) -> bool:
@@ -84,4 +129,15 @@ def _hides_scores(planner: Planner, name: str) -> bool:
     )
 
 
-__all__ = ["HIDES", "SURELY_MASKED", "TRUTH", "are_zeros_and_ones", "is_mask", "is_truth", "line_in_front_of_softmax"]
+__all__ = [
+    "HIDES",
+    "HOLDS",
+    "SURELY_MASKED",
+    "TRUTH",
+    "are_zeros_and_ones",
+    "is_mask",
+    "is_of_truth",
+    "is_truth",
+    "line_in_front_of_softmax",
+    "rows_of_tables",
+]

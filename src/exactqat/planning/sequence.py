@@ -154,16 +154,27 @@ CELLS: dict[str, Callable[[Cell, Any, Any, Any], tuple[Any, Any]]] = {"lstm": _l
 
 
 def over_time(
-    kind: str, cell: Cell, entry: Callable[[int, bool], Any], count: int, backwards: bool, state: Any = None
+    kind: str,
+    cell: Cell,
+    entry: Callable[[int, bool], Any],
+    count: int,
+    backwards: bool,
+    state: Any = None,
+    kept: Callable[[int, Any, Any], Any] | None = None,
 ) -> tuple[list[Any], Any, Any]:
     """The states in the order of time, the last one, and the last memory.
 
-    entry: of a time, and whether it is the first without a state: what the input adds to all gates there.
+    entry: of a time, and whether it is the first without a state: what the input adds to all gates there. kept: of a
+    time, what is new there and what was before (None: zero): what is taken on.
     """
     memory: Any = None
     made: dict[int, Any] = {}
     for at in range(count)[::-1] if backwards else range(count):
+        before = state, memory
         state, memory = CELLS[kind](cell, entry(at, state is None), state, memory)
+        if kept is not None:
+            pairs = zip((state, memory), before, strict=True)
+            state, memory = (None if new is None else kept(at, new, old) for new, old in pairs)
         made[at] = state
     return [made[at] for at in range(count)], state, memory
 
