@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import packages_more
 import torch
 import zoo
 from torch import nn
@@ -159,4 +160,8 @@ def networks() -> dict[str, Entry]:
         "transformers Detr": Entry(detr, "model.eval()", _evaluating),
         "transformers SuperPoint": Entry(superpoint),
     }
-    return {**_yolos(), **texts, **others}
+    more = {
+        name: Entry(build, "model.eval()", _evaluating) if "Wav2Vec2" in name else Entry(build)
+        for name, build in packages_more.builders().items()
+    }
+    return {**_yolos(), **texts, **others, **more}

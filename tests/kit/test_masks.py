@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,49 @@ def test_lengths_beyond_the_longest_are_refused() -> None:
         model(words, lengths + 1)
 
 
+@pytest.mark.parametrize("how", ["attention", "scores", "filled"])
+@pytest.mark.parametrize("hidden", [-np.inf, float(np.finfo(np.float32).min), -1e4])
+def test_masks_of_real_numbers_in_pytorch(how: str, hidden: float, tmp_path: Path) -> None:
+    """Added to scores: the model's own argument, or made within it."""
+    torch = pytest.importorskip("torch")
+    from torch import nn
+    from torch.nn import functional as F
+
+    from exactqat import qat
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.Linear(FEATURES, 3 * FEATURES)
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            query, key, value = self.parts(x).chunk(3, -1)
+            if how == "attention":
+                return F.scaled_dot_product_attention(query, key, value, mask)
+            if how == "filled":
+                mask = torch.zeros(mask.shape[0], 1, LENGTH).masked_fill(mask.bool(), hidden)
+            return (query @ key.transpose(1, 2) / 3 + mask).softmax(-1) @ value
+
+    words, _ = sentences(8)
+    empty = torch.from_numpy(words == 0)[:, None]
+    mask = empty.long() if how == "filled" else torch.zeros(empty.shape).masked_fill(empty, hidden)
+    x = torch.randn(8, LENGTH, FEATURES)
+    model = qat.prepare(Network(), (x, mask))
+    qat.calibrate(model, [(x, mask)])
+    qat.freeze(model)
+    model(x, mask).square().mean().backward()
+    model.eval()
+    computes_the_devices_integers(deploy.lower(model), tmp_path, (x.numpy(), mask.numpy()), model=model)
+    # What is hidden counts nothing, and all else does.
+    with torch.no_grad():
+        other = torch.where(empty.transpose(1, 2), torch.randn_like(x), x)
+        shown = ~empty[:, 0]
+        assert torch.equal(model(x, mask)[shown], model(other, mask)[shown]) and not torch.equal(x, other)
+        exact = Network()
+        exact.load_state_dict({name: each.detach() for name, each in model.named_parameters()})
+        assert (exact(x, mask) - model(x, mask)).abs().max() < 0.1
+
+
 # --- JAX --------------------------------------------------------------------------------------------------------------
 
 
@@ -175,8 +220,19 @@ def test_masks_in_jax(how: str, tmp_path: Path) -> None:
         prepared = qat.prepare(model, given if len(given) > 1 else given[0])
     params, state = prepared.init()
     params, state = prepared.calibrate(params, state, [given if len(given) > 1 else given[0]])
-    state = prepared.freeze(params, state)
+    params, state = prepared.freeze(params, state)
     trained = prepared.trained(params, state)
     graph = deploy.lower(trained)
     data = given if len(given) > 1 else given[0]
     computes_the_devices_integers(graph, tmp_path, data, model=trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_masks_in_keras(backend: str) -> None:
+    for name in ("keras", backend):
+        pytest.importorskip(name)
+    program = Path(__file__).with_name("keras_masks.py")
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True)
+    assert not done.returncode and done.stdout.endswith("7 checks passed\n"), done.stderr[-3000:]

@@ -105,6 +105,8 @@ def _add(planner: Planner, step: Step) -> Stored:
 def _masked(planner: Planner, maker: Maker, step: Step, operand: Operand) -> Stored | str:
     """The operand; of a mask in front of a softmax no more than what matters, so that the grid is not all mask."""
     named = as_operand(maker, operand)
+    if isinstance(operand, Stored) and masks.is_hiding(operand):
+        return maker.affine(operand, 1.0, 0.0, "mask", bounds=masks.HIDING)
     if not isinstance(operand, Constant) or operand.trainable or not _only_for_softmax(planner, step):
         return named
     return maker.derived("mask", operand.shape, lambda mask: mask.clip(min=SURELY_MASKED), operand.name)

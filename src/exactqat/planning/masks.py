@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 SURELY_MASKED = -32.0
 # What is added so far below hides a score, in whatever framework.
 HIDES = -1e3
+# The range of a mask of real numbers, which are added to scores.
+HIDING = (SURELY_MASKED, 0.0)
 # The range of an input that is one.
 TRUTH = (0.0, 1.0)
 # A comparison of an integer of 0 and 1: whether it holds for 1, by the operator and the number beside it.
@@ -45,6 +49,24 @@ def is_mask(network: Network, name: str) -> bool:
         if step.kind in (*_MOVES, "sub") or (step.kind == "mul" and known.issuperset(step.inputs)):
             known.add(step.output)
     return False
+
+
+def hides(array: np.ndarray) -> bool:
+    """Whether real numbers are 0, or so far below 0 that a score to which they are added counts no more."""
+    return array.dtype.kind == "f" and bool(array.size) and bool(array.min() <= HIDES and array.max() <= 0)
+
+
+def with_examples(network: Network, examples: Sequence[Any]) -> Network:
+    """The network, with its inputs of real numbers that are masks known as such, by what the example holds.
+
+    Args:
+        examples: an array for each of its inputs.
+    """
+    values = dict(network.values)
+    for name, given in zip(network.inputs, examples, strict=True):
+        if hides(np.asarray(given)):
+            values[name] = replace(values[name], hides=True)
+    return replace(network, values=values)
 
 
 def is_of_truth(network: Network, step: Step) -> bool:
@@ -91,6 +113,12 @@ def is_truth(x: Stored) -> bool:
     return rule.ranges == "fixed" and rule.fixed_range == TRUTH
 
 
+def is_hiding(x: Stored) -> bool:
+    """Whether it is an input of real numbers that hide scores, in whatever shape."""
+    grid = x.grid.root()
+    return grid.of_inputs and grid.rule.ranges == "fixed" and grid.rule.fixed_range == HIDING
+
+
 def are_zeros_and_ones(constant: Constant) -> bool:
     """Whether a constant holds nothing else, whatever is trained."""
     values = None if constant.data is None else np.asarray(constant.data)
@@ -112,32 +140,37 @@ def line_in_front_of_softmax(planner: Planner, x: Stored, weight: float, bias: f
             f"it adds {lowest:g} where something that is computed says so; give the mask as an input of integers or "
             "truth values, 1 where a value counts"
         )
-    if not _hides_scores(planner, planner.end):
+    if not hides_scores(planner, planner.end):
         raise Refused(f"it computes {lowest:g} of a mask, which goes elsewhere than in front of a softmax")
     factor = SURELY_MASKED / lowest
     return weight * factor, bias * factor
 
 
-def _hides_scores(planner: Planner, name: str) -> bool:
+def hides_scores(planner: Planner, name: str) -> bool:
     """Whether all that reads a value adds it to what a softmax reads."""
     readers = [step for step in planner.network.steps if name in step.inputs]
     return bool(readers) and all(
         step.kind == "softmax"
         or (step.kind == "attention" and step.inputs.index(name) == 3)
-        or (step.kind in ("add", "sub", *_MOVES) and _hides_scores(planner, step.output))
+        or (step.kind in ("add", "sub", *_MOVES) and hides_scores(planner, step.output))
         for step in readers
     )
 
 
 __all__ = [
     "HIDES",
+    "HIDING",
     "HOLDS",
     "SURELY_MASKED",
     "TRUTH",
     "are_zeros_and_ones",
+    "hides",
+    "hides_scores",
+    "is_hiding",
     "is_mask",
     "is_of_truth",
     "is_truth",
     "line_in_front_of_softmax",
     "rows_of_tables",
+    "with_examples",
 ]

@@ -291,6 +291,8 @@ class Planner:
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=(0.0, 255.0))
         elif masks.is_mask(self.network, name):
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=masks.TRUTH)
+        elif value.hides and rule.ranges != "fixed" and masks.hides_scores(self, name):
+            rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=masks.HIDING)
         grid = SharedGrid(path, rule, fixed=INDICES if rows else None, of_inputs=True, indices=rows)
         channels = self._asked_channels(name, len(value.shape))
         self.stored[name] = Stored(path, value.shape, value.batch_axis, grid, channels)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from . import masks
 from .activations import logistic
 from .elementwise import SURELY_MASKED, as_operand
 from .maker import Maker
@@ -54,6 +55,8 @@ def attention(planner: Planner, step: Step) -> Stored:
     if mask is not None:
         operand = planner.read(mask)
         if isinstance(operand, Stored):
+            if masks.is_hiding(operand):
+                operand = maker.affine(operand, 1.0, 0.0, "mask", bounds=masks.HIDING)
             scores = maker.add(scores, operand, "masked")
         elif not isinstance(operand, float):
             added = maker.derived("mask", operand.shape, lambda array: array.clip(min=SURELY_MASKED), operand.name)
