@@ -3,8 +3,9 @@
 
     python bench/attention.py [--networks ViT,DeiT,reader] [--seeds 3] [--bits 8] [--save FILE]
 
-Trained here on made-up data (`bench/accuracy/attention_networks.py`). The device is LiteRT's default kernels: the accuracy is that of
-what it returns, and every integer of every operator is compared with the simulation on a part of the examples.
+Trained here on made-up data (`bench/accuracy/attention_networks.py`). The device is LiteRT's default kernels: the
+accuracy is that of what it returns, and every integer of every operator is compared with the simulation on a part of
+the examples.
 """
 
 from __future__ import annotations

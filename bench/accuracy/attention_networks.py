@@ -15,8 +15,8 @@ from networks import TASKS, Task, accuracy, fit, outputs_of, tensors_of
 from torch import nn
 
 WORDS, LENGTH, TOPICS = 40, 24, 4
-# Of the words: a topic each, the others say nothing; 0 fills sentences up, 1 turns the next word round.
-_FILLS, _TURNS, _OF_TOPIC = 0, 1, 6
+# Of the words: a topic each, the others say nothing; 0 fills sentences up.
+_FILLS, _OF_TOPIC = 0, 6
 # Examples to train on, to decide by, and to judge by.
 COUNTS = (2500, 300, 1000)
 RATE = 3e-3  # of training in float
@@ -82,8 +82,8 @@ class Reader(nn.Module):
 
 
 def sentences(seed: int) -> list[tuple[Any, np.ndarray]]:
-    """Words [n, 24] and masks [n, 24] of integers; what a sentence of 8 to 24 words is about: the topic with most words
-    that are not turned round by the word in front of them. Two topics compete in each."""
+    """Words [n, 24] and masks [n, 24] of integers; what a sentence of 8 to 24 words is about: of two topics in it that of
+    more words, among words that say nothing."""
     rng = np.random.default_rng(seed)
     count = sum(COUNTS)
     words, mask = np.zeros((2, count, LENGTH), np.int64)
@@ -91,16 +91,11 @@ def sentences(seed: int) -> list[tuple[Any, np.ndarray]]:
     for at in range(count):
         length = int(rng.integers(8, LENGTH + 1))
         topic, other = rng.permutation(TOPICS)[:2]
-        ours, theirs = int(rng.integers(2, 4)), 1
-        turned = int(rng.integers(1, 3))  # words of the other topic that do not count
-        blocks = [[_word(rng, topic)] for _ in range(ours)] + [[_word(rng, other)] for _ in range(theirs)]
-        blocks += [[_TURNS, _word(rng, other)] for _ in range(turned)]
-        free = length - 1 - sum(map(len, blocks))
-        while free < 0:
-            free += len(blocks.pop())
-        blocks += [[int(rng.integers(2 + TOPICS * _OF_TOPIC, WORDS))] for _ in range(free)]
-        order = rng.permutation(len(blocks))
-        words[at, 1:length] = [word for each in order for word in blocks[each]]
+        ours = int(rng.integers(2, 5))
+        spoken = [_word(rng, topic) for _ in range(ours)] + [_word(rng, other) for _ in range(ours - 1)]
+        free = length - 1 - len(spoken)
+        spoken = [*spoken, *rng.integers(2 + TOPICS * _OF_TOPIC, WORDS - 1, max(free, 0))][: length - 1]
+        words[at, 1:length] = rng.permutation(spoken)
         words[at, 0] = WORDS - 1  # where the scores are read
         mask[at, :length] = 1
         topics[at] = topic
@@ -160,7 +155,7 @@ ATTENTION = {
                 nn.functional.cross_entropy, accuracy, 15),
     "DeiT": Task("rendered letters, 16 pixels", letters, lambda: VisionTransformer(2, 4),
                  nn.functional.cross_entropy, accuracy, 15),
-    "reader": Task("made-up sentences, a mask", sentences, Reader, nn.functional.cross_entropy, accuracy, 20),
+    "reader": Task("made-up sentences, a mask", sentences, Reader, nn.functional.cross_entropy, accuracy, 15),
 }  # fmt: skip
 
 

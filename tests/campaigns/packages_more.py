@@ -264,7 +264,9 @@ def builders() -> dict[str, Callable[[], Built]]:
     found: dict[str, Callable[[], Built]] = {
         f"transformers {name}": functools.partial(of_transformers, name) for name in _MODELS
     }
-    found |= {f"transformers {name}, attention_mask": functools.partial(of_transformers, name, True) for name in _MASKED}
+    found |= {
+        f"transformers {name}, attention_mask": functools.partial(of_transformers, name, True) for name in _MASKED
+    }
     found |= {
         "transformers Whisper encoder": whisper,
         "transformers DPT": dpt,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks, lengths and kinds of words that networks of JAX and Keras are given, and comparisons of integers in PyTorch."""
+"""Masks, lengths and kinds of words that networks are given, and comparisons of such integers."""
 
 from __future__ import annotations
 
@@ -205,9 +205,7 @@ def linen_attention() -> tuple[Any, tuple[np.ndarray, ...]]:
     return Network(), (words, shown_of(words))
 
 
-@pytest.mark.parametrize(
-    "how", ["integers", "booleans", "decoder", "words", "lengths", "softmax", "added", "linen"]
-)
+@pytest.mark.parametrize("how", ["integers", "booleans", "decoder", "words", "lengths", "softmax", "added", "linen"])
 def test_masks_in_jax(how: str, tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     from exactqat import qat

@@ -231,8 +231,8 @@ def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial, table: i
 
     Floating point values vary from row to row between the example's smallest and largest; an example without variation,
     or with values that are not numbers, gives way to random ones. Masks, integers and truth values are the example's
-    rows, again and again; after the first one, indices into a table of `table` rows are random, and masks of zeros and ones
-    hide more than the example does.
+    rows, again and again; after the first one, indices into a table of `table` rows are random, and masks of zeros and
+    ones hide more than the example does.
     """
     if array.dtype.kind in "iub" and array.size and rows > 1:
         return _integer_rows(array, _generator(f"input {name} {rows} {trial.draw}"), rows, table)

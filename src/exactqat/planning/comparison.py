@@ -37,12 +37,12 @@ def compare(planner: Planner, step: Step) -> Stored:
 def _looked_up(planner: Planner, maker: Maker, x: Stored, other: Operand, how: str) -> Stored:
     """By a table [rows, numbers], which has a row for each integer that may be given."""
     shape, rows = planner.shape(maker.step), x.grid.root().indices
-    values = np.asarray(other.data if isinstance(other, Constant) else other, np.float64)
-    alone = values.size == 1
-    if values.dtype == object or not (alone or (x.shape[-1] == 1 and values.shape[-1] == values.size)):
+    data = other.data if isinstance(other, Constant) else other
+    values = np.zeros((0, 0)) if data is None or isinstance(data, Stored) else np.asarray(data, np.float64)
+    if values.size != 1 and not (x.shape[-1] == 1 and values.size and values.shape[-1] == values.size):
         raise Refused(
-            f"{word(maker.step)} of an input of integers with numbers of other axes than the last one, or with weights; "
-            "compare one integer for each example with a row of numbers, or all with one number"
+            f"{word(maker.step)} of an input of integers with weights, or with numbers of other axes than the last "
+            "one; compare one integer for each example with a row of numbers, or all with one number"
         )
     table = COMPARISONS[how](np.arange(rows)[:, None], values.reshape(1, -1))
     found = maker.look_up(x, maker.array(table, "table"), bounds=masks.TRUTH)

@@ -87,9 +87,7 @@ def rows_of_tables(network: Network, name: str) -> int:
     known = network.constants
     read = [step for step in network.steps if step.inputs and _source(network, step.inputs[0]) == name]
     tables = [
-        known[str(step.inputs[1])].shape[0]
-        for step in read
-        if step.kind == "embedding" and step.inputs[1] in known
+        known[str(step.inputs[1])].shape[0] for step in read if step.kind == "embedding" and step.inputs[1] in known
     ]
     if tables or network.values[name].dtype == "bool":
         return min(tables, default=0)

@@ -346,7 +346,7 @@ def _convert(c: Converter, equation: Any, operands: list[Any]) -> Item:
     (x,) = operands
     if x.comparison is not None:
         raise Refused("truth values made numbers")
-    if equation.params["new_dtype"] == bool and (mask := masks.as_truth(c, x)) is not None:
+    if np.dtype(equation.params["new_dtype"]).kind == "b" and (mask := masks.as_truth(c, x)) is not None:
         return mask
     if masks.is_truth(c, x):
         return x
