@@ -160,8 +160,12 @@ def networks() -> dict[str, Entry]:
         "transformers Detr": Entry(detr, "model.eval()", _evaluating),
         "transformers SuperPoint": Entry(superpoint),
     }
+    help_ = {
+        "Wav2Vec2": ("model.eval()", _evaluating),
+        **dict.fromkeys(("Roberta", "MPNet"), ("position_ids as an argument", packages_more.with_positions)),
+    }
     more = {
-        name: Entry(build, "model.eval()", _evaluating) if "Wav2Vec2" in name else Entry(build)
+        name: Entry(build, *next((each for word, each in help_.items() if word in name), ()))
         for name, build in packages_more.builders().items()
     }
     return {**_yolos(), **texts, **others, **more}

@@ -24,7 +24,7 @@ HIDING = (SURELY_MASKED, 0.0)
 # The range of an input that is one.
 TRUTH = (0.0, 1.0)
 # A comparison of an integer of 0 and 1: whether it holds for 1, by the operator and the number beside it.
-HOLDS = {
+HOLDS: dict[tuple[str, float], bool] = {
     **{("ne", 0): True, ("gt", 0): True, ("ge", 1): True, ("eq", 1): True},
     **{("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("ne", 1): False},
 }
@@ -92,9 +92,9 @@ def rows_of_tables(network: Network, name: str) -> int:
     if tables or network.values[name].dtype == "bool":
         return min(tables, default=0)
     compared = [step for step in read if step.kind == "compare" and not is_of_truth(network, step)]
-    numbers = [known[each].data if each in known else each for each in (step.inputs[1] for step in compared)]
+    numbers = [known[each].data if isinstance(each, str) else each for each in (step.inputs[1] for step in compared)]
     # All beyond the largest of these numbers is alike.
-    return max((int(np.asarray(each).max()) + 2 for each in numbers if not isinstance(each, str | None)), default=0)
+    return max((int(np.asarray(each).max()) + 2 for each in numbers if each is not None), default=0)
 
 
 def _source(network: Network, name: object) -> object:

@@ -34,10 +34,10 @@ def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str
     name = type(operation).__name__
     moving = [each for each in operands if isinstance(each, Moving)]
     shape = np.broadcast_shapes(*[each.shape for each in operands if isinstance(each, Item)])
-    if name in _HOW and (mask := masks.compared(c, _HOW[name], *operands, shape)) is not None:
+    if name in _HOW and (mask := masks.compared(c, _HOW[name], operands[0], operands[1], shape)) is not None:
         return mask
     if name == "Where" and masks.is_truth(c, operands[0]):
-        return masks.chosen(c, *operands, shape)
+        return masks.chosen(c, operands[0], operands[1], operands[2], shape)
 
     def evaluate(*given: Any) -> np.ndarray:
         tensors = [keras.ops.convert_to_tensor(np.asarray(each, np.float32)) for each in given]
@@ -133,12 +133,12 @@ def _softmax_layer(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, 
     if shown is None:
         values = np.asarray(mask.data, np.float32) > 0.5
         hiding: Any = Fixed(data=np.where(values, 0.0, masks.HIDDEN).astype(np.float32), shape=values.shape)
-        shown = c.fixed_of(values.astype(np.float32))
+        factor: Any = c.fixed_of(values.astype(np.float32))
     else:
-        hiding = masks.hiding(c, shown)
+        hiding, factor = masks.hiding(c, shown), shown
     scores = c.emit("add", [x, hiding], x.shape)
     # Where nothing is shown, nothing is chosen.
-    return c.emit("mul", [c.emit("softmax", [scores], x.shape, axis=axis % x.rank), shown], x.shape)
+    return c.emit("mul", [c.emit("softmax", [scores], x.shape, axis=axis % x.rank), factor], x.shape)
 
 
 @operations("Cast", "Copy", "ConvertToTensor")
