@@ -182,6 +182,8 @@ def nnx_attention(how: str) -> tuple[Any, tuple[np.ndarray, ...]]:
                 if how == "decoder":
                     mask = nnx.combine_masks(mask, nnx.make_causal_mask(words))
                 x = self.attention(x, mask=mask)
+            if how == "empty rows":
+                return self.head(x)
             shown = given > 0
             return self.head(jnp.where(shown[..., None], x, 0.0).sum(1))
 
@@ -205,7 +207,9 @@ def linen_attention() -> tuple[Any, tuple[np.ndarray, ...]]:
     return Network(), (words, shown_of(words))
 
 
-@pytest.mark.parametrize("how", ["integers", "booleans", "decoder", "words", "lengths", "softmax", "added", "linen"])
+@pytest.mark.parametrize(
+    "how", ["integers", "booleans", "empty rows", "decoder", "words", "lengths", "softmax", "added", "linen"]
+)
 def test_masks_in_jax(how: str, tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     from exactqat import qat

@@ -116,8 +116,13 @@ def chosen(c: ItemBuilder[Any], mask: Moving, on: Any, off: Any, shape: Sequence
         mask, on, off = opposite(c, mask), off, on
     number = _hides(c, off)
     if number is not None:
-        added = hiding(c, mask, number)
-        return spread(c, added, shape) if _is_zero(c, on) else c.emit("add", [on, added], shape)
+        added, shown = hiding(c, mask, number), before_repeated(c, mask)
+        if _is_zero(c, on):
+            return spread(c, added, shape)
+        if shown.rank > 1 and shown.shape[-2] != 1:
+            # A row may have nothing to show: then all of it is the number, not the scores less the number.
+            on = c.emit("mul", [on, shown], shape)
+        return c.emit("add", [on, added], shape)
     truths = all(is_truth(c, each) or _is_zero(c, each) for each in (on, off))
     parts = []
     for operand, opposed in ((on, False), (off, True)):
