@@ -192,6 +192,26 @@ def nnx_attention(how: str) -> tuple[Any, tuple[np.ndarray, ...]]:
     return Network(nnx.Rngs(0)), (words, *second)
 
 
+def vmapped() -> tuple[Any, Any, tuple[np.ndarray, ...]]:
+    """One example at a time, as Equinox has it."""
+    import jax
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(0)
+    variables = {"words": rng.standard_normal((WORDS, FEATURES)).astype(np.float32)}
+    words, _ = sentences(8)
+
+    def network(variables: Any, words: Any, mask: Any) -> Any:
+        def one(words: Any, mask: Any) -> Any:
+            x = jax.vmap(lambda word: variables["words"][word])(words)
+            scores = jnp.where(jnp.broadcast_to(mask[None], (LENGTH, LENGTH)) > 0, x @ x.T, -jnp.inf)
+            return jax.nn.softmax(scores) @ x
+
+        return jax.vmap(one)(words, mask)
+
+    return network, variables, (words, shown_of(words))
+
+
 def linen_attention() -> tuple[Any, tuple[np.ndarray, ...]]:
     pytest.importorskip("flax")
     import flax.linen as nn
@@ -208,18 +228,22 @@ def linen_attention() -> tuple[Any, tuple[np.ndarray, ...]]:
 
 
 @pytest.mark.parametrize(
-    "how", ["integers", "booleans", "empty rows", "decoder", "words", "lengths", "softmax", "added", "linen"]
+    "how", ["integers", "booleans", "empty rows", "decoder", "words", "lengths", "softmax", "added", "linen", "vmap"]
 )
 def test_masks_in_jax(how: str, tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     from exactqat import qat
 
-    model, given = linen_attention() if how == "linen" else nnx_attention(how)
-    if how == "linen":
+    if how == "vmap":
+        model, variables, given = vmapped()
+    elif how == "linen":
+        model, given = linen_attention()
         variables = model.init(jax.random.key(0), *given)
-        prepared = qat.prepare(model, given, variables=variables)
     else:
-        prepared = qat.prepare(model, given if len(given) > 1 else given[0])
+        model, given = nnx_attention(how)
+        variables = None
+    more = {} if variables is None else {"variables": variables}
+    prepared = qat.prepare(model, given if len(given) > 1 else given[0], **more)
     params, state = prepared.init()
     params, state = prepared.calibrate(params, state, [given if len(given) > 1 else given[0]])
     params, state = prepared.freeze(params, state)
