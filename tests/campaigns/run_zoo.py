@@ -52,9 +52,11 @@ def end_to_end(
     from exactqat.deploy.simulate import EXACT
 
     torch.manual_seed(0)
+    began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepared = qat.prepare(model.train(training), examples if len(examples) > 1 else examples[0])
+    prepare_seconds = time.monotonic() - began
     prepared.train()
     optimizer = torch.optim.SGD(prepared.parameters(), 1e-4)
     for number in range(3):
@@ -85,6 +87,7 @@ def end_to_end(
         "differing": 0,
         "unclaimed": {},
         "differing_kinds": {},
+        "prepare_seconds": round(prepare_seconds, 1),
     }
     for profile in PROFILES:
         report = deploy.verify(graph, path, codes, profile, batch_size=images)

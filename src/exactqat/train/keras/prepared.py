@@ -94,6 +94,7 @@ class PreparedModel(keras.Model):
         profile: str | None = DEFAULT_PROFILE,
         statistics: Mapping[str, Any] | None = None,
         keep_final_activation: bool | None = False,
+        dtypes: Sequence[str] = (),
         **rest: Any,
     ) -> None:
         """What `prepare` calls; Keras does when it loads one."""
@@ -110,13 +111,14 @@ class PreparedModel(keras.Model):
             _give_statistics(model, names, statistics)
         losses: list[str] = []
         with at_work("prepare reads the model"):
-            network = capture(model, shapes, names, losses)
+            network = capture(model, shapes, names, losses, dtypes)
         planned = plan(network, rules, deployable, keep_final_activation)
         functional = Functional(planned, primitives_keras, profile)
         self._held = _Held(
             original=model,
             rules=list(rules),
             shapes=shapes,
+            dtypes=list(dtypes),
             deployable=deployable,
             keep_final_activation=keep_final_activation,
             functional=functional,
@@ -452,6 +454,7 @@ class PreparedModel(keras.Model):
             "model": keras.saving.serialize_keras_object(held.original),
             "rules": [asdict(rule) for rule in held.rules],
             "shapes": held.shapes,
+            "dtypes": held.dtypes,
             "deployable": held.deployable,
             "keep_final_activation": bool(held.keep_final_activation),
             "frozen": held.frozen,
@@ -598,11 +601,12 @@ def prepare(
     rules = checked_rules(rules)
     if isinstance(model, PreparedModel):
         raise TypeError("model is prepared already; prepare the float model that it was made from")
-    shapes = None
+    shapes, dtypes = None, list[str]()
     if example is not None:
         if not model.built:
             model(example)
         shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
+        dtypes = [keras.backend.standardize_dtype(each.dtype) for each in keras.tree.flatten(example)]
     try:
         prepared = PreparedModel(
             model,
@@ -611,6 +615,7 @@ def prepare(
             deployable,
             profile=device,
             keep_final_activation=keep_final_activation,
+            dtypes=dtypes,
             name=f"{model.name}_prepared",
         )
     except CaptureError as error:
