@@ -8,10 +8,8 @@ scales that a frozen network computes with are the file's, bit for bit, until a 
 
 from __future__ import annotations
 
-import inspect
-import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +21,7 @@ from ..device.tensor import CODE_RANGES, dequantize
 from ..device.weighted import Weighted
 from ..display import listed
 from ..planning import UnsupportedOperator
+from ..planning.ends import Ends
 from ..planning.network import Constant, Network, Value
 from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from ..planning.rules import Rule
@@ -47,40 +46,6 @@ class Trainable:
     plan: Plan
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-class Ends:
-    """How a file's inputs and outputs nest, as the tree of a captured model says it: inputs are arguments in the file's
-    order, or by its names; several outputs are a dictionary by its names."""
-
-    updates = ()
-    updates_first = False
-
-    def __init__(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        self.names, self.outputs = tuple(inputs), tuple(outputs)
-        words = [name if name.isidentifier() and not keyword.iskeyword(name) else "" for name in self.names]
-        words = [word or f"input_{number}" for number, word in enumerate(words)]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.signature = inspect.Signature([inspect.Parameter(word, kind) for word in words])
-
-    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """
-        Raises:
-            TypeError: the arguments are not the file's inputs.
-        """
-        if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
-            return self.flatten(**args[0])
-        words = tuple(self.signature.parameters)
-        known = {**dict(zip(self.names, words, strict=True)), **{word: word for word in words}}
-        unknown = [name for name in kwargs if name not in known]
-        if unknown or len(args) + len(kwargs) != len(words):
-            given = [*("positional" for _ in args), *kwargs]
-            raise TypeError(f"the file's inputs are {', '.join(self.names)}; got {listed(given) or 'none'}")
-        bound = self.signature.bind(*args, **{known[name]: value for name, value in kwargs.items()})
-        return list(bound.arguments.values())
-
-    def unflatten(self, results: Sequence[Any]) -> Any:
-        return results[0] if len(results) == 1 else dict(zip(self.outputs, results, strict=True))
 
 
 def trainable(graph: Graph) -> Trainable:
@@ -370,12 +335,13 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
         given[name] = dequantize(codes, tensor.quantization) if graph.tensors[name].dtype == FLOAT else codes
     theirs, results = simulate(graph, given, device=device), simulate(lowered, ours, device=device)
     wrong = []
-    for port, own in zip(graph.signature.outputs, lowered.signature.outputs, strict=True):
-        expected, found = theirs[port.tensor], results[own.tensor]
-        if graph.tensors[port.tensor].dtype == FLOAT:
+    # A file's signature may name its outputs in another order.
+    for name, own in zip(graph.outputs, lowered.signature.outputs, strict=True):
+        expected, found = theirs[name], results[own.tensor]
+        if graph.tensors[name].dtype == FLOAT:
             found = dequantize(found, lowered.tensors[own.tensor].quantization)
         if not np.array_equal(expected, found):
-            wrong.append(f"{int((expected != found).sum()):,} of {expected.size:,} of '{port.name}'")
+            wrong.append(f"{int((expected != found).sum()):,} of {expected.size:,} of '{own.name}'")
     if wrong:
         raise UnsupportedOperator(
             f"the network that would be trained computes other integers than the file: {listed(wrong)} differ on "
@@ -383,8 +349,46 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
         )
 
 
+# Of the largest of a result: float32 numbers in another order of sums.
+_FLOAT_TOLERANCE = 1e-4
+
+
+def compare_in_float(
+    plan: Plan,
+    found: Callable[..., Sequence[np.ndarray]],
+    original: Callable[..., Sequence[np.ndarray]],
+) -> None:
+    """Raises UnsupportedOperator if a plan without quantization computes other real numbers than its file, on random
+    ones.
+
+    Args:
+        found: of the inputs, for two examples: what the plan computes.
+        original: likewise, what the file does.
+    """
+    rng = np.random.default_rng(0)
+    given = []
+    for each in plan.inputs:
+        shape = [2 * size if axis == each.batch_axis else size for axis, size in enumerate(each.shape)]
+        drawn = rng.integers(0, each.rows, shape).astype(np.int32) if each.rows else rng.standard_normal(shape)
+        given.append(drawn if each.rows else drawn.astype(np.float32))
+    wrong = []
+    for port, expected, ours in zip(plan.results, original(*given), found(*given), strict=True):
+        if not np.issubdtype(expected.dtype, np.floating):
+            share = float(np.mean(expected != ours)) if expected.shape == ours.shape else 1.0
+        elif expected.shape == ours.shape:
+            share = float(np.abs(expected - ours).max(initial=0) / max(np.abs(expected).max(initial=0), 1e-30))
+        else:
+            share = np.inf
+        if not share <= _FLOAT_TOLERANCE:
+            wrong.append(f"'{port.name}' by {share:.2g} of its largest value")
+    if wrong:
+        raise UnsupportedOperator(
+            f"the network that would be trained computes other real numbers than the file: {listed(wrong)}"
+        )
+
+
 def _spread(single: Any, ones: Any) -> Any:
     return single * ones
 
 
-__all__ = ["Trainable", "compare_with_file", "trainable"]
+__all__ = ["Trainable", "compare_in_float", "compare_with_file", "trainable"]
