@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,25 +28,7 @@ from ..planning.rules import Rule
 from .graph import Graph, Operator
 from .lower import Lowering
 from .simulate import simulate
-
-# The largest code of a filter, of a narrow range.
-_LARGEST = 127
-
-
-@dataclass
-class Trainable:
-    """What a framework trains.
-
-    Attributes:
-        plan: what the device runs; all grids are given.
-        parameters: by the names of the plan's constants, float32; the trained ones.
-        buffers: likewise, the others.
-    """
-
-    plan: Plan
-    parameters: dict[str, np.ndarray] = field(default_factory=dict)
-    buffers: dict[str, np.ndarray] = field(default_factory=dict)
-
+from .weights_on_grid import Trainable, weights_on_grid
 
 def trainable(graph: Graph) -> Trainable:
     """The network of a quantized file, to be trained.
@@ -163,10 +145,8 @@ class Restoring:
             return ""
         return self.paths[name]
 
-    def _parameter(self, name: str, values: np.ndarray, trained: bool = True) -> str:
-        (self.made.parameters if trained else self.made.buffers)[name] = values
-        self.constants[name] = Constant(name, values.shape, trainable=trained)
-        return name
+    def _parameter(self, name: str, values: np.ndarray) -> str:
+        return self.made.add(self.constants, name, values)
 
     # --- operators --------------------------------------------------------------------------------------------------
 
@@ -221,59 +201,19 @@ class Restoring:
         need(filters.dtype == "int8", f"its filter is {filters.dtype}, and training writes int8")
         codes = filters.data.astype(np.int64)
         need(not np.any(filters.quantization.zero_point), "its filter has a zero point other than 0")
-        need(int(codes.min(initial=0)) >= -_LARGEST, "its filter has codes of -128, and filters train in -127..127")
         assert isinstance(declaration, Weighted)
-        channel_axis = declaration.plan_axis
-        codes = np.moveaxis(declaration.plan_filter(codes), 0, channel_axis)
-        channels = codes.shape[channel_axis]
-        single = filters.quantization.axis is None or filters.quantization.scale.size == 1
-        scale = np.broadcast_to(filters.quantization.scale.astype(np.float32), (channels,))
-        need(bool(np.all(scale > 0)), "its filter has a scale of 0")
-        path = self._path(operator.outputs[0])
-        self.taken.discard(path)
-        # scale = power * rest, with 1 <= rest < 2; a single scale has one power.
-        power = np.ldexp(np.float32(1), np.frexp(scale)[1] - 1).astype(np.float32)
-        rest = scale / power
-        shape = [1] * codes.ndim
-        shape[channel_axis] = channels
-        weight = self._parameter(f"{path}.weight", (codes * power.reshape(shape)).astype(np.float32))
-        if single:
-            gain = self._parameter(f"{path}.scale", rest[:1].copy())
-            ones = f"{path}.ones"
-            self.constants[ones] = Constant(ones, (channels,), parameter=False, data=np.ones(channels, np.float32))
-            whole = f"{path}.channel_scales"
-            self.constants[whole] = Constant(
-                whole, (channels,), parameter=False, trainable=True, sources=(gain,),
-                expression=Derived(_spread, (gain, ones)),
-            )  # fmt: skip
-            gain = whole
-        else:
-            gain = self._parameter(f"{path}.scale", rest.copy())
-        offset = self._parameter(f"{path}.bias", self._bias(bias, x, scale))
-        mean = self._parameter(f"{path}.mean", np.zeros(channels, np.float32), trained=False)
-        variance = self._parameter(f"{path}.variance", np.ones(channels, np.float32), trained=False)
-        norm = BatchNorm(gain, offset, mean, variance, None, 0.0, None, training=False)
-        rule = Rule(match=path, ranges="learned", per_channel=not single)
-        end = np.float32(_LARGEST) * (power[0] if single else power)
-        weights = Weights(weight, None, norm, rule, channel_axis, np.asarray(end, np.float32))
-        attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
-        self.step(operator, attributes, operands=[self.paths[x.name]], weights=weights)
-
-    def _bias(self, bias: Tensor, x: Tensor, scale: np.ndarray) -> np.ndarray:
-        """Real numbers that lie on the accumulator's grid at the file's codes."""
+        codes = np.moveaxis(declaration.plan_filter(codes), 0, declaration.plan_axis)
         need(bias.data is not None, "its bias is computed")
         assert bias.data is not None
-        codes = bias.data.astype(np.float64).reshape(-1)
-        step = scale * np.float32(x.quantization.scale[0])
-        found = (codes * step).astype(np.float32)
-        for candidate in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
-            found = np.where(np.rint(found / step) == codes, found, candidate)
-        wrong = np.flatnonzero(np.rint(found / step) != codes)
-        need(
-            not wrong.size,
-            f"its bias has codes beyond what float32 holds, such as {codes[wrong[:1]].astype(np.int64).tolist()}",
-        )
-        return found.astype(np.float32)
+        path = self._path(operator.outputs[0])
+        self.taken.discard(path)
+        single = filters.quantization.axis is None or filters.quantization.scale.size == 1
+        weights = weights_on_grid(
+            self.made, self.constants, path, codes, filters.quantization.scale, bias.data.reshape(-1),
+            x.quantization.scale[0], declaration.plan_axis, single,
+        )  # fmt: skip
+        attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
+        self.step(operator, attributes, operands=[self.paths[x.name]], weights=weights)
 
     def step(
         self,
@@ -385,10 +325,6 @@ def compare_in_float(
         raise UnsupportedOperator(
             f"the network that would be trained computes other real numbers than the file: {listed(wrong)}"
         )
-
-
-def _spread(single: Any, ones: Any) -> Any:
-    return single * ones
 
 
 __all__ = ["Trainable", "compare_in_float", "compare_with_file", "trainable"]

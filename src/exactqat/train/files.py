@@ -19,10 +19,12 @@ from ..deploy.runtimes.onnxruntime import in_real_numbers
 from ..deploy.simulate import simulate
 from ..deploy.trainable import compare_in_float, compare_with_file, trainable
 from ..device import DEFAULT_PROFILE
+from ..device.profile import ONNXRUNTIME_X86
 from ..planning import UnsupportedOperator, plan, warn_of_plan
 from ..planning.plans import Plan
 from ..planning.rules import Rule, checked_rules
 from .core.trained import TrainedNetwork
+from .onnx_grids import compare_with_onnx, on_its_grids
 
 _DEFAULT_RULES = (Rule(),)
 
@@ -56,6 +58,9 @@ class OpenedFile:
             except CaptureError as error:
                 raise UnsupportedOperator(str(error)) from error
             self.parameters, self.buffers = self._float.parameters, self._float.buffers
+            if self._float.grids:
+                made, self._float = on_its_grids(self._float), None
+                self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
         else:
             made = trainable(graph)
             self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
@@ -100,10 +105,12 @@ class OpenedFile:
     def compare(self, network: TrainedNetwork, device: str | None) -> None:
         """Raises UnsupportedOperator if a network that is not trained yet computes something else than the file: other
         integers, or other real numbers without quantization."""
-        if not isinstance(self.graph, OnnxModel) and self._float is None:
-            compare_with_file(self.graph, network.plan, network.numbers(), device or DEFAULT_PROFILE)
-        else:
+        if self._float is not None:
             compare_in_float(network.plan, network.float_results, self._original)
+        elif isinstance(self.graph, OnnxModel):
+            compare_with_onnx(network.plan, network.numbers(), self._original, device or ONNXRUNTIME_X86.name)
+        else:
+            compare_with_file(self.graph, network.plan, network.numbers(), device or DEFAULT_PROFILE)
 
     def _original(self, *inputs: np.ndarray) -> list[np.ndarray]:
         if isinstance(self.graph, OnnxModel):

@@ -16,6 +16,7 @@ from ...display import listed
 from ..core.builder import Moving
 from ..core.refusals import CaptureError, Refused
 from . import onnx_moves, onnx_recurrent  # noqa: F401 - their handlers enter themselves
+from .onnx_grids import DEQUANTIZE, on_its_grid
 from .onnx_nodes import HANDLERS
 from .reader import FileNetwork, Fixed, Reader, sizes_of
 
@@ -116,7 +117,10 @@ class OnnxReader(Reader):
         items = [self.known.get(name) if name else None for name in node.input]
         drawn = node.op_type.startswith("Random")
         if not drawn and not any(isinstance(item, Moving) for item in items):
-            self.fold(node)
+            if node.op_type == DEQUANTIZE:
+                self.known[node.output[0]] = on_its_grid(self, node)
+            else:
+                self.fold(node)
             return
         try:
             if node.domain not in ("", "ai.onnx") or node.op_type not in HANDLERS:

@@ -90,7 +90,7 @@ def _ceil(c: Any, node: Any) -> Any:
 @handles("Clip")
 def _clip(c: Any, node: Any) -> Any:
     x, given = c.item(node, 0), c.attributes(node)
-    ends = [c.numbers(node, position) for position in (1, 2)]
+    ends = [real_end(c, x, c.numbers(node, position)) for position in (1, 2)]
     low, high = (
         given.get(word) if end is None else float(end.reshape(()))
         for word, end in zip(("min", "max"), ends, strict=True)
@@ -98,6 +98,16 @@ def _clip(c: Any, node: Any) -> Any:
     if (low, high) in ((0.0, None), (0.0, 6.0)):
         return c.step("relu" if high is None else "relu6", [x], x.shape)
     return c.step("clamp", [x], x.shape, min=low, max=high)
+
+
+def real_end(c: Any, x: Any, end: np.ndarray | None) -> np.ndarray | None:
+    """An end of a range; of codes, what it stands for."""
+    if end is None or end.dtype.kind == "f":
+        return end
+    if x.name not in c.grids:
+        raise Refused("its ends are codes of no grid")
+    (scale, zero_point), shift = c.grids[x.name], 128 if end.dtype == np.uint8 else 0
+    return np.asarray((end.astype(np.int64) - shift - zero_point) * np.float32(scale), np.float32)
 
 
 @handles(*_BINARY)
@@ -200,9 +210,11 @@ def _gemm(c: Any, node: Any) -> Any:
     if given.get("transA"):
         raise Refused("its first operand is transposed")
     alpha, beta = float(given.get("alpha", 1.0)), float(given.get("beta", 1.0))
-    weight = c.weight(weight, lambda data: (data if given.get("transB") else data.T) * np.asarray(alpha, data.dtype))
+    weight = c.weight(weight, lambda data: data if given.get("transB") else data.T)
+    weight = weight if alpha == 1 else Fixed(weight.name, weight.data * np.asarray(alpha, weight.data.dtype))
     if bias is not None:
-        bias = c.weight(bias, lambda data: np.broadcast_to(data, (1, weight.shape[0])).reshape(-1) * np.float32(beta))
+        bias = c.weight(bias, lambda data: np.broadcast_to(data, (1, weight.shape[0])).reshape(-1))
+        bias = bias if beta == 1 else Fixed(bias.name, bias.data * np.float32(beta))
     return c.step("linear", [x, weight, bias], c.shapes(node)[0])
 
 

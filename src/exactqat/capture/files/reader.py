@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,15 @@ class FileNetwork:
         network: its steps; its trained constants are parameters.
         parameters: by the names of these, float32.
         buffers: likewise, of what is not trained.
+        grids: of values, where the file has them: (scale, zero point of int8).
+        constant_grids: of parameters, as `Fixed.grid`.
     """
 
     network: Network
     parameters: Mapping[str, np.ndarray]
     buffers: Mapping[str, np.ndarray]
+    grids: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    constant_grids: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -46,11 +50,13 @@ class Fixed:
         name: in the file.
         data: of one example, where it has a batch.
         trained: whether training may move it, where it is real numbers.
+        grid: (scales, zero points), [1] or [channels], of real numbers that the file holds as codes.
     """
 
     name: str
     data: np.ndarray
     trained: bool = True
+    grid: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +80,7 @@ class Reader(ItemBuilder[Fixed]):
     Attributes:
         path: of the operator that is read.
         word: what its file calls it.
-        parameters, buffers: see `FileNetwork`.
+        parameters, buffers, grids: see `FileNetwork`.
     """
 
     def __init__(self, sizes: Iterable[int]) -> None:
@@ -83,6 +89,7 @@ class Reader(ItemBuilder[Fixed]):
         self.path = self.word = ""
         self.parameters: dict[str, np.ndarray] = {}
         self.buffers: dict[str, np.ndarray] = {}
+        self.grids: dict[str, tuple[float, int]] = {}
         self._named: dict[int, tuple[Fixed, str]] = {}
         self._taken: set[str] = set()
         # Whether a step has the operator's own path already.
@@ -176,7 +183,7 @@ class Reader(ItemBuilder[Fixed]):
         """
         if not isinstance(item, Fixed):
             raise Refused(f"the weight of {self.word} is computed from the network's input")
-        return item if turn is None else Fixed(item.name, np.ascontiguousarray(turn(item.data)))
+        return item if turn is None else replace(item, data=np.ascontiguousarray(turn(item.data)))
 
     def plus(self, x: Any, other: Any) -> Any:
         """The sum; of a product with weights and numbers for its channels, the product with a bias."""
@@ -186,9 +193,10 @@ class Reader(ItemBuilder[Fixed]):
         if made is not None and isinstance(other, Fixed) and _takes_bias(made.kind, made.inputs):
             axis = int(made.attributes.get("channel_axis", x.rank - 1))
             sizes = (1,) * (x.rank - len(other.shape)) + other.shape
-            if len(sizes) == x.rank and sizes[axis] == x.shape[axis] == math.prod(sizes):
+            free = x.name not in self.grids
+            if free and len(sizes) == x.rank and sizes[axis] == x.shape[axis] == math.prod(sizes):
                 weight = next(item for item, name in self._named.values() if name == made.inputs[1])
-                operands = [self.items[str(made.inputs[0])], weight, Fixed(other.name, other.data.reshape(-1))]
+                operands = [self.items[str(made.inputs[0])], weight, replace(other, data=other.data.reshape(-1))]
                 return self.emit(made.kind, operands, x.shape, module=made.module, **made.attributes)
         return self.step("add", [x, other], np.broadcast_shapes(x.shape, other.shape))
 
@@ -220,7 +228,8 @@ class Reader(ItemBuilder[Fixed]):
         parameters, buffers = (
             {name: each for name, each in held.items() if name in used} for held in (self.parameters, self.buffers)
         )
-        return FileNetwork(network, parameters, buffers)
+        held = {name: item.grid for item, name in self._named.values() if item.grid is not None and name in used}
+        return FileNetwork(network, parameters, buffers, dict(self.grids), held)
 
 
 def _takes_bias(kind: str, inputs: Sequence[Any]) -> bool:
