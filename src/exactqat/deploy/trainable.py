@@ -23,12 +23,13 @@ from ..display import listed
 from ..planning import UnsupportedOperator
 from ..planning.ends import Ends
 from ..planning.network import Constant, Network, Value
-from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
+from ..planning.plans import Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from ..planning.rules import Rule
 from .graph import Graph, Operator
 from .lower import Lowering
 from .simulate import simulate
 from .weights_on_grid import Trainable, weights_on_grid
+
 
 def trainable(graph: Graph) -> Trainable:
     """The network of a quantized file, to be trained.

@@ -51,8 +51,8 @@ def weights_on_grid(
 ) -> Weights:
     """The weights of a step, and what they are made of, which is entered into `made` and `constants`.
 
-    A filter's codes times a power of two are the weight; a batch norm without statistics multiplies each channel by what
-    is missing to the file's scale.
+    A filter's codes times a power of two are the weight; a batch norm without statistics multiplies each channel by
+    what is missing to the file's scale.
 
     Args:
         codes: of the filter, axes as a plan has them.

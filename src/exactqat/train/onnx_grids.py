@@ -16,8 +16,9 @@ from ..device.operator import Refusal, need
 from ..device.tensor import dequantize, quantize
 from ..display import listed
 from ..planning import UnsupportedOperator
+from ..planning.network import Constant
 from ..planning.planner import Planner
-from ..planning.plans import Numbers, Plan, PlanStep
+from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
 from ..planning.rules import Rule
 
 
@@ -46,7 +47,8 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     if missing:
         problems.append(f"the file does not quantize {listed(missing, 6)}")
     constants = dict(plan.constants)
-    scales = {each.path: grids[each.grid].fixed for each in (*plan.inputs, *plan.steps) if each.grid in grids}
+    stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+    scales = {each.path: grids[each.grid].fixed for each in stored if each.grid in grids}
     steps = []
     for step in plan.steps:
         try:
@@ -70,7 +72,7 @@ def _step(
     file: FileNetwork,
     step: PlanStep,
     made: Trainable,
-    constants: dict[str, object],
+    constants: dict[str, Constant],
     grids: Mapping[str, tuple[float, int] | None],
 ) -> PlanStep:
     """The step with weights that have the file's codes."""
@@ -101,9 +103,7 @@ def _step(
     return replace(step, weights=found)
 
 
-def compare_with_onnx(
-    plan: Plan, numbers: Numbers, original: Callable[..., Sequence[np.ndarray]], device: str
-) -> None:
+def compare_with_onnx(plan: Plan, numbers: Numbers, original: Callable[..., Sequence[np.ndarray]], device: str) -> None:
     """Raises UnsupportedOperator if a plan with these numbers has other integers on a device than onnxruntime gives for
     the file, on random codes. original: of real numbers, what the file returns."""
     try:

@@ -101,7 +101,7 @@ def _clip(c: Any, node: Any) -> Any:
 
 
 def real_end(c: Any, x: Any, end: np.ndarray | None) -> np.ndarray | None:
-    """An end of a range; of codes, what it stands for."""
+    """An end of a range; of codes, the real number."""
     if end is None or end.dtype.kind == "f":
         return end
     if x.name not in c.grids:

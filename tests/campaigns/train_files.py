@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float files of others, trained: read as networks, compared with their own runtime, three steps, and the new file
-compared with training's integers.
+"""Files of others, trained: read as networks, compared with their own runtime, trained, and the new file compared with
+training's integers.
 
-    python tests/campaigns/run_float_files.py FOLDER           .tflite and .onnx files, each in a process of its own
-    python tests/campaigns/run_float_files.py --one FILE       one file here; prints its row as JSON
-    python tests/campaigns/run_float_files.py --export FOLDER  tests/plain_networks.py as .onnx files, by PyTorch
+    python tests/campaigns/train_files.py FOLDER           .tflite and .onnx files, each in a process of its own
+    python tests/campaigns/train_files.py --one FILE       one file here; prints its row as JSON
+    python tests/campaigns/train_files.py --export FOLDER  tests/plain_networks.py as .onnx files, by PyTorch
+    python tests/campaigns/train_files.py FOLDER --quantize OTHER   its .onnx files by onnxruntime's quantize_static
+
+A float file's real numbers are compared with those of LiteRT or onnxruntime; a quantized .onnx file's integers, frozen
+before the first step, with onnxruntime's.
 
 `record_files.py --all FOLDER --ways float32` writes what TensorFlow's converter makes of 60 models. The export by
 torch.export (--dynamo) needs onnxscript.
@@ -55,6 +59,8 @@ def trained(path: Path) -> dict[str, Any]:
     from exactqat import deploy, qat
 
     file = deploy.read_onnx(path) if path.suffix == ".onnx" else deploy.read_tflite(path)
+    if path.suffix == ".onnx" and b"QuantizeLinear" in path.read_bytes():
+        return on_its_grids(path, qat.prepare(file, keep_final_activation=True, device="onnxruntime-x86"))
     model = qat.prepare(file, keep_final_activation=True, device="xnnpack-x86")
     rng = np.random.default_rng(1)
 
@@ -92,6 +98,76 @@ def trained(path: Path) -> dict[str, Any]:
         "values": sum(report.values for report in reports),
         "differing": sum(report.differing for report in reports),
     }
+
+
+def on_its_grids(path: Path, model: Any) -> dict[str, Any]:
+    """Likewise of a quantized .onnx file: integers before the first step, and of the file that is written after it."""
+    from exactqat import deploy, qat
+
+    rng, reals = np.random.default_rng(1), []
+    for each in model.plan.inputs:
+        scale, zero_point = model.plan.grids[each.grid].fixed
+        codes = rng.integers(-128, 128, (8, *each.shape[1:]))
+        reals.append((codes - zero_point).astype(np.float32) * np.float32(scale))
+    model.eval()
+    qat.freeze(model)
+    found = model(*map(torch.from_numpy, reals))
+    found = list(found.values()) if isinstance(found, dict) else [found]
+    rows = [on_the_runtime(path, [each[row : row + 1] for each in reals]) for row in range(8)]
+    before = [(ours.detach().numpy(), np.concatenate(theirs)) for ours, theirs in zip(found, zip(*rows, strict=True),
+                                                                                      strict=True)]  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    results = model.train()(*map(torch.from_numpy, reals))
+    results = list(results.values()) if isinstance(results, dict) else [results]
+    sum(each.square().mean() for each in results).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    graph = deploy.lower(model.eval())
+    with tempfile.TemporaryDirectory() as folder:
+        written = deploy.write_onnx(graph, Path(folder) / "trained.onnx")
+        codes = {
+            port.tensor: deploy.quantize(port.to_graph(x), graph.tensors[port.tensor].quantization)
+            for port, x in zip(graph.signature.inputs, reals, strict=True)
+        }
+        report = deploy.verify_onnx(graph, written, codes)
+    return {
+        "apart": 0.0,
+        "values": report.values + sum(ours.size for ours, _ in before),
+        "differing": report.differing + sum(int((ours != theirs).sum()) for ours, theirs in before),
+    }
+
+
+def quantize(folder: Path, into: Path) -> None:
+    """The .onnx files of a folder by onnxruntime's own quantization, per channel and per tensor."""
+    from onnxruntime import quantization as tools
+
+    into.mkdir(parents=True, exist_ok=True)
+
+    class Batches:
+        def __init__(self, path: Path) -> None:
+            import onnxruntime
+
+            session, rng = onnxruntime.InferenceSession(str(path)), np.random.default_rng(0)
+            shapes = {each.name: (2, *each.shape[1:]) for each in session.get_inputs()}
+            self.batches = iter(
+                [{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()} for _ in "12"]
+            )
+
+        def get_next(self) -> Any:
+            return next(self.batches, None)
+
+    for path in sorted(folder.glob("*.onnx")):
+        for word, per_channel in (("channels", True), ("tensor", False)):
+            try:
+                ready = into / f"{path.stem}.ready"
+                tools.shape_inference.quant_pre_process(str(path), str(ready), skip_symbolic_shape=True)
+                types = {"activation_type": tools.QuantType.QUInt8, "weight_type": tools.QuantType.QInt8}
+                made = into / f"{path.stem}.{word}.onnx"
+                tools.quantize_static(str(ready), str(made), Batches(ready), per_channel=per_channel, **types)
+            except Exception as error:  # noqa: BLE001 - the tool's own
+                print(f"{path.name}: onnxruntime does not quantize it: {str(error).splitlines()[0][:120]}", flush=True)
+            finally:
+                ready.unlink(missing_ok=True)
 
 
 def one(path: Path) -> dict[str, Any]:
@@ -145,12 +221,16 @@ def main() -> int:
     parser.add_argument("--one", type=Path)
     parser.add_argument("--export", type=Path)
     parser.add_argument("--dynamo", action="store_true")
+    parser.add_argument("--quantize", type=Path)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one(options.one)))
         return 0
     if options.export:
         export(options.export, options.dynamo)
+        return 0
+    if options.quantize:
+        quantize(options.folder, options.quantize)
         return 0
     rows = []
     for path in sorted([*options.folder.glob("*.tflite"), *options.folder.glob("*.onnx")]):
