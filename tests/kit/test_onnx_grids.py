@@ -90,6 +90,8 @@ def test_what_is_written_after_training_is_what_training_computed(tmp_path: Path
     path = deploy.write_onnx(graph, tmp_path / "trained.onnx")
     (expected,) = on_onnxruntime(path, [each.numpy() for each in reals])
     assert np.array_equal(model(*reals).detach().numpy(), expected)
+    report = deploy.verify(graph, path, device=DEVICE, model=model, data=reals[0].numpy())
+    assert report.equal and all(each.values and not each.differing for each in report.predictions)
 
 
 def test_jax_trains_the_same_integers(tmp_path: Path) -> None:
