@@ -187,6 +187,27 @@ def test_onnx_files_that_are_refused(
         qat.prepare(deploy.read_onnx(tmp_path / "one.onnx"))
 
 
+def test_files_that_ask_for_too_much_are_refused(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, path = onnx.helper, tmp_path / "one.onnx"
+    model = node("Add", ("N", 3), (3,))
+    model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["sizes"], ["ones"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([10**6, 10**6]), "sizes"))
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(UnsupportedOperator, match="ConstantOfShape that makes 'ones' holds 1,000,000,000,000 numbers"):
+        qat.prepare(deploy.read_onnx(path))
+    # Constants in files beside it are read, and nothing else is.
+    model = node("Add", ("N", 300), (300,))
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="beside.bin")
+    assert (tmp_path / "beside.bin").exists()
+    assert [each.name for each in qat.prepare(deploy.read_onnx(path)).plan.inputs] == ["x"]
+    model = onnx.load(path, load_external_data=False)
+    next(each for each in model.graph.initializer[0].external_data if each.key == "location").value = "/etc/hostname"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(deploy.Refusal, match="cannot be read: it is damaged"):
+        deploy.read_onnx(path)
+
+
 def test_damaged_onnx_files_are_refused(tmp_path: Path) -> None:
     content = node("Relu", ("N", 3)).SerializeToString()
     for number, damaged in enumerate((b"", b"no model at all", content[: len(content) // 2])):

@@ -7,6 +7,7 @@ What depends on constants and shapes alone is computed here, by onnx' own refere
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from . import onnx_moves, onnx_recurrent  # noqa: F401 - their handlers enter th
 from .onnx_grids import DEQUANTIZE, on_its_grid
 from .onnx_nodes import HANDLERS
 from .reader import FileNetwork, Fixed, Reader, sizes_of
+
+# Of what a file computes from constants alone.
+_MOST_VALUES = 2**27
 
 
 def capture(content: bytes) -> FileNetwork:
@@ -147,8 +151,17 @@ class OnnxReader(Reader):
         return self.unsupported(node.op_type, read, shapes, reason)
 
     def fold(self, node: Any) -> None:
-        """What depends on no input, by onnx' own meaning."""
+        """What depends on no input, by onnx' own meaning.
+
+        Raises:
+            CaptureError: it cannot be computed, or takes more than its size allows.
+        """
         helper = self.onnx.helper
+        if any(each.HasField("g") or each.graphs for each in node.attribute):
+            raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' is control flow, which networks have not")
+        most = max((math.prod(shape) for shape in self.shapes(node, [()])), default=0)
+        if most > _MOST_VALUES:
+            raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' holds {most:,} numbers")
         names = [name for name in dict.fromkeys(node.input) if name]
         arrays = {name: self.known[name].data for name in names}
         types = [

@@ -46,8 +46,8 @@ MOST_READS = 8
 MOST_LOOKS = 64
 # What to do about others.
 _OTHERWISE = {
-    "uint8": ", TensorFlow 1's scheme, whose kernels have an arithmetic of their own that is not simulated (convert the "
-    "model to int8, with a converter of TensorFlow 2.3 or later)",
+    "uint8": ", TensorFlow 1's scheme, whose kernels have an arithmetic of their own that is not simulated (convert "
+    "the model to int8, with a converter of TensorFlow 2.3 or later)",
 }
 # What a graph's tensors may be of.
 DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
