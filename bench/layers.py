@@ -9,6 +9,7 @@ against the published numbers of the networks.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -230,6 +231,17 @@ def depthwise_layers() -> dict[Depthwise, list[str]]:
 def activations() -> dict[Activation, list[str]]:
     """Every distinct activation and the networks that have it."""
     return _distinct(lambda layer: Activation(layer.output), lambda layer: layer.normalized)
+
+
+def repeats(network: str) -> dict[str, Counter[str]]:
+    """How often a network has each of its tensors: by group of operations, then by the tensor's name."""
+    table = NETWORKS[network]()
+    return {
+        "batch norm": Counter(str(Activation(layer.output)) for layer in table if layer.normalized),
+        "depthwise": Counter(
+            str(Depthwise(layer.input, layer.kernel, layer.stride)) for layer in table if layer.kind == "depthwise"
+        ),
+    }
 
 
 def _distinct(key: Callable[[Layer], tuple], wanted: Callable[[Layer], bool]) -> dict:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import layers
 import saved
 from operations import BY_KEY, OPERATIONS, Operation
 from rich.box import SIMPLE
@@ -16,12 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from summary import (
     COMPILERS,
+    NETWORK_GOALS,
     Row,
     describe,
     geometric_mean,
     goals,
     goals_on_card,
     groups,
+    network_sums,
     of_layers,
     ratio,
     select,
@@ -337,6 +340,7 @@ def markdown(results: dict[str, Any], shown: tuple[tuple[str, str], ...] | None 
         "multiply-adds where that binds, preallocated. "
         f"The compilers took part in {results['settings']['compilers']}.",
     ]
+    lines += network_table(rows)
     if results["overhead"]:
         calls = [
             (f"{who.removeprefix('exactqat, ')}, {what}", times[1])
@@ -346,6 +350,27 @@ def markdown(results: dict[str, Any], shown: tuple[tuple[str, str], ...] | None 
         ]
         lines += ["", "A call on eight values: " + "; ".join(f"{name} {1e6 * t:.1f} µs" for name, t in calls) + "."]
     return "\n".join(lines)
+
+
+def network_table(rows: Sequence[Row]) -> list[str]:
+    """The sums over the layers of each network, where a goal is set on them; a cell has one for each batch."""
+    batches = sorted({row["batch"] for row in rows})
+    names = list(layers.NETWORKS)
+    lines = [
+        "",
+        f"Summed over a network's layers, at batch {' / '.join(map(str, batches))}, as its training feels it; the peer "
+        "keeps one layout:",
+        "",
+        f"| operation | layout | threads | {' | '.join(names)} |",
+        f"|---|---|---{'|---' * len(names)}|",
+    ]
+    for key, threads, form in groups(rows):
+        if key in NETWORK_GOALS:
+            among = select(rows, key, threads, form)
+            sums = [network_sums(row for row in among if row["batch"] == batch) for batch in batches]
+            cells = [" / ".join(factor(of_batch.get(name)) for of_batch in sums) for name in names]
+            lines.append(f"| {BY_KEY[key].title} | {form} | {threads} | {' | '.join(cells)} |")
+    return lines
 
 
 def with_table(text: str, table: str, begin: str = BEGIN, end: str = END) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import layers
 from operations import BY_KEY, OPERATIONS
 from timing import geometric_mean
 
@@ -103,6 +104,54 @@ def groups(rows: Sequence[Row]) -> list[tuple[str, int, str]]:
     return [group for group in every if select(rows, *group)]
 
 
+def network_sums(rows: Iterable[Row]) -> dict[str, float]:
+    """As users feel it: the sum over all layers of a network of the peer that has the smallest, over ours.
+
+    rows: of one operation, layout, batch and number of threads. A peer keeps one layout for the whole network.
+    Networks with a layer that was not timed are left out.
+    """
+    found = {row["tensor"]: row for row in rows}
+    if not found:
+        return {}
+    group = BY_KEY[next(iter(found.values()))["operation"]].group
+    sums = {}
+    for network in layers.NETWORKS:
+        repeats = layers.repeats(network)[group]
+        if not repeats or not set(repeats) <= set(found):
+            continue
+        peers = set.intersection(*(set(found[tensor]["peers"]) for tensor in repeats))
+        theirs = [sum(count * found[tensor]["peers"][peer][0] for tensor, count in repeats.items()) for peer in peers]
+        ours = sum(count * found[tensor]["fresh"][0] for tensor, count in repeats.items())
+        if theirs:
+            sums[network] = min(theirs) / ours
+    return sums
+
+
+# What each network's sum should reach; none may be below 1.
+NETWORK_GOALS = {"batch_norm": 1.5, "batch_norm_gradient": 1.3, "depthwise_filter": 2.0}
+
+
+def _network_goals(rows: Sequence[Row], threads: int) -> list[Goal]:
+    """The worst network decides."""
+    result = []
+    for key, wanted in NETWORK_GOALS.items():
+        for form in BY_KEY[key].formats:
+            among = select(rows, key, threads, form)
+            every = [
+                (value, f"{network}, batch {batch}")
+                for batch in sorted({row["batch"] for row in among})
+                for network, value in network_sums(row for row in among if row["batch"] == batch).items()
+            ]
+            title = f"{BY_KEY[key].title}, {form}, sum over each network's layers / best peer"
+            if not every:
+                result.append(Goal(title, threads, wanted, "x", None, None, "", None))
+                continue
+            worst, where = min(every)
+            mean = geometric_mean(value for value, _ in every)
+            result.append(Goal(title, threads, wanted, "x", mean, worst, where, worst >= wanted))
+    return result
+
+
 class Goal(NamedTuple):
     """`measured` and `worst` are None where nothing was measured; `met` is None then."""
 
@@ -170,6 +219,7 @@ def goals(rows: Sequence[Row], overhead: dict[str, Sequence[float]]) -> list[Goa
                     if operation.group == "depthwise":
                         found = summarize(among, lambda row: ratio(row, ("jax.jit",)))
                         result.append(_goal(f"{operation.title}, {form} / jax.jit", threads, 30, found))
+        result += _network_goals(rows, threads)
     first = {goal.title: number for number, goal in reversed(list(enumerate(result)))}
     result.sort(key=lambda goal: first[goal.title])
     for key, limit in OVERHEADS:

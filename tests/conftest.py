@@ -41,7 +41,8 @@ LONG = [
 ] + [f"test_{name}.py" for name in ("stubs", "frontends", "docs", "notebooks", "devices", "train", "end_to_end")]
 
 
-SHARE = 8  # `--sample` runs one in so many cases of a test
+# `--sample` runs one in SHARE cases of a test, and at least FEWEST of them.
+SHARE, FEWEST = 8, 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,12 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--sample", action="store_true", help=f"no slow tests, and one in {SHARE} cases of every other test"
+        "--sample",
+        action="store_true",
+        help=f"no slow tests, and one in {SHARE} cases of every other test (at least {FEWEST})",
     )
 
 
 def sample(items: list[Any]) -> list[Any]:
-    """Tests that are not slow; of one with many cases a fixed share, chosen by their names, but at least one."""
+    """Tests that are not slow; of one with many cases a fixed share, chosen by their names."""
     cases: dict[str, list[Any]] = {}
     for item in items:
         if item.get_closest_marker("slow") is None:
@@ -63,7 +66,7 @@ def sample(items: list[Any]) -> list[Any]:
     kept = set()
     for of_one_test in cases.values():
         of_one_test.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        count = -(-len(of_one_test) // SHARE) if len(of_one_test) >= SHARE else len(of_one_test)
+        count = max(-(-len(of_one_test) // SHARE), FEWEST)
         kept.update(item.nodeid for item in of_one_test[:count])
     return [item for item in items if item.nodeid in kept]
 

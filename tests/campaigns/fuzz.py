@@ -46,7 +46,7 @@ DEVICES = {name: run for name, run in ALL_DEVICES.items() if name not in ANSWERS
 # What is drawn from. A new dtype, size or layout is one more entry.
 DTYPES: tuple[str, ...] = FLOATS
 # Left out: what takes the float64 statistics and the masks of other operators, tested in test_quantized_batch_norm.py,
-# and the float64 factors of sums, in test_rounded_sums.py.
+# and sums of whole numbers, in test_rounded_sums.py.
 TIED = ("batch_norm_statistics", "quantized_batch_norm", "rounded_sums")
 FUZZED = {name: op for name, op in OPERATORS.items() if not name.startswith(TIED)}
 EDGES = (8, 64, 512, 4096)  # lanes, rows in a block, blocks of a tree, and blocks of blocks: where loops change

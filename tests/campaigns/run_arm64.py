@@ -35,7 +35,7 @@ INSTRUCTION_SETS = ("neon", "baseline")
 TESTS = (
     "smallest_normal", "kernels", "halves", "fuzz", "determinism", "reference", "arithmetic", "bits",
     "elementwise_shapes", "depthwise_shapes", "batch_norm_layouts", "fake_quant_rows", "rounded_sums",
-    "past_the_cache", "namespaces", "signatures", "limits", "simulate",
+    "past_the_cache", "namespaces", "signatures", "limits", "simulate", "engine",
 )  # fmt: skip
 WHEELS = ("pytest", "iniconfig", "pluggy", "packaging", "pygments", "hypothesis", "sortedcontainers")
 # Programs that the emulated Python starts are started by the system: `sys.executable` is a script that emulates again.

@@ -10,8 +10,9 @@ integers and powers of two, so that float32 rounds no sum and the order in which
 
 Two runs for each case. "calibrated": calibration by some batches, then freeze: float networks are exact, so every
 tensor's range moves by its policy. "trained": hidden tensors have fixed ranges whose steps are powers of two, inputs
-and outputs the policy; steps of SGD. To keep the steps of weights powers of two while they train, the first input
-channel of a layer is always 0, and the largest weight of each output channel reads it (`PILOT`).
+and outputs the policy (but for learned ranges of inputs in 4 bits); steps of SGD. To keep the steps of weights powers
+of two while they train, the first input channel of a layer is always 0, and the largest weight of each output channel
+reads it (`PILOT`).
 """
 
 from __future__ import annotations
@@ -711,8 +712,11 @@ def differences(name: str, policy: str, bits: int, trained: bool, frameworks: Se
             each["weight"] = np.float32(np.round(each["weight"] * (7 / PILOT)) / 4)
     rules = [rule(policy, bits, percentile=97.0)]
     if trained:
-        ends = [rule(policy, bits, match, ema_decay=0.5, percentile=100.0) for match in ("input*", "last")]
-        rules = [*ends, rule("fixed", bits)]
+        # In fewer than 8 bits the range of an input is trained too: its step would be no power of two after the first.
+        inputs = "fixed" if policy == "learned" and bits < 8 else policy
+        ends = {"input*": inputs, "last": policy}
+        rules = [rule(each, bits, match, ema_decay=0.5, percentile=100.0) for match, each in ends.items()]
+        rules.append(rule("fixed", bits))
     inexact = {layer for layer, each in tensors.items() if "mean" in each or layer == "depthwise"}
     # Products of 16 bits and gradients have too many bits for float32.
     keys = {"bias"} if bits == 16 else {"weight", "bias"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer and runs the kernel tests on them.
 
-    python tests/campaigns/sanitize.py            kernels, determinism, bad input, and a short fuzzing campaign
+    python tests/campaigns/sanitize.py            kernels, integer kernels, determinism, bad input, a short fuzz
     python tests/campaigns/sanitize.py TEST ...   these tests instead
 
 The sanitized package goes to build/sanitize/site; what is installed stays as it is. Needs GCC on Linux.
@@ -37,6 +37,7 @@ COMMANDS = (
         "tests/operators/test_fake_quant_rows.py",
         "tests/operators/test_rounded_sums.py",
     ),
+    ("-m", "pytest", "-p", "no:cacheprovider", "tests/device/test_engine.py"),
     (
         "-c",
         "import resource, sys; sys.path += ['tests', 'tests/operators']; resource.setrlimit = lambda *limits: None\n"

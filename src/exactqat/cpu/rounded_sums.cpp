@@ -53,11 +53,6 @@ std::vector<T> repeated(const From* vector, int64_t channels, int64_t repeats) {
   return result;
 }
 
-template <class T>
-std::vector<T> repeated(const Call& call, int operand, int64_t repeats) {
-  return repeated<T>(call.operands[operand].as<double>(), call.operands[operand].size(), repeats);
-}
-
 // A multiplier of the sums in Q31, as device/arithmetic.py's fixed_point has it.
 struct FixedPoint {
   int64_t significand;
@@ -121,40 +116,6 @@ void in_runs(int64_t size, int64_t run, OnRun&& on_run) {
 }
 
 }  // namespace
-
-EXACTQAT_KERNEL(rounded_sums) {
-  const float* sums = call.operands[0].as<float>();
-  const int64_t size = call.operands[0].size(), channels = call.operands[1].size();
-  if (size == 0) return;
-  float* steps = call.results[0].as<float>();
-  const double lowest = call.numbers.real("lowest"), highest = call.numbers.real("highest");
-  const int64_t repeats = repeats_of(channels);
-  if (call.numbers.integer("in_float32")) {
-    const std::vector<float> factor = repeated<float>(call, 1, repeats);
-    in_runs(size, repeats * channels, [&](int64_t k, int64_t count) {
-      round_run_in_float32(sums + k, factor.data(), float(lowest), float(highest), steps + k, count);
-    });
-    return;
-  }
-  const auto round = call.numbers.integer("away_from_zero") ? round_run<true> : round_run<false>;
-  const std::vector<double> factor = repeated<double>(call, 1, repeats), nudge = repeated<double>(call, 2, repeats);
-  in_runs(size, repeats * channels, [&](int64_t k, int64_t count) {
-    round(sums + k, factor.data(), nudge.data(), lowest, highest, steps + k, count);
-  });
-}
-
-EXACTQAT_KERNEL(rounded_sums_gradient) {
-  const float *gradients = call.operands[0].as<float>(), *sums = call.operands[1].as<float>();
-  const int64_t size = call.operands[0].size(), channels = call.operands[2].size();
-  if (size == 0) return;
-  float* results = call.results[0].as<float>();
-  const float low = float(call.numbers.real("low")), high = float(call.numbers.real("high"));
-  const int64_t repeats = repeats_of(channels);
-  const std::vector<float> factor = repeated<float>(call, 2, repeats);
-  in_runs(size, repeats * channels, [&](int64_t k, int64_t count) {
-    gradient_run(gradients + k, sums + k, factor.data(), low, high, results + k, count);
-  });
-}
 
 EXACTQAT_KERNEL(rounded_sums_by_grid) {
   const float* sums = call.operands[0].as<float>();

@@ -34,7 +34,7 @@ from ..display import printable, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
 from .comparison import Comparison, Tally
 from .footprint import arena_of
-from .formats.read_tflite import FileEnd, TfliteFile, read_content, to_file
+from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content, to_file
 from .formats.tflite import with_outputs_at
 from .graph import Graph, Operator
 from .mechanism import Mechanism, mechanism_of
@@ -214,7 +214,7 @@ def inspect(
     if examples < 1:
         raise ValueError(f"examples must be 1 or more, got {examples}")
     say = progress or (lambda text: None)
-    path = Path(path)
+    path = path_of_file(path)
     content = path.read_bytes()
     file = read_content(content, path.name)
     graph = file.graph

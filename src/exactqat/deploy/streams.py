@@ -139,10 +139,10 @@ def stream(
         raise ValueError("axis names no input with time")
     fewest = math.lcm(*(track.stride for track in tracks.found.values()))
     frames = fewest if frames is None else frames
-    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1 or frames % fewest:
+    if isinstance(frames, bool) or not isinstance(frames, int | np.integer) or frames < 1 or frames % fewest:
         raise ValueError(f"frames must be a multiple of {fewest}, as the network's strides make it, got {frames!r}")
-    step, states, results = Streaming(tracks, frames).run()
-    return Stream(step, frames, states, results, device)
+    step, states, results = Streaming(tracks, int(frames)).run()
+    return Stream(step, int(frames), states, results, device)
 
 
 __all__ = ["Result", "State", "Stream", "stream"]

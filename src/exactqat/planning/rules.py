@@ -108,15 +108,15 @@ class Rule:
         return None
 
 
-def checked_rules(rules: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
-    """Rules as a tuple; a single rule is a list of one.
+def checked_rules(rules: Rule | Iterable[Rule] | None) -> tuple[Rule, ...]:
+    """Rules as a tuple; a single rule is a list of one, None the defaults for all layers.
 
     Raises:
         TypeError: something else is given.
         ValueError: there is none.
     """
-    if isinstance(rules, Rule):
-        return (rules,)
+    if rules is None or isinstance(rules, Rule):
+        return (rules or Rule(),)
     if isinstance(rules, str | bytes | Mapping | type) or not isinstance(rules, Iterable):
         given = f"the class {rules.__name__}" if isinstance(rules, type) else type(rules).__name__
         raise TypeError(f"rules must be a list of Rule, such as [Rule(match='*')], got {given}")

@@ -82,6 +82,8 @@ class Data:
         self.inputs: Any = data[0] if pair else data
         self.targets: Any = data[1] if pair else None
         arrays = self._arrays(self.inputs)
+        if any(array.ndim == 0 or array.dtype == object for array in arrays):
+            raise TypeError(f"inputs must be arrays of examples, got {type(self.inputs).__name__}")
         counts = {len(array) for array in arrays}
         if len(counts) != 1 or 0 in counts:
             raise ValueError(f"inputs must hold the same number of examples, at least one, got {sorted(counts)}")

@@ -97,6 +97,12 @@ def to_file(graph: Graph, codes: np.ndarray, end: FileEnd) -> np.ndarray:
     return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == "uint8" else codes
 
 
+def path_of_file(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be the path of a file, got {type(path).__name__}")
+    return Path(path)
+
+
 def read_tflite(path: str | os.PathLike[str]) -> Graph:
     """Reads a quantized .tflite file, whoever wrote it.
 
@@ -106,10 +112,10 @@ def read_tflite(path: str | os.PathLike[str]) -> Graph:
     signature, if it has one (`Graph.signature`); other metadata are kept (`Graph.metadata`).
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read. TypeError: `path` is none.
         Refusal: the file is damaged, or holds what cannot be computed exactly; the message lists all of it.
     """
-    path = Path(path)
+    path = path_of_file(path)
     return read_content(path.read_bytes(), path.name).graph
 
 

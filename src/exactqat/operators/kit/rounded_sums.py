@@ -8,79 +8,6 @@ from exactqat.operators.checks import check_length
 from exactqat.operators.op import operator
 from exactqat.operators.specification import Axes, Lowering, Tensor, TensorSpec, letters_of
 
-
-@operator(None, ("steps",), reuses=("sums",))
-def rounded_sums(
-    sums: Tensor,
-    factor: Tensor,
-    nudge: Tensor,
-    lowest: float,
-    highest: float,
-    away_from_zero: bool = False,
-    in_float32: bool = False,
-) -> Lowering:
-    """Integers times a factor per channel, rounded to integers and clamped, all in float64 or all in float32.
-
-    With x = sums * factor the result is floor(x + nudge with the sign of x + 1/2), or with `away_from_zero` the nearest
-    integer, ties away from zero. The nudge combines the two roundings of a fixed-point multiplier into one
-    (docs/decisions/frozen.md). With `in_float32` factor, product and result are float32, and ties are rounded to even.
-
-    Args:
-        sums: float32 integers, `[..., channels]`.
-        factor, nudge: float64, `[channels]`.
-        lowest, highest: limits of the results, inclusive.
-        away_from_zero: see above; `nudge` is ignored then.
-        in_float32: see above; `nudge` and `away_from_zero` are ignored then.
-    Returns:
-        steps: float32, shape of `sums`.
-    Raises:
-        ValueError: `sums` of rank 0, vectors whose length is not the number of channels. TypeError: dtypes.
-    Source: TensorFlow Lite's `MultiplyByQuantizedMultiplier`; XNNPACK's requantization in float32.
-    """
-    _check(sums, factor=factor, nudge=nudge)
-    numbers = {
-        "lowest": lowest,
-        "highest": highest,
-        "away_from_zero": int(away_from_zero),
-        "in_float32": int(in_float32),
-    }
-    return Lowering((TensorSpec(sums.shape, "float32"),), "rounded_sums", numbers)
-
-
-@rounded_sums.axes
-def _(sums, factor, nudge, lowest, highest, away_from_zero, in_float32):
-    letters = letters_of(sums)
-    return Axes((f".{letters}", letters[-1:], letters[-1:]), (f".{letters}",), ("",))
-
-
-@operator(None, ("backprops",), reuses=("gradients",))
-def rounded_sums_gradient(gradients: Tensor, sums: Tensor, factor: Tensor, low: float, high: float) -> Lowering:
-    """The gradient of `rounded_sums`, straight through the rounding: gradients * factor where sums * factor lies
-    between low and high or is NaN, 0 * factor elsewhere. All in float32.
-
-    Args:
-        gradients: float32, of the steps, shape of `sums`.
-        sums: float32 integers, `[..., channels]`.
-        factor: float64, `[channels]`.
-        low, high: ends between which gradients pass, exclusive.
-    Returns:
-        backprops: float32, of the sums.
-    Raises:
-        ValueError: `sums` of rank 0, shapes that differ, vectors whose length is not the number of channels. TypeError:
-        dtypes.
-    Source: the kit's own; PyTorch's `hardtanh_backward`, times the factor.
-    """
-    _check(sums, factor=factor)
-    _check_gradients(gradients, sums)
-    return Lowering((TensorSpec(sums.shape, "float32"),), "rounded_sums_gradient", {"low": low, "high": high})
-
-
-@rounded_sums_gradient.axes
-def _(gradients, sums, factor, low, high):
-    letters = letters_of(sums)
-    return Axes((f".{letters}", f".{letters}", letters[-1:]), (f".{letters}",), ("",))
-
-
 Rounding = Literal["float32", "float64", "fixed_point"]
 # Of `grid`: the scales of the input and of the result, ends of the results, ends between which gradients pass.
 GRID_NUMBERS = 6
@@ -88,8 +15,8 @@ GRID_NUMBERS = 6
 
 @operator(None, ("steps",), reuses=("sums",))
 def rounded_sums_by_grid(sums: Tensor, scale: Tensor, grid: Tensor, rounding: Rounding) -> Lowering:
-    """`rounded_sums` with the factor input scale * scale / result scale, for programs that know these only when they
-    run.
+    """Integers times a factor per channel, input scale * scale / result scale, as the integers that a device's kernels
+    store: rounded as its profile does, and clamped.
 
     Args:
         sums: float32 integers of the range of int32, `[..., channels]`.
@@ -113,7 +40,8 @@ def rounded_sums_by_grid(sums: Tensor, scale: Tensor, grid: Tensor, rounding: Ro
 
 @operator(None, ("backprops",), reuses=("gradients",))
 def rounded_sums_by_grid_gradient(gradients: Tensor, sums: Tensor, scale: Tensor, grid: Tensor) -> Lowering:
-    """The gradient of `rounded_sums_by_grid`, straight through the rounding: as `rounded_sums_gradient`.
+    """The gradient of `rounded_sums_by_grid`, straight through the rounding: gradients * factor where sums * factor
+    lies between the grid's ends for gradients or is NaN, 0 * factor elsewhere. All in float32.
 
     Args:
         gradients: float32, of the steps, shape of `sums`.
@@ -153,9 +81,12 @@ def _(gradients, sums, scale, grid):
 
 
 def _check_by_grid(sums: TensorSpec, scale: TensorSpec, grid: TensorSpec) -> None:
-    _check(sums, "float32", scale=scale)
-    if grid.dtype != "float32":
-        raise TypeError(f"grid must be float32, got {grid.dtype}")
+    for name, spec in {"sums": sums, "scale": scale, "grid": grid}.items():
+        if spec.dtype != "float32":
+            raise TypeError(f"{name} must be float32, got {spec.dtype}")
+    if sums.rank < 1:
+        raise ValueError("sums must be at least rank 1 (the last dimension holds the channels) but is rank 0")
+    check_length(sums.shape[-1], "sums", scale=scale)
     if grid.shape != (GRID_NUMBERS,):
         raise ValueError(f"grid must have shape [{GRID_NUMBERS}], got {list(grid.shape)}")
 
@@ -165,14 +96,3 @@ def _check_gradients(gradients: TensorSpec, sums: TensorSpec) -> None:
         raise TypeError(f"gradients must be float32, got {gradients.dtype}")
     if gradients.shape != sums.shape:
         raise ValueError(f"gradients must have the shape of sums, got {gradients.shape} and {sums.shape}")
-
-
-def _check(sums: TensorSpec, dtype: str = "float64", **vectors: TensorSpec) -> None:
-    if sums.dtype != "float32":
-        raise TypeError(f"sums must be float32, got {sums.dtype}")
-    for name, spec in vectors.items():
-        if spec.dtype != dtype:
-            raise TypeError(f"{name} must be {dtype}, got {spec.dtype}")
-    if sums.rank < 1:
-        raise ValueError("sums must be at least rank 1 (the last dimension holds the channels) but is rank 0")
-    check_length(sums.shape[-1], "sums", **vectors)

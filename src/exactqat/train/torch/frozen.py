@@ -33,12 +33,11 @@ from .primitives import per_channel
 from .sums import (
     accumulated,
     array,
-    is_one_pass,
+    is_at_hand,
     parts_of,
-    rounded_in_float32,
+    rounded,
     rounded_once,
     rounded_twice,
-    scaled_through,
 )
 
 NumbersOf = Callable[[PlanStep, dict[str, tuple[np.float32, int]]], Numbers]
@@ -375,11 +374,12 @@ class Device:
         result = self._steps.clamp(path)
         axis = layer.channel_axis % sums.dim()
         scale = scale.float()
+        differentiated = is_differentiated(sums)
+        if is_at_hand(sums) and forward_ad._current_level < 0:
+            steps = rounded(sums, scale, axis, float(input_scale), result, rounding, differentiated)
+            return OnGrid(steps, result.scale)
         # Not a division by a number, for which GPUs multiply with its inverse.
         multiplier = (scale * float(input_scale)) / torch.full_like(scale, float(result.scale))
-        differentiated = is_differentiated(sums)
-        if is_one_pass(sums, axis) and forward_ad._current_level < 0:
-            return self._in_one_pass(sums, axis, multiplier, input_scale, scale, rounding, result, differentiated)
         multiplier = per_channel(multiplier, sums.dim(), axis)
         if rounding == "float32":
             # Sums beyond 2**24 come in float64; the one rounding to float32 is the device's. In place where nobody
@@ -394,29 +394,6 @@ class Device:
         if not differentiated:
             return OnGrid(steps, result.scale)
         return OnGrid(straight_through(scaled, steps, result.low, result.high), result.scale)
-
-    @staticmethod
-    def _in_one_pass(
-        sums: Tensor,
-        axis: int,
-        multiplier: Tensor,
-        input_scale: np.float32,
-        scale: Tensor,
-        rounding: str,
-        result: Clamp,
-        differentiated: bool,
-    ) -> OnGrid:
-        """What `_requantized` gives, by kernels that read the sums once in the forward pass and once in the backward
-        one."""
-        with torch.no_grad():
-            factor = multiplier.double().expand(sums.shape[axis]).contiguous()
-            if rounding == "float32":
-                steps = rounded_in_float32(factor, sums, axis, result)
-            else:
-                steps = _in_float64(sums, axis, input_scale, scale, rounding, result, not differentiated)
-        if not differentiated:
-            return OnGrid(steps, result.scale)
-        return OnGrid(scaled_through(sums, steps, factor, axis, result.low, result.high), result.scale)
 
     # --- operators on single values ---------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,8 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import exactqat as eq
+from exactqat.torch import is_plain
 
 Pairs = Sequence[Sequence[int]]
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -296,6 +299,10 @@ def conv(
     pairs = [(int(before), int(after)) for before, after in padding]
     if groups == x.shape[1] > 1 and weight.dim() in (3, 4):
         return _depthwise(x, weight, bias, strides, pairs, dilations)
+    if x.dim() == 4 and x.shape[1] == 1 and all(map(operator.le, strides, weight.shape[2:])):
+        # One channel lies both ways in memory. PyTorch would take it as channels first, and so would all layers after
+        # it; kernels here want channels last. Not with longer strides, see `conv_transpose`.
+        x = x[:, 0, :, :, None].movedim(-1, 1)
     if all(before == after for before, after in pairs):
         amounts = [before for before, _ in pairs]
     else:
@@ -323,8 +330,25 @@ def _depthwise(
         dilations=list(dilations),
     )
     if bias is not None:
-        convolved = convolved + bias
+        # A compiler must not see `is_plain`.
+        transformed = torch.compiler.is_compiling() or forward_ad._current_level >= 0
+        in_place = not transformed and convolved.dtype == bias.dtype and is_plain(convolved) and is_plain(bias)
+        convolved = cast(Tensor, _AddedInPlace.apply(convolved, bias)) if in_place else convolved + bias
     return channels_first_view(convolved)
+
+
+class _AddedInPlace(torch.autograd.Function):
+    """Sums and a bias along their last axis, in the memory of the sums, which nobody else sees: new memory costs more
+    than the addition."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, bias: Tensor) -> Tensor:
+        return sums.detach().add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        return gradient, gradient.sum(tuple(range(gradient.dim() - 1))) if ctx.needs_input_grad[1] else None
 
 
 def conv_transpose(

@@ -21,7 +21,7 @@ from ..core.device_steps import Clamp
 from .layers import WeightedLayer
 from .primitives import per_channel
 
-_round_sums, _gradient_of_sums = fused("rounded_sums"), fused("rounded_sums_gradient")
+_round_sums, _gradient_of_sums = fused("rounded_sums_by_grid"), fused("rounded_sums_by_grid_gradient")
 
 # Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 _EXACT = 2.0**24 * (1 - 2.0**-12)
@@ -123,60 +123,64 @@ def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tenso
     return sums + per_channel(bias.double(), sums.dim(), layer.channel_axis % sums.dim())
 
 
-def is_one_pass(sums: Tensor, axis: int) -> bool:
-    """Whether kernels take these sums as they lie in memory, channels last."""
-    return _is_at_hand(sums) and sums.movedim(axis, -1).is_contiguous()
+def is_at_hand(sums: Tensor) -> bool:
+    """Whether kernels take them."""
+    return sums.is_cpu and sums.dtype == torch.float32 and is_plain(sums)
 
 
-def rounded_in_float32(factor: Tensor, sums: Tensor, axis: int, result: Clamp) -> Tensor:
-    """`device.weighted.ROUNDINGS`: float32, of sums that `is_one_pass`. factor: float64 [channels]."""
-    dense = sums.detach().movedim(axis, -1)
-    steps = _round_sums(dense, factor, factor, result.lowest, result.highest, False, True)
-    return cast(Tensor, steps).movedim(-1, axis)
+def rounded(
+    sums: Tensor, scale: Tensor, axis: int, input_scale: float, result: Clamp, rounding: str, differentiated: bool
+) -> Tensor:
+    """The device's steps, by kernels that read the sums once in the forward pass and once in the backward one.
+
+    sums: such that `is_at_hand`. scale: of the weight, float32 [channels] or [1]. rounding: of
+    `device.weighted.ROUNDINGS`.
+    """
+    with torch.no_grad():
+        scale = scale.expand(sums.shape[axis]).contiguous()
+        ends = (result.lowest, result.highest, result.low, result.high)
+        grid = torch.tensor((input_scale, float(result.scale), *ends), dtype=torch.float32)
+        dense = sums.detach().movedim(axis, -1).contiguous()
+        steps = cast(Tensor, _round_sums(dense, scale, grid, rounding=rounding)).movedim(-1, axis)
+    return cast(Tensor, _Rounded.apply(sums, steps, scale, grid, axis)) if differentiated else steps
 
 
-class _Scaled(torch.autograd.Function):
+class _Rounded(torch.autograd.Function):
+    """The steps, with the gradient of the scaled sums in float32 where these lie between two ends."""
+
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, steps: Tensor, factor: Tensor, axis: int, low: float, high: float) -> Tensor:
-        ctx.save_for_backward(sums, factor)
-        ctx.axis, ctx.low, ctx.high = axis, low, high
+    def forward(ctx: Any, sums: Tensor, steps: Tensor, scale: Tensor, grid: Tensor, axis: int) -> Tensor:
+        ctx.save_for_backward(sums, scale, grid)
+        ctx.axis = axis
         return steps.view_as(steps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        sums, factor = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_one_pass(gradient, ctx.axis):
-            factor = per_channel(factor.float(), sums.dim(), ctx.axis)
-            found = torch.ops.aten.hardtanh_backward(gradient, sums * factor, ctx.low, ctx.high) * factor
+        sums, scale, grid = ctx.saved_tensors
+        if torch.is_grad_enabled() or not is_at_hand(gradient):
+            input_scale, result_scale, _, _, low, high = grid.tolist()
+            factor = per_channel(scale * input_scale / grid[1], sums.dim(), ctx.axis)
+            found = torch.ops.aten.hardtanh_backward(gradient, sums * factor, low, high) * factor
         else:
-            dense = (each.movedim(ctx.axis, -1) for each in (gradient, sums))
-            found = _gradient_of_sums(*dense, factor, ctx.low, ctx.high).movedim(-1, ctx.axis)
-        return found, None, None, None, None, None
-
-
-def scaled_through(sums: Tensor, steps: Tensor, factor: Tensor, axis: int, low: float, high: float) -> Tensor:
-    """The steps, with the gradient of sums * factor in float32 where that lies between low and high.
-
-    sums: such that `is_one_pass`. factor: float64 [channels], of numbers that float32 holds.
-    """
-    return cast(Tensor, _Scaled.apply(sums, steps, factor, axis, low, high))
+            # The gradient of a mean, say, comes in another order; a copy costs less than the three passes above.
+            dense = (each.movedim(ctx.axis, -1).contiguous() for each in (gradient, sums))
+            found = _gradient_of_sums(*dense, scale, grid).movedim(-1, ctx.axis)
+        return found, None, None, None, None
 
 
 def rounded_once(factor: np.ndarray, sums: Tensor, axis: int, result: Clamp, in_place: bool) -> Tensor:
     """`device.weighted.ROUNDINGS`: float64."""
-    if _is_at_hand(sums):
-        return _rounded_on_cpu(factor, np.zeros_like(factor), sums, axis, result, in_place, True)
     along = _along(factor, sums, axis)
     half = torch.full((), 0.5, dtype=torch.float64, device=sums.device)
 
-    def rounded(block: Tensor) -> Tensor:
+    def of_block(block: Tensor) -> Tensor:
         scaled = block.double() * along
         scaled.add_(_with_sign(half, scaled))
         # The nearest integer towards 0; `trunc` takes many times as long.
         return scaled.abs().floor_().mul_(scaled.sign_())
 
-    return _in_blocks(rounded, sums, result, in_place)
+    return _in_blocks(of_block, sums, result, in_place)
 
 
 def rounded_twice(factor: np.ndarray, sums: Tensor, axis: int, result: Clamp, in_place: bool) -> Tensor:
@@ -191,38 +195,13 @@ def rounded_twice(factor: np.ndarray, sums: Tensor, axis: int, result: Clamp, in
         return _in_blocks(_rounding_twice_in_int64(significand, exponent, sums, axis), sums, result, in_place)
     product = np.ldexp(significand.astype(np.float64), exponent - 31)
     sign = np.where(exponent < 0, np.ldexp(1.0, exponent - 1), 0.0)
-    if _is_at_hand(sums):
-        return _rounded_on_cpu(product, sign, sums, axis, result, in_place, False)
     along, nudge = _along(product, sums, axis), _along(sign, sums, axis)
 
-    def rounded(block: Tensor) -> Tensor:
+    def of_block(block: Tensor) -> Tensor:
         scaled = block.double() * along
         return scaled.add_(_with_sign(nudge, scaled)).add_(0.5).floor_()
 
-    return _in_blocks(rounded, sums, result, in_place)
-
-
-def _is_at_hand(sums: Tensor) -> bool:
-    """Whether the kernel takes them."""
-    return sums.is_cpu and sums.dtype == torch.float32 and is_plain(sums)
-
-
-def _rounded_on_cpu(
-    factor: np.ndarray,
-    nudge: np.ndarray,
-    sums: Tensor,
-    axis: int,
-    result: Clamp,
-    in_place: bool,
-    away_from_zero: bool,
-) -> Tensor:
-    """All of it in one pass."""
-    moved = sums.movedim(axis, -1)
-    dense = moved.contiguous()
-    vectors = [torch.from_numpy(np.array(np.broadcast_to(each, dense.shape[-1:]))) for each in (factor, nudge)]
-    steps = dense if in_place else torch.empty_like(dense)
-    _round_sums(dense, *vectors, result.lowest, result.highest, away_from_zero, out=steps)
-    return steps.movedim(-1, axis)
+    return _in_blocks(of_block, sums, result, in_place)
 
 
 def _with_sign(magnitude: Tensor, of: Tensor) -> Tensor:
@@ -236,12 +215,12 @@ def _rounding_twice_in_int64(
     left, right = (_along(shift, sums, axis) for shift in (np.maximum(exponent, 0), np.maximum(-exponent, 0)))
     factor, half = _along(significand, sums, axis), (1 << right) >> 1
 
-    def rounded(block: Tensor) -> Tensor:
+    def of_block(block: Tensor) -> Tensor:
         shifted = (block.long() << left).to(torch.int32).long()  # int32 wraps in the kernels too
         high = (shifted * factor + 2**30) >> 31
         return (high + half - ((high < 0) & (right > 0)).long()) >> right
 
-    return rounded
+    return of_block
 
 
 def _in_blocks(function: Callable[[Tensor], Tensor], sums: Tensor, end: Clamp, in_place: bool) -> Tensor:
