@@ -149,13 +149,13 @@ def on_executorch(graph: Graph, codes: dict[str, np.ndarray]) -> tuple[np.ndarra
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=KINDS, choices=(*KINDS, []))
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--count", type=int, default=10)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     print(f"{'operator':20}{'codes':>10}  {'  '.join(DEVICES)}: differ")
-    for kind in options.kinds:
+    for kind in options.kinds or KINDS:
         rng, values, whole = np.random.default_rng(0), 0, True
         differing = dict.fromkeys(DEVICES, 0)
         for _ in range(options.count):

@@ -60,7 +60,7 @@ def trained(path: Path) -> dict[str, Any]:
 
     file = deploy.read_onnx(path) if path.suffix == ".onnx" else deploy.read_tflite(path)
     if path.suffix == ".onnx" and b"QuantizeLinear" in path.read_bytes():
-        return on_its_grids(path, qat.prepare(file, keep_final_activation=True, device="onnxruntime-x86"))
+        return on_its_grids(path, qat.prepare(file, device="onnxruntime-x86"))
     model = qat.prepare(file, keep_final_activation=True, device="xnnpack-x86")
     rng = np.random.default_rng(1)
 
@@ -81,7 +81,9 @@ def trained(path: Path) -> dict[str, Any]:
         optimizer.zero_grad()
         results = model(*batch)
         results = list(results.values()) if isinstance(results, dict) else [results]
-        sum(each.square().mean() for each in results if each.dtype.is_floating_point).backward()
+        real = [each.square().mean() for each in results if each.dtype.is_floating_point]
+        if real:  # indices have no gradient
+            sum(real).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     graph = deploy.lower(model.eval())

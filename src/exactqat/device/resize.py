@@ -33,6 +33,7 @@ class Resize(DeviceOperator):
     attributes = {"size": REQUIRED, "align_corners": False, "half_pixel_centers": False}
     dtypes = ("int8", "int16")
     same_quantization = True
+    floats = True
     spatial = True
     per_window_attributes = {"size": 1}
     version = 3
@@ -57,6 +58,9 @@ class Resize(DeviceOperator):
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("size", list(attributes["size"])),)
+
+    def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
+        return {**attributes, "channel_axis": 3}
 
     def float_steps(self, context: Any, operator: Any) -> None:
         (x,), (shape,), attributes = context.operands(operator), context.results(operator), operator.attributes
