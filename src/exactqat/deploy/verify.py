@@ -212,8 +212,9 @@ def _predictions(
 ) -> tuple[Comparison, ...]:
     """Compares the file's results on the user's arrays with the model's; a .tflite file says itself how they lie in
     it, and an .onnx file takes real numbers by the user's axes."""
+    runtime: Any
     if target.file == ".onnx":
-        signature, (runtime, _) = graph.signature, onnxruntime.opened(graph, content)
+        signature, runtime = graph.signature, onnxruntime.opened(graph, content)[0]
         tensors = {port.tensor: graph.tensors[port.tensor] for port in (*signature.inputs, *signature.outputs)}
         grids = {name: (tensor.dtype, tensor.quantization) for name, tensor in tensors.items()}
     else:
