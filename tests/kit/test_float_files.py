@@ -17,7 +17,9 @@ from plain_networks import NETWORKS
 from test_from_file import FILES, on_litert
 
 from exactqat import deploy, qat
+from exactqat.deploy.formats.read_onnx import model_of
 from exactqat.qat import Rule, UnsupportedOperator
+from exactqat.train.files import OpenedFile
 
 pytest.importorskip("ai_edge_litert")
 HERE = Path(__file__).parent
@@ -206,6 +208,21 @@ def test_files_that_ask_for_too_much_are_refused(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(deploy.Refusal, match="cannot be read: it is damaged"):
         deploy.read_onnx(path)
+
+
+def test_bytes_of_onnx_files_may_be_anything() -> None:
+    content = node("Add", ("N", 3), (3,)).SerializeToString()
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(200):
+        damaged = bytearray(content)
+        for place in rng.integers(0, len(damaged), 2):
+            damaged[place] = rng.integers(0, 256)
+        try:
+            OpenedFile(model_of(bytes(damaged))).plan()
+        except (deploy.Refusal, UnsupportedOperator) as error:
+            assert str(error)
+            refused += 1
+    assert 50 < refused < 200
 
 
 def test_damaged_onnx_files_are_refused(tmp_path: Path) -> None:

@@ -32,10 +32,20 @@ def capture(content: bytes) -> FileNetwork:
         content: of a file that `deploy.read_onnx` has looked at.
 
     Raises:
-        CaptureError: it has inputs that are neither real numbers nor indices, or leaves sizes open
+        CaptureError: it is damaged, has inputs that are neither real numbers nor indices, or leaves sizes open
             beside the batch's.
     """
-    reader = OnnxReader(_onnx().load_model_from_string(content))
+    try:
+        return _captured(_onnx().load_model_from_string(content))
+    except (CaptureError, ImportError):
+        raise
+    except Exception as error:  # noqa: BLE001 - onnx' own checker leaves much of a file unread
+        text = " ".join(str(error).split())[:160]
+        raise CaptureError(f"the file is damaged ({text or type(error).__name__})") from error
+
+
+def _captured(model: Any) -> FileNetwork:
+    reader = OnnxReader(model)
     for node in reader.model.graph.node:
         reader.read(node)
     missing = [each.name for each in reader.model.graph.output if each.name not in reader.known]
