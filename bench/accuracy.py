@@ -1,81 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accuracy after quantization, beside other people's: what each predicts, what its file gives on the runtime, and ours.
 
-    python bench/accuracy.py --peers PYTHON [--networks digits8,vit] [--seeds 3] [--precisions w8a8,w4a4] [--quick]
+    python bench/accuracy.py --peers PYTHON [--peer torchao=PYTHON] [--networks digits8,vit] [--seeds 3] [--quick]
+    python bench/accuracy.py --page
 
-The networks (`bench/accuracy/networks.py`) are small and trained here on made-up data. Peers run in an environment of
-their own, PYTHON: an interpreter with torch, onnx, onnxoptimizer, onnxruntime, nncf, brevitas, torchao, aimet-onnx,
-litert-torch and ai-edge-quantizer, or some of them. Each decides by the validation part which of its methods it shows,
-as we do. A row that a peer has nothing for says why.
+The networks (`bench/accuracy/networks.py`) are small and trained here on made-up data, once: --work keeps them. Peers
+run in environments of their own: an interpreter with torch, onnx, onnxoptimizer, onnxruntime, nncf, brevitas, torchao,
+aimet-onnx, litert-torch, ai-edge-quantizer and tensorflow, or some of them; --peer names another one for one of them.
+Each decides by the validation part which of its methods it shows, as we do. A row that a peer has nothing for says why.
+
+Rows go to --rows, one line each. A run that was stopped goes on where it was: rows that are there are not measured
+again, except of the tools that --again names. --page writes the tables of docs/accuracy.md from them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-PEERS = ("onnxruntime", "nncf", "brevitas", "torchao", "aimet", "ai_edge")
-FOLDER = Path(__file__).resolve().parent / "accuracy"
-PRECISIONS = ("w8a8", "w4a8", "w4a4", "mixed")
-PEER_SECONDS = 1800
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "bench" / "accuracy"
+PAGE = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- bench/accuracy.py --page: begin -->", "<!-- bench/accuracy.py --page: end -->"
+PEER_SECONDS = 900
 
 # The folder has no package of its own: adapters run as programs, by another Python.
-sys.path.insert(0, str(FOLDER))
-from networks import TASKS, Task, fit, outputs_of, trained  # noqa: E402
+sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
+from networks import QAT_EPOCHS, TASKS, Task, fit, kept, outputs_of, qat_rate  # noqa: E402
+from report import with_table  # noqa: E402
+from rows import FLOAT, OURS, PEERS, PRECISIONS, Row, append, page_text, printed, read, verdict  # noqa: E402
 
 from exactqat import deploy, qat, tune  # noqa: E402
 
+Parts = list[tuple[np.ndarray, np.ndarray]]
 
-@dataclass
-class Row:
-    """One network, quantized by one tool.
+
+@dataclass(frozen=True)
+class Case:
+    """One network to be quantized.
 
     Attributes:
-        predicted, runtime: the metric on the test examples as the tool says beforehand, and as its file gives; None:
-            it does not.
-        interval: half of the 95 % interval of the runtime's metric (or the prediction's).
-        unlike: how many test examples the runtime answers otherwise than was predicted.
-        note: why there is nothing, or what was chosen.
+        folder: what adapters read, see `networks.kept`.
+        parts: inputs and targets to train on, to decide by, to judge by.
     """
 
-    network: str
+    name: str
     seed: int
     precision: str
-    tool: str
-    method: str
-    predicted: float | None
-    runtime: float | None
-    interval: float | None
-    unlike: int | None
-    note: str = ""
+    folder: Path
+    model: torch.nn.Module
+    parts: Parts
 
-    def cells(self) -> tuple[str, ...]:
-        def number(value: float | None) -> str:
-            return "-" if value is None else f"{100 * value:.1f}"
+    @property
+    def task(self) -> Task:
+        return TASKS[self.name]
 
-        unlike = "-" if self.unlike is None else str(self.unlike)
-        measured = (number(self.predicted), number(self.runtime), number(self.interval), unlike)
-        return (self.network, str(self.seed), self.precision, self.tool, self.method, *measured, self.note[:60])
+    def row(self, tool: str, note: str = "", **fields: Any) -> Row:
+        return Row(self.name, self.seed, self.precision, tool, note=note, **fields)
 
-
-HEADER = ("network", "seed", "bits", "tool", "method", "predicted", "runtime", "+-", "unlike", "")
+    def compared(
+        self, tool: str, method: str, predicted: np.ndarray | None, runtime: np.ndarray | None, **fields: Any
+    ) -> Row:
+        """A row from the outputs on the test examples."""
+        targets = self.parts[2][1]
+        scores = [None if each is None else self.task.metric(each, targets) for each in (predicted, runtime)]
+        unlike = None
+        if predicted is not None and runtime is not None:
+            differ = answers(predicted) != answers(runtime)
+            unlike = int(differ.reshape(len(differ), -1).any(1).sum())
+        best = runtime if runtime is not None else predicted
+        spread = None if best is None else interval(self.task, best, targets)
+        given = {"predicted": scores[0], "runtime": scores[1], "interval": spread, "unlike": unlike, **fields}
+        return self.row(tool, method=method, **given)
 
 
 def interval(task: Task, outputs: np.ndarray, targets: np.ndarray) -> float:
     """Half of the metric's 95 % interval: 1.96 standard errors of its mean over examples."""
     each = [task.metric(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(targets))]
-    return 1.96 * float(np.std(each)) / math.sqrt(len(each))
+    return 1.96 * float(np.std(each)) / len(each) ** 0.5
 
 
 def answers(outputs: np.ndarray) -> np.ndarray:
@@ -83,37 +95,22 @@ def answers(outputs: np.ndarray) -> np.ndarray:
     return outputs[:, :3].argmax(1) if outputs.shape[1] == 7 else outputs.argmax(1)
 
 
-def compared(
-    case: Any, tool: str, method: str, predicted: np.ndarray | None, runtime: np.ndarray | None, note: str = ""
-) -> Row:
-    """A row from the outputs on the test examples."""
-    name, seed, precision, parts = case
-    task, targets = TASKS[name], parts[2][1]
-    scores = [None if each is None else task.metric(each, targets) for each in (predicted, runtime)]
-    unlike = None
-    if predicted is not None and runtime is not None:
-        differ = answers(predicted) != answers(runtime)
-        unlike = int(differ.reshape(len(differ), -1).any(1).sum())
-    best = runtime if runtime is not None else predicted
-    spread = None if best is None else interval(task, best, targets)
-    return Row(name, seed, precision, tool, method, *scores, spread, unlike, note)
-
-
 # --- ours -------------------------------------------------------------------------------------------------------------
 
 
-def rules_of(precision: str, prepared: Any, model: torch.nn.Module, judges: Any, metric: Any, quick: bool) -> Any:
+def rules_of(case: Case, prepared: Any, quick: bool) -> Any:
     """The rules of a precision; inputs and results keep 8 bits, as on every device. For mixed ones a plan: half the
     multiply-adds of 8 by 8 bits."""
-    if precision == "mixed":
+    if case.precision == "mixed":
+        judges, metric = case.parts[1], case.task.metric
         work = tune.plan(prepared, judges, metric, multiply_adds="1G", weight_bits=[8], activation_bits=[8],
-                         candidates=1).chosen.multiply_adds  # fmt: skip
+                         candidates=1, progress=False).chosen.multiply_adds  # fmt: skip
         found = tune.plan(
             prepared, judges, metric, multiply_adds=int(work / 2), activation_bits=[4, 8], keep=["input"],
-            candidates=8 if quick else 40,
+            candidates=8 if quick else 24, progress=False,
         )  # fmt: skip
         return found.rules
-    weights, activations = (int(bits) for bits in precision[1:].split("a"))
+    weights, activations = bits_of(case.precision)
     last = prepared.plan.stored(prepared.plan.device_outputs[0]).path
     return [
         qat.Rule("input", activation_bits=8),
@@ -122,42 +119,46 @@ def rules_of(precision: str, prepared: Any, model: torch.nn.Module, judges: Any,
     ]
 
 
-def ours(case: Any, model: torch.nn.Module, quick: bool) -> Row:
-    """The better one, by the validation part on the device's integers, of a searched PTQ and of QAT."""
-    name, _, precision, parts = case
-    task = TASKS[name]
-    inputs = torch.from_numpy(parts[0][0])
-    calibration = (parts[0][0][:512], parts[0][1][:512])
+def bits_of(precision: str) -> tuple[int, int]:
+    weights, activations = precision.removeprefix("w").split("a")
+    return int(weights), int(activations)
 
-    def prepared(rules: Any) -> Any:
-        made = qat.prepare(model, inputs[:2], rules)
+
+def ours(case: Case, quick: bool) -> Row:
+    """The better one, by the validation part on the device's integers, of a searched PTQ and of QAT."""
+    inputs = torch.from_numpy(case.parts[0][0])
+    calibration = (case.parts[0][0][:256], case.parts[0][1][:256])
+
+    def prepared(rules: Any, check: bool = False) -> Any:
+        made = qat.prepare(case.model, inputs[:2], rules, check=check)
         qat.calibrate(made, [inputs[:256]])
         return made
 
-    rules = rules_of(precision, prepared([qat.Rule()]), model, parts[1], task.metric, quick)
+    rules = rules_of(case, prepared([qat.Rule()], check=True), quick)
     found: dict[str, deploy.Graph] = {}
-    searched = tune.search(prepared(rules), calibration, task.metric, budget=30 if quick else 300)
+    searched = tune.search(prepared(rules), calibration, case.task.metric, budget=30 if quick else 80, progress=False)
     found["PTQ"] = searched.graph
     network = searched.apply(prepared(rules))
     torch.manual_seed(0)
-    epochs = 2 if quick else 8
-    fit(task, network.train(), *parts[0], epochs, 2e-3)
+    # As many epochs as everybody's.
+    epochs, frozen = (2, 1) if quick else (QAT_EPOCHS - QAT_EPOCHS // 3, QAT_EPOCHS // 3)
+    rate = qat_rate(*((8, 4) if case.precision == "mixed" else bits_of(case.precision)))
+    fit(case.task, network.train(), *case.parts[0], epochs, rate)
     qat.freeze(network)
-    fit(task, network, *parts[0], max(1, epochs // 2), 2e-4)
+    fit(case.task, network, *case.parts[0], frozen, rate / 4)
     found["QAT"] = deploy.lower(network.eval())
-    scores = {method: tune.gate(graph, parts[1], metric=task.metric).score for method, graph in found.items()}
+    scores = {method: tune.gate(graph, case.parts[1], metric=case.task.metric).score for method, graph in found.items()}
     best = max(scores, key=lambda method: scores[method])
-    graph = found[best]
-    test = parts[2][0]
+    graph, test = found[best], case.parts[2][0]
     (port,) = graph.signature.outputs
-    codes = deploy.simulate(graph, deploy.input_codes(graph, test), "xnnpack-x86")
+    codes = deploy.simulate(graph, deploy.input_codes(graph, test), "xnnpack-x86", progress=False)
     predicted = deploy.output_values(graph, codes)[port.name]
     with tempfile.TemporaryDirectory() as folder:
         path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
         report = deploy.verify(graph, path, device="xnnpack-x86", data=test)
         runtime = on_litert(graph, path, test)
-    size = f"{report.differing} of {report.values} integers differ"
-    return compared(case, "exactqat", best, predicted, runtime, size)
+    counts = {"integers": int(report.values), "differing": int(report.differing)}
+    return case.compared(OURS, best, predicted, runtime, methods=scores, **counts)
 
 
 def on_litert(graph: deploy.Graph, path: Path, inputs: np.ndarray) -> np.ndarray:
@@ -181,116 +182,136 @@ def on_litert(graph: deploy.Graph, path: Path, inputs: np.ndarray) -> np.ndarray
 # --- theirs -----------------------------------------------------------------------------------------------------------
 
 
-def theirs(case: Any, peer: str, python: str, folder: Path, quick: bool) -> Row:
+def theirs(peer: str, python: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    """Rows of a peer, as they come. One process works on all cases; another takes over where one died."""
+    left = [(case, case.folder / f"{peer}_{case.precision}.npz") for case in cases]
+    for _, out in left:
+        out.unlink(missing_ok=True)
+    while left:
+        command = [python, str(FOLDER / f"peer_{peer}.py"), *(["--quick"] if quick else [])]
+        command += [f"{case.folder},{case.precision},{out}" for case, out in left]
+        with tempfile.TemporaryFile("w+") as said:
+            process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+            began, why = time.monotonic(), ""
+            while left:
+                ended = process.poll() is not None
+                if left[0][1].exists():
+                    case, out = left.pop(0)
+                    now = time.monotonic()
+                    yield replace(_answer(case, peer, out), seconds=round(now - began, 1))
+                    began = now
+                elif ended or time.monotonic() - began > PEER_SECONDS:
+                    process.kill()
+                    said.seek(0)
+                    lines = [line for line in said.read().splitlines() if line.strip()]
+                    last = lines[-1] if lines else f"exit status {process.returncode}"
+                    why = f"fails: {last}" if ended else f"more than {PEER_SECONDS} s"
+                    break
+                else:
+                    time.sleep(0.2)
+            process.wait()
+        if left:
+            yield left.pop(0)[0].row(peer, why[:500])
+
+
+def _answer(case: Case, peer: str, out: Path) -> Row:
     """The best method of a peer, by the validation part on its runtime, or as it predicts where it has none."""
-    name, seed, precision, parts = case
-    if precision == "mixed":
-        return Row(name, seed, precision, peer, "-", None, None, None, None, "nothing that takes a budget of work")
-    work = folder / f"{peer}_{precision}"
-    work.mkdir()
-    out = work / "out.npz"
-    command = [python, str(FOLDER / f"peer_{peer}.py"), str(folder), precision, str(out)]
-    try:
-        done = subprocess.run([*command, *(["--quick"] if quick else [])], capture_output=True, text=True,
-                              timeout=PEER_SECONDS)  # fmt: skip
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    except subprocess.TimeoutExpired:
-        return Row(name, seed, precision, peer, "-", None, None, None, None, f"more than {PEER_SECONDS} s")
-    if done.returncode or not out.exists():
-        why = said[-1] if said else f"exit status {done.returncode}"
-        return Row(name, seed, precision, peer, "-", None, None, None, None, f"fails: {why}")
     with np.load(out) as held:
         arrays = {key: held[key] for key in held}
-    if "not offered" in arrays:
-        return Row(name, seed, precision, peer, "-", None, None, None, None, str(arrays["not offered"]))
-    task = TASKS[name]
+    for key, words in (("not offered", ""), ("fails", "fails: ")):
+        if key in arrays:
+            return case.row(peer, words + str(arrays[key]))
 
     def judged(method: str) -> float:
         best = arrays.get(f"{method}/runtime/validation", arrays.get(f"{method}/predicted/validation"))
         assert best is not None
-        return task.metric(best, parts[1][1])
+        return case.task.metric(best, case.parts[1][1])
 
-    method = max(dict.fromkeys(key.split("/")[0] for key in arrays), key=judged)
+    scores = {method: judged(method) for method in dict.fromkeys(key.split("/")[0] for key in arrays)}
+    method = max(scores, key=lambda each: scores[each])
     predicted, runtime = (arrays.get(f"{method}/{how}/test") for how in ("predicted", "runtime"))
-    return compared(case, peer, method, predicted, runtime)
+    return case.compared(peer, method, predicted, runtime, methods=scores)
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+def of_half_the_work(row: Row) -> Row:
+    """A peer's row of mixed bits: none takes a budget of work, but weights of four bits throughout keep to ours."""
+    note = row.note or "weights of 4 bits throughout, as much work as our plan may have"
+    return replace(row, precision="mixed", note=note, seconds=0.0)
 
 
-def printed(rows: list[Row]) -> str:
-    cells = [HEADER, *(row.cells() for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(HEADER))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                     for row in cells)  # fmt: skip
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def verdict(rows: list[Row]) -> str:
-    """In how many rows we are at least as good as the best peer, within the interval; and the mean difference."""
-    groups: dict[tuple[str, int, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.network, row.seed, row.precision), []).append(row)
-    differences, lost = [], []
-    for key, group in groups.items():
-        mine = next((row for row in group if row.tool == "exactqat" and row.runtime is not None), None)
-        peers = [row for row in group if row.tool in PEERS and row.runtime is not None]
-        if mine is None or not peers or mine.runtime is None:
-            continue
-        best = max(peers, key=lambda row: row.runtime or 0.0)
-        assert best.runtime is not None
-        differences.append(mine.runtime - best.runtime)
-        if differences[-1] < -max(mine.interval or 0, best.interval or 0):
-            lost.append(f"{'/'.join(map(str, key))} by {-100 * differences[-1]:.1f} points to {best.tool}")
-    unlike = {tool: sum(row.unlike or 0 for row in rows if row.tool == tool) for tool in ("exactqat", *PEERS)}
-    judged = {tool: sum(row.unlike is not None for row in rows if row.tool == tool) for tool in unlike}
-    lines = [f"{tool}: {unlike[tool]} answers unlike the prediction in {judged[tool]} networks" for tool in unlike]
-    if differences:
-        lines.insert(0, f"{len(differences) - len(lost)} of {len(differences)} rows at least as good as the best peer "
-                     f"within the interval; on average {100 * float(np.mean(differences)):+.2f} points")  # fmt: skip
-    return "\n".join([*lines, *(f"lost: {each}" for each in lost)])
+def run(given: Any, tools: Sequence[str], pythons: dict[str, str]) -> None:
+    names, precisions = given.networks.split(","), given.precisions.split(",")
+    known = read(given.rows)
+    again = set(given.again.split(",")) if given.again else set()
+
+    def wanted(case: Case, tool: str) -> bool:
+        return tool in again or (case.name, case.seed, case.precision, tool) not in known
+
+    def add(row: Row) -> None:
+        append(given.rows, row)
+        known[row.key] = row
+        print(printed([row]).splitlines()[1], f"({row.seconds:.0f} s)", flush=True)
+
+    for seed in range(given.first_seed, given.seeds):
+        held = {name: kept(name, seed, given.work) for name in names}
+        cases = [Case(name, seed, precision, *held[name]) for name in names for precision in precisions]
+        for name in names:
+            case = Case(name, seed, "float", *held[name])
+            if wanted(case, FLOAT):
+                outputs = outputs_of(case.model, case.parts[2][0])
+                add(case.compared(FLOAT, "float", None, outputs, note=case.task.title))
+        for tool in tools:
+            due = [case for case in cases if wanted(case, tool)]
+            if tool == OURS:
+                for case in due:
+                    began = time.monotonic()
+                    add(replace(ours(case, given.quick), seconds=round(time.monotonic() - began, 1)))
+                continue
+            if tool not in pythons:
+                continue
+            for row in theirs(tool, pythons[tool], [case for case in due if case.precision != "mixed"], given.quick):
+                add(row)
+            for case in due:
+                key = (case.name, seed, "w4a8", tool)
+                if case.precision == "mixed" and key in known:
+                    add(of_half_the_work(known[key]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--peers", help="Python of the peers' environment; without it only ours is shown")
-    parser.add_argument("--only", default=",".join(PEERS), help="peers, between commas")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", metavar="PYTHON", help="the peers' environment; without it only ours is measured")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="another one, for one peer")
+    parser.add_argument("--only", default=",".join((OURS, *PEERS)), help="tools, between commas")
     parser.add_argument("--networks", default=",".join(TASKS), help=f"some of {', '.join(TASKS)}")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help=f"some of {', '.join(PRECISIONS)}")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="from 0 on")
+    parser.add_argument("--first-seed", type=int, default=0, help="instead of 0")
     parser.add_argument("--quick", action="store_true", help="fewer methods, evaluations and epochs")
-    parser.add_argument("--save", type=Path, help="write all rows to this JSON file")
+    parser.add_argument("--rows", type=Path, default=ROOT / "bench" / "results" / "accuracy.jsonl", help="kept here")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "accuracy", help="trained networks are kept here")
+    parser.add_argument("--again", metavar="TOOL[,TOOL]", help="measure the rows of these tools again")
+    parser.add_argument("--page", action="store_true", help="write docs/accuracy.md's tables from the saved rows")
     given = parser.parse_args()
-    names, precisions, peers = (each.split(",") for each in (given.networks, given.precisions, given.only))
-    unknown = [*set(names) - set(TASKS), *set(precisions) - set(PRECISIONS), *set(peers) - set(PEERS)]
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}")
+    allowed = {"networks": TASKS, "precisions": PRECISIONS, "only": (OURS, *PEERS)}
+    for option, values in allowed.items():
+        unknown = [each for each in getattr(given, option).split(",") if each not in values]
+        if unknown:
+            parser.error(f"--{option} must be some of {', '.join(values)}, got {', '.join(unknown)}")
+    if given.page:
+        rows = list(read(given.rows).values())
+        if not rows:
+            parser.error(f"there are no rows in {given.rows}")
+        text = page_text(rows, {name: task.title for name, task in TASKS.items()})
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), text, BEGIN, END), encoding="utf-8")
+        return
+    own = dict(each.partition("=")[::2] for each in given.peer)
+    pythons = {peer: python for peer in PEERS if (python := own.get(peer, given.peers))}
     torch.set_num_threads(1)
-    rows: list[Row] = []
-    for name in names:
-        for seed in range(given.seeds):
-            parts = TASKS[name].data(seed)
-            model = trained(name, seed, parts)
-            with tempfile.TemporaryDirectory() as place:
-                folder = Path(place)
-                (folder / "task.json").write_text(json.dumps({"name": name}))
-                arrays = {f"{word}{at}": part[side] for at, part in enumerate(parts) for side, word in enumerate("xy")}
-                np.savez(folder / "data.npz", **arrays)
-                torch.save(model.state_dict(), folder / "weights.pt")
-                plain = outputs_of(model, parts[2][0])
-                added = [compared((name, seed, "float", parts), "PyTorch", "float", None, plain, TASKS[name].title)]
-                for precision in precisions:
-                    case = name, seed, precision, parts
-                    began = time.monotonic()
-                    added.append(ours(case, model, given.quick))
-                    for peer in peers if given.peers else ():
-                        added.append(theirs(case, peer, given.peers, folder, given.quick))
-                    print(f"{name} seed {seed} {precision}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-                    if given.save is not None:
-                        content = [asdict(row) for row in [*rows, *added]]
-                        given.save.write_text(json.dumps(content, indent=1) + "\n")
-                rows += added
-                print(printed(added), flush=True)
-    print(verdict(rows))
+    run(given, given.only.split(","), pythons)
+    print("\n".join(verdict(list(read(given.rows).values()))))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a peer's adapter gets and gives. Adapters run in an environment of their own, as processes:
-`python peer_NAME.py FOLDER PRECISION OUT.npz [--quick]`.
+`python peer_NAME.py [--quick] FOLDER,PRECISION,OUT.npz...`, one case after the other.
 
 FOLDER holds task.json (the network's name), weights.pt and data.npz. OUT.npz gets, for each method, the outputs on the
-validation and the test examples: as the peer predicts them, and as its file gives them on the runtime.
+validation and the test examples: as the peer predicts them, and as its file gives them on the runtime; or why there are
+none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from networks import TASKS, Task, fit, outputs_of, restored
+from networks import QAT_EPOCHS, TASKS, Task, fit, outputs_of, qat_rate, restored
 
 CALIBRATION = 256
 Computes = Callable[[np.ndarray], np.ndarray]
@@ -70,7 +73,8 @@ class Case:
     def tuned(self, model: torch.nn.Module) -> None:
         """Trains a fake-quantized network with the task's loss."""
         torch.manual_seed(0)
-        fit(self.task, model, *self.parts[0], 2 if self.quick else 6, 5e-4)
+        epochs, rate = 2 if self.quick else QAT_EPOCHS, qat_rate(self.weights, self.activations)
+        fit(self.task, model, *self.parts[0], epochs, rate)
 
 
 @dataclass
@@ -106,33 +110,41 @@ def of_module(model: Callable[[torch.Tensor], torch.Tensor]) -> Computes:
 def main(offers: Callable[[Case], Sequence[Offer]]) -> None:
     """Runs an adapter."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("precision")
-    parser.add_argument("out", type=Path)
+    parser.add_argument("cases", nargs="+", metavar="FOLDER,PRECISION,OUT")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    for words in given.cases:
+        folder, precision, out = words.split(",")
+        arrays: dict[str, Any] = {}
+        try:
+            arrays = _answered(offers, Path(folder), precision, given.quick)
+        except NotOffered as why:
+            arrays["not offered"] = str(why)
+        except Exception as error:  # noqa: BLE001 - what a peer cannot do is a result
+            arrays["fails"] = f"{type(error).__name__}: {error}"[:500]
+        np.savez(f"{out}.part.npz", **arrays)
+        os.replace(f"{out}.part.npz", out)
+
+
+def _answered(offers: Callable[[Case], Sequence[Offer]], folder: Path, precision: str, quick: bool) -> dict[str, Any]:
     torch.manual_seed(0)
-    name = json.loads((given.folder / "task.json").read_text())["name"]
-    with np.load(given.folder / "data.npz") as held:
+    name = json.loads((folder / "task.json").read_text())["name"]
+    with np.load(folder / "data.npz") as held:
         parts = [(held[f"x{at}"], held[f"y{at}"]) for at in range(3)]
-    weights = torch.load(given.folder / "weights.pt", weights_only=True)
-    bits = [int(digits) for digits in given.precision.removeprefix("w").split("a")]
+    weights = torch.load(folder / "weights.pt", weights_only=True)
+    bits = [int(digits) for digits in precision.removeprefix("w").split("a")]
     model = restored(name, weights, parts[0][0])
-    case = Case(name, TASKS[name], model, parts, bits[0], bits[1], given.out.parent, given.quick)
     arrays: dict[str, Any] = {}
-    try:
-        found = offers(case)
-    except NotOffered as why:
-        arrays["not offered"] = str(why)
-        found = ()
-    for offer in found:
-        for how, computes in (("predicted", offer.predicted), ("runtime", offer.runtime)):
-            for at, part in ((1, "validation"), (2, "test")) if computes is not None else ():
-                assert computes is not None
-                arrays[f"{offer.method}/{how}/{part}"] = np.asarray(computes(parts[at][0]), np.float32)
-    np.savez(given.out, **arrays)
+    with tempfile.TemporaryDirectory() as place:
+        case = Case(name, TASKS[name], model, parts, bits[0], bits[1], Path(place), quick)
+        for offer in offers(case):
+            for how, computes in (("predicted", offer.predicted), ("runtime", offer.runtime)):
+                for at, part in ((1, "validation"), (2, "test")) if computes is not None else ():
+                    assert computes is not None
+                    arrays[f"{offer.method}/{how}/{part}"] = np.asarray(computes(parts[at][0]), np.float32)
+    return arrays
 
 
-__all__ = ["Case", "NotOffered", "Offer", "main", "of_module", "session"]
+__all__ = ["Case", "Computes", "NotOffered", "Offer", "main", "of_module", "session"]

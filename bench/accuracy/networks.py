@@ -9,8 +9,11 @@ shapes are drawn.
 from __future__ import annotations
 
 import functools
+import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,9 @@ from torch import nn
 
 # Examples to train on, to decide by, and to judge by.
 SIZES = (1500, 400, 1000)
+# Of every quantization-aware training, whoever's, and its rates at eight bits and with fewer.
+QAT_EPOCHS = 6
+FINE_RATE, COARSE_RATE = 5e-4, 2e-3
 
 
 @dataclass(frozen=True)
@@ -237,11 +243,11 @@ TASKS = {
                          lambda: convolutional((8, 16, 24, 32), 10), 6),
     "keywords": _classes("made-up keywords in noise", keywords, lambda: separable(8)),
     "glyphs": _classes("rendered letters", glyphs, lambda: convolutional((12, 24, 32), 10)),
-    "vit": _classes("scikit-learn's digits, 16 pixels, a small ViT", functools.partial(digits, 16), Transformer, 15),
+    "vit": _classes("scikit-learn's digits, 16 pixels, a small ViT", functools.partial(digits, 16), Transformer, 25),
     "detector": Task("drawn shapes, class and box", functools.partial(shapes, masks=False),
-                     lambda: convolutional((12, 24, 32, 32), 7, 3), loss_of_boxes, detected, 25),
+                     lambda: convolutional((12, 24, 32, 32), 7, 3), loss_of_boxes, detected, 40),
     "segmenter": Task("drawn shapes, pixels", functools.partial(shapes, masks=True), Segmenter,
-                      nn.functional.cross_entropy, segments, 8),
+                      nn.functional.cross_entropy, segments, 20),
 }  # fmt: skip
 
 
@@ -276,6 +282,32 @@ def trained(name: str, seed: int, data: list[tuple[np.ndarray, np.ndarray]]) -> 
     return model.eval()
 
 
+def kept(name: str, seed: int, folder: Path) -> tuple[Path, nn.Module, list[tuple[np.ndarray, np.ndarray]]]:
+    """A float network, trained where that was not done before, its data, and the folder that holds both for adapters:
+    task.json, data.npz and weights.pt."""
+    held = folder / f"{name}_{seed}"
+    parts = TASKS[name].data(seed)
+    weights = held / "weights.pt"
+    if weights.exists():
+        return held, restored(name, torch.load(weights, weights_only=True), parts[0][0]), parts
+    held.mkdir(parents=True, exist_ok=True)
+    model = trained(name, seed, parts)
+    (held / "task.json").write_text(json.dumps({"name": name}))
+    arrays: dict[str, Any] = {
+        f"{word}{at}": part[side] for at, part in enumerate(parts) for side, word in enumerate("xy")
+    }
+    np.savez(held / "data.npz", **arrays)
+    # Last, and in one step: a folder with weights is whole.
+    torch.save(model.state_dict(), held / "weights.part")
+    os.replace(held / "weights.part", weights)
+    return held, model, parts
+
+
+def qat_rate(weights: int, activations: int) -> float:
+    """The learning rate of a quantization-aware training, by its bits."""
+    return FINE_RATE if min(weights, activations) >= 8 else COARSE_RATE
+
+
 def restored(name: str, weights: dict[str, Any], inputs: np.ndarray) -> nn.Module:
     """A float network with given weights, in evaluation."""
     model = TASKS[name].network().eval()
@@ -291,4 +323,17 @@ def outputs_of(model: Callable[..., torch.Tensor], inputs: Any, batch: int = 250
         return np.concatenate([model(*part).numpy() for part in parts])
 
 
-__all__ = ["SIZES", "TASKS", "Task", "accuracy", "fit", "outputs_of", "restored", "tensors_of", "trained"]
+__all__ = [
+    "QAT_EPOCHS",
+    "SIZES",
+    "TASKS",
+    "Task",
+    "accuracy",
+    "fit",
+    "kept",
+    "outputs_of",
+    "qat_rate",
+    "restored",
+    "tensors_of",
+    "trained",
+]

@@ -6,31 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import litert_torch
-import numpy as np
 import torch
 from ai_edge_litert.interpreter import Interpreter
 from ai_edge_quantizer import quantizer, recipe
-from exchange import Case, Computes, NotOffered, Offer, main
-
-
-def running(content: bytes) -> Computes:
-    interpreter = Interpreter(model_content=content, num_threads=1)
-    interpreter.allocate_tensors()
-    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
-
-    def computed(x: np.ndarray) -> np.ndarray:
-        found = []
-        scale, zero_point = given["quantization"]
-        if scale:
-            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(given["dtype"])
-        for example in x:
-            interpreter.set_tensor(given["index"], example[None])
-            interpreter.invoke()
-            found.append(interpreter.get_tensor(made["index"])[0].astype(np.float32))
-        scale, zero_point = made["quantization"]
-        return (np.stack(found) - zero_point) * scale if scale else np.stack(found)
-
-    return computed
+from exchange import Case, NotOffered, Offer, main
+from litert import running
 
 
 def offers(case: Case) -> list[Offer]:

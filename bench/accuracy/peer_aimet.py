@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AIMET on ONNX: its simulation, and the file with QuantizeLinear that it writes, which ONNX Runtime runs."""
+"""AIMET on ONNX: its simulation, as calibrated, with layers equalized, and with rounding learned (AdaRound); and the
+file with QuantizeLinear that it writes, which ONNX Runtime runs. Inputs and results keep eight bits, as ours do."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,34 +12,67 @@ from aimet_onnx import QuantizationSimModel, int4, int8
 from exchange import Case, Computes, Offer, main, session
 
 TYPES = {4: int4, 8: int8}
+ITERATIONS = 200
 
 
-def offers(case: Case) -> list[Offer]:
-    model = onnx.load(case.onnx())
+def simulated(case: Case, model: Any) -> Any:
     sim = QuantizationSimModel(
         model,
         param_type=TYPES[case.weights],
         activation_type=TYPES[case.activations],
         providers=["CPUExecutionProvider"],
     )
-    batches = [{"x": batch} for batch in np.split(case.calibration, 4)]
-    sim.compute_encodings(batches)
-    made = sim.session
+    for name in ("x", "y"):
+        if name in sim.qc_quantize_op_dict:
+            sim.qc_quantize_op_dict[name].set_bitwidth(8)
+    return sim
 
+
+def offered(case: Case, sim: Any, method: str) -> Offer:
+    sim.compute_encodings([{"x": batch} for batch in np.split(case.calibration, 4)])
+    made = sim.session
     # Writing the file takes the encodings away: what it predicts is computed before.
     known = {
         len(x): np.concatenate([made.run(None, {"x": part})[0] for part in np.array_split(x, -(-len(x) // 250))])
         for x, _ in case.parts[1:]
     }
-
     runtime: Computes | None = None
     try:
-        path = case.folder / "aimet.onnx"
+        path = case.folder / f"aimet_{method.replace(' ', '_')}.onnx"
         onnx.save(sim.to_onnx_qdq(), path)
         runtime = session(path, True)
     except Exception as error:  # noqa: BLE001 - what the peer cannot write is a result
         print(f"no file: {type(error).__name__}: {error}")
-    return [Offer("PTQ", lambda x: known[len(x)], runtime)]
+    return Offer(method, lambda x: known[len(x)], runtime)
+
+
+def offers(case: Case) -> list[Offer]:
+    found = [offered(case, simulated(case, onnx.load(case.onnx())), "PTQ")]
+    if case.quick:
+        return found
+    for method, change in (("PTQ equalized", equalized), ("PTQ AdaRound", rounded)):
+        try:
+            found.append(offered(case, change(case), method))
+        except Exception as error:  # noqa: BLE001 - what the peer cannot do is a result
+            print(f"{method}: {type(error).__name__}: {error}")
+    return found
+
+
+def equalized(case: Case) -> Any:
+    from aimet_onnx.cross_layer_equalization import equalize_model
+
+    model = onnx.load(case.onnx())
+    equalize_model(model)
+    return simulated(case, model)
+
+
+def rounded(case: Case) -> Any:
+    from aimet_onnx import apply_adaround
+
+    sim = simulated(case, onnx.load(case.onnx()))
+    batches = [{"x": batch} for batch in np.split(case.calibration, 8)]
+    apply_adaround(sim, batches, ITERATIONS)
+    return sim
 
 
 if __name__ == "__main__":

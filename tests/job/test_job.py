@@ -82,6 +82,7 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
         "weights": None, "from_job": None, "ptq": False, "split": None, "recipe": None, "freeze_base": False,
         "augment": ["shift"], "class_weights": None, "early_stopping": None, "optimizer": "adam", "lr": None,
         "lr_qat": None, "lr_ranges": None, "schedule": "cosine", "distill": None, "mixed_precision": False,
+        "rules": None,
     }  # fmt: skip
     assert metrics["weights"] is None
     assert metrics["resumed"] is False and metrics["data"]["skipped"] == []

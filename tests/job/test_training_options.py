@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert")
 pytest.importorskip("typer")
 
-from exactqat import cli, qat  # noqa: E402
+from exactqat import cli, deploy, qat  # noqa: E402
 from exactqat.device import DEFAULT_PROFILE  # noqa: E402
 from exactqat.job import (  # noqa: E402
     augmentation,
@@ -94,7 +94,10 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
         ("early-stopping", "0", "must be at least 1, got 0"),
         ("early-stopping", "1.5", "must be an integer, got '1.5'"),
         ("distill", "2", "must be a share above 0 and at most 1"),
-        ("distill", "0.5:0", "a temperature above 0 and at most 100 after a colon, as in 0.5:4, got '0.5:0'"),
+        ("distill", "0.5:0", "a temperature above 0 and at most 100 after a colon, and layers after another one"),
+        ("distill", "0.5:4:", "as in 0.5:4 or 0.5:4:stem,block.*, got '0.5:4:'"),
+        ("rules", "nowhere.txt", "must be a file of rules, such as exactqat tune --plan writes; there is no file"),
+        ("rules", "stem W4A4; head", "must be rules such as 'stem W8A16; * W4A8': rules, line 2: the bits of 'head'"),
         ("epochs-float", "0", "must be at least 1, got 0"),
         ("batch-size", "many", "must be an integer, got 'many'"),
     ],
@@ -126,6 +129,14 @@ def test_a_setting_is_declared_once() -> None:
     assert options.class_weights_in('{"a": 2.0, "b": 1.0}') == settings.class_weights
     with pytest.raises(ValueError, match="freeze_base needs weights"):
         Settings(Path("x"), freeze_base=True)
+    with pytest.raises(ValueError, match="rules cannot be combined with weight_bits or activation_bits"):
+        Settings(Path("x"), rules="* W8A8", weight_bits=4)
+    planned = Settings(Path("x"), rules="stem.*  W8A16\n*  W4A8 ranges=learned", distill="0.5:2:stem, block.*")
+    assert planned.rules == "stem.* W8A16; * W4A8 ranges=learned" and planned.distill == "0.5:2:stem,block.*"
+    assert planned.precisions == {"mixed": (4, 8)} and Settings(Path("x"), **planned.stored()) == planned
+    command, _ = planned.commands()
+    assert "--rules 'stem.* W8A16; * W4A8 ranges=learned'" in command
+    assert options.rules(options.rules_in(planned.rules)) == planned.rules
 
 
 def test_resume_refuses_other_options(dataset: data.Dataset, tmp_path: Path) -> None:
@@ -304,7 +315,8 @@ def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, t
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     images, labels = dataset.train.images[:8], dataset.train.labels[:8]
     outputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
-    how = manner.Manner(teacher=manner.Teacher(teacher, 0.25, 2.0))
+    distillation = qat.Distillation(qat.prepare(teacher, images, keep_final_activation=False), teacher, (), 2.0)
+    how = manner.Manner(teacher=manner.Teacher(distillation, 0.25))
     expected = 0.75 * torch.nn.functional.cross_entropy(outputs, labels, reduction="sum")
     expected += 0.25 * qat.distillation_loss(outputs, teacher(images), 2.0, "sum")
     assert float(manner.loss_of(outputs, labels, images, how)) == pytest.approx(float(expected.detach()), rel=1e-6)
@@ -312,6 +324,47 @@ def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, t
     plain, _ = trained(dataset, tmp_path / "plain.pt", manner.Manner(), 2)
     assert not torch.equal(other.classifier.weight, plain.classifier.weight)
     assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
+
+
+def test_rules_and_distillation_name_layers_of_the_network(dataset: data.Dataset, tmp_path: Path) -> None:
+    for given, message in (
+        ({"rules": "stem9 W4A8"}, "rules do not fit model small_mobilenet: .*no rule matches"),
+        ({"rules": "* W8A8", "distill": "0.5:4:stem9"}, "distill does not fit .*'stem9' matches no layer; those are:"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pipeline.run(Settings(tmp_path / "job", epochs_float=1, epochs_qat=1, **given), dataset=dataset)
+    assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.slow
+def test_a_plan_is_trained_with(
+    dataset: data.Dataset, tmp_path: Path, one_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of rules that a plan saves; every layer of the delivered network has the bits that it says."""
+    network = models.new_model("small_mobilenet", (1, 8, 8), 3).eval()
+    prepared = qat.prepare(network, torch.zeros(2, 1, 8, 8), keep_final_activation=False)
+    names = [path for path, _ in prepared.layers()]
+    given = [qat.Rule("input"), qat.Rule(names[2], 4, 16), qat.Rule(names[3], 8, 4), qat.Rule("*", 4, 8)]
+    rules = qat.save_rules(given, tmp_path / "rules.txt", "What a plan says of itself.")
+    x, y = rows()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    out = tmp_path / "job"
+    status = call(
+        monkeypatch, "train", "--out", out, "--data", tmp_path / "data.npz", "--rules", rules, "--epochs-float", 2,
+        "--epochs-qat", 3, "--distill", f"0.5:2:{names[2]}", "--keep-going", "--quiet",
+    )  # fmt: skip
+    assert status == 0
+    network = json.loads((out / "metrics.json").read_text())["networks"]["mixed"]["qat_learned"]
+    assert network["values_compared"] > 0 and network["values_differing"] == network["training_differing"] == 0
+    checkpoint = torch.load(out / "mixed" / "checkpoint.pt", weights_only=True)
+    found = {rule["match"]: (rule["weight_bits"], rule["activation_bits"]) for rule in checkpoint["rules"]}
+    assert found == {"input": (8, 8), names[2]: (4, 16), names[3]: (8, 4), "*": (4, 8)}
+    graph = deploy.read_tflite(out / "mixed" / "model.tflite")
+    assert {tensor.dtype for tensor in graph.tensors.values() if tensor.data is None} == {"int8", "int16"}
+    assert call(monkeypatch, "verify", out, "--quiet") == 0
+    assert call(monkeypatch, "gate", out, "--min-accuracy", 0, "--max-differ", 0, "--run") == 0
+    page = (out / "report.html").read_text("utf-8")
+    assert "Layers have the bits of these rules, the first that matches:" in page
 
 
 @pytest.mark.slow

@@ -282,7 +282,7 @@ def _print_results(console: Console, results: Results) -> None:
         "★ delivered (lowest validation loss). To float: difference in points on the same test images, and the "
         "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
         "the file differs from its simulation; training: integers in which the device differs from what was trained. "
-        "Input and logits keep 8 bits; codes of fewer bits are stored in 8-bit containers. "
+        "Input and logits keep 8 bits unless rules say otherwise; codes of fewer bits are stored in 8-bit containers. "
         f"The job took {duration(results.seconds)}{f', in {results.runs} runs' if results.runs > 1 else ''}."
     )
     say(console, (explained, "dim"))

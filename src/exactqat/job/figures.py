@@ -20,6 +20,7 @@ from ..report.results import Outcome, Results
 from ..report.text import shortened
 from . import files
 from .devices import current_settings
+from .options import MIXED
 
 
 def metrics(results: Results) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def read(directory: Path) -> FinishedJob:
     answers = {"float32": float_network.get("answers")}
     for precision, methods in networks.items():
         where = f"{path}: networks.{shortened(precision, 20)}"
-        if not re.fullmatch(r"w\da\d+", precision):
+        if not re.fullmatch(rf"w\da\d+|{MIXED}", precision):
             raise ValueError(f"{where} is not a precision such as w8a8")
         if not isinstance(methods, dict) or not isinstance(methods.get("chosen"), str):
             raise ValueError(f"{where} must say which network was chosen")

@@ -19,6 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from .options import PRECISION
+
 try:
     import fcntl
 except ImportError:  # not on Windows
@@ -26,14 +28,14 @@ except ImportError:  # not on Windows
 
 # What marks a job as finished first, what says that there is one last: whatever is interrupted while it moves aside
 # can be continued or moved again.
-ENTRIES = ("metrics.json", "report.html", "training", "tensorboard", "float", "w[2-8]a[2-8]", "job.json")
+ENTRIES = ("metrics.json", "report.html", "training", "tensorboard", "float", PRECISION, "job.json")
 # Files in them, for what `write_atomically` leaves of one if the process is killed.
 FILES = {
     ".": r"(metrics|job)\.json|report\.html",
     "training": r"[\w-]+\.(pt|csv)|elapsed\.json",
     "tensorboard": r"$.",
     "float": r"checkpoint\.pt",
-    "w[2-8]a[2-8]": r"checkpoint\.pt|model\.(tflite|onnx)",
+    PRECISION: r"checkpoint\.pt|model\.(tflite|onnx)",
 }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import qat
 from ..report.results import Dataset, Split
 from . import augmentation
-from .options import BALANCED, OPTIMIZERS, SCHEDULES, Options
+from .options import BALANCED, OPTIMIZERS, SCHEDULES, Options, distillation_parts
 
 FLOAT_LEARNING_RATE = 4e-3
 # Weights that were given know something already, which large steps would lose.
@@ -35,12 +35,10 @@ class Teacher:
 
     Attributes:
         share: of the loss.
-        temperature: see `qat.distillation_loss`.
     """
 
-    model: nn.Module
+    distillation: qat.Distillation
     share: float
-    temperature: float
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,7 @@ def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> 
         loss = (F.cross_entropy(outputs, labels, reduction="none") * weights[labels]).sum()
     if manner.teacher is None:
         return loss
-    with torch.no_grad():
-        taught = manner.teacher.model(images)
-    of_teacher = qat.distillation_loss(outputs, taught, manner.teacher.temperature, "sum")
+    of_teacher = manner.teacher.distillation(outputs, images, "sum")
     return (1 - manner.teacher.share) * loss + manner.teacher.share * of_teacher
 
 
@@ -169,12 +165,12 @@ def float_manner(options: Options, manner: Manner, resting: Sequence[nn.Module] 
     return replace(manner, mixed_precision=options.mixed_precision, resting=tuple(resting))
 
 
-def quantized_manner(options: Options, manner: Manner, float_model: nn.Module) -> Manner:
-    """How quantization-aware training goes."""
+def quantized_manner(options: Options, manner: Manner, float_model: nn.Module, model: qat.PreparedModel) -> Manner:
+    """How quantization-aware training of a model goes."""
     if options.distill is None:
         return manner
-    share, temperature = map(float, options.distill.split(":"))
-    return replace(manner, teacher=Teacher(float_model.eval(), share, temperature))
+    share, temperature, layers = distillation_parts(options.distill)
+    return replace(manner, teacher=Teacher(qat.Distillation(model, float_model, layers, temperature), share))
 
 
 def float_rate(options: Options) -> float:
@@ -219,11 +215,16 @@ def sentences(options: Options) -> list[str]:
     if options.freeze_base:
         said.append("Float training leaves what the given weights hold as it is, and trains the rest.")
     if options.distill is not None:
-        share, temperature = options.distill.split(":")
-        said.append(
-            f"Quantization-aware training learns the float network's answers too: they are {float(share):.0%} of the "
-            f"loss, at temperature {temperature}."
+        share, temperature, layers = distillation_parts(options.distill)
+        what = (
+            "answers too: they are" if not layers else f"answers and what its layers {', '.join(layers)} store: it is"
         )
+        said.append(
+            f"Quantization-aware training learns the float network's {what} {share:.0%} of the loss, at temperature "
+            f"{temperature:g}."
+        )
+    if options.rules is not None:
+        said.append(f"Layers have the bits of these rules, the first that matches: {options.rules}.")
     if options.mixed_precision:
         said.append(
             "Float training computes in bfloat16 where PyTorch's autocast does; quantization-aware training stays in "

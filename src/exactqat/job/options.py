@@ -18,6 +18,10 @@ from typing import Any
 
 # Bits of weights and of activations.
 FEWEST_BITS, MOST_BITS = 2, 8
+# The name of the precision that rules say.
+MIXED = "mixed"
+# A pattern of the names of precisions, and of the folders of what is delivered.
+PRECISION = rf"w[2-8]a[2-8]|{MIXED}"
 
 OPTIMIZERS = {
     "adam": "Adam",
@@ -178,18 +182,56 @@ def split(given: Any) -> str:
 
 
 def distillation(given: Any) -> str:
-    """The share of the float network's answers in the loss, and a temperature, as "0.5:4"."""
-    share, colon, temperature = str(given).partition(":")
+    """The share of the float network's answers in the loss, a temperature, and layers that are compared too, as
+    "0.5:4" or "0.5:4:stem,block.*"."""
+    share, *rest = str(given).split(":", 2)
     try:
-        numbers = number(share), number(temperature if colon else TEMPERATURE)
+        numbers = number(share), number(rest[0] if rest else TEMPERATURE)
     except ValueError:
         numbers = math.nan, math.nan
-    if isinstance(given, bool) or not (0 < numbers[0] <= 1 and 0 < numbers[1] <= 100):
+    names = [name.strip() for name in rest[1].split(",")] if len(rest) > 1 else []
+    if isinstance(given, bool) or not (0 < numbers[0] <= 1 and 0 < numbers[1] <= 100) or not all(names):
         raise ValueError(
             "must be a share above 0 and at most 1, and if you like a temperature above 0 and at most 100 after a "
-            f"colon, as in 0.5:4, got {given!r}"
+            f"colon, and layers after another one, as in 0.5:4 or 0.5:4:stem,block.*, got {given!r}"
         )
-    return ":".join(f"{each:g}" for each in numbers)
+    return ":".join([*(f"{each:g}" for each in numbers), *([",".join(names)] if names else [])])
+
+
+def distillation_parts(text: str) -> tuple[float, float, tuple[str, ...]]:
+    """The share, the temperature and the layers of what `distillation` gave."""
+    share, temperature, *layers = text.split(":", 2)
+    return float(share), float(temperature), tuple(layers[0].split(",")) if layers else ()
+
+
+def rules(given: Any) -> str:
+    """Rules for the bits of layers in one line, divided by semicolons."""
+    from ..planning.rule_text import parse_rules, rules_text
+
+    if not isinstance(given, str):
+        raise ValueError(f"must be a text of rules such as 'stem W8A16; * W4A8', got {given!r}")
+    try:
+        found = parse_rules("\n".join(given.split(";")), "rules")
+        lines = [line for line in rules_text(found).splitlines() if not line.startswith("#")]
+        line = "; ".join(" ".join(each.split()) for each in lines)
+        again = parse_rules("\n".join(line.split(";")), "rules")
+    except ValueError as error:
+        raise ValueError(f"must be rules such as 'stem W8A16; * W4A8': {error}") from error
+    if again != found:
+        raise ValueError("must name layers without semicolons and doubled spaces")
+    return line
+
+
+def rules_in(text: str) -> str:
+    """What a command line says: the path of a file of rules, or the rules, divided by semicolons."""
+    path = Path(text)
+    if text and path.is_file():
+        from ..planning.rule_text import load_rules, rules_text
+
+        return rules_text(load_rules(path))
+    if len(text.split()) < 2:
+        raise ValueError(f"must be a file of rules, such as exactqat tune --plan writes; there is no file {text!r}")
+    return text
 
 
 def text(value: Any) -> str:
@@ -295,6 +337,15 @@ class Options:
         bits_in,
         ("--activation-bits", "-a"),
     )
+    rules: str | None = _option(
+        None,
+        rules,
+        "A text file with the bits of each layer, as exactqat tune --plan writes it; instead of W8A8, W4A4 and W3A4. "
+        "What it says of ranges counts too; where it says nothing, they are each method's.",
+        "FILE",
+        rules_in,
+        path=True,
+    )
     image_size: int | None = _option(
         None, whole(1, 2**14), "Height and width to which images are scaled, in pixels.", read=integer_in
     )
@@ -353,8 +404,9 @@ class Options:
         None,
         distillation,
         "Quantization-aware training also learns the float network's answers: their share of the loss, above 0 and at "
-        f"most 1, and a temperature, by default {TEMPERATURE:g}.",
-        "SHARE[:TEMPERATURE]",
+        f"most 1, a temperature, by default {TEMPERATURE:g}, and layers whose results are learned too, such as "
+        "0.5:4:features.3,features.5.*.",
+        "SHARE[:TEMPERATURE[:LAYER,...]]",
     )
     mixed_precision: bool = _option(
         False,
@@ -400,6 +452,8 @@ class Options:
             except ValueError as error:
                 raise ValueError(f"{each.name} {error}") from error
             object.__setattr__(self, each.name, kept)
+        if self.rules is not None and (self.weight_bits is not None or self.activation_bits is not None):
+            raise ValueError("rules cannot be combined with weight_bits or activation_bits: they say the bits")
         if self.freeze_base and self.weights is None:
             raise ValueError("freeze_base needs weights: it freezes what the file of weights gave")
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import glob
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import qat, tune
 from ..deploy.footprint import footprint
@@ -32,7 +31,8 @@ from .beside import LAYER_IMAGES, about, beside_training, input_codes, run_on_de
 from .judges import Judge
 from .logs import Logs, check_tensorboard
 from .manner import Manner, class_weights_of, float_manner, float_rate, manner_of, quantized_groups, quantized_manner
-from .models import builder, new_model
+from .models import builder
+from .planned import last_layer, make_rules, untrained_network
 from .processes import ALONE, Processes
 from .progress import Progress
 from .restored import describe_checkpoint, describe_network
@@ -53,32 +53,6 @@ def total_steps(settings: Settings, dataset: Dataset) -> int:
     trainings = sum(method.trained for method in settings.methods)
     epochs = settings.epochs_float + trainings * sum(map(settings.epochs_of, settings.precisions.values()))
     return training.steps_per_epoch(dataset.train, settings.batch_size) * epochs
-
-
-def make_rules(
-    bits: tuple[int, int], ranges: qat.RangePolicy, value_range: tuple[float, float], last: str
-) -> list[qat.Rule]:
-    """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer.
-
-    Args:
-        bits: of weights and activations.
-        last: path of the layer that stores the logits.
-    """
-    weight_bits, activation_bits = bits
-    return [
-        qat.Rule("input", ranges="fixed", fixed_range=value_range),
-        qat.Rule(glob.escape(last), weight_bits=weight_bits, activation_bits=8, ranges=ranges),
-        qat.Rule("*", weight_bits=weight_bits, activation_bits=activation_bits, ranges=ranges),
-    ]
-
-
-def last_layer(model: nn.Module, example: Tensor) -> str:
-    """The path of the layer that stores the logits.
-
-    Raises:
-        qat.UnsupportedOperator: the device cannot run the network; better known before training than after.
-    """
-    return list(qat.prepare(model, example, keep_final_activation=False).layers())[-1][0]
 
 
 def run(
@@ -119,7 +93,7 @@ def run(
     dataset = dataset or load_for(settings)
     check_data(settings, dataset, progress.say)
     # Before anything is written: whether there is such a network, and whether the device can run it.
-    untrained = _untrained(settings, dataset)
+    untrained = untrained_network(settings, dataset)
     fit = None
     if settings.weights is not None and not (resume and float_state(settings).exists()):
         fit = put(untrained, Path(settings.weights))
@@ -317,17 +291,6 @@ def finished(
     return results
 
 
-def _untrained(settings: Settings, dataset: Dataset) -> nn.Module:
-    torch.manual_seed(settings.seed)
-    model = new_model(settings.model, dataset.train.images.shape[1:], dataset.outputs)
-    try:
-        last_layer(model, dataset.train.images[:2])
-    except RuntimeError as error:
-        shape = list(dataset.train.images.shape[1:])
-        raise ValueError(f"model {settings.model} does not fit images of shape {shape}: {error}") from error
-    return model
-
-
 def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
     settings, dataset, processes, normal = work.settings, work.dataset, work.processes, work.manner.normal
     work.progress.begin("float training")
@@ -368,7 +331,7 @@ def _quantized_network(work: Work, results: Results, last: str, precision: str, 
     settings, dataset, normal = work.settings, work.dataset, work.manner.normal
     example = dataset.train.images[:2]
     bits = settings.precisions[precision]
-    rules = make_rules(bits, method.ranges, dataset.value_range, last)
+    rules = make_rules(bits, method.ranges, dataset.value_range, last, settings.layer_rules)
     # That the captured network is the user's was checked before anything was trained.
     model = qat.prepare(
         results.float_model, example, rules, device=settings.device, check=False, keep_final_activation=False
@@ -391,7 +354,7 @@ def _quantized_network(work: Work, results: Results, last: str, precision: str, 
             epochs,
             title,
             name,
-            quantized_manner(settings, work.manner, results.float_model),
+            quantized_manner(settings, work.manner, results.float_model, model),
             0 if trained_on else epochs - training.frozen_epochs(epochs),
         )
     else:

@@ -3,23 +3,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..planning.rule_text import parse_rules
+from ..planning.rules import Rule
 from ..report.results import Mark, Method
 from ..report.text import option_of, option_value, shell_word
 from . import manner, training
 from .devices import device_named
 from .models import NETWORKS
-from .options import MOST_BITS, Options, declared, stored
+from .options import MIXED, MOST_BITS, Options, declared, stored
 from .recipes import chosen, recipe_named
 
 # Bits of weights and of activations, if the user names none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
-PRECISION = re.compile("w[2-8]a[2-8]")
 
 
 METHODS = (
@@ -45,6 +45,7 @@ class Settings(Options):
         model: as in `models.network`.
         weight_bits, activation_bits: 2..8, or several, each of weights with each of activations; if either is given,
             these precisions alone, the other with 8 unless given too. Kept the most bits first, one alone as a number.
+        rules: bits of each layer in one line, such as "stem W8A16; * W4A8"; see `qat.load_rules`.
         epochs_qat: of each quantization-aware training with fewer than eight bits; see `epochs_of`.
         batch_size: images in a training step, over all processes.
         image_size: height and width to which images are scaled; None leaves them.
@@ -67,7 +68,7 @@ class Settings(Options):
         if self.recipe is not None:
             recipe_named(self.recipe)
         if self.reconstructs:
-            for name in ("distill", "class_weights", "split", "image_size"):
+            for name in ("distill", "class_weights", "split", "image_size", "rules"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"{name} cannot be combined with recipe {self.recipe}, which has no classes of images"
@@ -76,8 +77,17 @@ class Settings(Options):
                 raise ValueError(f"ptq cannot be combined with recipe {self.recipe}, which has no classes of images")
 
     @property
+    def layer_rules(self) -> tuple[Rule, ...]:
+        """The rules that say the bits of each layer; none: `precisions` do."""
+        return () if self.rules is None else parse_rules("\n".join(self.rules.split(";")))
+
+    @property
     def precisions(self) -> dict[str, tuple[int, int]]:
-        """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``; the most bits first."""
+        """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``; the most bits first. Of rules, the
+        fewest."""
+        if self.rules is not None:
+            of_weights, of_activations = zip(*self.widths, strict=True)
+            return {MIXED: (min(of_weights), min(of_activations))}
         pairs: Sequence[tuple[int, int]] = PRECISIONS
         if self.weight_bits is not None or self.activation_bits is not None:
             of_weights, of_activations = (
@@ -86,6 +96,13 @@ class Settings(Options):
             )
             pairs = [(weights, activations) for weights in of_weights for activations in of_activations]
         return {f"w{weights}a{activations}": (weights, activations) for weights, activations in pairs}
+
+    @property
+    def widths(self) -> list[tuple[int, int]]:
+        """All bits of weights and activations that occur."""
+        if self.rules is not None:
+            return [(rule.weight_bits, rule.activation_bits) for rule in self.layer_rules]
+        return list(self.precisions.values())
 
     def epochs_of(self, bits: tuple[int, int]) -> int:
         """Epochs of a quantization-aware training; with eight bits, which only fine-tunes, a quarter."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from ..report.text import option_of, option_value, shell_word
 from . import files, retrained
 from .devices import current_settings, device_named
 from .models import named_in
-from .settings import PRECISION, Settings
+from .options import PRECISION
+from .settings import Settings
 from .weights import Fit, restored
 
 JOB_FORMAT = 1
@@ -188,7 +190,7 @@ def delivered(out: Path, *names: str) -> list[Path]:
     folders = [
         out / name
         for name in files.entries(out)
-        if PRECISION.fullmatch(name) and all((out / name / file).exists() for file in names)
+        if re.fullmatch(PRECISION, name) and all((out / name / file).exists() for file in names)
     ]
     if not folders and unfinished(out):
         raise FileNotFoundError(f"{unfinished(out)}. It has not delivered a network yet")

@@ -220,7 +220,7 @@ def train(
     """
     model.to(accelerator)
     if manner.teacher is not None:
-        manner.teacher.model.to(accelerator)
+        manner.teacher.distillation.to(accelerator)
     generator = torch.Generator().manual_seed(seed)
     optimizer = optimizer_of(manner.optimizer, groups)
     steps = steps_per_epoch(training, batch_size)
@@ -327,7 +327,7 @@ def train(
     load_state(model, best_state, state_path)
     model.cpu().eval()
     if manner.teacher is not None:
-        manner.teacher.model.cpu()
+        manner.teacher.distillation.to(CPU)
     return history
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..planning.rules import RangePolicy as RangePolicy
     from ..planning.rules import Rule, UnusedRuleWarning
     from ..train.core.freezing import UnsettledStatisticsWarning
+    from ..train.torch.distillation import Distillation
     from ..train.torch.layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
     from ..train.torch.prepared import PreparedModel
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
+    "..train.torch.distillation": ("Distillation",),
     "..train.torch.layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     "..train.torch.modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
     "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
@@ -51,6 +53,7 @@ __all__ = [
     "ActivationRange",
     "Conv2d",
     "DepthwiseConv2d",
+    "Distillation",
     "EarlyStopping",
     "Explanation",
     "FakeQuantize",

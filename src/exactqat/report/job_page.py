@@ -127,9 +127,7 @@ def _page(results: Results) -> str:
         (f"{results.values_differing:,}", f"of {results.values_compared:,} integers differ from our simulation"),
         (f"{results.training_differing:,}", f"of {results.training_values:,} integers differ from training"),
     ]
-    of_weights, of_activations = (
-        sorted(set(bits), reverse=True) for bits in zip(*settings.precisions.values(), strict=True)
-    )
+    of_weights, of_activations = (sorted(set(bits), reverse=True) for bits in zip(*settings.widths, strict=True))
     precisions = (
         f"a weight of {_listed(of_weights)} bits one of {_listed([2**bits - 1 for bits in of_weights])} codes, an "
         f"activation of {_listed(of_activations)} bits one of {_listed([2**bits for bits in of_activations])}"
@@ -171,8 +169,8 @@ def _page(results: Results) -> str:
             )
             + f"<p class='note'>{escape(findings.LUCK_NOTE)}</p>"
             "<p class='note'>★ marks the delivered networks, chosen by the lowest validation loss. Input and logits "
-            "always have 8 bits. Weights and activations of fewer bits are stored in 8-bit containers, so their files "
-            "are not smaller. The float32 size is four bytes per parameter, without file overhead. "
+            "have 8 bits unless rules say otherwise. Weights and activations of fewer bits are in 8-bit containers, so "
+            "their files are not smaller. The float32 size is four bytes per parameter, without file overhead. "
             f"{_guessing(results)}</p>" + side_by_side(charts.accuracies(results), charts.accuracy_and_size(results)),
         ),
         section(

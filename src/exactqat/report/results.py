@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,6 +51,8 @@ class Asked(Protocol):
     def from_job(self) -> str | None: ...
     @property
     def precisions(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
+    def widths(self) -> Sequence[tuple[int, int]]: ...
     @property
     def mark(self) -> Mark | None: ...
     def training_sentences(self) -> list[str]: ...

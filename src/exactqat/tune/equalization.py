@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-layer equalization: channels of one layer are scaled so that they have alike ranges, and the next one's
-weights by the inverse. In real numbers the network stays the same."""
+"""Cross-layer equalization and smoothing: channels of one layer, or of a normalization, are scaled so that they have
+alike ranges, and the weights of what reads them by the inverse. In real numbers the network stays the same."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,73 +19,106 @@ from .observing import Observer
 LARGEST_FACTOR = 2.0**10
 
 
-def pairs(candidate: Candidate) -> list[tuple[PlanStep, PlanStep]]:
-    """Steps with weights that follow one another with nothing but a ReLU between, and nobody else reading."""
+@dataclass(frozen=True)
+class Group:
+    """A step whose channels may be scaled, and the steps with weights that alone read them.
+
+    Attributes:
+        scales: whether the first step does nothing but scale and shift each channel, as the end of a normalization.
+    """
+
+    first: PlanStep
+    readers: tuple[PlanStep, ...]
+    scales: bool
+
+
+def groups(candidate: Candidate) -> list[Group]:
+    """Steps with weights that are read by nothing but others with weights, with nothing but a ReLU between."""
     plan, found = candidate.plan, []
     readers: dict[str, list[PlanStep]] = {}
-    weight_users: dict[str, int] = {}
+    weight_users: Counter[str] = Counter()
     for step in plan.steps:
         for name in step.operands:
             readers.setdefault(name, []).append(step)
         if step.weights is not None:
-            weight_users[step.weights.weight] = weight_users.get(step.weights.weight, 0) + 1
+            weight_users[candidate.users_name(step.weights.weight)] += 1
     for first in plan.steps:
-        following = readers.get(first.path, [])
-        if first.weights is None or len(following) != 1 or first.path in (*plan.outputs, *plan.device_outputs):
+        following = tuple(readers.get(first.path, []))
+        if first.weights is None or not following or first.path in (*plan.outputs, *plan.device_outputs):
             continue
-        (second,) = following
-        if second.weights is None or second.operands[0] != first.path or plan.grids[first.grid].writers != 1:
+        if any(step.weights is None or step.operands[0] != first.path for step in following):
             continue
-        weights = first.weights, second.weights
-        names = [weights[0].weight, weights[1].weight, weights[0].bias]
-        norm = weights[0].batch_norm
-        names += [norm.weight, norm.bias] if norm else []
-        scaled = all(name is None or candidate.may_change(name) for name in names)
-        alone = all(weight_users[each.weight] == 1 for each in weights)
-        by_rules = weights[0].rule.fold_batch_norm or first.bounds is not None or first.activation == "RELU6"
+        if plan.grids[first.grid].writers != 1 or len({id(step) for step in following}) != len(following):
+            continue
+        weights, norm = first.weights, first.weights.batch_norm
+        own = [weights.bias, *([norm.weight, norm.bias] if norm else [weights.weight])]
+        of_readers = [step.weights.weight for step in following if step.weights is not None]
+        scaled = all(name is None or candidate.may_scale(name) for name in own)
+        scaled = scaled and all(map(candidate.may_change, of_readers))
+        alone = all(weight_users[candidate.users_name(name)] == 1 for name in (weights.weight, *of_readers))
+        by_rules = weights.rule.fold_batch_norm or first.bounds is not None or first.activation == "RELU6"
         if scaled and alone and not by_rules and not (norm and (norm.weight is None or norm.bias is None)):
-            found.append((first, second))
+            size = candidate.tensors[weights.weight].shape[weights.channel_axis]
+            found.append(Group(first, following, candidate.tensors[weights.weight].size == size))
     return found
 
 
-def equalized(candidate: Candidate, observer: Observer) -> tuple[Candidate, int]:
-    """The candidate with its pairs equalized, and how many there were. Ranges have to be chosen again."""
+def equalized(
+    candidate: Candidate, observer: Observer, chosen: Sequence[Group], strength: float = 0.5
+) -> tuple[Candidate, int]:
+    """The candidate with its groups equalized, and how many there were. Ranges have to be chosen again.
+
+    Args:
+        strength: how much of the differences between channels goes into the readers' weights: 1 leaves none in what is
+            stored, 0 none in the weights.
+    """
     tensors, count = dict(candidate.tensors), 0
-    for first, second in pairs(candidate):
-        values = observer.fine.get(first.path)
-        assert first.weights is not None and second.weights is not None
-        if values is None or OPERATORS[second.kind].filter_axis is None:
-            continue
+    for group in chosen:
+        first, values = group.first, observer.fine.get(group.first.path)
+        assert first.weights is not None
         weight, _ = real_weights(candidate.run(), first)
         channels = weight.shape[first.weights.channel_axis]
-        following = np.asarray(tensors[second.weights.weight], np.float32)
-        axis = _axis_of_inputs(second, following, channels)
-        if axis is None or values.shape[-1] != channels:
+        axes = [_axis_of_inputs(step, tensors, channels) for step in group.readers]
+        if values is None or values.shape[-1] != channels or None in axes:
             continue
         reach = np.abs(values.reshape(-1, channels)).max(0)
-        others = tuple(each for each in range(following.ndim) if each != axis)
-        needs = np.abs(following).max(others)
+        needs = np.max([_needs(step, tensors, axis) for step, axis in zip(group.readers, axes, strict=True)], 0)
         alive = (reach > 0) & (needs > 0)
         if not alive.any():
             continue
         factor = np.ones(channels, np.float32)
-        ratio = np.sqrt(reach[alive] / needs[alive])
+        ratio = reach[alive] ** strength / needs[alive] ** (1 - strength)
         ratio = ratio / np.exp(np.log(ratio).mean())
         # Powers of two: scaling and its inverse cancel exactly.
         factor[alive] = 2.0 ** np.rint(np.log2(np.clip(ratio, 1 / LARGEST_FACTOR, LARGEST_FACTOR)))
         if np.all(factor == 1):
             continue
         _divide(tensors, first, factor)
-        shape = [1] * following.ndim
-        shape[axis] = -1
-        tensors[second.weights.weight] = following * factor.reshape(shape)
+        for step, axis in zip(group.readers, axes, strict=True):
+            assert step.weights is not None and axis is not None
+            following = np.asarray(tensors[step.weights.weight], np.float32)
+            tensors[step.weights.weight] = following * _along(factor, axis, following.ndim)
         count += 1
     return replace(candidate, tensors=tensors), count
 
 
-def _axis_of_inputs(second: PlanStep, weight: np.ndarray, channels: int) -> int | None:
+def _needs(step: PlanStep, tensors: Mapping[str, np.ndarray], axis: int | None) -> np.ndarray:
+    """The largest weight that meets each channel."""
+    assert step.weights is not None
+    weight = np.abs(np.asarray(tensors[step.weights.weight], np.float32))
+    return np.asarray(weight.max(tuple(each for each in range(weight.ndim) if each != axis)))
+
+
+def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
+    return values.reshape([-1 if at == axis else 1 for at in range(rank)])
+
+
+def _axis_of_inputs(second: PlanStep, tensors: Mapping[str, np.ndarray], channels: int) -> int | None:
     """The weight's axis that belongs to the input's channels; None where it is not plain."""
     assert second.weights is not None
+    weight = tensors[second.weights.weight]
+    if OPERATORS[second.kind].filter_axis is None:
+        return None
     if int(second.attributes.get("groups", 1)) == 1 and weight.shape[1] == channels:
         return 1 if second.weights.channel_axis == 0 else None
     depthwise = weight.shape[1] == 1 and weight.shape[0] == channels == int(second.attributes.get("groups", 1))
@@ -100,11 +135,9 @@ def _divide(tensors: dict[str, np.ndarray], step: PlanStep, factor: np.ndarray) 
             tensors[name] = np.asarray(tensors[name], np.float32) / factor
         return
     weight = np.asarray(tensors[weights.weight], np.float32)
-    shape = [1] * weight.ndim
-    shape[weights.channel_axis] = -1
-    tensors[weights.weight] = weight / factor.reshape(shape)
+    tensors[weights.weight] = weight / _along(factor, weights.channel_axis, weight.ndim)
     if weights.bias is not None:
         tensors[weights.bias] = np.asarray(tensors[weights.bias], np.float32) / factor
 
 
-__all__ = ["equalized", "pairs"]
+__all__ = ["Group", "equalized", "groups"]

@@ -48,6 +48,22 @@ class FineWeights:
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """What a constant is made of.
+
+    Attributes:
+        name: of the user's tensor.
+        positions: int64, in the constant's shape: where each element is in the flattened tensor. None: it is the
+            tensor.
+        factor: what all elements are multiplied by.
+    """
+
+    name: str
+    positions: np.ndarray | None
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A network's numbers. Variants of it are made by `dataclasses.replace`; nothing is changed in place.
 
@@ -57,7 +73,7 @@ class Candidate:
         ranges: (min, max) of every grid, by name.
         learned: learned ranges of weights, as `Arrays.learned` has them.
         device: whose integers.
-        shapes: of the user's tensors, by name.
+        given: the user's tensors as they were, by name.
     """
 
     plan: Plan
@@ -65,7 +81,7 @@ class Candidate:
     ranges: Mapping[str, Ends]
     learned: Mapping[str, Mapping[str, Any]]
     device: str
-    shapes: Mapping[str, tuple[int, ...]]
+    given: Mapping[str, np.ndarray]
 
     @staticmethod
     def of(model: Any, device: str | None = None) -> Candidate:
@@ -103,8 +119,8 @@ class Candidate:
         weights = {name: ends for name, ends in arrays.learned.items() if name not in trained.plan.grids}
         known = device or trained.profile or DEFAULT_PROFILE
         tensors = {name: np.asarray(run.constant(name)) for name in read}
-        shapes = {name: tuple(np.shape(array)) for name, array in arrays.tensors.items()}
-        return Candidate(trained.plan, tensors, ranges, weights, known, shapes)
+        given = {name: np.asarray(array) for name, array in arrays.tensors.items()}
+        return Candidate(trained.plan, tensors, ranges, weights, known, given)
 
     def settled(self) -> Candidate:
         """With ranges that the device's operators can take beside one another, as `freeze` moves them."""
@@ -168,44 +184,72 @@ class Candidate:
             if value is other.tensors[name] or np.array_equal(value, other.tensors[name]):
                 continue
             origin = self._origin(name)
-            if origin is None:
-                raise ValueError(f"{name!r} is no parameter of the model and none with its elements moved")
-            source, positions = origin
-            found[source] = value
-            if positions is not None:
-                found[source] = np.empty(value.size, np.float32)
-                found[source][positions.reshape(-1)] = value.reshape(-1)
-                found[source] = found[source].reshape(self.shapes[source])
+            if origin is None or not (origin.factor == 1 or _of_powers(value, other.tensors[name])):
+                raise ValueError(f"{name!r} is no parameter of the model and none with its elements moved or scaled")
+            if origin.positions is None:
+                found[origin.name] = value
+                continue
+            was = other.given[origin.name]
+            moved = np.empty(value.size, np.float32)
+            moved[origin.positions.reshape(-1)] = value.reshape(-1)
+            if origin.factor != 1:
+                # Powers of two pass through the product; dividing by its factor would round.
+                before = np.empty(value.size, np.float32)
+                before[origin.positions.reshape(-1)] = other.tensors[name].reshape(-1)
+                moved = was.reshape(-1) * np.divide(moved, before, np.ones_like(moved), where=before != 0)
+            found[origin.name] = moved.reshape(was.shape)
         return found
 
     def may_change(self, name: str) -> bool:
         """Whether a tensor is one of the user's, or one of them with its elements moved."""
+        origin = self._origin(name) if name in self.tensors else None
+        return origin is not None and origin.factor == 1
+
+    def may_scale(self, name: str) -> bool:
+        """Whether a tensor's elements may be multiplied by powers of two: it is one of the user's, with its elements
+        moved and all multiplied by a number."""
         return name in self.tensors and self._origin(name) is not None
 
-    def _origin(self, name: str) -> tuple[str, np.ndarray | None] | None:
-        """The user's tensor that another is made of by moving elements, and the position that each had there."""
+    def users_name(self, name: str) -> str:
+        """The user's tensor that another is made of by moving and multiplying elements; otherwise its own name."""
+        origin = self._origin(name)
+        return name if origin is None else origin.name
+
+    def _origin(self, name: str) -> Origin | None:
+        """The user's tensor that another is made of by moving elements and multiplying all by one number."""
         constant = self.plan.constants.get(name)
         if constant is None or constant.parameter:
-            return name, None
+            return Origin(name if constant is None else constant.name, None, 1.0)
         if isinstance(constant.expression, Derived):
             sources, function = constant.expression.operands, constant.expression.function
         else:
             sources, function = constant.sources, constant.expression
-        if len(sources) != 1 or sources[0] not in self.shapes or function is None:
+        fixed = {each: self._fixed(each) for each in sources}
+        users = [each for each in sources if fixed[each] is None]
+        if len(users) != 1 or users[0] not in self.given or function is None:
             return None
-        shape = self.shapes[sources[0]]
-        # Numbers that every framework's floats hold: none but what moves elements gives just these again.
+        shape = self.given[users[0]].shape
+        # Numbers that every framework's floats hold: none but what moves elements gives just these again, and none but
+        # what also multiplies them gives their products.
         size = int(np.prod(shape))
-        given = np.arange(1, size + 1, dtype=np.float32).reshape(shape)
-        if size >= 2**24:
+        if not 0 < size < 2**24:
             return None
+        numbers = np.arange(1, size + 1, dtype=np.float32).reshape(shape)
         try:
-            moved = np.asarray(function(given))
+            moved = np.asarray(function(*(numbers if each == users[0] else fixed[each] for each in sources)))
         except (TypeError, ValueError, AttributeError):  # it takes arrays of its framework
             return None
-        if moved.size != size or not np.array_equal(np.sort(moved, axis=None), given.reshape(-1)):
+        factor = np.float32(np.min(moved)) if moved.size == size else np.float32(0)
+        if not 0 < factor < np.inf or not np.array_equal(np.sort(moved, axis=None), numbers.reshape(-1) * factor):
             return None
-        return sources[0], moved.astype(np.int64) - 1
+        return Origin(users[0], np.argsort(np.argsort(moved, axis=None)).reshape(moved.shape), float(factor))
+
+    def _fixed(self, name: str) -> np.ndarray | None:
+        """A constant of planning's own, which no tensor of the user's has a part in."""
+        constant = self.plan.constants.get(name)
+        if constant is None or constant.parameter or constant.expression is not None or constant.data is None:
+            return None
+        return np.asarray(constant.data)
 
     def numbers(self) -> Numbers:
         """The integers of weights and the grids, as they are lowered."""
@@ -234,6 +278,14 @@ class Candidate:
         }
         learned = {name: dict(ends) for name, ends in self.learned.items()}
         return Functional(self.plan, profile=self.device), Arrays(dict(self.tensors), learned, ranges)
+
+
+def _of_powers(value: np.ndarray, before: np.ndarray) -> bool:
+    """Whether each element was multiplied by a power of two."""
+    where = before != 0
+    ratio = np.divide(value, before, np.ones_like(value), where=where)
+    mantissa, _ = np.frexp(ratio)
+    return bool(np.all(mantissa == 0.5) and np.array_equal(value[~where], before[~where]))
 
 
 def real_weights(run: Run, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ from ..device import Profile, profile_named
 from ..device.operator import Refusal
 from ..progress import Clock, Progress
 from .correction import corrected
-from .equalization import equalized
+from .equalization import equalized, groups
 from .metrics import Data, Metric, accuracy, decibels, score
 from .network import Candidate, Ends
 from .observing import Observer, Seen
@@ -31,6 +31,8 @@ from .sensitivity import Evaluation, Key, at_two_precisions
 BATCH = 64
 # Parts of the examples whose metrics say what is chance, and the fewest examples of one.
 BLOCKS, LEAST_IN_BLOCK = 16, 8
+# How much of the differences between a normalization's channels goes into the weights of what reads it.
+STRENGTHS = (0.5, 0.75, 1.0)
 # Signal to noise has to grow by so much, in dB, to count where the metric stays the same.
 LEAST_GAIN = 0.01
 
@@ -204,11 +206,11 @@ def search(
     """Finds ranges, weights and biases with which a network is most accurate on the device, without training.
 
     In the order of their price: ranges of all layers by one means after another (extremes, percentiles, least squares,
-    entropy), ranges layer by layer, cross-layer equalization, batch norms re-estimated and biases corrected on the
-    device's integers, weights rounded up or down in view of one another. Choices are made on one part of the examples,
-    and a choice is kept only if the other part, which is held out, agrees: by the metric, and where that differs by no
-    more than its standard error by the noise of the outputs. If the network that was given is better in the end, that
-    is the result.
+    entropy), ranges layer by layer, cross-layer equalization, smoothing of activations into the normalization before
+    them, batch norms re-estimated and biases corrected on the device's integers, weights rounded up or down in view of
+    one another. Choices are made on one part of the examples, and a choice is kept only if the other part, which is
+    held out, agrees: by the metric, and where that differs by no more than its standard error by the noise of the
+    outputs. If the network that was given is better in the end, that is the result.
 
     Args:
         network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
@@ -270,7 +272,8 @@ class _Searching:
         self.trials.append(Trial("as calibrated", "", fitted, judged, True, 1))
         self._ranges_of_all("ranges")
         self._ranges_of_each()
-        self._equalization()
+        self._equalization("equalization", (0.5,), scales=False)
+        self._equalization("smoothing", STRENGTHS, scales=True)
         self._correction("batch norms", with_scale=True)
         self._correction("biases", with_scale=False)
         self._rounding()
@@ -341,23 +344,27 @@ class _Searching:
         what = f"of {len(taken)} tensors"
         self._settle("ranges of each layer", what, now, fitted, self.evaluations - before)
 
-    def _equalization(self) -> None:
-        if self.left < 2:
+    def _equalization(self, name: str, strengths: Sequence[float], scales: bool) -> None:
+        """Of layers, or of the ends of normalizations, which do nothing but scale."""
+        chosen = [group for group in groups(self.best) if group.scales == scales] if self.left >= 2 else []
+        if not chosen:
             return
         observer = Observer(self.best, self.parts[0])
-        changed, count = equalized(self.best, observer)
-        if not count:
-            return
-        try:
-            seen = Observer(changed, self.parts[0]).seen()
-        except (ValueError, Refusal):
-            return
-        ways = WAYS[: max(self.left - 1, 0)]
-        tried = [
-            (f"{count} pairs, {way}", replace(changed, ranges={**changed.ranges, **all_by(way, changed, seen)}))
-            for way in ways
-        ]
-        self._choose("equalization", tried)
+        tried: list[tuple[str, Candidate]] = []
+        for strength in strengths:
+            changed, count = equalized(self.best, observer, chosen, strength)
+            if not count:
+                continue
+            try:
+                seen = Observer(changed, self.parts[0]).seen()
+            except (ValueError, Refusal):
+                continue
+            what = f"{count} layers, {strength:.0%}" if scales else f"{count} layers"
+            tried += [
+                (f"{what}, {way}", replace(changed, ranges={**changed.ranges, **all_by(way, changed, seen)}))
+                for way in WAYS
+            ]
+        self._choose(name, tried[: max(self.left - 1, 0)])
 
     def _correction(self, name: str, with_scale: bool) -> None:
         if self.left < 2:

@@ -514,8 +514,8 @@ def _in_training(known: _Model) -> Callable[..., Any]:
         if changed and SAFEGUARDS.training:
             raise CaptureError(
                 f"in training the model changes '{changed[0]}' by itself; of what is not trained only the statistics "
-                "of batch norms (Flax's, of one axis of features, or exactqat.qat.jax.batch_norm) follow training: keep "
-                "it outside of the model"
+                "of batch norms (Flax's, of one axis of features, or exactqat.qat.jax.batch_norm) follow training: "
+                "keep it outside of the model"
             )
         return results
 

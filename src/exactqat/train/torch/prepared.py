@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -60,6 +61,13 @@ STATE_FORMAT = 2
 _LAYERS = "quantization"
 
 
+class Watched(dict[str, Tensor]):
+    """Tensors of one call, which belong to no copy of a model and to no file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Watched, ()
+
+
 class PreparedModel(Owner):
     """A model under the device's arithmetic. Trains like any module; `freeze` starts its last phase.
 
@@ -92,6 +100,7 @@ class PreparedModel(Owner):
         self.unused_rules = list(plan.unused_rules)
         self.proof: Proof | None = None
         self._frozen = False
+        self._watched: Watched | None = None
         building = _Building(self, plan, tensors)
         # In a dictionary, as they are registered where their paths say.
         self._steps: dict[str, nn.Module] = building.run()
@@ -127,7 +136,22 @@ class PreparedModel(Owner):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         require_called_plainly(args, self._frozen)
-        return self._run(args, kwargs)
+        seen = self._watched if self.training and torch.is_grad_enabled() else None
+        if seen is not None:
+            seen.clear()
+        return self._run(args, kwargs, seen)
+
+    def watch(self) -> None:
+        """From here on calls in training keep what the layers store, for `watched`."""
+        self._watched = Watched()
+
+    def watched(self) -> dict[str, Tensor]:
+        """What the layers stored in the last call in training, by path, with gradients; empty where there is none.
+        Nothing is kept any longer."""
+        values = dict(self._watched or {})
+        if self._watched is not None:
+            self._watched.clear()
+        return values
 
     def _apply(self, fn: Any, recurse: bool = True) -> PreparedModel:
         require_float32(fn)
@@ -270,8 +294,13 @@ class PreparedModel(Owner):
             inputs, _ = self.evaluated(batch)
             return inputs, run(tuple(inputs), True)
 
-        functional = Functional(self.plan, profile=self.profile)
-        return TrainedNetwork(functional, self._arrays(), self._frozen, run, called)
+        functional, arrays = Functional(self.plan, profile=self.profile), self._arrays()
+        own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
+        # Also what constants are computed from, as the other frameworks have it.
+        users = {name: own[name] for name in functional.tensors if name in own}
+        given = {name: unwrapped(tensor.detach().cpu()).numpy() for name, tensor in users.items()}
+        arrays = replace(arrays, tensors={**given, **arrays.tensors})
+        return TrainedNetwork(functional, arrays, self._frozen, run, called)
 
     @torch.no_grad()
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:

@@ -47,12 +47,16 @@ def distillation_loss(
         )
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be a number above 0, got {temperature!r}")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be mean, sum or none, got {reduction!r}")
+    require_reduction(reduction)
     own = F.log_softmax(outputs / temperature, 1)
     taught = F.log_softmax(teacher_outputs.detach() / temperature, 1)
     each = F.kl_div(own, taught, reduction="none", log_target=True).sum(1) * temperature**2
     return {"mean": each.mean, "sum": each.sum}[reduction]() if reduction != "none" else each
+
+
+def require_reduction(reduction: str) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be mean, sum or none, got {reduction!r}")
 
 
 class EarlyStopping:
@@ -158,4 +162,4 @@ def _layers_of_ranges(model: PreparedModel) -> list[tuple[str, nn.Parameter]]:
     return found
 
 
-__all__ = ["EarlyStopping", "distillation_loss", "parameter_groups"]
+__all__ = ["EarlyStopping", "distillation_loss", "parameter_groups", "require_reduction"]

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files on LiteRT, for the adapters of tools that write them."""
+
+from __future__ import annotations
+
+import numpy as np
+from exchange import Computes
+
+
+def running(content: bytes) -> Computes:
+    """A .tflite file with one input and one output, fed and read in real numbers, example by example."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=content, num_threads=1)
+    interpreter.allocate_tensors()
+    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def computed(x: np.ndarray) -> np.ndarray:
+        found = []
+        scale, zero_point = given["quantization"]
+        if scale:
+            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(given["dtype"])
+        for example in x:
+            interpreter.set_tensor(given["index"], example[None])
+            interpreter.invoke()
+            found.append(interpreter.get_tensor(made["index"])[0].astype(np.float32))
+        scale, zero_point = made["quantization"]
+        return (np.stack(found) - zero_point) * scale if scale else np.stack(found)
+
+    return computed
+
+
+__all__ = ["running"]

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of the comparison: kept in a file line by line, so that a stopped run goes on, and shown as tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PEERS = ("onnxruntime", "nncf", "brevitas", "torchao", "aimet", "ai_edge", "tensorflow")
+OURS, FLOAT = "exactqat", "PyTorch"
+TITLES = {"onnxruntime": "ONNX Runtime", "nncf": "NNCF", "brevitas": "Brevitas", "torchao": "torchao", "aimet": "AIMET",
+          "ai_edge": "ai-edge-quantizer", "tensorflow": "TensorFlow", OURS: "exactqat", FLOAT: "float"}  # fmt: skip
+PRECISIONS = ("w8a8", "w4a8", "w4a4", "mixed")
+Key = tuple[str, int, str, str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network, quantized by one tool.
+
+    Attributes:
+        network, seed, precision, tool: which.
+        method: the tool's, chosen by the validation examples.
+        predicted, runtime: the metric on the test examples as the tool says beforehand, and as its file gives; None:
+            it does not.
+        interval: half of the 95 % interval of the runtime's metric (or the prediction's).
+        unlike: how many test examples the runtime answers otherwise than was predicted.
+        note: why there is nothing, or what was chosen.
+        methods: the metric on the validation examples of all methods that were tried.
+        integers, differing: of the file's results, compared with what was predicted; 0 where real numbers are.
+        seconds: what it took.
+    """
+
+    network: str
+    seed: int
+    precision: str
+    tool: str
+    method: str = "-"
+    predicted: float | None = None
+    runtime: float | None = None
+    interval: float | None = None
+    unlike: int | None = None
+    note: str = ""
+    methods: dict[str, float] | None = None
+    integers: int = 0
+    differing: int = 0
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        return self.network, self.seed, self.precision, self.tool
+
+    def cells(self) -> tuple[str, ...]:
+        measured = (points(self.predicted), points(self.runtime), points(self.interval), count(self.unlike))
+        return (self.network, str(self.seed), self.precision, self.tool, self.method, *measured, self.note[:60])
+
+
+HEADER = ("network", "seed", "bits", "tool", "method", "predicted", "runtime", "+-", "unlike", "")
+
+
+def points(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def count(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def read(path: Path) -> dict[Key, Row]:
+    """The rows of a file; of rows of one key the last. A line that a stopped run left unfinished is passed over."""
+    found: dict[Key, Row] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = Row(**json.loads(line))
+        except json.JSONDecodeError:
+            continue
+        found[row.key] = row
+    return found
+
+
+def append(path: Path, row: Row) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    start = "\n" if text and not text.endswith("\n") else ""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(start + json.dumps(asdict(row)) + "\n")
+
+
+def printed(rows: Iterable[Row]) -> str:
+    cells = [HEADER, *(row.cells() for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(HEADER))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+                     for row in cells)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Match:
+    """Our row beside the best of the peers' for the same network and bits, by what their files give on a runtime."""
+
+    ours: Row
+    best: Row
+
+    @property
+    def difference(self) -> float:
+        assert self.ours.runtime is not None and self.best.runtime is not None
+        return self.ours.runtime - self.best.runtime
+
+    @property
+    def lost(self) -> bool:
+        """Whether the peer's is better by more than the interval."""
+        return self.difference < -max(self.ours.interval or 0, self.best.interval or 0)
+
+
+def matches(rows: Iterable[Row]) -> list[Match]:
+    groups: dict[tuple[str, int, str], list[Row]] = {}
+    for row in rows:
+        if row.runtime is not None:
+            groups.setdefault((row.network, row.seed, row.precision), []).append(row)
+    found = []
+    for group in groups.values():
+        ours = next((row for row in group if row.tool == OURS), None)
+        peers = [row for row in group if row.tool in PEERS]
+        if ours is not None and peers:
+            found.append(Match(ours, max(peers, key=lambda row: row.runtime or 0.0)))
+    return found
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """In how many rows we are at least as good as the best peer, and what each tool's predictions were worth."""
+    found, lines = matches(rows), []
+    if found:
+        lines.append(
+            f"{sum(not match.lost for match in found)} of {len(found)} rows at least as good as the best peer within "
+            f"the interval; on average {100 * mean([match.difference for match in found]):+.2f} points"
+        )
+    for precision in PRECISIONS:
+        part = [match.difference for match in found if match.ours.precision == precision]
+        if part:
+            lines.append(f"{precision}: {100 * mean(part):+.2f} points on average in {len(part)} rows")
+    for tool in (OURS, *PEERS):
+        judged = [row for row in rows if row.tool == tool and row.unlike is not None]
+        if judged:
+            wrong, all_right = sum(row.unlike or 0 for row in judged), sum(not row.unlike for row in judged)
+            lines.append(
+                f"{TITLES[tool]}: {wrong:,} test examples answered otherwise than predicted, in "
+                f"{len(judged) - all_right} of {len(judged)} networks"
+            )
+    integers, differing = (sum(getattr(row, name) for row in rows) for name in ("integers", "differing"))
+    lines.append(f"exactqat: {integers:,} integers compared with LiteRT, {differing:,} differ")
+    for match in found:
+        if match.lost:
+            row = match.ours
+            lines.append(
+                f"lost: {row.network} seed {row.seed} {row.precision} by {-100 * match.difference:.1f} points "
+                f"(interval {100 * max(row.interval or 0, match.best.interval or 0):.1f}) to {TITLES[match.best.tool]}"
+            )
+    return lines
+
+
+def page_text(rows: Sequence[Row], titles: dict[str, str]) -> str:
+    """The tables of the page: means over seeds.
+
+    titles: of networks, by name.
+    """
+    lines = [*(f"- {line}." for line in verdict(rows)), ""]
+    tools = [tool for tool in (OURS, *PEERS) if any(row.tool == tool and row.runtime is not None for row in rows)]
+    for precision in PRECISIONS:
+        part = [row for row in rows if row.precision == precision]
+        shown = [tool for tool in tools if any(row.tool == tool and row.runtime is not None for row in part)]
+        if not shown:
+            continue
+        words = ["network", "seeds", "float", *(TITLES[tool] for tool in shown)]
+        lines += [f"### {'Mixed' if precision == 'mixed' else precision.upper()}", "", _line(words)]
+        lines.append(_line(["---"] * len(words)))
+        for name, title in titles.items():
+            seeds = sorted({row.seed for row in part if row.network == name and row.tool == OURS})
+            if not seeds:
+                continue
+            plain = [row.runtime or 0.0 for row in rows
+                     if row.network == name and row.tool == FLOAT and row.seed in seeds]  # fmt: skip
+            cells = [title, str(len(seeds)), points(mean(plain))]
+            for tool in shown:
+                of_tool = [row for row in part if row.network == name and row.tool == tool and row.seed in seeds]
+                cells.append(_cell(of_tool, len(seeds)))
+            lines.append(_line(cells))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(rows: Sequence[Row], seeds: int) -> str:
+    """The runtime's mean, and the prediction's where it is another."""
+    known = [row for row in rows if row.runtime is not None]
+    if len(known) < seeds or not known:
+        return "-"
+    runtime = points(mean([row.runtime or 0.0 for row in known]))
+    predicted = [row.predicted for row in known if row.predicted is not None]
+    if len(predicted) < len(known):
+        return runtime
+    said = points(mean(predicted))
+    return runtime if said == runtime else f"{runtime} (predicted {said})"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+__all__ = ["FLOAT", "OURS", "PEERS", "PRECISIONS", "Row", "append", "matches", "page_text", "printed", "read",
+           "verdict"]  # fmt: skip

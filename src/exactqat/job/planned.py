@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's network and the rules that it is quantized by, known before anything is trained."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from .. import qat
+from ..report.results import Dataset
+from .models import new_model
+from .options import distillation_parts
+from .settings import Settings
+
+
+def make_rules(
+    bits: tuple[int, int],
+    ranges: qat.RangePolicy,
+    value_range: tuple[float, float],
+    last: str,
+    given: Sequence[qat.Rule] = (),
+) -> list[qat.Rule]:
+    """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer. Rules that
+    are given say it for themselves; the range of the input is that of the data whatever they say.
+
+    Args:
+        bits: of weights and activations.
+        last: path of the layer that stores the logits.
+        given: of all layers. Where they leave ranges to the default, `ranges` decides.
+    """
+    if given:
+        of_input = next((rule for rule in given if rule.match == "input"), qat.Rule())
+        others = [rule for rule in given if rule.match != "input"] or [qat.Rule()]
+        return [
+            qat.Rule("input", activation_bits=of_input.activation_bits, ranges="fixed", fixed_range=value_range),
+            *(replace(rule, ranges=ranges) if rule.ranges == qat.Rule().ranges else rule for rule in others),
+        ]
+    weight_bits, activation_bits = bits
+    return [
+        qat.Rule("input", ranges="fixed", fixed_range=value_range),
+        qat.Rule(glob.escape(last), weight_bits=weight_bits, activation_bits=8, ranges=ranges),
+        qat.Rule("*", weight_bits=weight_bits, activation_bits=activation_bits, ranges=ranges),
+    ]
+
+
+def last_layer(model: nn.Module, example: Tensor) -> str:
+    """The path of the layer that stores the logits.
+
+    Raises:
+        qat.UnsupportedOperator: the device cannot run the network; better known before training than after.
+    """
+    return list(qat.prepare(model, example, keep_final_activation=False).layers())[-1][0]
+
+
+def untrained_network(settings: Settings, dataset: Dataset) -> nn.Module:
+    """A new network, after making sure that the device can run it by the rules of the job.
+
+    Raises:
+        ValueError: it does not fit the images, or settings name layers that it does not have.
+    """
+    torch.manual_seed(settings.seed)
+    model = new_model(settings.model, dataset.train.images.shape[1:], dataset.outputs)
+    try:
+        last = last_layer(model, dataset.train.images[:2])
+    except RuntimeError as error:
+        shape = list(dataset.train.images.shape[1:])
+        raise ValueError(f"model {settings.model} does not fit images of shape {shape}: {error}") from error
+    _require_layers(settings, dataset, model, last)
+    return model
+
+
+def _require_layers(settings: Settings, dataset: Dataset, model: nn.Module, last: str) -> None:
+    """Refuses settings that name layers which the network does not have.
+
+    Raises:
+        ValueError: the rules or the layers of distillation do not fit it.
+    """
+    if settings.rules is None and settings.distill is None:
+        return
+    (bits, *_), value_range = settings.precisions.values(), dataset.value_range
+    rules = make_rules(bits, "ema", value_range, last, settings.layer_rules)
+    try:
+        prepared = qat.prepare(
+            model, dataset.train.images[:2], rules, device=settings.device, check=False, keep_final_activation=False
+        )
+    except (ValueError, qat.UnsupportedOperator) as error:
+        raise ValueError(f"rules do not fit model {settings.model}: {error}") from error
+    if settings.distill is not None:
+        try:
+            qat.Distillation(prepared, model, distillation_parts(settings.distill)[2])
+        except ValueError as error:
+            raise ValueError(f"distill does not fit model {settings.model}: {error}") from error
+
+
+__all__ = ["last_layer", "make_rules", "untrained_network"]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of bench/accuracy.py: kept line by line, compared within their interval, written as tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "bench" / "accuracy"))
+
+import rows  # noqa: E402
+from rows import Row  # noqa: E402
+
+OURS = Row("digits8", 0, "w4a4", rows.OURS, "QAT", 0.9, 0.9, 0.02, 0, integers=1000)
+PEER = Row("digits8", 0, "w4a4", "aimet", "PTQ", 0.93, 0.85, 0.02, 7)
+
+
+def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "rows.jsonl"
+    assert rows.read(path) == {}
+    for row in (OURS, PEER, replace(OURS, runtime=0.91)):
+        rows.append(path, row)
+    # What was cut off in the middle of a line is measured again; of one key the last line counts.
+    with path.open("a") as file:
+        file.write(json.dumps({"network": "digits16"})[:-5])
+    rows.append(path, replace(PEER, seed=1))
+    found = rows.read(path)
+    assert list(found.values()) == [replace(OURS, runtime=0.91), PEER, replace(PEER, seed=1)]
+
+
+def test_rows_are_compared_within_their_interval() -> None:
+    better = replace(PEER, tool="nncf", runtime=0.915)
+    (match,) = rows.matches([OURS, PEER, better])
+    assert match.best is better and match.difference == pytest.approx(-0.015) and not match.lost
+    (match,) = rows.matches([OURS, replace(better, runtime=0.93)])
+    assert match.lost
+    # A peer without a runtime, another precision, and the float network are nothing to be compared with.
+    others = [replace(PEER, runtime=None), replace(PEER, precision="w8a8"), replace(PEER, tool=rows.FLOAT)]
+    assert rows.matches([OURS, *others]) == []
+    said = rows.verdict([OURS, PEER, replace(better, runtime=0.93)])
+    assert said[0].startswith("0 of 1 rows at least as good") and "-3.00 points" in said[0]
+    assert "AIMET: 7 test examples answered otherwise than predicted, in 1 of 1 networks" in said
+    assert "exactqat: 1,000 integers compared with LiteRT, 0 differ" in said
+    assert said[-1] == "lost: digits8 seed 0 w4a4 by 3.0 points (interval 2.0) to NNCF"
+
+
+def test_tables_hold_means_over_seeds() -> None:
+    plain = [Row("digits8", seed, "float", rows.FLOAT, "float", None, 0.95) for seed in range(2)]
+    ours = [replace(OURS, seed=seed, predicted=0.9 + seed / 50, runtime=0.9 + seed / 50) for seed in range(2)]
+    peers = [replace(PEER, seed=seed) for seed in range(2)]
+    one = replace(PEER, tool="nncf")
+    text = rows.page_text([*plain, *ours, *peers, one], {"digits8": "digits", "vit": "a ViT"})
+    assert "### W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text
+    # NNCF has one of two seeds.
+    assert "| digits | 2 | 95.0 | 91.0 | - | 85.0 (predicted 93.0) |\n" in text
+    assert "ViT" not in text and text.startswith("- 2 of 2 rows at least as good as the best peer")
