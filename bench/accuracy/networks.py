@@ -33,7 +33,7 @@ class Task:
 
     Attributes:
         title: what it is, honestly.
-        data: of a seed: inputs [n, channels, height, width] and targets, `SIZES` of each.
+        data: of a seed: inputs [n, channels, height, width], or a tuple of arrays, and targets, `SIZES` of each.
         network: of a seed, untrained.
         loss: of outputs and targets, tensors.
         metric: of outputs and targets, arrays; the higher the better, and a mean over examples.
@@ -41,7 +41,7 @@ class Task:
     """
 
     title: str
-    data: Callable[[int], list[tuple[np.ndarray, np.ndarray]]]
+    data: Callable[[int], list[tuple[Any, np.ndarray]]]
     network: Callable[[], nn.Module]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     metric: Callable[[np.ndarray, np.ndarray], float]
@@ -251,17 +251,22 @@ TASKS = {
 }  # fmt: skip
 
 
-def fit(task: Task, model: nn.Module, inputs: np.ndarray, targets: np.ndarray, epochs: int, rate: float) -> None:
+def tensors_of(inputs: Any) -> tuple[torch.Tensor, ...]:
+    """One array, or several, as a network's arguments."""
+    return tuple(map(torch.from_numpy, inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def fit(task: Task, model: nn.Module, inputs: Any, targets: np.ndarray, epochs: int, rate: float) -> None:
     """Trains with Adam, whose rate falls by a cosine."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.Adam(parameters, rate)
-    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
-    batches = -(-len(x) // 64)
+    given, y = tensors_of(inputs), torch.from_numpy(targets)
+    batches = -(-len(y) // 64)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
     for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(64):
+        for rows in torch.randperm(len(y)).split(64):
             optimizer.zero_grad()
-            task.loss(model(x[rows]), y[rows]).backward()
+            task.loss(model(*(x[rows] for x in given)), y[rows]).backward()
             optimizer.step()
             schedule.step()
 
@@ -312,9 +317,23 @@ def restored(name: str, weights: dict[str, Any], inputs: np.ndarray) -> nn.Modul
     return model
 
 
-def outputs_of(model: Callable[[torch.Tensor], torch.Tensor], inputs: np.ndarray, batch: int = 250) -> np.ndarray:
+def outputs_of(model: Callable[..., torch.Tensor], inputs: Any, batch: int = 250) -> np.ndarray:
+    parts = zip(*(x.split(batch) for x in tensors_of(inputs)), strict=True)
     with torch.no_grad():
-        return np.concatenate([model(part).numpy() for part in torch.from_numpy(inputs).split(batch)])
+        return np.concatenate([model(*part).numpy() for part in parts])
 
 
-__all__ = ["QAT_EPOCHS", "SIZES", "TASKS", "Task", "fit", "kept", "outputs_of", "qat_rate", "restored", "trained"]
+__all__ = [
+    "QAT_EPOCHS",
+    "SIZES",
+    "TASKS",
+    "Task",
+    "accuracy",
+    "fit",
+    "kept",
+    "outputs_of",
+    "qat_rate",
+    "restored",
+    "tensors_of",
+    "trained",
+]

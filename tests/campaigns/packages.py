@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import packages_more
 import torch
 import zoo
 from torch import nn
@@ -159,4 +160,12 @@ def networks() -> dict[str, Entry]:
         "transformers Detr": Entry(detr, "model.eval()", _evaluating),
         "transformers SuperPoint": Entry(superpoint),
     }
-    return {**_yolos(), **texts, **others}
+    help_ = {
+        "Wav2Vec2": ("model.eval()", _evaluating),
+        **dict.fromkeys(("Roberta", "MPNet"), ("position_ids as an argument", packages_more.with_positions)),
+    }
+    more = {
+        name: Entry(build, *next((each for word, each in help_.items() if word in name), ()))
+        for name, build in packages_more.builders().items()
+    }
+    return {**_yolos(), **texts, **others, **more}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -291,8 +291,8 @@ def made(name: str) -> Any:
     return KERAS_2[name]() if name in KERAS_2 else spread(MODELS[name]())
 
 
-def record_all(folder: Path) -> None:
-    """Every model in every way; what the converter refuses is printed."""
+def record_all(folder: Path, ways: Sequence[str]) -> None:
+    """Every model in every way that is asked for; what the converter refuses is printed."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def write(name: str, way: str, model: Model) -> None:
@@ -306,7 +306,8 @@ def record_all(folder: Path) -> None:
 
     for name in (*MODELS, *KERAS_2):
         for way in WAYS[:-2] if name in KERAS_2 else WAYS:
-            write(name, way, made(name))
+            if way in ways:
+                write(name, way, made(name))
     for name, arguments in APPLICATIONS.items():
         maker = getattr(keras.applications, name, None)
         if maker is None:
@@ -314,17 +315,19 @@ def record_all(folder: Path) -> None:
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
         model = maker(input_shape=(96, 96, 3), weights=None, classes=10, **arguments)
-        for way in ("int8", "float_ends"):
-            write(name, way, model)
+        for way in ("int8", "float_ends", "float32"):
+            if way in ways:
+                write(name, way, model)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", type=Path, metavar="FOLDER")
     parser.add_argument("--only", nargs="+", metavar="MODEL", help="of the small ones")
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="of all models")
     arguments = parser.parse_args()
     if arguments.all is not None:
-        record_all(arguments.all)
+        record_all(arguments.all, arguments.ways)
         return 0
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, way in GOLDENS:

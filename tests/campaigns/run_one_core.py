@@ -43,7 +43,7 @@ from exactqat import deploy, qat
 PILOT = 127 / 64
 # What keeps the first channel of a layer at 0, after its ReLU.
 DEAD = -64.0
-RATE = 2.0**-12
+RATE = 2.0**-13
 FRAMEWORKS = ("torch", "jax", "keras")
 Tensors = dict[str, dict[str, np.ndarray]]
 Network = Callable[[Any, Any], Any]
@@ -146,7 +146,8 @@ class Shapes:
         self.random = np.random.default_rng(0)
 
     def weight(self, name: str, shape: Sequence[int], pilot: bool, bias: int) -> None:
-        weight = self.random.integers(-32, 33, shape) / 64
+        # Few bits, so that float32 holds the sums of several layers one after the other.
+        weight = self.random.choice([-0.5, -0.25, 0.0, 0.0, 0.25, 0.5], shape)
         if pilot:
             weight[:, 0] = PILOT
         else:

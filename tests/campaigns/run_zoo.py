@@ -6,6 +6,9 @@ LiteRT's default and reference kernels, the ONNX file on onnxruntime.
     python tests/campaigns/run_zoo.py mobilenet plain    those with one of these words in their name
     python tests/campaigns/run_zoo.py --write            also writes docs/networks.md
     python tests/campaigns/run_zoo.py --one NAME         one network here; prints its row as JSON
+    python tests/campaigns/run_zoo.py --round-trip       instead of runtimes: the .tflite file is read as a graph, which
+                                                         is written in the same bytes and computes the same integers on
+                                                         all devices of such files, and trained from there
 
 torchvision and timm are needed for networks.txt; `make zoo` installs them into an environment of their own.
 """
@@ -44,17 +47,29 @@ def leaves(outputs: Any) -> Iterator[torch.Tensor]:
 
 
 def end_to_end(
-    model: torch.nn.Module, examples: tuple[Any, ...], folder: Path, images: int = 2, training: bool = True
+    model: torch.nn.Module,
+    examples: tuple[Any, ...],
+    folder: Path,
+    images: int = 2,
+    training: bool = True,
+    reading: bool = False,
 ) -> dict[str, Any]:
-    """What became of one network. Refusals raise `UnsupportedOperator`. training: the mode it is prepared in."""
+    """What became of one network. Refusals raise `UnsupportedOperator`.
+
+    Args:
+        training: the mode it is prepared in.
+        reading: its file is read, and not run.
+    """
     from exactqat import deploy, qat
     from exactqat.deploy.lower import lower_with_layouts
     from exactqat.deploy.simulate import EXACT
 
     torch.manual_seed(0)
+    began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepared = qat.prepare(model.train(training), examples if len(examples) > 1 else examples[0])
+    prepare_seconds = time.monotonic() - began
     prepared.train()
     optimizer = torch.optim.SGD(prepared.parameters(), 1e-4)
     for number in range(3):
@@ -85,7 +100,10 @@ def end_to_end(
         "differing": 0,
         "unclaimed": {},
         "differing_kinds": {},
+        "prepare_seconds": round(prepare_seconds, 1),
     }
+    if reading:
+        return row | read_again(graph, path, codes)
     for profile in PROFILES:
         report = deploy.verify(graph, path, codes, profile, batch_size=images)
         for comparison in report.operators:
@@ -103,6 +121,44 @@ def end_to_end(
     return row
 
 
+def read_again(graph: Any, path: Path, codes: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A graph's file, read: whether it is written in the same bytes, results compared and differing on all devices that
+    run such files, and whether the network trains from there with the file's integers."""
+    from exactqat import deploy, qat
+    from exactqat.device import PROFILES as DEVICES
+    from exactqat.device import Refusal
+
+    again = deploy.read_tflite(path)
+    row: dict[str, Any] = {
+        "same_bytes": deploy.write_tflite(again, path.with_name("again.tflite")).read_bytes() == path.read_bytes(),
+        "values": 0,
+        "differing": 0,
+        "differing_kinds": {},
+    }
+    kinds = {operator.outputs[0]: operator.kind for operator in graph.operators}
+    for device in (name for name, profile in DEVICES.items() if profile.file == path.suffix):
+        try:
+            expected = deploy.simulate(graph, codes, device, graph.results())
+            found = deploy.simulate(again, codes, device, graph.results())
+        except Refusal as refusal:  # codes at which a runtime ends the process
+            row["differing_kinds"][f"no results/{device}"] = str(refusal)
+            continue
+        for name in graph.results():
+            row["values"] += expected[name].size
+            differing = int((expected[name] != found[name]).sum())
+            row["differing"] += differing
+            if differing:
+                row["differing_kinds"].setdefault(f"{kinds.get(name)}/{device}", name)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            qat.prepare(again)
+        row["trains"] = "yes"
+    except qat.UnsupportedOperator as refusal:
+        row["trains"] = str(refusal)
+    return row
+
+
 def networks() -> dict[str, Any]:
     """Name -> function that builds (model, examples)."""
     import _tests_folder  # noqa: F401
@@ -116,7 +172,7 @@ def networks() -> dict[str, Any]:
     return found
 
 
-def one(name: str) -> dict[str, Any]:
+def one(name: str, reading: bool = False) -> dict[str, Any]:
     from exactqat.qat import UnsupportedOperator
 
     start = time.monotonic()
@@ -125,7 +181,7 @@ def one(name: str) -> dict[str, Any]:
     examples = examples if isinstance(examples, tuple) else (examples,)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            row = {"outcome": "through", **end_to_end(model, examples, Path(folder))}
+            row = {"outcome": "through", **end_to_end(model, examples, Path(folder), reading=reading)}
         except UnsupportedOperator as refusal:
             row = {"outcome": "refused", "reason": str(refusal)}
         except Exception as error:
@@ -138,12 +194,13 @@ def main() -> int:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--one")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--round-trip", action="store_true")
     parser.add_argument(
         "--rows", type=Path, help="also keep the rows here, as JSON lines; those present are not run again"
     )
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.one)))
+        print(json.dumps(one(options.one, options.round_trip)))
         return 0
     rows = []
     kept = {}
@@ -152,23 +209,29 @@ def main() -> int:
     for name in networks():
         if options.words and not any(word in name for word in options.words):
             continue
-        row = kept.get(name) or in_a_process(name)
+        row = kept.get(name) or in_a_process(name, options.round_trip)
         rows.append(row)
         if options.rows and name not in kept:
             with options.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-        print(line(row), flush=True)
+        print(line_of_reading(row) if options.round_trip else line(row), flush=True)
     through = [row for row in rows if row["outcome"] == "through"]
     exact = [row for row in through if row["differing"] == 0]
     print(f"{len(through)} of {len(rows)} went through, {len(exact)} of them without a difference in what is claimed; ")
     print(f"{sum(row['values'] for row in through):,} integers compared")
+    if options.round_trip:
+        same, trained = (sum(bool(each) for each in found) for found in (
+            [row["same_bytes"] for row in through], [row["trains"] == "yes" for row in through]
+        ))  # fmt: skip
+        print(f"{same} were written in the same bytes, {trained} train from their files")
+        return int(len(exact) < len(rows) or same < len(rows))
     if options.write:
         PAGE.write_text(page(rows))
     return 0
 
 
-def in_a_process(name: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", name]
+def in_a_process(name: str, reading: bool = False) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", name, *(["--round-trip"] if reading else [])]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -192,6 +255,15 @@ def line(row: dict[str, Any]) -> str:
     unclaimed = f" (not claimed: {row['unclaimed']})" if row["unclaimed"] else ""
     onnx = f"ONNX {row['onnx_differing']:,} of {row['onnx_values']:,}"
     return f"{head}: {row['operators']} operators, {row['transposes']} TRANSPOSE, {claimed}{unclaimed}; {onnx}"
+
+
+def line_of_reading(row: dict[str, Any]) -> str:
+    if row["outcome"] != "through":
+        return line(row)
+    same = "same bytes" if row["same_bytes"] else "OTHER BYTES"
+    trains = "trains" if row["trains"] == "yes" else f"does not train: {row['trains'].splitlines()[-1][:200]}"
+    differ = f"{row['values']:,} integers, {row['differing']} differ {row['differing_kinds'] or ''}"
+    return f"{row['outcome']:8} {row['name']} ({row['seconds']} s): {same}, {differ}; {trains}"
 
 
 def page(rows: list[dict[str, Any]]) -> str:

@@ -62,6 +62,11 @@ WRITTEN = [
     ("LOCAL_RESPONSE_NORMALIZATION", {"radius": 40}),
     ("TOPK_V2", {"count": 3}),
     ("GATHER_ND", {"indices": (((0, 1), (0, 4)),)}),
+    *[
+        (kind, {"size": (9, 4), "align_corners": align, "half_pixel_centers": half})
+        for kind in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
+        for align, half in ((False, False), (False, True), (True, False))
+    ],
 ]
 
 

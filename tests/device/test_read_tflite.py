@@ -196,6 +196,13 @@ def test_features_that_are_refused() -> None:
         names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
         model.subgraphs[0].tensors[names.index("first/filter")].type = schema.TensorType.INT4
 
+    def first_scheme(model: Any) -> None:
+        """As TensorFlow 1 wrote files: everything in uint8, weights too."""
+        for tensor in model.subgraphs[0].tensors:
+            if tensor.type == schema.TensorType.INT8:
+                tensor.type = schema.TensorType.UINT8
+                tensor.quantization.zeroPoint = [128 + int(each) for each in tensor.quantization.zeroPoint]
+
     def activation(model: Any) -> None:
         model.subgraphs[0].operators[0].builtinOptions.fusedActivationFunction = 2
 
@@ -204,6 +211,7 @@ def test_features_that_are_refused() -> None:
         (batch, r"a fixed batch of 4, where graphs take one example \(at x\)"),
         (no_scale, r"int8 without a scale \(at x\)"),
         (int4, r"constant 'first/filter' of int4 and shape \[4, 3, 3, 3\] has 108 bytes"),
+        (first_scheme, r"CONV_2D in uint8, TensorFlow 1's scheme, .* \(at first\)"),
         (activation, r"activation must be one of NONE, RELU, RELU6, got 'RELU_N1_TO_1' \(at first\)"),
     ):
         with pytest.raises(Refusal, match=message):

@@ -415,6 +415,55 @@ def test_linens_training_is_the_users(frozen: bool, size: int, monkeypatch: pyte
     assert frozen == (error(variables["batch_stats"]["BatchNorm_0"]["var"], statistics["var"]) == 0)
 
 
+def linen_lifted(way: str, noise: bool = False) -> Any:
+    """Layers that Flax repeats by a scan, or computes again in the backward pass."""
+    nn = pytest.importorskip("flax.linen")
+
+    class Layer(nn.Module):
+        train: bool
+
+        @nn.compact
+        def __call__(self, x: Any, _: Any) -> Any:
+            x = nn.Dense(5)(x)
+            if way == "remat":
+                x = nn.BatchNorm(use_running_average=not self.train, momentum=0.8)(x)
+            if noise and self.train:
+                x = x + jax.random.normal(self.make_rng("dropout"), x.shape)
+            return nn.Dropout(0.5, deterministic=not self.train)(nn.relu(x)), None
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, train: bool = True) -> Any:
+            x = nn.Dense(5)(x)
+            if way == "remat":
+                x = nn.remat(Layer)(train)(x, None)[0]
+            else:
+                keys = {"params": True, "dropout": True}
+                x = nn.scan(Layer, variable_axes={"params": 0}, split_rngs=keys, length=3)(train)(x, None)[0]
+            return nn.Dense(3)(x)
+
+    return Net()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["remat", "scan"])
+def test_lifted_layers_of_linen_train_as_the_users(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax.random, "bernoulli", all_kept)
+    net = linen_lifted(way)
+    variables = net.init(jax.random.key(0), X, train=False)
+    prepared = prepare(net, variables, X[:2])
+    assert prepared.proof is not None and any(trial.training for trial in prepared.proof.trials)
+
+    def original(params: Any, x: Any) -> Any:
+        keys = {"dropout": jax.random.key(1)}
+        return net.apply({**variables, "params": params}, x, train=True, mutable=["batch_stats"], rngs=keys)[0]
+
+    network = float_network(prepared, train=True, key=jax.random.key(1))
+    assert error(original(variables["params"], X), network(variables["params"], X)[0]) < ROUNDING
+    ours = gradients(lambda p, x: network(p, x)[0], variables["params"], X)
+    assert error(gradients(original, variables["params"], X)[1], ours[1]) < ROUNDING
+
+
 @pytest.mark.slow
 def test_linens_attention_keeps_its_dropout() -> None:
     nn = pytest.importorskip("flax.linen")
@@ -476,6 +525,11 @@ def linen_noise() -> tuple[Any, Any]:
     return net, (net.init(jax.random.key(0), X, train=False),)
 
 
+def linen_scanned_noise() -> tuple[Any, Any]:
+    net = linen_lifted("scan", noise=True)
+    return net, (net.init(jax.random.key(0), X, train=False),)
+
+
 def nnx_branch() -> tuple[Any, Any]:
     nnx = pytest.importorskip("flax.nnx")
 
@@ -510,6 +564,7 @@ BRANCHES = {
     "a branch of Linen's": (linen_branch, "in training the model computes otherwise"),
     "a statistic of Linen's": (linen_statistic, "changes 'mean' by itself"),
     "noise in Linen": (linen_noise, "in training the model computes otherwise"),
+    "noise in a scan of Linen's": (linen_scanned_noise, "in training the model computes otherwise"),
     "a branch of NNX's": (nnx_branch, "in training the model computes otherwise"),
     "a statistic of NNX's": (nnx_statistic, "changes 'mean' by itself"),
 }

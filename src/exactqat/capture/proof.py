@@ -26,6 +26,7 @@ import numpy as np
 
 from ..planning import UnsupportedOperator
 from ..planning.callers import users_line
+from ..planning.masks import hides
 from .core.comparison import NotComparedWarning as NotComparedWarning
 from .core.watched import Asked
 
@@ -229,13 +230,13 @@ def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial, table: i
     """An input of so many rows for a trial, made from the example's own values.
 
     Floating point values vary from row to row between the example's smallest and largest; an example without variation,
-    or with values that are not numbers, gives way to random ones. Integers and truth values are the example's rows,
-    again and again; after the first one, indices into a table of `table` rows are random, and masks of zeros and ones
-    hide more than the example does.
+    or with values that are not numbers, gives way to random ones. Masks, integers and truth values are the example's
+    rows, again and again; after the first one, indices into a table of `table` rows are random, and masks of zeros and
+    ones hide more than the example does.
     """
     if array.dtype.kind in "iub" and array.size and rows > 1:
         return _integer_rows(array, _generator(f"input {name} {rows} {trial.draw}"), rows, table)
-    if array.dtype.kind != "f" or array.size == 0:
+    if array.dtype.kind != "f" or array.size == 0 or hides(array):
         nothing = np.zeros((rows, *array.shape[1:]), array.dtype)
         return array[np.arange(rows) % array.shape[0]] if array.shape[0] else nothing
     noise = _generator(f"input {name} {rows} {trial.draw}").standard_normal((rows, *array.shape[1:])).astype(np.float32)

@@ -13,6 +13,7 @@ from .comparison import Comparison, Report
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .formats.c_array import c_array, write_c_array
 from .formats.onnx import write_onnx
+from .formats.read_onnx import OnnxModel, read_onnx
 from .formats.read_tflite import read_tflite
 from .formats.tflite import write_tflite
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
@@ -42,6 +43,7 @@ __all__ = [
     "Inspection",
     "MissingData",
     "NpuFootprint",
+    "OnnxModel",
     "Operator",
     "Port",
     "Quantization",
@@ -68,6 +70,7 @@ __all__ = [
     "place_codes",
     "profiles_here",
     "quantize",
+    "read_onnx",
     "read_tflite",
     "reduce",
     "simulate",

@@ -8,11 +8,9 @@ scales that a frozen network computes with are the file's, bit for bit, until a 
 
 from __future__ import annotations
 
-import inspect
-import keyword
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,64 +21,14 @@ from ..device.tensor import CODE_RANGES, dequantize
 from ..device.weighted import Weighted
 from ..display import listed
 from ..planning import UnsupportedOperator
+from ..planning.ends import Ends
 from ..planning.network import Constant, Network, Value
-from ..planning.plans import BatchNorm, Derived, Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
+from ..planning.plans import Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from ..planning.rules import Rule
 from .graph import Graph, Operator
 from .lower import Lowering
 from .simulate import simulate
-
-# The largest code of a filter, of a narrow range.
-_LARGEST = 127
-
-
-@dataclass
-class Trainable:
-    """What a framework trains.
-
-    Attributes:
-        plan: what the device runs; all grids are given.
-        parameters: by the names of the plan's constants, float32; the trained ones.
-        buffers: likewise, the others.
-    """
-
-    plan: Plan
-    parameters: dict[str, np.ndarray] = field(default_factory=dict)
-    buffers: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-class Ends:
-    """How a file's inputs and outputs nest, as the tree of a captured model says it: inputs are arguments in the file's
-    order, or by its names; several outputs are a dictionary by its names."""
-
-    updates = ()
-    updates_first = False
-
-    def __init__(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        self.names, self.outputs = tuple(inputs), tuple(outputs)
-        words = [name if name.isidentifier() and not keyword.iskeyword(name) else "" for name in self.names]
-        words = [word or f"input_{number}" for number, word in enumerate(words)]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.signature = inspect.Signature([inspect.Parameter(word, kind) for word in words])
-
-    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """
-        Raises:
-            TypeError: the arguments are not the file's inputs.
-        """
-        if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
-            return self.flatten(**args[0])
-        words = tuple(self.signature.parameters)
-        known = {**dict(zip(self.names, words, strict=True)), **{word: word for word in words}}
-        unknown = [name for name in kwargs if name not in known]
-        if unknown or len(args) + len(kwargs) != len(words):
-            given = [*("positional" for _ in args), *kwargs]
-            raise TypeError(f"the file's inputs are {', '.join(self.names)}; got {listed(given) or 'none'}")
-        bound = self.signature.bind(*args, **{known[name]: value for name, value in kwargs.items()})
-        return list(bound.arguments.values())
-
-    def unflatten(self, results: Sequence[Any]) -> Any:
-        return results[0] if len(results) == 1 else dict(zip(self.outputs, results, strict=True))
+from .weights_on_grid import Trainable, weights_on_grid
 
 
 def trainable(graph: Graph) -> Trainable:
@@ -198,10 +146,8 @@ class Restoring:
             return ""
         return self.paths[name]
 
-    def _parameter(self, name: str, values: np.ndarray, trained: bool = True) -> str:
-        (self.made.parameters if trained else self.made.buffers)[name] = values
-        self.constants[name] = Constant(name, values.shape, trainable=trained)
-        return name
+    def _parameter(self, name: str, values: np.ndarray) -> str:
+        return self.made.add(self.constants, name, values)
 
     # --- operators --------------------------------------------------------------------------------------------------
 
@@ -256,59 +202,19 @@ class Restoring:
         need(filters.dtype == "int8", f"its filter is {filters.dtype}, and training writes int8")
         codes = filters.data.astype(np.int64)
         need(not np.any(filters.quantization.zero_point), "its filter has a zero point other than 0")
-        need(int(codes.min(initial=0)) >= -_LARGEST, "its filter has codes of -128, and filters train in -127..127")
         assert isinstance(declaration, Weighted)
-        channel_axis = declaration.plan_axis
-        codes = np.moveaxis(declaration.plan_filter(codes), 0, channel_axis)
-        channels = codes.shape[channel_axis]
-        single = filters.quantization.axis is None or filters.quantization.scale.size == 1
-        scale = np.broadcast_to(filters.quantization.scale.astype(np.float32), (channels,))
-        need(bool(np.all(scale > 0)), "its filter has a scale of 0")
-        path = self._path(operator.outputs[0])
-        self.taken.discard(path)
-        # scale = power * rest, with 1 <= rest < 2; a single scale has one power.
-        power = np.ldexp(np.float32(1), np.frexp(scale)[1] - 1).astype(np.float32)
-        rest = scale / power
-        shape = [1] * codes.ndim
-        shape[channel_axis] = channels
-        weight = self._parameter(f"{path}.weight", (codes * power.reshape(shape)).astype(np.float32))
-        if single:
-            gain = self._parameter(f"{path}.scale", rest[:1].copy())
-            ones = f"{path}.ones"
-            self.constants[ones] = Constant(ones, (channels,), parameter=False, data=np.ones(channels, np.float32))
-            whole = f"{path}.channel_scales"
-            self.constants[whole] = Constant(
-                whole, (channels,), parameter=False, trainable=True, sources=(gain,),
-                expression=Derived(_spread, (gain, ones)),
-            )  # fmt: skip
-            gain = whole
-        else:
-            gain = self._parameter(f"{path}.scale", rest.copy())
-        offset = self._parameter(f"{path}.bias", self._bias(bias, x, scale))
-        mean = self._parameter(f"{path}.mean", np.zeros(channels, np.float32), trained=False)
-        variance = self._parameter(f"{path}.variance", np.ones(channels, np.float32), trained=False)
-        norm = BatchNorm(gain, offset, mean, variance, None, 0.0, None, training=False)
-        rule = Rule(match=path, ranges="learned", per_channel=not single)
-        end = np.float32(_LARGEST) * (power[0] if single else power)
-        weights = Weights(weight, None, norm, rule, channel_axis, np.asarray(end, np.float32))
-        attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
-        self.step(operator, attributes, operands=[self.paths[x.name]], weights=weights)
-
-    def _bias(self, bias: Tensor, x: Tensor, scale: np.ndarray) -> np.ndarray:
-        """Real numbers that lie on the accumulator's grid at the file's codes."""
+        codes = np.moveaxis(declaration.plan_filter(codes), 0, declaration.plan_axis)
         need(bias.data is not None, "its bias is computed")
         assert bias.data is not None
-        codes = bias.data.astype(np.float64).reshape(-1)
-        step = scale * np.float32(x.quantization.scale[0])
-        found = (codes * step).astype(np.float32)
-        for candidate in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
-            found = np.where(np.rint(found / step) == codes, found, candidate)
-        wrong = np.flatnonzero(np.rint(found / step) != codes)
-        need(
-            not wrong.size,
-            f"its bias has codes beyond what float32 holds, such as {codes[wrong[:1]].astype(np.int64).tolist()}",
-        )
-        return found.astype(np.float32)
+        path = self._path(operator.outputs[0])
+        self.taken.discard(path)
+        single = filters.quantization.axis is None or filters.quantization.scale.size == 1
+        weights = weights_on_grid(
+            self.made, self.constants, path, codes, filters.quantization.scale, bias.data.reshape(-1),
+            x.quantization.scale[0], declaration.plan_axis, single,
+        )  # fmt: skip
+        attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
+        self.step(operator, attributes, operands=[self.paths[x.name]], weights=weights)
 
     def step(
         self,
@@ -370,12 +276,13 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
         given[name] = dequantize(codes, tensor.quantization) if graph.tensors[name].dtype == FLOAT else codes
     theirs, results = simulate(graph, given, device=device), simulate(lowered, ours, device=device)
     wrong = []
-    for port, own in zip(graph.signature.outputs, lowered.signature.outputs, strict=True):
-        expected, found = theirs[port.tensor], results[own.tensor]
-        if graph.tensors[port.tensor].dtype == FLOAT:
+    # A file's signature may name its outputs in another order.
+    for name, own in zip(graph.outputs, lowered.signature.outputs, strict=True):
+        expected, found = theirs[name], results[own.tensor]
+        if graph.tensors[name].dtype == FLOAT:
             found = dequantize(found, lowered.tensors[own.tensor].quantization)
         if not np.array_equal(expected, found):
-            wrong.append(f"{int((expected != found).sum()):,} of {expected.size:,} of '{port.name}'")
+            wrong.append(f"{int((expected != found).sum()):,} of {expected.size:,} of '{own.name}'")
     if wrong:
         raise UnsupportedOperator(
             f"the network that would be trained computes other integers than the file: {listed(wrong)} differ on "
@@ -383,8 +290,42 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
         )
 
 
-def _spread(single: Any, ones: Any) -> Any:
-    return single * ones
+# Of the largest of a result: float32 numbers in another order of sums.
+_FLOAT_TOLERANCE = 1e-4
 
 
-__all__ = ["Trainable", "compare_with_file", "trainable"]
+def compare_in_float(
+    plan: Plan,
+    found: Callable[..., Sequence[np.ndarray]],
+    original: Callable[..., Sequence[np.ndarray]],
+) -> None:
+    """Raises UnsupportedOperator if a plan without quantization computes other real numbers than its file, on random
+    ones.
+
+    Args:
+        found: of the inputs, for two examples: what the plan computes.
+        original: likewise, what the file does.
+    """
+    rng = np.random.default_rng(0)
+    given = []
+    for each in plan.inputs:
+        shape = [2 * size if axis == each.batch_axis else size for axis, size in enumerate(each.shape)]
+        drawn = rng.integers(0, each.rows, shape).astype(np.int32) if each.rows else rng.standard_normal(shape)
+        given.append(drawn if each.rows else drawn.astype(np.float32))
+    wrong = []
+    for port, expected, ours in zip(plan.results, original(*given), found(*given), strict=True):
+        if not np.issubdtype(expected.dtype, np.floating):
+            share = float(np.mean(expected != ours)) if expected.shape == ours.shape else 1.0
+        elif expected.shape == ours.shape:
+            share = float(np.abs(expected - ours).max(initial=0) / max(np.abs(expected).max(initial=0), 1e-30))
+        else:
+            share = np.inf
+        if not share <= _FLOAT_TOLERANCE:
+            wrong.append(f"'{port.name}' by {share:.2g} of its largest value")
+    if wrong:
+        raise UnsupportedOperator(
+            f"the network that would be trained computes other real numbers than the file: {listed(wrong)}"
+        )
+
+
+__all__ = ["Trainable", "compare_in_float", "compare_with_file", "trainable"]

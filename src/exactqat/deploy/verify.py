@@ -75,10 +75,6 @@ def verify(
         raise TypeError("verify needs x (codes) or data (arrays as the model takes them); with model it needs data")
     if x is None:
         x = input_codes(graph, data if model is None else model.evaluated(data)[0])
-    if model is not None and target.file != ".tflite":
-        raise TypeError(
-            f"{target.title} runs {target.file} files, of which only the codes are compared: leave out model"
-        )
     return _compared(
         graph, path, x, target, batch_size, float_values, trained_values, progress, trained_codes, model, data
     )
@@ -193,7 +189,7 @@ def _compared(
             tally.comparison(name, kinds[name], profile == graph.trained_for and exact[name])
             for name, tally in training.items()
         ),
-        predictions=() if model is None else _predictions(content, model, data, profile, batch_size),
+        predictions=() if model is None else _predictions(graph, content, model, data, target, batch_size),
     )
 
 
@@ -211,13 +207,22 @@ def _opened(
     return plain, opened
 
 
-def _predictions(content: bytes, model: Any, data: Any, profile: str, batch_size: int) -> tuple[Comparison, ...]:
-    """Compares the file's results on the user's arrays with the model's, using only file, model and arrays."""
-    signature, grids = read_signature(content), read_grids(content)
-    given, results = (
-        tuple(dict.fromkeys(port.tensor for port in side)) for side in (signature.inputs, signature.outputs)
-    )
-    runtime = open_runtime(content, given, results, profile)
+def _predictions(
+    graph: Graph, content: bytes, model: Any, data: Any, target: Profile, batch_size: int
+) -> tuple[Comparison, ...]:
+    """Compares the file's results on the user's arrays with the model's; a .tflite file says itself how they lie in
+    it, and an .onnx file takes real numbers by the user's axes."""
+    runtime: Any
+    if target.file == ".onnx":
+        signature, runtime = graph.signature, onnxruntime.opened(graph, content)[0]
+        tensors = {port.tensor: graph.tensors[port.tensor] for port in (*signature.inputs, *signature.outputs)}
+        grids = {name: (tensor.dtype, tensor.quantization) for name, tensor in tensors.items()}
+    else:
+        signature, grids = read_signature(content), read_grids(content)
+        given, results = (
+            tuple(dict.fromkeys(port.tensor for port in side)) for side in (signature.inputs, signature.outputs)
+        )
+        runtime = open_runtime(content, given, results, target.name)
     tallies = {port.name: Tally() for port in signature.outputs}
     for rows in _batches(data, batch_size):
         arrays, wanted = model.evaluated(rows)

@@ -224,6 +224,7 @@ class Logistic(Tabulated):
     """1 / (1 + exp(-x))."""
 
     kind = "LOGISTIC"
+    float_kind = "sigmoid"
     floats = True
     fixed_grid = (1 / 256, -128)
     delegated = True
@@ -262,6 +263,7 @@ class Tanh(Tabulated):
     """The hyperbolic tangent."""
 
     kind = "TANH"
+    float_kind = "tanh"
     floats = True
     fixed_grid = (1 / 128, 0)
     delegated = True
@@ -310,9 +312,13 @@ class Gelu(OfTheLibrary):
     """x times the normal distribution function of x, or the approximation of it by a tanh."""
 
     kind = "GELU"
+    float_kind = "gelu"
     floats = True
     attributes = {"approximate": False}
     options = "GeluOptions"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"approximate": "tanh" if attributes["approximate"] else "none"}
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["gelu"](primitives, operands[0], attributes.get("approximate", False))
@@ -344,6 +350,7 @@ class Exp(OfTheLibrary):
     """The exponential."""
 
     kind = "EXP"
+    float_kind = "exp"
     floats = True
     options = "ExpOptions"
 
@@ -481,6 +488,7 @@ class Relu(Unary):
     """
 
     kind = "RELU"
+    float_kind = "relu"
     floats = True
     dtypes = ("int8", "int16")
     version = 2
@@ -517,6 +525,7 @@ class LeakyRelu(Unary):
     """x, or alpha * x where x is negative."""
 
     kind = "LEAKY_RELU"
+    float_kind = "leaky_relu"
     floats = True
     dtypes = ("int8", "int16")
     attributes = {"alpha": REQUIRED}
@@ -534,6 +543,9 @@ class LeakyRelu(Unary):
         positive = scale_of(inputs[0]) / scale_of(output)
         for what, factor in (("", positive), (" * alpha", positive * np.float32(attributes["alpha"]))):
             need(bool(factor < 2**31), f"input scale / output scale{what} must be below 2**31, got {factor:g}")
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"slope": float(attributes["alpha"])}
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["leaky_relu"](primitives, operands[0], attributes["alpha"])
@@ -612,6 +624,14 @@ class PRelu(DeviceOperator):
         fits = len(slopes.shape) < len(output.shape) or slopes.shape[0] == 1
         need(fits, f"slopes must not differ along the batch, got {slopes.shape}")
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        x, slope = context.operands(operator)
+        single = slope.shape[-1:] if len(slope.shape) and math.prod(slope.shape) == slope.shape[-1] else ()
+        need(bool(single), f"its slopes must be one for each channel, got {list(slope.shape)}")
+        weight = context.weight(slope, lambda data: data.reshape(single))
+        axis = len(x.shape) - 1
+        context.give(operator, context.step("prelu", [x, weight], context.results(operator)[0], channel_axis=axis))
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         x, slope = operands
         return primitives.where(x >= 0, x, x * slope)
@@ -642,6 +662,7 @@ class HardSwish(Unary):
     """
 
     kind = "HARD_SWISH"
+    float_kind = "hardswish"
     floats = True
     purpose = "graphs built by hand: a plan multiplies by a gate, which the runtimes' fast kernels compute"
     pointwise = False  # on ARM it matters which values share a vector

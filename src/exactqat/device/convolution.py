@@ -26,6 +26,7 @@ class Convolution(Weighted):
     spatial = True
     per_window_attributes = {"strides": 1, "dilations": 1}
     version = 3
+    float_kind = "conv"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         """attributes: strides, padding in pairs, dilations, groups, channel_axis; weight [out, in / groups, ...]."""
@@ -33,6 +34,9 @@ class Convolution(Weighted):
         names = ("strides", "padding", "dilations", "groups", "channel_axis")
         result = primitives.conv(x, weight, bias, **{name: attributes[name] for name in names})
         return activate(primitives, result, attributes)
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return self.step_attributes(shapes, attributes)
 
     def groups(self, inputs: int, filter: Shape) -> int:
         """Of a filter on the device."""
@@ -228,6 +232,10 @@ class TransposeConv(Weighted):
     any_batch = False
     order = (3, 1, 0, 2)
     plan_axis = 1
+    float_kind = "conv_transpose"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {**self.step_attributes(shapes, attributes), "dilations": (1, 1), "groups": 1}
 
     def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         """A plan crops a number of rows and columns, or adds some."""

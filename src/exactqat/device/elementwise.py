@@ -93,6 +93,7 @@ class Add(FusedBinary):
     floats = True
     wide_version = 3
     options = "AddOptions"
+    float_kind = "add"
     onnx_kind = "Add"
     adds = True
     mechanisms = {
@@ -205,6 +206,7 @@ class Multiply(FusedBinary):
     floats = True
     wide_version = 4
     options = "MulOptions"
+    float_kind = "mul"
     onnx_kind = "Mul"
     mechanisms = {
         "delegates": "two roundings: XNNPACK multiplies the product by a float32 scale and rounds once; the built-in "
@@ -263,6 +265,7 @@ class Subtract(Add):
     kind = "SUB"
     wide_version = 5
     options = "SubOptions"
+    float_kind = "sub"
     onnx_kind = "Sub"
     sign = -1
     in_vectors = False
@@ -285,6 +288,7 @@ class Maximum(Extreme):
     """The larger."""
 
     kind = "MAXIMUM"
+    float_kind = "maximum"
     onnx_kind = "Max"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -301,6 +305,7 @@ class Minimum(Extreme):
     """The smaller."""
 
     kind = "MINIMUM"
+    float_kind = "minimum"
     onnx_kind = "Min"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -329,6 +334,11 @@ class SquaredDifference(Binary):
         # Of a multiplier of 1 or more the kernels end the process.
         ratio = max(float(scale_of(tensor)) for tensor in inputs) ** 2 / float(scale_of(output))
         need(ratio < 2**12, f"the larger input scale ** 2 / output scale must be below 2**12, got {ratio:g}")
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (shape,) = context.results(operator)
+        difference = context.step("sub", context.operands(operator), shape)
+        context.give(operator, context.step("square", [difference], shape))
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         difference = operands[0] - operands[1]
@@ -378,6 +388,7 @@ class Absolute(Unary):
     version = 2
     wide_version = 3
     options = "AbsOptions"
+    float_kind = "abs"
     onnx_kind = "Abs"
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
@@ -419,6 +430,7 @@ class Divide(FusedBinary):
     pointwise = False
     version = 2
     options = "DivOptions"
+    float_kind = "div"
     purpose = "files: a plan multiplies by a table of reciprocals, which rounds alike on all devices"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:

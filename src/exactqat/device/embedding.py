@@ -37,6 +37,7 @@ class Embedding(DeviceOperator):
     options = "GatherOptions"
     order = (1, 0)
     other_forms = (("GATHER",),)
+    float_kind = "embedding"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         indices, table = shapes

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .functions import NumPyPrimitives
-from .operator import Attributes, DeviceOperator, need, register
+from .operator import Attributes, DeviceOperator, Shape, need, register
 from .profile import Profile
 from .tensor import INT8_MAX, Tensor, dequantize
 
@@ -48,6 +49,7 @@ class InverseSquareRoot(OfFiles, Unary):
     """1 / sqrt(x) in fixed point; of 0 the largest code. LiteRT refuses to compute it of what is negative."""
 
     kind = "RSQRT"
+    float_kind = "rsqrt"
     version = 2
 
     def of_real(self, x: np.ndarray) -> np.ndarray:
@@ -77,6 +79,7 @@ class SquareRoot(OfFiles, Unary):
     """sqrt(x) in float32, rounded down."""
 
     kind = "SQRT"
+    float_kind = "sqrt"
 
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(x))
@@ -91,6 +94,7 @@ class Logarithm(OfFiles, Tabulated):
     """log(x), of a table; of 0 and below the smallest code."""
 
     kind = "LOG"
+    float_kind = "log"
 
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(x))
@@ -108,8 +112,12 @@ class ExponentialLinear(OfFiles, Tabulated):
     """x, or exp(x) - 1 where x is negative, of a table."""
 
     kind = "ELU"
+    float_kind = "elu"
     version = 1
     delegated = True
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}
 
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(np.where(x < 0, rounded(np.expm1, np.minimum(x, 0)), x))
@@ -126,6 +134,10 @@ class Bounded(OfFiles, Unary):
     """
 
     bounds: ClassVar[tuple[float, float]]
+    float_kind = "clamp"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"min": self.bounds[0], "max": self.bounds[1]}
 
     def float_results(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile

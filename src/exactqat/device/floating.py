@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .arithmetic import Arrays, Tensors, broadcast_shape
+from .functions import FUNCTIONS
 from .operator import (
     FLOAT,
     OPERATORS,
@@ -66,6 +67,13 @@ class FloatUnary(Floating):
 
     function: ClassVar[Callable[[np.ndarray], np.ndarray]]
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        # Networks have some of these under the same word.
+        function = FUNCTIONS.get(self.kind.lower())
+        need(function is not None and function.is_kind, f"no network has a step for {self.kind}")
+        (shape,) = context.results(operator)
+        context.give(operator, context.step(self.kind.lower(), context.operands(operator), shape))
+
     def float_results(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
@@ -78,6 +86,16 @@ class FloatBinary(Floating):
     operands = (2, 2)
     constants = True
     function: ClassVar[Callable[[np.ndarray, np.ndarray], np.ndarray]]
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        # Networks have one of these, as a function of the first operand.
+        x, second = context.operands(operator)
+        function, number = FUNCTIONS.get(self.kind.lower()), getattr(second, "number", None)
+        need(function is not None and function.is_kind, f"no network has a step for {self.kind}")
+        need(number is not None, "its second operand must be one number")
+        assert function is not None
+        (word,), (shape,) = function.attributes, context.results(operator)
+        context.give(operator, context.step(function.name, [x], shape, **{word: number}))
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         return broadcast_shape(shapes)
@@ -159,6 +177,13 @@ class AddN(Floating):
     operands = (1, None)
     constants = True
     options = "AddNOptions"
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        first, *others = context.operands(operator)
+        (shape,) = context.results(operator)
+        for each in others:
+            first = context.step("add", [first, each], shape)
+        context.give(operator, first)
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         need(len(set(shapes)) == 1, f"operands must have one shape, got {list(shapes)}")

@@ -40,6 +40,7 @@ class FullyConnected(Weighted):
     kind = "FULLY_CONNECTED"
     attributes = {"activation": "NONE", "keep_axes": True}
     weights_follow_features = True
+    float_kind = "linear"
     version = 4
     wide_version = 7
     options = "FullyConnectedOptions"
@@ -56,6 +57,13 @@ class FullyConnected(Weighted):
         need(fits, f"input [1, in] and filter [out, in] do not fit: {first}, {filter}")
         need(bias == filter[:1], f"bias must have shape {filter[:1]}, got {bias}")
         return (*first[:-1], filter[0]) if kept else (rows, filter[0])
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        x, weight, bias = context.operands(operator)
+        (shape,) = context.results(operator)
+        if not operator.attributes["keep_axes"]:
+            x = context.reshaped(x, (*shape[:-1], weight.shape[1]))
+        context.give(operator, context.step(self.float_kind, [x, context.weight(weight), bias], shape))
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         x, filter, bias = operands
@@ -213,6 +221,14 @@ class BatchMatrixMultiply(DeviceOperator):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        operands = []
+        for x, name in zip(context.operands(operator), ("adj_x", "adj_y"), strict=True):
+            axes = list(range(len(x.shape)))
+            axes[-2:] = axes[:-3:-1] if operator.attributes[name] else axes[-2:]
+            operands.append(context.permute(x, axes))
+        context.give(operator, context.step("matmul", operands, context.results(operator)[0]))
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         return {"adj_x": read.option("adjX"), "adj_y": read.option("adjY")}

@@ -43,6 +43,7 @@ class Pad(Movement):
     kind = "PAD"
     most_axes = 5
     attributes = {"paddings": REQUIRED}
+    float_kind = "pad"
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2
     wide_version = 3
@@ -55,6 +56,9 @@ class Pad(Movement):
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         return padded_shape(shapes[0], attributes["paddings"])
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"padding": attributes["paddings"], "mode": "constant", "value": 0.0}
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.pad(operands[0], attributes["paddings"], 0.0)
@@ -99,6 +103,11 @@ class Concatenation(Movement):
     kind = "CONCATENATION"
     attributes = {"axis": 3}
     axis_attributes = ("axis",)
+    float_kind = "concat"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"axis": attributes["axis"]}
+
     operands = (1, None)
     version = 2
     wide_version = 3
@@ -176,6 +185,10 @@ class Reshape(Movement):
     def lower(self, context: Any, step: Any) -> Any:
         return context.reshape(step)
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,), (shape,) = context.operands(operator), context.results(operator)
+        context.give(operator, context.reshaped(x, shape))
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         """attributes: new_shape with -1 for the batch's axis."""
         return primitives.reshape(operands[0], attributes["new_shape"])
@@ -234,6 +247,10 @@ class Transpose(Movement):
     def lower(self, context: Any, step: Any) -> Any:
         return context.rename_axes(step, step.attributes["permutation"])
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,) = context.operands(operator)
+        context.give(operator, context.permute(x, operator.attributes["permutation"]))
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.transpose(operands[0], attributes["permutation"])
 
@@ -291,6 +308,11 @@ class StridedSlice(Movement):
         fits = len(set(shrunk)) == len(shrunk) and all(1 <= axis < len(sizes) and sizes[axis] == 1 for axis in shrunk)
         need(fits, f"shrink_axes must be axes of {sizes} with one entry beside the batch, got {shrunk}")
         return tuple(size for axis, size in enumerate(sizes) if axis not in shrunk)
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,), (shape,) = context.operands(operator), context.results(operator)
+        columns = (operator.attributes[name] for name in ("begin", "end", "steps"))
+        context.give(operator, context.reshaped(context.sliced(x, list(zip(*columns, strict=True))), shape))
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         (x,) = operands
@@ -437,6 +459,16 @@ class MirrorPad(Movement):
             need(max(pair) <= most, f"an axis of {size} can be mirrored by {most} at most, got {pair}")
         return padded
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,), attributes = context.operands(operator), operator.attributes
+        shape = list(x.shape)
+        for axis, pair in enumerate(attributes["paddings"]):
+            if any(pair):
+                indices = mirrored(np.arange(x.shape[axis]), [pair], attributes["mode"])
+                shape[axis] = len(indices)
+                x = context.step("gather", [x], context.for_one(shape), axis=axis, indices=tuple(indices.tolist()))
+        context.give(operator, x)
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.pad_reflect(operands[0], attributes["paddings"], attributes["mode"])
 
@@ -559,6 +591,12 @@ class SpaceToDepth(Blocks):
         turned = primitives.transpose(split, (0, 3, 5, 1, 2, 4))
         return primitives.reshape(turned, (-1, channels * block * block, height // block, width // block))
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,), (shape,), block = context.operands(operator), context.results(operator), operator.attributes["block_size"]
+        rows, height, width, _ = shape
+        split = context.reshaped(x, (rows, height, block, width, block, x.shape[3]))
+        context.give(operator, context.reshaped(context.permute(split, (0, 1, 3, 2, 4, 5)), shape))
+
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
@@ -595,6 +633,12 @@ class DepthToSpace(Blocks):
         turned = primitives.transpose(split, (0, 3, 4, 1, 5, 2))
         return primitives.reshape(turned, (-1, kept, height * block, width * block))
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,), (shape,), block = context.operands(operator), context.results(operator), operator.attributes["block_size"]
+        rows, height, width, channels = shape
+        split = context.reshaped(x, (rows, height // block, width // block, block, block, channels))
+        context.give(operator, context.reshaped(context.permute(split, (0, 1, 3, 2, 4, 5)), shape))
+
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
@@ -616,6 +660,7 @@ class Gather(Movement):
 
     kind = "GATHER"
     attributes = {"axis": REQUIRED, "indices": REQUIRED}
+    float_kind = "gather"
     axis_attributes = ("axis",)
     version = 2
     wide_version = 4
@@ -627,6 +672,9 @@ class Gather(Movement):
         fits = len(indices) > 0 and min(indices) >= 0 and max(indices) < first[axis]
         need(fits, f"indices must lie in 0..{first[axis] - 1}, got {indices[:8]}")
         return (*first[:axis], len(indices), *first[axis + 1 :])
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"axis": attributes["axis"], "indices": tuple(attributes["indices"])}
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.gather(operands[0], attributes["indices"], attributes["axis"])

@@ -54,6 +54,9 @@ class Row(DeviceOperator):
         super().check(inputs, output, attributes)
         need(len(output.shape) >= 2, f"the operand must have an axis beside the batch, got {output.shape}")
 
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"axis": len(shapes[0]) - 1}
+
     @staticmethod
     def onnx_row(writer: Any, operator: Any, output: Tensor, kind: str, computed: str, **attributes: Any) -> None:
         """A node over the device's last axis."""
@@ -99,6 +102,12 @@ class Softmax(Row):
     attributes = {"beta": 1.0}
     fixed_grid = (1 / 256, -128)
     options = "SoftmaxOptions"
+    float_kind = "softmax"
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,), (shape,), beta = context.operands(operator), context.results(operator), operator.attributes["beta"]
+        x = x if beta == 1 else context.step("mul", [x, float(beta)], shape)
+        context.give(operator, context.step("softmax", [x], shape, axis=len(shape) - 1))
 
     def check_attributes(self, attributes: Attributes) -> None:
         super().check_attributes(attributes)
@@ -172,6 +181,7 @@ class LogSoftmax(Row):
     """The logarithm of softmax."""
 
     kind = "LOG_SOFTMAX"
+    float_kind = "log_softmax"
     fixed_grid = (16 / 256, 127)
     options = "LogSoftmaxOptions"
 
@@ -224,6 +234,12 @@ class L2Normalization(Row):
     """
 
     kind = "L2_NORMALIZATION"
+    float_kind = "normalize"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        # LiteRT divides by the root of the sum of squares, but by no less than this.
+        return {**super().float_attributes(shapes, attributes), "epsilon": 1e-6}
+
     fixed_grid = (1 / 128, 0)
     options = "L2NormOptions"
 

@@ -152,6 +152,8 @@ class DeviceOperator:
         order: positions in the file's list of operands, where it is not that of the graph's operands followed by
             `tflite_operands`.
         other_forms: kinds of the file's operators, in order, where the file says it in several.
+        float_kind: the kind of a network's step (`planning.kinds`) that computes the same in real numbers; "": there is
+            none, or several do.
         mechanisms: properties of `Profile` -> how they make devices differ here, where `profile.MECHANISMS` does not
             say it; with ":ties", where all results that differ lie half way between two codes.
     """
@@ -188,6 +190,7 @@ class DeviceOperator:
     purpose: ClassVar[str] = ""
     order: ClassVar[tuple[int, ...] | None] = None
     other_forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    float_kind: ClassVar[str] = ""
     mechanisms: ClassVar[Mapping[str, str]] = {}
 
     # --- what it is -------------------------------------------------------------------------------------------------
@@ -415,6 +418,22 @@ class DeviceOperator:
         need(type(self).real is not DeviceOperator.real, "it has no gradient")
         need(len(operator.outputs) == 1, f"it has {len(operator.outputs)} results")
         context.step(operator, self.step_attributes(context.shapes(operator), operator.attributes))
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        """What a model's network says for an operator of a file in float32 (see `capture.files.graph`). The base class
+        serves operators that one step says.
+
+        Raises:
+            Refusal: none does.
+        """
+        need(bool(self.float_kind), f"no network has a step for {self.kind}")
+        attributes = self.float_attributes(context.shapes(operator), operator.attributes)
+        operands, (shape,) = context.operands(operator), context.results(operator)
+        context.give(operator, context.step(self.float_kind, operands, shape, **attributes))
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        """The attributes of a step `float_kind`; shapes: of the operands."""
+        return {}
 
     def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         """The attributes of a plan's step, of an operator whose axes are the device's; shapes: of its operands."""

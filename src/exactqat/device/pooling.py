@@ -38,6 +38,13 @@ class Pool(DeviceOperator):
         height, width = attributes["filter_size"]
         return {**window_options(attributes), "filterHeight": height, "filterWidth": width}
 
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        window, strides = attributes["filter_size"], attributes["strides"]
+        padding: tuple[tuple[int, int], ...] = ((0, 0), (0, 0))
+        if attributes["padding"] == "SAME":
+            padding = tuple(same_padding(*axis) for axis in zip(shapes[0][1:3], window, strides, strict=True))
+        return {"window": window, "strides": strides, "padding": padding, "channel_axis": 3}
+
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         read.need_no_activation()
         return {**read_window(read), "filter_size": (read.option("filterHeight"), read.option("filterWidth"))}
@@ -64,6 +71,11 @@ class AveragePool2D(Pool):
     """The mean of every window; padding is not counted. Rounded half away from zero in codes."""
 
     kind = "AVERAGE_POOL_2D"
+    float_kind = "avg_pool"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        counting = {"over": (0, 0), "count_include_pad": False, "divisor": None}
+        return {**super().float_attributes(shapes, attributes), **counting}
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         """attributes: filter_size, strides, channel_axis, and padding: SAME, which is not counted, or pairs of zeros
@@ -164,6 +176,11 @@ class MaxPool2D(Pool):
     """The largest value of every window; padding is below all values."""
 
     kind = "MAX_POOL_2D"
+    float_kind = "max_pool"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {**super().float_attributes(shapes, attributes), "dilations": (1, 1)}
+
     moves_codes = True
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:

@@ -18,6 +18,10 @@ class FloatPrimitives(NumPyPrimitives):
     argmax, argmin = np.argmax, np.argmin
 
     @staticmethod
+    def gather(x: np.ndarray, indices: Sequence[int], axis: int) -> np.ndarray:
+        return np.take(x, indices, axis)
+
+    @staticmethod
     def mean(x: np.ndarray, axes: Sequence[int], keep_dims: bool = False) -> np.ndarray:
         return x.mean(tuple(axes), keepdims=keep_dims)
 

@@ -36,6 +36,9 @@ class Reshaped(Movement):
     def restore(self, context: Any, operator: Any) -> None:
         context.step(operator, {"new_shape": context.results(operator)[0]}, kind="RESHAPE")
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        Reshape().float_steps(context, operator)
+
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         Reshape().onnx(writer, operator, output)
 
@@ -118,6 +121,9 @@ class Pack(Movement):
         ]
         context.step(operator, {"axis": axis}, kind="CONCATENATION", operands=parts)
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        context.give(operator, context.stacked(context.operands(operator), operator.attributes["axis"]))
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         axis = attributes["axis"]
         sizes = [(-1, *map(int, x.shape[1:axis]), 1, *map(int, x.shape[axis:])) for x in operands]
@@ -160,6 +166,12 @@ class Tile(Movement):
         fits = len(multiples) == len(first) and multiples[0] == 1 and min(multiples) >= 1
         need(fits, f"multiples must have one entry of 1 or more for each axis of {first}, 1 first, got {multiples}")
         return tuple(size * times for size, times in zip(first, multiples, strict=True))
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,) = context.operands(operator)
+        for axis, times in enumerate(operator.attributes["multiples"]):
+            x = context.join([x] * times, axis)
+        context.give(operator, x)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         (x,) = operands
@@ -214,6 +226,11 @@ class Slice(Movement):
         sizes = self.shape([shape], attributes)
         ends = [slice(begin, begin + size) for begin, size in zip(attributes["begin"], sizes, strict=True)]
         return (slice(None), *ends[1:])
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,), (shape,) = context.operands(operator), context.shapes(operator)
+        parts = [(part.start or 0, part.stop, 1) for part in self.slices(shape, operator.attributes)]
+        context.give(operator, context.sliced(x, parts))
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         (x,) = operands
@@ -286,6 +303,13 @@ class Parts(Movement):
         """One slice for each result."""
         for number, attributes in enumerate(self.slices(context.shapes(operator)[0], operator.attributes)):
             context.step(operator, attributes, kind="STRIDED_SLICE", result=number)
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        """One slice for each result; of `Unpack` it loses the axis."""
+        (x,), (shape,) = context.operands(operator), context.shapes(operator)
+        for number, cut in enumerate(self.slices(shape, operator.attributes)):
+            part = context.sliced(x, list(zip(*cut.values(), strict=True)))
+            context.give(operator, context.reshaped(part, context.results(operator)[number]), number)
 
     def slices(self, shape: Shape, attributes: Attributes) -> list[dict[str, Any]]:
         """The pieces as STRIDED_SLICE cuts them out."""
@@ -524,6 +548,11 @@ class Reverse(Movement):
 
     kind = "REVERSE_V2"
     attributes = {"axes": REQUIRED}
+    float_kind = "flip"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"axes": tuple(attributes["axes"])}
+
     version = 1
     options = "ReverseV2Options"
     purpose = PURPOSE.format("GATHER")
@@ -554,6 +583,11 @@ class BroadcastTo(Movement):
 
     kind = "BROADCAST_TO"
     attributes = {"new_shape": REQUIRED}
+    float_kind = "expand"
+
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"shape": tuple(attributes["new_shape"])}
+
     version = 2
     wide_version = 3
     options = "BroadcastToOptions"

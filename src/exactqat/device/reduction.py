@@ -51,6 +51,9 @@ class Reduction(DeviceOperator):
     def removed_axes(self, attributes: Attributes) -> Shape:
         return () if attributes["keep_dims"] else tuple(attributes["axes"])
 
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"axes": tuple(sorted(attributes["axes"])), "keep_dims": bool(attributes["keep_dims"])}
+
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"keepDims": bool(attributes["keep_dims"])}
 
@@ -103,6 +106,7 @@ class Mean(Reduction):
     """The average."""
 
     kind = "MEAN"
+    float_kind = "mean"
     floats = True
     dtypes = ("int8", "int16")
     wide_version = 3
@@ -160,6 +164,7 @@ class Sum(Reduction):
     """The sum."""
 
     kind = "SUM"
+    float_kind = "sum"
     floats = True
     purpose = "graphs built by hand: a plan makes a mean of it, as LiteRT's reference kernel is of no use"
     onnx_kind = "ReduceSum"
@@ -200,6 +205,7 @@ class ReduceMax(ReduceExtreme):
     """The largest."""
 
     kind = "REDUCE_MAX"
+    float_kind = "amax"
     onnx_kind = "ReduceMax"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -216,6 +222,7 @@ class ReduceMin(ReduceExtreme):
     """The smallest."""
 
     kind = "REDUCE_MIN"
+    float_kind = "amin"
     onnx_kind = "ReduceMin"
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
@@ -232,6 +239,7 @@ class ArgMax(DeviceOperator):
     """The index of the first largest value along `axis`, which is left out of the result."""
 
     kind = "ARG_MAX"
+    float_kind = "argmax"
     floats = True
     attributes = {"axis": REQUIRED, "output_type": "int64"}
     axis_attributes = ("axis",)
@@ -239,6 +247,12 @@ class ArgMax(DeviceOperator):
     options = "ArgMaxOptions"
     onnx_name: ClassVar[str] = "ArgMax"
     find = staticmethod(np.argmax)
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        need(bool(self.float_kind), f"no network has a step for {self.kind}")
+        operands, (shape,) = context.operands(operator), context.results(operator)
+        how = {"axis": operator.attributes["axis"], "keep_dims": False}
+        context.give(operator, context.step(self.float_kind, operands, shape, dtype="int64", **how))
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
         """input; axis; output_type "int32" or "int64"."""
@@ -300,6 +314,7 @@ class ArgMin(ArgMax):
     """The index of the first smallest value along `axis`, which is left out of the result."""
 
     kind = "ARG_MIN"
+    float_kind = ""
     purpose = "graphs built by hand: a network holds argmax alone"
     options = "ArgMinOptions"
     onnx_name = "ArgMin"

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,11 +23,17 @@ class Resize(DeviceOperator):
 
     `align_corners`: the centers of the outermost values fall on each other; `half_pixel_centers`: the outer edges of
     the image do; neither: the first values do, as TensorFlow had it at first.
+
+    Attributes:
+        modes: (`align_corners`, `half_pixel_centers`) -> the mode of a network's step.
     """
+
+    modes: ClassVar[Mapping[tuple[bool, bool], str]] = {}
 
     attributes = {"size": REQUIRED, "align_corners": False, "half_pixel_centers": False}
     dtypes = ("int8", "int16")
     same_quantization = True
+    floats = True
     spatial = True
     per_window_attributes = {"size": 1}
     version = 3
@@ -52,6 +58,18 @@ class Resize(DeviceOperator):
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("size", list(attributes["size"])),)
+
+    def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
+        return {**attributes, "channel_axis": 3}
+
+    def float_steps(self, context: Any, operator: Any) -> None:
+        (x,), (shape,), attributes = context.operands(operator), context.results(operator), operator.attributes
+        same = tuple(x.shape[1:3]) == tuple(shape[1:3])
+        mode = self.modes.get((bool(attributes["align_corners"]), bool(attributes["half_pixel_centers"])))
+        need(same or mode is not None, f"no network has a step for {self.kind} with {dict(attributes)}")
+        align = {"align_corners": bool(attributes["align_corners"]), "scales": None, "channel_axis": 3}
+        size = tuple(attributes["size"])
+        context.give(operator, x if same else context.step("resize", [x], shape, size=size, mode=mode, **align))
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         words = {"align_corners": read.option("alignCorners"), "half_pixel_centers": read.option("halfPixelCenters")}
@@ -84,6 +102,7 @@ class ResizeNearestNeighbor(Resize):
     """The value whose place is next, as it is."""
 
     kind = "RESIZE_NEAREST_NEIGHBOR"
+    modes = {(False, False): "nearest", (False, True): "nearest_exact"}
     options = "ResizeNearestNeighborOptions"
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
@@ -152,6 +171,7 @@ class ResizeBilinear(Resize):
     """Between the four values around a place, in proportion to their distance."""
 
     kind = "RESIZE_BILINEAR"
+    modes = {(False, True): "bilinear", (True, False): "bilinear"}
     options = "ResizeBilinearOptions"
 
     def check_attributes(self, attributes: Attributes) -> None:

@@ -111,6 +111,14 @@ class Weighted(DeviceOperator):
     def restore(self, context: Any, operator: Any) -> None:
         context.weighted(operator)
 
+    def float_steps(self, context: Any, operator: Any) -> None:
+        """The filter with its axes as a network has them."""
+        x, filter, bias = context.operands(operator)
+        weight = context.weight(filter, lambda data: np.moveaxis(self.plan_filter(data), 0, self.plan_axis))
+        attributes = self.float_attributes(context.shapes(operator), operator.attributes)
+        (shape,) = context.results(operator)
+        context.give(operator, context.step(self.float_kind, [x, weight, bias], shape, **attributes))
+
     def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
         """A bias that a file leaves out is 0."""
         input, filter = read.operand(0), read.operand(1)

@@ -12,7 +12,18 @@ import warnings
 from collections.abc import Iterable
 
 from ..display import shortened
-from . import activations, elementwise, embedding, movement, normalization, pooling, reduction, sequence, weights
+from . import (
+    activations,
+    comparison,
+    elementwise,
+    embedding,
+    movement,
+    normalization,
+    pooling,
+    reduction,
+    sequence,
+    weights,
+)
 from .callers import users_line
 from .network import Network
 from .planner import HANDLERS, Planner
@@ -74,6 +85,7 @@ __all__ = [
     "FinalActivationWarning",
     "UnsupportedOperator",
     "activations",
+    "comparison",
     "elementwise",
     "embedding",
     "movement",

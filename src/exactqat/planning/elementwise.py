@@ -90,7 +90,10 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
     activation = planner.take_activation()
     if (weight, bias, activation) == (1.0, 0.0, "NONE"):
         return x
-    return Maker(planner, step, step.kind).affine(x, weight, bias, activation=activation)
+    maker = Maker(planner, step, step.kind)
+    if (weight, bias, activation) == (-1.0, 1.0, "NONE") and masks.is_truth(x):
+        return maker.affine(x, weight, bias, bounds=masks.TRUTH)
+    return maker.affine(x, weight, bias, activation=activation)
 
 
 def _add(planner: Planner, step: Step) -> Stored:
@@ -102,6 +105,8 @@ def _add(planner: Planner, step: Step) -> Stored:
 def _masked(planner: Planner, maker: Maker, step: Step, operand: Operand) -> Stored | str:
     """The operand; of a mask in front of a softmax no more than what matters, so that the grid is not all mask."""
     named = as_operand(maker, operand)
+    if isinstance(operand, Stored) and masks.is_hiding(operand):
+        return maker.affine(operand, 1.0, 0.0, "mask", bounds=masks.HIDING)
     if not isinstance(operand, Constant) or operand.trainable or not _only_for_softmax(planner, step):
         return named
     return maker.derived("mask", operand.shape, lambda mask: mask.clip(min=SURELY_MASKED), operand.name)

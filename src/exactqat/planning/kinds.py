@@ -453,6 +453,16 @@ declare(
     {"fixed_row": Attribute("an integer", None, optional=True)},
     reads="indices: integers, weight [rows, features]",
 )(lambda operands, attributes: operands[1][operands[0]])
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
+}  # fmt: skip
+# 1 where it holds, else 0.
+declare(
+    "compare",
+    "x other",
+    {"how": Attribute("a word", words=tuple(COMPARISONS))},
+    reads="x: integers that the network is given; other: constants or a number",
+)(lambda operands, attributes: COMPARISONS[attributes["how"]](*operands).astype(np.asarray(operands[0]).dtype))
 declare("concat", "*x", {"axis": INTEGER}, reads="values or constants")(
     lambda operands, attributes: np.concatenate(operands, attributes["axis"])
 )
@@ -553,4 +563,4 @@ declare("identity", "x", {"expression": ANYTHING, "stop_gradient": Attribute("a 
 # What no other kind says; refused by the plan with its label and reason.
 declare("unsupported", "*x", {"expression": ANYTHING, "reason": Attribute("a word", "")})(None)
 
-__all__ = ["KINDS", "Kind", "declare"]
+__all__ = ["COMPARISONS", "KINDS", "Kind", "declare"]

@@ -200,16 +200,28 @@ class Maker:
             "8-bit rule, or a lower bound of 0"
         )
 
-    def look_up(self, indices: Stored, table: str, fixed_row: int | None) -> Stored:
-        """Rows of a constant table, which lies on the grid of the result."""
+    def look_up(
+        self, indices: Stored, table: str, fixed_row: int | None = None, bounds: tuple[float, float] | None = None
+    ) -> Stored:
+        """Rows of a constant table, which lies on the grid of the result.
+
+        Args:
+            bounds: the ends of that grid, of 8 bits.
+        """
         path = self.name(None)
         rule = self.rule(path)
+        if bounds is not None:
+            rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=bounds)
         self._need_dtype("EMBEDDING", rule)
-        shape = (*indices.shape, self.shape_of(table)[1])
-        stored = Stored(path, shape, indices.batch_axis, SharedGrid(path, rule), len(shape) - 1)
+        given, features = self.planner.given(indices), self.shape_of(table)[1]
+        shape = (*given.shape, features)
+        stored = Stored(path, shape, given.batch_axis, SharedGrid(path, rule), len(shape) - 1)
         attributes = {} if fixed_row is None else {"fixed_row": fixed_row}
-        step = PlanStep(path, "EMBEDDING", (), attributes, "", shape, indices.batch_axis, place=self.step.place)
-        return self.planner.draft(stored, step, [indices, table])
+        step = PlanStep(path, "EMBEDDING", (), attributes, "", shape, given.batch_axis, place=self.step.place)
+        made = self.planner.draft(stored, step, [given, table])
+        if indices.shape == given.shape:
+            return made
+        return self.reshape(made, (*indices.shape, features), indices.batch_axis, "reshaped")
 
     def leave(self, x: Stored, device_kind: str = "") -> Stored:
         """The step itself, for the program that runs the device; see `PlanStep.device_kind`."""

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .network import Constant, Network
+from .network import Constant, Network, Step
 from .refusals import Refused
 
 if TYPE_CHECKING:
@@ -17,8 +19,15 @@ if TYPE_CHECKING:
 SURELY_MASKED = -32.0
 # What is added so far below hides a score, in whatever framework.
 HIDES = -1e3
+# The range of a mask of real numbers, which are added to scores.
+HIDING = (SURELY_MASKED, 0.0)
 # The range of an input that is one.
 TRUTH = (0.0, 1.0)
+# A comparison of an integer of 0 and 1: whether it holds for 1, by the operator and the number beside it.
+HOLDS: dict[tuple[str, float], bool] = {
+    **{("ne", 0): True, ("gt", 0): True, ("ge", 1): True, ("eq", 1): True},
+    **{("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("ne", 1): False},
+}
 _MOVES = ("reshape", "permute", "expand", "identity", "gather", "slice")
 
 
@@ -33,17 +42,79 @@ def is_mask(network: Network, name: str) -> bool:
             continue
         if step.kind == "clamp" and (step.attributes["min"], step.attributes["max"]) == TRUTH:
             return True
+        if is_of_truth(network, step):
+            return True
         if step.kind == "mul" and any(not isinstance(each, str) and (each or 0) <= HIDES for each in step.inputs):
             return True
-        if step.kind in (*_MOVES, "sub"):
+        if step.kind in (*_MOVES, "sub") or (step.kind == "mul" and known.issuperset(step.inputs)):
             known.add(step.output)
     return False
+
+
+def hides(array: np.ndarray) -> bool:
+    """Whether real numbers are 0, or so far below 0 that a score to which they are added counts no more."""
+    return array.dtype.kind == "f" and bool(array.size) and bool(array.min() <= HIDES and array.max() <= 0)
+
+
+def with_examples(network: Network, examples: Sequence[Any]) -> Network:
+    """The network, with its inputs of real numbers that are masks known as such, by what the example holds.
+
+    Args:
+        examples: an array for each of its inputs.
+    """
+    values = dict(network.values)
+    for name, given in zip(network.inputs, examples, strict=True):
+        if hides(np.asarray(given)):
+            values[name] = replace(values[name], hides=True)
+    return replace(network, values=values)
+
+
+def is_of_truth(network: Network, step: Step) -> bool:
+    """Whether a step compares something with 0 or 1, as is done with integers of 0 and 1."""
+    if step.kind != "compare":
+        return False
+    other = step.inputs[1]
+    held = network.constants.get(other) if isinstance(other, str) else None
+    number = other if held is None or held.data is None or np.ndim(held.data) else float(held.data)
+    return (step.attributes["how"], number) in HOLDS
+
+
+def rows_of_tables(network: Network, name: str) -> int:
+    """How many rows an input of integers chooses from: of several tables, those of the smallest; 0: it does not.
+
+    What it is compared with is a table, too, if it is more than 0 and 1: of a length, of the kind of a word.
+    """
+    known = network.constants
+    read = [step for step in network.steps if step.inputs and _source(network, step.inputs[0]) == name]
+    tables = [
+        known[str(step.inputs[1])].shape[0] for step in read if step.kind == "embedding" and step.inputs[1] in known
+    ]
+    if tables or network.values[name].dtype == "bool":
+        return min(tables, default=0)
+    compared = [step for step in read if step.kind == "compare" and not is_of_truth(network, step)]
+    numbers = [known[each].data if isinstance(each, str) else each for each in (step.inputs[1] for step in compared)]
+    # All beyond the largest of these numbers is alike.
+    return max((int(np.asarray(each).max()) + 2 for each in numbers if each is not None), default=0)
+
+
+def _source(network: Network, name: object) -> object:
+    """What a value is, before steps that change nothing on the device."""
+    made_by = {step.output: step for step in network.steps}
+    while name in made_by and made_by[str(name)].kind in ("identity", "reshape"):
+        name = made_by[str(name)].inputs[0]
+    return name
 
 
 def is_truth(x: Stored) -> bool:
     """Whether it is such an input, or made of such."""
     rule = x.grid.root().rule
     return rule.ranges == "fixed" and rule.fixed_range == TRUTH
+
+
+def is_hiding(x: Stored) -> bool:
+    """Whether it is an input of real numbers that hide scores, in whatever shape."""
+    grid = x.grid.root()
+    return grid.of_inputs and grid.rule.ranges == "fixed" and grid.rule.fixed_range == HIDING
 
 
 def are_zeros_and_ones(constant: Constant) -> bool:
@@ -67,21 +138,37 @@ def line_in_front_of_softmax(planner: Planner, x: Stored, weight: float, bias: f
             f"it adds {lowest:g} where something that is computed says so; give the mask as an input of integers or "
             "truth values, 1 where a value counts"
         )
-    if not _hides_scores(planner, planner.end):
+    if not hides_scores(planner, planner.end):
         raise Refused(f"it computes {lowest:g} of a mask, which goes elsewhere than in front of a softmax")
     factor = SURELY_MASKED / lowest
     return weight * factor, bias * factor
 
 
-def _hides_scores(planner: Planner, name: str) -> bool:
+def hides_scores(planner: Planner, name: str) -> bool:
     """Whether all that reads a value adds it to what a softmax reads."""
     readers = [step for step in planner.network.steps if name in step.inputs]
     return bool(readers) and all(
         step.kind == "softmax"
         or (step.kind == "attention" and step.inputs.index(name) == 3)
-        or (step.kind in ("add", "sub", *_MOVES) and _hides_scores(planner, step.output))
+        or (step.kind in ("add", "sub", *_MOVES) and hides_scores(planner, step.output))
         for step in readers
     )
 
 
-__all__ = ["HIDES", "SURELY_MASKED", "TRUTH", "are_zeros_and_ones", "is_mask", "is_truth", "line_in_front_of_softmax"]
+__all__ = [
+    "HIDES",
+    "HIDING",
+    "HOLDS",
+    "SURELY_MASKED",
+    "TRUTH",
+    "are_zeros_and_ones",
+    "hides",
+    "hides_scores",
+    "is_hiding",
+    "is_mask",
+    "is_of_truth",
+    "is_truth",
+    "line_in_front_of_softmax",
+    "rows_of_tables",
+    "with_examples",
+]

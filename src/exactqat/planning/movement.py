@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ def reshape(planner: Planner, step: Step) -> Stored:
     x, shape, batch_axis = planner.tensor(step), planner.shape(step), planner.batch_axis(step)
     if shape == x.shape and batch_axis == x.batch_axis:
         return x
+    if x.grid.root().indices:  # what is looked up is reshaped
+        return replace(x, shape=shape, batch_axis=batch_axis)
     return Maker(planner, step, "reshape").reshape(x, shape, batch_axis)
 
 

@@ -36,12 +36,14 @@ class Value:
             the model folds other axes into the batch.
         batch_axis: the axis of the batch.
         dtype: "float32", or "int64" for an index such as argmax's.
+        hides: of an input: its numbers are 0, or so far below 0 that what they are added to counts no more.
     """
 
     name: str
     shape: tuple[int, ...]
     batch_axis: int = 0
     dtype: str = "float32"
+    hides: bool = False
 
 
 @dataclass(frozen=True)

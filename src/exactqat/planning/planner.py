@@ -286,11 +286,13 @@ class Planner:
 
     def _input(self, name: str, path: str, word: str) -> PlanInput:
         value = self.network.values[name]
-        rule, rows = self.rule(path), rows_of_tables(self.network, name)
+        rule, rows = self.rule(path), masks.rows_of_tables(self.network, name)
         if rows:
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=(0.0, 255.0))
         elif masks.is_mask(self.network, name):
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=masks.TRUTH)
+        elif value.hides and rule.ranges != "fixed" and masks.hides_scores(self, name):
+            rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=masks.HIDING)
         grid = SharedGrid(path, rule, fixed=INDICES if rows else None, of_inputs=True, indices=rows)
         channels = self._asked_channels(name, len(value.shape))
         self.stored[name] = Stored(path, value.shape, value.batch_axis, grid, channels)
@@ -454,29 +456,14 @@ class Planner:
             expression=Derived(function, operands),
         )
 
+    def given(self, x: Stored) -> Stored:
+        """The input of integers that stands for itself, which `x` is in another shape."""
+        return next(each for each in (self.stored[name] for name in self.network.inputs) if each.path == x.path)
+
     def draft(self, stored: Stored, step: PlanStep, operands: Sequence[Stored | str]) -> Stored:
         """Puts a step of the plan down."""
         self._drafts.append(_Draft(stored, step, list(operands)))
         return stored
-
-
-def rows_of_tables(network: Network, name: str) -> int:
-    """How many rows an input of integers chooses from: of several tables, those of the smallest; 0: it does not."""
-    known = network.constants
-    tables = [
-        known[str(step.inputs[1])].shape[0]
-        for step in network.steps
-        if step.kind == "embedding" and _source(network, step.inputs[0]) == name and step.inputs[1] in known
-    ]
-    return min(tables, default=0)
-
-
-def _source(network: Network, name: object) -> object:
-    """What a value is, before steps that change nothing on the device."""
-    made_by = {step.output: step for step in network.steps}
-    while name in made_by and made_by[str(name)].kind in ("identity", "reshape"):
-        name = made_by[str(name)].inputs[0]
-    return name
 
 
 def fused_activation(step: Step) -> str:

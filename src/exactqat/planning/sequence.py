@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from . import masks
 from .activations import logistic
 from .elementwise import SURELY_MASKED, as_operand
 from .maker import Maker
@@ -54,6 +55,8 @@ def attention(planner: Planner, step: Step) -> Stored:
     if mask is not None:
         operand = planner.read(mask)
         if isinstance(operand, Stored):
+            if masks.is_hiding(operand):
+                operand = maker.affine(operand, 1.0, 0.0, "mask", bounds=masks.HIDING)
             scores = maker.add(scores, operand, "masked")
         elif not isinstance(operand, float):
             added = maker.derived("mask", operand.shape, lambda array: array.clip(min=SURELY_MASKED), operand.name)
@@ -154,16 +157,27 @@ CELLS: dict[str, Callable[[Cell, Any, Any, Any], tuple[Any, Any]]] = {"lstm": _l
 
 
 def over_time(
-    kind: str, cell: Cell, entry: Callable[[int, bool], Any], count: int, backwards: bool, state: Any = None
+    kind: str,
+    cell: Cell,
+    entry: Callable[[int, bool], Any],
+    count: int,
+    backwards: bool,
+    state: Any = None,
+    kept: Callable[[int, Any, Any], Any] | None = None,
 ) -> tuple[list[Any], Any, Any]:
     """The states in the order of time, the last one, and the last memory.
 
-    entry: of a time, and whether it is the first without a state: what the input adds to all gates there.
+    entry: of a time, and whether it is the first without a state: what the input adds to all gates there. kept: of a
+    time, what is new there and what was before (None: zero): what is taken on.
     """
     memory: Any = None
     made: dict[int, Any] = {}
     for at in range(count)[::-1] if backwards else range(count):
+        before = state, memory
         state, memory = CELLS[kind](cell, entry(at, state is None), state, memory)
+        if kept is not None:
+            pairs = zip((state, memory), before, strict=True)
+            state, memory = (None if new is None else kept(at, new, old) for new, old in pairs)
         made[at] = state
     return [made[at] for at in range(count)], state, memory
 

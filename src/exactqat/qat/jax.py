@@ -8,7 +8,7 @@
     params, state = prepared.freeze(params, state)
     graph = prepared.lower(params, state)
 
-`prepare_file` makes the same of the `Graph` of a quantized file.
+`prepare_file` makes the same of the `Graph` of a file.
 
 `params` and `state` are trees of arrays: `jax.jit`, `jax.grad`, `jax.lax.scan` and Optax take them as they are.
 """

@@ -7,8 +7,11 @@ model.compile(...); model.fit(...)
 qat.keras.freeze(model)
 model.fit(...)
 graph = deploy.lower(model)
+
+`prepare_file` makes the same of the `Graph` of a file.
 """
 
+from ..train.keras.from_file import prepare_file
 from ..train.keras.prepared import PreparedModel, calibrate, freeze, prepare
 
-__all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
+__all__ = ["PreparedModel", "calibrate", "freeze", "prepare", "prepare_file"]

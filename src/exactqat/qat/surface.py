@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+from ..deploy.formats.read_onnx import OnnxModel
 from ..deploy.graph import Graph
 from ..device import DEFAULT_PROFILE
 from ..planning.rules import Rule
@@ -30,9 +31,10 @@ def prepare(
 
     Args:
         model: a PyTorch module, a Keras model, a Flax module, or a function of ``(params, *arguments)`` for JAX. It is
-            not changed. Or the `Graph` of a quantized file (`deploy.read_tflite`), which becomes a PyTorch module that
-            computes the file's integers once it is frozen, until a step of training moves them; it takes `device` and
-            `check` alone, its grids stay the file's (`qat.jax.prepare_file` is for JAX).
+            not changed. Or what `deploy.read_tflite` or `deploy.read_onnx` gives, which becomes a PyTorch module
+            (`qat.jax.prepare_file` and `qat.keras.prepare_file` are for the others). One in integers computes these
+            once it is frozen, until a step of training moves them; it takes `device` and `check` alone, as its grids
+            stay the file's. One in float32 is quantized by `rules`, as any model.
         example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
             Its values do not matter, nor does the number of examples. Models of Keras that know their sizes need none.
         rules: settings by the paths of layers; see `Rule`. The first match decides. The input is called ``"input"``,
@@ -63,14 +65,11 @@ def prepare(
         "keep_final_activation": keep_final_activation,
         "check": check,
     }
-    if isinstance(model, Graph):
-        given = {"example": example, "variables": variables, "keep_final_activation": keep_final_activation}
-        changed = [name for name, value in given.items() if value is not None]
-        changed += ["rules"] if rules != _DEFAULT_RULES else []
-        changed += ["deployable"] if not deployable else []
-        if changed:
-            raise TypeError(f"{changed[0]} is not for a Graph: a file says itself what it takes, and on which grids")
-        return import_module("exactqat.train.torch.from_file").prepare_file(model, device, check)
+    if isinstance(model, Graph | OnnxModel):
+        for name, value in {"example": example, "variables": variables}.items():
+            if value is not None:
+                raise TypeError(f"{name} is not for a {type(model).__name__}: a file says itself what it takes")
+        return import_module("exactqat.train.torch.from_file").prepare_file(model, rules=rules, **options)
     framework, kit = kit_of(model)
     if variables is not None:
         if framework != "jax":

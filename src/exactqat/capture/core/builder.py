@@ -16,6 +16,8 @@ from .refusals import MIXES, Refused
 
 # How many earlier values a value is known as a function of.
 _ROOTS = 15
+# What makes truth values, or integers, of nothing but such.
+_MOVEMENTS = ("reshape", "permute", "expand", "slice", "concat", "gather", "flip", "identity")
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -102,6 +104,9 @@ class ItemBuilder(Builder, Generic[Fixed]):
 
     def __init__(self, prime: int) -> None:
         super().__init__(prime)
+        # Values that hold nothing but 0 and 1, and integers that the network is given, moved at most.
+        self.truths: set[str] = set()
+        self.wholes: set[str] = set()
         self.items: dict[str, Moving] = {}
         self.made_by: dict[str, Step] = {}
         self._numbers = itertools.count(1)
@@ -115,6 +120,14 @@ class ItemBuilder(Builder, Generic[Fixed]):
 
     def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
         """What a function of its array makes of something fixed; it uses methods of NumPy's arrays only."""
+        raise NotImplementedError
+
+    def numbers(self, item: Any) -> np.ndarray | None:
+        """What something fixed holds, for a batch of one; None of a value, and of what depends on parameters."""
+        raise NotImplementedError
+
+    def fixed_of(self, values: np.ndarray) -> Fixed:
+        """Numbers as something fixed."""
         raise NotImplementedError
 
     def label(self, kind: str) -> str:
@@ -136,6 +149,11 @@ class ItemBuilder(Builder, Generic[Fixed]):
 
     def input(self, name: str, shape: Sequence[int], dtype: Any) -> Moving:
         """A value that the network gets."""
+        word = str(dtype)
+        if "bool" in word:
+            self.truths.add(name)
+        elif "int" in word:
+            self.wholes.add(name)
         return self._entered(name, tuple(shape), dtype, {})
 
     def emit(
@@ -163,7 +181,21 @@ class ItemBuilder(Builder, Generic[Fixed]):
         self.steps.append(step)
         self.made_by[output] = step
         self._made[same_step] = self._entered(output, shape, dtype, samples or {})
+        self._note_masks(kind, operands, output)
         return self._made[same_step]
+
+    def _note_masks(self, kind: str, operands: Sequence[Any], output: str) -> None:
+        """Whether a step gives truth values, or integers of those that are given."""
+        names = [each.name for each in operands if isinstance(each, Moving)]
+        if kind == "compare":
+            self.truths.add(output)
+        if kind not in (*_MOVEMENTS, "mul", "sub") or not (self.truths | self.wholes).issuperset(names):
+            return
+        others = [self.numbers(each) for each in operands if not isinstance(each, Moving)]
+        opposite = kind != "sub" or (not isinstance(operands[0], Moving) and self.numbers(operands[0]) == 1)
+        if any(each is None or not ((each == 0) | (each == 1)).all() for each in others) or not np.all(opposite):
+            return
+        (self.truths if self.truths.issuperset(names) else self.wholes).add(output)
 
     def _entered(self, name: str, shape: tuple[int, ...], dtype: Any, samples: Mapping[str, np.ndarray]) -> Moving:
         known = "float32" if "float" in str(dtype) else str(np.dtype(dtype))

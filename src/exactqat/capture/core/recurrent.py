@@ -51,12 +51,18 @@ class ComposedCell:
 
 
 def unrolled(
-    kind: str, cell: ComposedCell, entry: Callable[[int], Any], count: int, backwards: bool, state: Any = None
+    kind: str,
+    cell: ComposedCell,
+    entry: Callable[[int], Any],
+    count: int,
+    backwards: bool,
+    state: Any = None,
+    kept: Callable[[int, Any, Any], Any] | None = None,
 ) -> tuple[list[Any], Any, Any]:
     """`over_time`, of a number of steps that is not too large. entry: what the input adds at a time."""
     if count > MOST_TIME_STEPS:
         raise Refused(f"over {count} time steps; at most {MOST_TIME_STEPS} are unrolled")
-    return over_time(kind, cell, lambda at, starts: entry(at), count, backwards, state)
+    return over_time(kind, cell, lambda at, starts: entry(at), count, backwards, state, kept)
 
 
 __all__ = ["CELLS", "ComposedCell", "unrolled"]

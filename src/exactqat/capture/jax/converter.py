@@ -154,6 +154,15 @@ class Converter(ItemBuilder[Fixed]):
     def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
         return item.then(function)
 
+    def numbers(self, item: Any) -> np.ndarray | None:
+        if isinstance(item, Fixed):
+            values = item.values
+            return None if values is None or values.dtype.kind not in "biuf" else values
+        return np.asarray(item, np.float32) if isinstance(item, int | float) else None
+
+    def fixed_of(self, values: np.ndarray) -> Fixed:
+        return self.data(values)
+
     def join(self, items: Sequence[Item], axis: int) -> Item:
         fixed = [each for each in items if isinstance(each, Fixed)]
         if len(fixed) < len(items) or len(fixed) == 1:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...device.functions import FUNCTIONS, NumPyPrimitives, named_by
+from ..core import masks
 from ..core.builder import Moving
 from ..core.refusals import Refused
 from .converter import Converter, handles
@@ -243,10 +244,16 @@ def _clamp(c: Converter, equation: Any, operands: list[Any]) -> Item:
 
 @handles(*_COMPARISONS, *_LOGIC)
 def _comparison(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    name = equation.primitive.name
+    name, shape = equation.primitive.name, _result_shape(equation)
     left, right = operands if len(operands) == 2 else (operands[0], None)
+    if name in _LOGIC:
+        mask = masks.combined(c, name, operands, shape)
+    else:
+        mask = None if _is_below_zero(name, left, right) else masks.compared(c, name, left, right, shape)
+    if mask is not None:
+        return mask
     samples = samples_of(c, name, equation.params, operands)
-    return Moving("", _result_shape(equation), bool, samples, (name, left, right))
+    return Moving("", shape, bool, samples, (name, left, right))
 
 
 @handles("select_n")
@@ -255,6 +262,8 @@ def _select(c: Converter, equation: Any, operands: list[Any]) -> Item:
     shape = _result_shape(equation)
     if len(cases) != 2:
         raise Refused("")
+    if masks.is_truth(c, condition):
+        return masks.chosen(c, condition, cases[1], cases[0], shape)
     if isinstance(condition, Moving):
         if _counts_from_the_end(condition, cases[0]):
             return cases[0]
@@ -280,8 +289,13 @@ def _select(c: Converter, equation: Any, operands: list[Any]) -> Item:
 def _counts_from_the_end(condition: Moving, index: Item) -> bool:
     """Whether a choice is what indexing does for negative integers, which are no rows of a table on the device."""
     word, left, right = condition.comparison or ("", None, None)
-    whole = isinstance(index, Moving) and np.issubdtype(index.dtype, np.integer)
-    return whole and word == "lt" and left is index and isinstance(right, Fixed) and right.number == 0
+    return left is index and _is_below_zero(word, left, right)
+
+
+def _is_below_zero(word: str, left: Any, right: Any) -> bool:
+    """Whether integers are asked if they are negative."""
+    whole = isinstance(left, Moving) and np.issubdtype(left.dtype, np.integer)
+    return whole and word == "lt" and isinstance(right, Fixed) and right.number == 0
 
 
 def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: tuple[int, ...]) -> Item:
@@ -332,6 +346,10 @@ def _convert(c: Converter, equation: Any, operands: list[Any]) -> Item:
     (x,) = operands
     if x.comparison is not None:
         raise Refused("truth values made numbers")
+    if np.dtype(equation.params["new_dtype"]).kind == "b" and (mask := masks.as_truth(c, x)) is not None:
+        return mask
+    if masks.is_truth(c, x):
+        return x
     if not jnp.issubdtype(equation.params["new_dtype"], jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating):
         raise Refused("whole numbers made of real ones")
     return x

@@ -314,6 +314,11 @@ def _resize(original: Any) -> Any:
     return resize
 
 
+def _not_rematerialized(function: Any = None, **settings: Any) -> Any:
+    """In place of `jax.checkpoint`, also as a decorator with settings."""
+    return function if function is not None else lambda each: each
+
+
 @contextmanager
 def telling() -> Iterator[None]:
     """While a function is traced for its network."""
@@ -324,6 +329,10 @@ def telling() -> Iterator[None]:
                 from flax import linen, nnx
 
                 stack.enter_context(linen.intercept_methods(_linen))
+                # What is computed again in the backward pass is the same network. Through `checkpoint`, what Flax hands
+                # in comes out as another array, though nothing changed it.
+                for name in ("checkpoint", "remat"):
+                    stack.enter_context(replacing(jax, name, _not_rematerialized))
                 for file in ("flax.linen.attention", "flax.nnx.nn.attention"):
                     owner, name = sys.modules.get(file), "dot_product_attention_weights"
                     if hasattr(owner, name):

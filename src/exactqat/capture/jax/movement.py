@@ -177,16 +177,37 @@ def _gather(c: Converter, equation: Any, operands: list[Any]) -> Item:
 def _looked_up(c: Converter, equation: Any, table: Fixed, indices: Moving) -> Item:
     """Rows of a table by integers that the network is given."""
     numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
+    alone = _rows_alone(c, indices)
+    if alone is not None and sizes == (1, *table.shape[1:]) and not numbers.collapsed_slice_dims:
+        # `jax.vmap` of one row.
+        given, shape = c.before_reshape(alone, alone.shape[:-1]), tuple(equation.outvars[0].aval.shape)
+        made = _embedded(c, table, given)
+        return c.reshape(made, shape)
     rows = numbers.start_index_map == (0,) and numbers.collapsed_slice_dims == (0,) and sizes[1:] == table.shape[1:]
     places = tuple(range(indices.rank - 1, indices.rank - 1 + len(sizes) - 1))
     if not rows or sizes[0] != 1 or numbers.offset_dims != places or numbers.operand_batching_dims:
         raise Refused("its indices depend on the input and are not those of rows")
-    shape, features = tuple(equation.outvars[0].aval.shape), math.prod(sizes[1:])
-    flat = table if len(sizes) == 2 else table.then(lambda array: array.reshape(-1, features))
-    given = c.before_reshape(indices, indices.shape[:-1])
-    module = c.module_of(table)
-    made = c.emit("embedding", [given, flat], (*given.shape, features), module=module, fixed_row=None)
+    shape = tuple(equation.outvars[0].aval.shape)
+    made = _embedded(c, table, c.before_reshape(indices, indices.shape[:-1]))
     return c.reshape(made, shape)
+
+
+def _embedded(c: Converter, table: Fixed, given: Moving) -> Moving:
+    """[*given, features], the table's rows laid flat."""
+    features = math.prod(table.shape[1:])
+    flat = table if len(table.shape) == 2 else table.then(lambda array: array.reshape(-1, features))
+    module = c.module_of(table)
+    return c.emit("embedding", [given, flat], (*given.shape, features), module=module, fixed_row=None)
+
+
+def _rows_alone(c: Converter, indices: Moving) -> Moving | None:
+    """Of indices along all axes those of rows, if the others are 0."""
+    step = c.step_of(indices)
+    if step is None or step.kind != "concat" or step.attributes["axis"] != indices.rank - 1:
+        return None
+    first, *others = step.inputs
+    fixed = all(isinstance(each, str) and each in c.constants and c.fixed_named(each).number == 0 for each in others)
+    return c.items[str(first)] if fixed and str(first) in c.items else None
 
 
 @handles("scan")

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 # Parameters of equations that are numbers, not sizes.
 _NUMBERS = {("integer_pow", "y"), ("scan", "length")}
+# Those that count operands, keys among them.
+_COUNTS = {("scan", "linear"), ("scan", "num_consts")}
 
 
 class Sizes:
@@ -51,7 +55,7 @@ class Sizes:
         found = False
         ours, theirs = live(first), live(second)
         for a, b in zip(ours, theirs, strict=False):
-            if a.primitive.name != b.primitive.name or len(a.invars) != len(b.invars):
+            if a.primitive.name != b.primitive.name or len(_operands(a)) != len(_operands(b)):
                 self._mark(a)
                 return True
             found |= self._equation(a, b)
@@ -70,7 +74,7 @@ class Sizes:
 
     def _equation(self, first: Any, second: Any) -> bool:
         inside = False
-        for a, b in zip(first.invars, second.invars, strict=True):
+        for a, b in zip(_operands(first), _operands(second), strict=True):
             if hasattr(a, "val") or hasattr(b, "val"):
                 inside |= self._array(getattr(a, "val", None), getattr(b, "val", None), a)
         leaks = any(
@@ -81,6 +85,8 @@ class Sizes:
             if key == "trains":
                 # What training and evaluation may say otherwise.
                 self.fixed.update([] if b else [id(first)])
+                continue
+            if (first.primitive.name, key) in _COUNTS:
                 continue
             if (first.primitive.name, key) in _NUMBERS:
                 leaks |= a != b
@@ -144,12 +150,17 @@ def _holds_jaxprs(value: Any) -> bool:
     return any(hasattr(each, "eqns") for each in _many(value)) and bool(_many(value))
 
 
+def _operands(equation: Any) -> list[Any]:
+    """Without random keys: only training hands them on, also to what draws nothing with them."""
+    return [each for each in equation.invars if not jnp.issubdtype(each.aval.dtype, jax.dtypes.prng_key)]
+
+
 def live(jaxpr: Any) -> list[Any]:
-    """The equations that a jaxpr's results depend on."""
+    """The equations that a jaxpr's results depend on, but for those that make keys alone."""
     needed = {variable for variable in jaxpr.outvars if not hasattr(variable, "val")}
     found = []
     for equation in reversed(jaxpr.eqns):
         if needed.intersection(equation.outvars) or equation.effects:
-            needed.update(variable for variable in equation.invars if not hasattr(variable, "val"))
+            needed.update(variable for variable in _operands(equation) if not hasattr(variable, "val"))
             found.append(equation)
     return found[::-1]

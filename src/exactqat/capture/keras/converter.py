@@ -14,6 +14,7 @@ from keras import tree
 
 from ...planning.network import Constant, Place, Step
 from ...planning.plans import Derived
+from ..core import masks
 from ..core.builder import ItemBuilder, Moving, entering, free_name
 from ..core.functions import same
 from ..core.refusals import SIZE_OF_BATCH, Refused
@@ -56,6 +57,8 @@ class Converter(ItemBuilder[Fixed]):
         self._alive: list[Any] = []
         self._substituted: list[Callable[[bool], None]] = []
         self._layer = ""
+        # Of values, by name: the symbolic tensor that Keras keeps with them.
+        self._masks: dict[str, Any] = {}
 
     # --- operands -----------------------------------------------------------------------------------------------------
 
@@ -75,6 +78,14 @@ class Converter(ItemBuilder[Fixed]):
         self.constants[name] = Constant(name, item.shape, parameter=False, data=item.data)
         item.name = name
         return name
+
+    def numbers(self, item: Any) -> np.ndarray | None:
+        if isinstance(item, Fixed):
+            return None if item.data is None else np.asarray(item.data)
+        return np.asarray(item, np.float32) if isinstance(item, int | float) else None
+
+    def fixed_of(self, values: np.ndarray) -> Fixed:
+        return Fixed(data=values, shape=values.shape)
 
     def optional(self, variable: Any) -> Fixed | None:
         """A variable that a layer may be without."""
@@ -153,12 +164,22 @@ class Converter(ItemBuilder[Fixed]):
             for output, result in zip(node.outputs, results, strict=True):
                 self._known[id(output)] = result
                 self._alive.append(output)
+                self._note_mask(output, result)
             stack.pop()
         return self._known[id(tensor)]
 
     def bind(self, tensor: Any, item: Any) -> None:
         self._known[id(tensor)] = item
         self._alive.append(tensor)
+        mask = self._masks.get(item.name) if isinstance(item, Moving) else None
+        if mask is not None:
+            tensor._keras_mask = mask
+
+    def _note_mask(self, tensor: Any, item: Any) -> None:
+        """Keras' layers leave the mask of what they give with it."""
+        mask = getattr(tensor, "_keras_mask", None)
+        if isinstance(item, Moving) and isinstance(mask, keras.KerasTensor):
+            self._masks[item.name] = mask
 
     def symbol(self, item: Any) -> Any:
         """A symbolic tensor for an item; what is no tensor stays as it is."""
@@ -166,7 +187,8 @@ class Converter(ItemBuilder[Fixed]):
             return item.data
         if not isinstance(item, Item):
             return item
-        tensor = keras.KerasTensor(item.shape)
+        word = "bool" if masks.is_truth(self, item) else "int32" if masks.is_given(self, item) else "float32"
+        tensor = keras.KerasTensor(item.shape, word)
         self.bind(tensor, item)
         return tensor
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from ...device.functions import named_by
+from ..core import masks
 from ..core.builder import Moving
 from ..core.refusals import Refused
 from .converter import Converter, layers, operations
@@ -22,7 +23,9 @@ _KINDS = {
 # Of which there is no kind, but which may be a known function, or a part of one.
 _FUNCTIONS = ("LeakyRelu", "Elu", "Gelu", "Celu", "Softplus", "HardTanh", "ReLU", "Clip")
 # Of numbers that only a choice is made by; the function that the choice is part of may be a known one.
-_COMPARISONS = ("Greater", "GreaterEqual", "Less", "LessEqual", "Where")
+_HOW = {"Greater": "gt", "GreaterEqual": "ge", "Less": "lt", "LessEqual": "le", "Equal": "eq", "NotEqual": "ne"}
+_COMPARISONS = (*_HOW, "Where")
+_LOGIC = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not"}
 
 
 @operations(*_KINDS, *_FUNCTIONS, *_COMPARISONS)
@@ -31,6 +34,10 @@ def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str
     name = type(operation).__name__
     moving = [each for each in operands if isinstance(each, Moving)]
     shape = np.broadcast_shapes(*[each.shape for each in operands if isinstance(each, Item)])
+    if name in _HOW and (mask := masks.compared(c, _HOW[name], operands[0], operands[1], shape)) is not None:
+        return mask
+    if name == "Where" and masks.is_truth(c, operands[0]):
+        return masks.chosen(c, operands[0], operands[1], operands[2], shape)
 
     def evaluate(*given: Any) -> np.ndarray:
         tensors = [keras.ops.convert_to_tensor(np.asarray(each, np.float32)) for each in given]
@@ -48,6 +55,16 @@ def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str
         raise Refused(f"with {words}" if words else "")
     operands = [each.number if isinstance(each, Fixed) and each.number is not None else each for each in operands]
     return c.emit(_KINDS[name], operands, shape, samples=samples)
+
+
+@operations(*_LOGIC)
+def _logic(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    operands = [*args, *kwargs.values()]
+    shape = np.broadcast_shapes(*[each.shape for each in operands if isinstance(each, Item)])
+    made = masks.combined(c, _LOGIC[type(operation).__name__], operands, shape)
+    if made is None:
+        raise Refused("of truth values that the network computes; give masks as inputs of integers or truth values")
+    return made
 
 
 @operations("HardShrink", "SoftShrink", "Threshold")
@@ -104,16 +121,35 @@ def _softmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, An
 def _softmax_layer(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not isinstance(layer.axis, int) and len(layer.axis) > 1:
         raise Refused(f"with axis={layer.axis}; it is computed over one axis")
-    if isinstance(args[0], Moving) and all(each is None for each in (*args[1:], *kwargs.values())):
-        (axis,) = [layer.axis] if isinstance(layer.axis, int) else layer.axis
-        return c.emit("softmax", [args[0]], args[0].shape, axis=axis % args[0].rank)
-    return c.expand(layer, args, kwargs)
+    x, mask = args[0], next((each for each in (*args[1:], *kwargs.values()) if each is not None), None)
+    if not isinstance(x, Moving):
+        return c.expand(layer, args, kwargs)
+    (axis,) = [layer.axis] if isinstance(layer.axis, int) else layer.axis
+    if mask is None:
+        return c.emit("softmax", [x], x.shape, axis=axis % x.rank)
+    shown = masks.as_truth(c, mask) if isinstance(mask, Moving) else None
+    if isinstance(mask, Moving) and shown is None:
+        raise Refused("with a mask that the network computes; give it as an input of integers or truth values")
+    if shown is None:
+        values = np.asarray(mask.data, np.float32) > 0.5
+        hiding: Any = Fixed(data=np.where(values, 0.0, masks.HIDDEN).astype(np.float32), shape=values.shape)
+        factor: Any = c.fixed_of(values.astype(np.float32))
+    else:
+        hiding, factor = masks.hiding(c, shown), shown
+    scores = c.emit("add", [x, hiding], x.shape)
+    # Where nothing is shown, nothing is chosen.
+    return c.emit("mul", [c.emit("softmax", [scores], x.shape, axis=axis % x.rank), factor], x.shape)
 
 
 @operations("Cast", "Copy", "ConvertToTensor")
 def _same(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     dtype = getattr(operation, "dtype", None)
-    whole = isinstance(args[0], Moving) and args[0].name in c.whole_inputs
+    if str(dtype) == "bool" and isinstance(args[0], Moving):
+        truth = masks.as_truth(c, args[0])
+        if truth is None:
+            raise Refused("truth values made of numbers that the network computes")
+        return truth
+    whole = isinstance(args[0], Moving) and args[0].name in c.whole_inputs | c.wholes | c.truths
     if dtype is not None and "float" not in str(dtype) and not whole:
         raise Refused("whole numbers made of real ones")
     return args[0]

@@ -10,7 +10,7 @@ random. Two sizes of batch stand in for all: where they give two networks, the m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -35,6 +35,9 @@ from .questions import watching
 from .symbols import ChangesWeight, DrawsNumbers, with_symbols
 from .tree import Tree, flat_shapes, input_words, output_words, packed
 
+# Of inputs that are masks, numbers of words or the like; other integers are images.
+_WHOLE = ("bool", "int32", "int64")
+
 __all__ = ["CaptureError", "InTraining", "capture", "first_line", "is_seed", "variable_names"]
 
 
@@ -53,11 +56,14 @@ def variable_names(model: Any) -> dict[int, str]:
     return names
 
 
-def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None = None) -> Network:
+def capture(
+    model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None = None, dtypes: Sequence[str] = ()
+) -> Network:
     """The network that a built model computes in evaluation, for a batch of any size.
 
     Args:
         shapes: a tuple for each input, nested as the model takes them, the batch in front (its size does not matter).
+        dtypes: of a model that does not say of what its inputs are: of each input, in the order of `shapes`.
         names: of variables; see `variable_names`.
         losses: gets the paths of layers that add a loss of what they compute, which no network holds.
 
@@ -69,7 +75,7 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
 
     large, small = fitting(PRIMES, known), fitting(DIVISIBLE, known)
     if not SAFEGUARDS.batch:
-        return _captured(model, shapes, names, losses, large[0])
+        return _captured(model, shapes, dtypes, names, losses, large[0])
     sizes = {"large": large, "small": small or large[2:], "multiple": fitting(MULTIPLES, known)}
     made: dict[str, Network | CaptureError] = {}
     words, watch = list(sizes), Watch(known)
@@ -79,7 +85,7 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
                 continue
             try:
                 kept = losses if not made else None
-                made[word] = _captured_watching(model, shapes, names, kept, sizes[word][attempt], watch)
+                made[word] = _captured_watching(model, shapes, dtypes, names, kept, sizes[word][attempt], watch)
             except CaptureError as error:
                 made[word] = error
         first, *others = made.values()
@@ -94,7 +100,7 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
                     first.input_tree.asked.append(asked)
                     with suppress(CaptureError, Refused):
                         # Its sizes may be the model's own: what counts is what is asked on the way.
-                        _captured_watching(model, shapes, names, None, asked.examples, watch)
+                        _captured_watching(model, shapes, dtypes, names, None, asked.examples, watch)
                 return first
         # A size of the model's own may happen to be a multiple of a stand-in: then something is refused.
         words = [word for word, each in made.items() if isinstance(each, CaptureError) or _refuses(each)]
@@ -103,7 +109,7 @@ def capture(model: Any, shapes: Any, names: Mapping[int, str], losses: list[str]
     changes = None
     with suppress(CaptureError):
         # With as many examples as before.
-        again = [_captured(model, shapes, names, None, sizes["large"][0]) for _ in range(2)]
+        again = [_captured(model, shapes, dtypes, names, None, sizes["large"][0]) for _ in range(2)]
         changes = _difference(*again)
     if changes is not None:
         raise CaptureError(
@@ -131,13 +137,19 @@ def _difference(one: Network, other: Network) -> Place | None:
 
 
 def _captured_watching(
-    model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None, examples: int, watch: Watch
+    model: Any,
+    shapes: Any,
+    dtypes: Sequence[str],
+    names: Mapping[int, str],
+    losses: list[str] | None,
+    examples: int,
+    watch: Watch,
 ) -> Network:
     """The network; where layers ask for sizes, once more with plain ones, as Keras does not take all others."""
     asked, watch.handed_out = watch.handed_out, False
     found: Network | None = None
     try:
-        found = _captured(model, shapes, names, losses, examples, watch)
+        found = _captured(model, shapes, dtypes, names, losses, examples, watch)
     except CaptureError as error:
         if not watch.handed_out:
             raise
@@ -147,12 +159,13 @@ def _captured_watching(
         return found
     if losses is not None:
         losses.clear()
-    return _captured(model, shapes, names, losses, examples)
+    return _captured(model, shapes, dtypes, names, losses, examples)
 
 
 def _captured(
     model: Any,
     shapes: Any,
+    dtypes: Sequence[str],
     names: Mapping[int, str],
     losses: list[str] | None,
     prime: int,
@@ -162,10 +175,14 @@ def _captured(
     c = Converter(prime, names)
     flat = flat_shapes(shapes)
     paths = [f"argument_{at}" for at in range(len(flat))]
-    given_ = [c.input(path, (prime, *shape[1:]), "float32") for path, shape in zip(paths, flat, strict=True)]
     functional = getattr(model, "_functional", None) or model
     inputs_ = getattr(functional, "_inputs", None) or []
-    c.whole_inputs = {path for path, each in zip(paths, inputs_, strict=False) if "int" in str(each.dtype)}
+    words_ = [str(each.dtype) for each in inputs_] or list(dtypes) or ["float32"] * len(flat)
+    given_ = [
+        c.input(path, (prime, *shape[1:]), word if word in _WHOLE else "float32")
+        for path, shape, word in zip(paths, flat, words_, strict=True)
+    ]
+    c.whole_inputs = {path for path, word in zip(paths, words_, strict=True) if "int" in word}
     given = packed(shapes, given_)
     seeds = [(each, keras.ops.convert_to_numpy(each.value)) for each in model.variables if is_seed(each)]
 

@@ -116,8 +116,6 @@ def _get(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) 
 
 @layers("Embedding")
 def _embedding(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if layer.mask_zero:
-        raise Refused("its mask depends on the input (mask_zero=True); give the mask as an input of its own")
     held = getattr(layer, "_embeddings", None)
     return _looked_up(c, c.weight(layer.embeddings if held is None else held), args[0])
 

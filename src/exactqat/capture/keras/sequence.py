@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 
+from ..core import masks
 from ..core.builder import Moving
 from ..core.expressions import Dropout
 from ..core.recurrent import ComposedCell, unrolled
@@ -22,18 +24,19 @@ from .weights import linear
 @layers("RNN", "Bidirectional")
 def _recurrent(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The sequence or its last entry, as the layer says, and its states where it gives them."""
-    if len(args) > 1 or kwargs:
+    if len(args) > 1 or kwargs.keys() - {"mask"}:
         raise Refused(
-            f"called with {', '.join(sorted(kwargs) or ['a state'])}; it takes a sequence and starts from zero"
+            f"called with {', '.join(sorted(kwargs.keys() - {'mask'}) or ['a state'])}; it takes a sequence, and a "
+            "mask, and starts from zero"
         )
-    (x,) = args
+    (x,), mask = args, kwargs.get("mask")
     if not isinstance(layer, keras.layers.Bidirectional):
-        sequence, *states = _run_of_time(c, layer, x)
+        sequence, *states = _run_of_time(c, layer, x, mask)
         if layer.return_sequences and layer.go_backwards:  # Keras gives it in the order in which it was made
             sequence = c.emit("flip", [sequence], sequence.shape, axes=(1,))
         first = sequence if layer.return_sequences else states[0]
         return [first, *states] if layer.return_state else first
-    both = [_run_of_time(c, each, x) for each in (layer.forward_layer, layer.backward_layer)]
+    both = [_run_of_time(c, each, x, mask) for each in (layer.forward_layer, layer.backward_layer)]
     one, two = (made[0] if layer.return_sequences else made[1] for made in both)
     states = [*both[0][1:], *both[1][1:]] if layer.return_state else []
     if layer.merge_mode is None:
@@ -51,7 +54,7 @@ def _recurrent(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]
 def _time_distributed(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """All times at once, as further examples; with batch norm inside time by time, each by statistics of its own."""
     x, inner = args[0], layer.layer
-    if kwargs:
+    if kwargs.keys() - {"mask"} or (kwargs and "mask" in inspect.signature(inner.call).parameters):
         raise Refused(f"called with {', '.join(sorted(kwargs))}; it takes a sequence alone")
     batch, times = x.shape[:2]
     if not any(isinstance(each, keras.layers.BatchNormalization) for each in inner._flatten_layers()):
@@ -65,8 +68,8 @@ def _time_distributed(c: Converter, layer: Any, args: list[Any], kwargs: dict[st
 _CELLS = {keras.layers.LSTMCell: "lstm", keras.layers.GRUCell: "gru", keras.layers.SimpleRNNCell: "rnn"}
 
 
-def _run_of_time(c: Converter, layer: Any, x: Moving) -> list[Any]:
-    """The sequence of results in the order of time, and the last states."""
+def _run_of_time(c: Converter, layer: Any, x: Moving, mask: Any = None) -> list[Any]:
+    """The sequence of results in the order of time, and the last states. mask: where it is 0, nothing happens."""
     cell: Any = getattr(layer, "cell", None)
     if type(cell) not in _CELLS or not isinstance(layer, keras.layers.RNN) or x.rank != 3:
         raise Refused(
@@ -83,8 +86,13 @@ def _run_of_time(c: Converter, layer: Any, x: Moving) -> list[Any]:
     # What a step of the network says: PyTorch's LSTM and GRU.
     usual = cell.activation is keras.activations.tanh and kind != "rnn"
     usual = usual and cell.recurrent_activation is keras.activations.sigmoid
-    if not (usual and getattr(cell, "reset_after", True)):
-        return _by_steps(c, layer, kind, x)
+    shown = None if mask is None else masks.as_truth(c, mask) if isinstance(mask, Moving) else mask
+    if mask is not None and not isinstance(shown, Moving):
+        raise Refused(
+            "with a mask that is fixed, or that the network computes; give it as an input of integers or truth values"
+        )
+    if shown is not None or not (usual and getattr(cell, "reset_after", True)):
+        return _by_steps(c, layer, kind, x, shown)
     units = int(cell.units)
     gates = 4 if kind == "lstm" else 3
     kernel, back = (c.weight(each) for each in (cell.kernel, cell.recurrent_kernel))
@@ -116,8 +124,9 @@ def _run_of_time(c: Converter, layer: Any, x: Moving) -> list[Any]:
     return [results[0], *(c.reshape(each, (x.shape[0], units)) for each in results[1:])]
 
 
-def _by_steps(c: Converter, layer: Any, kind: str, x: Moving) -> list[Any]:
-    """As `_run_of_time`, from products, sums and functions: other activations, a reset before the product, no gates.
+def _by_steps(c: Converter, layer: Any, kind: str, x: Moving, mask: Moving | None) -> list[Any]:
+    """As `_run_of_time`, from products, sums and functions: other activations, a reset before the product, no gates,
+    states that a mask keeps.
 
     The first state is zero, so there is no product with it.
     """
@@ -169,6 +178,17 @@ def _by_steps(c: Converter, layer: Any, kind: str, x: Moving) -> list[Any]:
         update_first=True,
         bias=back_bias,
     )
-    states, state, memory = unrolled(kind, parts, entry, count, layer.go_backwards)
+
+    def shown(at: int) -> Moving:
+        assert mask is not None
+        return c.reshape(c.cut(mask, 1, at, at + 1), (batch, 1))
+
+    def kept(at: int, new: Moving, old: Moving | None) -> Any:
+        return masks.chosen(c, shown(at), new, 0.0 if old is None else old, new.shape)
+
+    keeping = None if mask is None else kept
+    states, state, memory = unrolled(kind, parts, entry, count, layer.go_backwards, kept=keeping)
+    if mask is not None and layer.zero_output_for_mask:
+        states = [masks.chosen(c, shown(at), each, 0.0, each.shape) for at, each in enumerate(states)]
     sequence = c.join([c.reshape(each, (batch, 1, units)) for each in states], 1)
     return [sequence, *(each for each in (state, memory) if each is not None)]

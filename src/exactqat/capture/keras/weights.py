@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...planning.elementwise import SURELY_MASKED
+from ..core import masks
 from ..core.builder import Moving
 from ..core.products import of_two, with_weight
 from ..core.refusals import Refused
@@ -211,14 +212,14 @@ def _attention(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
     mask, bias = given.get("mask"), given.get("bias")
     if getattr(operation, "attn_logits_soft_cap", None):
         raise Refused(f"with attn_logits_soft_cap={operation.attn_logits_soft_cap}; it is computed without, None")
-    for name, operand in (("mask", mask), ("bias", bias)):
-        if isinstance(operand, Moving):
-            raise Refused(
-                f"with {name}, which depends on the input; it is computed with one that is fixed, or use_causal_mask"
-            )
     if mask is not None and bias is not None:
         raise Refused("with mask and bias; give one of them")
-    if mask is not None:
+    if isinstance(mask, Moving):
+        shown = masks.as_truth(c, mask)
+        if shown is None:
+            raise Refused("with a mask that the network computes; give it as an input of integers or truth values")
+        bias = masks.hiding(c, shown)
+    elif mask is not None:
         bias = Fixed(data=np.where(mask.data, 0.0, SURELY_MASKED).astype(np.float32), shape=mask.shape)
     query, key, value = (c.permute(one, (0, 2, 1, 3)) for one in (query, key, value))
     scale = given.get("scale")

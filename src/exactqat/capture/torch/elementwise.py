@@ -255,8 +255,8 @@ def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     """There is no step for truth values: this one vanishes where only a function of one value reads it."""
     name = base_name(c.applied)
     operands = [a.self, *([a.other] if hasattr(a, "other") else [])]
-    if masks.is_given(c, a.self) and name in _COMPARISONS and not a.self.meta.dtype.is_floating_point:
-        mask = masks.compared(c, _COMPARISONS[name], a.self, uniform(c, a.other))
+    if name in _COMPARISONS:
+        mask = masks.compared(c, _COMPARISONS[name], uniform(c, a.self), uniform(c, a.other), meta)
     else:
         mask = masks.combined(c, _LOGIC[name], operands, meta) if name in _LOGIC else None
     if mask is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...planning.masks import HIDES, HOLDS
 from ..core.refusals import Refused
 from .contents import Content, Meta
 from .expression import Expression
@@ -16,11 +17,8 @@ from .expression import Expression
 aten = torch.ops.aten
 # What is added to a score that a mask hides, where the model adds minus infinity, or nearly so.
 HIDDEN = -1e9
-# A comparison of an integer of 0 and 1: whether it holds for 1, by the operator and the number beside it.
-_HOLDS = {
-    **{("ne", 0): True, ("gt", 0): True, ("ge", 1): True, ("eq", 1): True},
-    **{("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("ne", 1): False},
-}
+# The same comparison from the other side.
+MIRRORED = {"eq": "eq", "ne": "ne", "gt": "lt", "ge": "le", "lt": "gt", "le": "ge"}
 
 
 def is_given(c: Any, operand: Any) -> bool:
@@ -34,22 +32,33 @@ def is_mask(c: Any, operand: Any) -> bool:
 
 
 def as_truth(c: Any, x: Content) -> Content:
-    """1 where an integer is at least 1, else 0."""
+    """1 where an integer is not 0, else 0."""
     meta = Meta(x.shape, torch.bool)
-    return replace(x, meta=meta) if x.meta.dtype == torch.bool else c.emit("clamp", [x], meta, min=0.0, max=1.0)
+    return replace(x, meta=meta) if x.meta.dtype == torch.bool else c.emit("compare", [x, 0.0], meta, how="ne")
 
 
 def opposite(c: Any, x: Content) -> Content:
     return c.emit("sub", [1.0, x], Meta(x.shape, torch.bool))
 
 
-def compared(c: Any, name: str, x: Content, other: Any) -> Content | None:
-    """A comparison of what is given with a number; None if it is not one of 0 and 1."""
-    holds = None if isinstance(other, Content) else _HOLDS.get((name, other))
-    if holds is None:
+def compared(c: Any, name: str, x: Any, other: Any, meta: Meta) -> Content | None:
+    """A comparison of what is given with numbers; None if it is another one."""
+    if not is_given(c, x):
+        x, other, name = other, x, MIRRORED[name]
+    if not is_given(c, x) or x.meta.dtype.is_floating_point:
         return None
-    truth = as_truth(c, x)
-    return truth if holds else opposite(c, truth)
+    if isinstance(other, Content):
+        if other.is_value or other.noise or c.sources(other):
+            return None
+        if c.batch_axes(other.shape):
+            raise Refused("it compares with numbers of another kind for each example")
+        other = c.call(aten.to.dtype, other, torch.float32)
+    if x.meta.dtype == torch.bool:
+        holds = None if isinstance(other, Content) else HOLDS.get((name, other))
+        return None if holds is None else x if holds else opposite(c, x)
+    if isinstance(other, Content):
+        return c.emit("compare", [before_repeated(c, x), other], meta, how=name)
+    return c.emit("compare", [x, other], Meta(x.shape, torch.bool), how=name)
 
 
 def combined(c: Any, name: str, operands: Sequence[Any], meta: Meta) -> Content | None:
@@ -124,8 +133,8 @@ def _hides(c: Any, operand: Any) -> bool:
         if operand.is_value or operand.noise or c.sources(operand):
             return False
         values = c.data(operand)
-        return values.numel() > 0 and bool((values == values.reshape(-1)[0]).all()) and _number(c, operand) <= -1e3
-    return float(operand) <= -1e3
+        return values.numel() > 0 and bool((values == values.reshape(-1)[0]).all()) and _number(c, operand) <= HIDES
+    return float(operand) <= HIDES
 
 
 def _is_zero(c: Any, operand: Any) -> bool:

@@ -239,6 +239,16 @@ def _looked_up(c: Converter, table: Content, indices: Content, meta: Meta) -> Co
     return c.call(aten.reshape.default, picked, list(meta.shape))
 
 
+@handles("cumsum")
+def _cumulative_sum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    """Networks of text count their words to know their positions."""
+    if masks.is_given(c, a.self):
+        raise Refused(
+            "it counts what the network is given; give the result as an input of integers, such as position_ids"
+        )
+    raise Refused("")
+
+
 @handles("index_select")
 def _index_select(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if not a.self.is_value and a.index.is_value and a.dim % len(a.self.shape) == 0:

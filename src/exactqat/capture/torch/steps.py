@@ -33,7 +33,7 @@ NOT_USERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, PACKAGE)
 
 # What gives integers of integers, as it does of real numbers; the first ones where no integer is too large.
 _SUMS = {"add", "sub", "mul", "neg", "abs", "square", "sum"}
-_CHOICES = {"maximum", "minimum", "clamp", "relu", "amax", "amin", "identity"}
+_CHOICES = {"maximum", "minimum", "clamp", "compare", "relu", "amax", "amin", "identity"}
 _MOVEMENTS = {"reshape", "expand", "permute", "slice", "flip", "gather", "concat", "pad"}
 _LARGE = (torch.bool, torch.int32, torch.int64)
 # Operators by the words of those who write them otherwise.

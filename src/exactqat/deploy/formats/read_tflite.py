@@ -44,6 +44,11 @@ MOST_VALUES, MOST_AXES = 2**31 - 1, 8
 MOST_READS = 8
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
+# What to do about others.
+_OTHERWISE = {
+    "uint8": ", TensorFlow 1's scheme, whose kernels have an arithmetic of their own that is not simulated (convert "
+    "the model to int8, with a converter of TensorFlow 2.3 or later)",
+}
 # What a graph's tensors may be of.
 DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
 
@@ -512,7 +517,7 @@ class _Reader:
         word, step = self.steps[number]
         for tensor in (*step.inputs, *step.outputs):
             if tensor is not None and tensor.dtype not in DTYPES:
-                raise Unreadable(f"{word} in {tensor.dtype}")
+                raise Unreadable(f"{word} in {tensor.dtype}{_OTHERWISE.get(tensor.dtype, '')}")
         if word not in OPERATORS:
             raise Unreadable(word if " " in word else f"the operator {word}")
         declaration = OPERATORS[word]

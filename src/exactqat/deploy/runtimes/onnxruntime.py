@@ -89,6 +89,29 @@ class OnnxRuntime:
         return (result.astype(np.int16) - SHIFT).astype(np.int8) if result.dtype == np.uint8 else result
 
 
+def in_real_numbers(content: bytes, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """What a file returns, in its own order, for real numbers or indices by the names of its inputs. A file whose batch
+    is fixed gets one example after the other.
+
+    Raises:
+        RuntimeRefusal: onnxruntime takes neither the file nor these inputs.
+    """
+    runtime = OnnxRuntime.interpreters()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    with _refusing("onnxruntime rejects the file"):
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    given = session.get_inputs()
+    types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+    arrays = {each.name: inputs[each.name].astype(types.get(each.type, np.float32)) for each in given}
+    fixed = all(each.shape and each.shape[0] == 1 for each in given)
+    count = len(next(iter(arrays.values())))
+    rows = [slice(row, row + 1) for row in range(count)] if fixed else [slice(None)]
+    with _refusing("onnxruntime fails to run the file"):
+        found = [session.run(None, {name: each[row] for name, each in arrays.items()}) for row in rows]
+    return [np.concatenate(each) for each in zip(*found, strict=True)]
+
+
 def opened(graph: Graph, content: bytes) -> tuple[OnnxRuntime, OnnxRuntime]:
     """The file as it is, and with the codes of all results as its outputs."""
     inner, names = inner_names(graph), graph.results()

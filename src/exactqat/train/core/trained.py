@@ -66,6 +66,11 @@ class TrainedNetwork:
             path: self.functional.codes(path, values[path], self.numbers()) for path in self.functional.stored_paths()
         }
 
+    def float_results(self, *inputs: Any) -> list[np.ndarray]:
+        """What the network returns in evaluation, flat and without quantization."""
+        values = self._run(inputs, False)
+        return [values[path] for path in self.plan.outputs]
+
     def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
         plain, trained = (self._run(inputs, quantizing) for quantizing in (False, True))

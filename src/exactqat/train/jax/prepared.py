@@ -38,6 +38,7 @@ from ...device import DEFAULT_PROFILE
 from ...display import table
 from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.inputs import require_input, require_rows
+from ...planning.masks import with_examples
 from ...planning.plans import ROW_HEADER, require_data
 from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
@@ -483,6 +484,7 @@ def prepare(
             )
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
+    network = with_examples(network, network.input_tree.flatten(*args, **dict(kwargs or {})))
     planned = plan(network, rules, deployable, keep_final_activation)
     warn_of_plan(planned, keep_final_activation)
     functional = Functional(planned, primitives_jax, device)
@@ -512,7 +514,8 @@ def _in_training(known: _Model) -> Callable[..., Any]:
         if changed and SAFEGUARDS.training:
             raise CaptureError(
                 f"in training the model changes '{changed[0]}' by itself; of what is not trained only the statistics "
-                "of batch norms (Flax's, or exactqat.qat.jax.batch_norm) follow training: keep it outside of the model"
+                "of batch norms (Flax's, of one axis of features, or exactqat.qat.jax.batch_norm) follow training: "
+                "keep it outside of the model"
             )
         return results
 

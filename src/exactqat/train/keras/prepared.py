@@ -11,6 +11,7 @@ graph = deploy.lower(model)
 
 from __future__ import annotations
 
+import base64
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -45,6 +46,7 @@ from ..core.arrays import Arrays, Mode
 from ..core.frameworks import elsewhere
 from ..core.functional import Functional
 from ..core.trained import TrainedNetwork
+from ..files import OpenedFile
 from . import primitives as primitives_keras
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare"]
@@ -68,6 +70,39 @@ class _Held:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
+
+
+@keras.saving.register_keras_serializable(package="exactqat", name="FileModel")
+class FileModel(keras.Model):
+    """A file's network, as what `PreparedModel` is made of: it holds numbers, and computes nothing by itself.
+
+    Attributes:
+        file: the network.
+    """
+
+    def __init__(self, content: str, **rest: Any) -> None:
+        """content: of `OpenedFile`, in base 64, so that Keras keeps it with a prepared model."""
+        super().__init__(**rest)
+        self.file = OpenedFile.of_content(base64.b64decode(content))
+        self._content = content
+        self._names: dict[int, str] = {}
+        for values, trainable in ((self.file.parameters, True), (self.file.buffers, False)):
+            for number, (name, value) in enumerate(values.items()):
+                word = f"{'parameter' if trainable else 'buffer'}_{number}"
+                variable = self.add_weight(shape=value.shape, initializer="zeros", trainable=trainable, name=word)
+                variable.assign(value)
+                self._names[id(variable)] = name
+        self.built = True
+
+    def names(self) -> dict[int, str]:
+        """Names of its variables by identity: those of the plan's constants."""
+        return dict(self._names)
+
+    def call(self, *inputs: Any) -> Any:
+        raise TypeError("a file has no function of its own to run: call the model that qat.keras.prepare_file returned")
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, "content": self._content}
 
 
 @keras.saving.register_keras_serializable(package="exactqat", name="PreparedModel")
@@ -94,6 +129,7 @@ class PreparedModel(keras.Model):
         profile: str | None = DEFAULT_PROFILE,
         statistics: Mapping[str, Any] | None = None,
         keep_final_activation: bool | None = False,
+        dtypes: Sequence[str] = (),
         **rest: Any,
     ) -> None:
         """What `prepare` calls; Keras does when it loads one."""
@@ -104,19 +140,24 @@ class PreparedModel(keras.Model):
             self.supports_jit = False
         model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
         rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
-        shapes = _shapes(model) if shapes is None else _as_tuples(shapes)
-        names = variable_names(model)
+        if not isinstance(model, FileModel):
+            shapes = _shapes(model) if shapes is None else _as_tuples(shapes)
+        names = model.names() if isinstance(model, FileModel) else variable_names(model)
         if statistics is not None:
             _give_statistics(model, names, statistics)
         losses: list[str] = []
-        with at_work("prepare reads the model"):
-            network = capture(model, shapes, names, losses)
-        planned = plan(network, rules, deployable, keep_final_activation)
+        if isinstance(model, FileModel):
+            planned = model.file.plan(rules, deployable, keep_final_activation)
+        else:
+            with at_work("prepare reads the model"):
+                network = capture(model, shapes, names, losses, dtypes)
+            planned = plan(network, rules, deployable, keep_final_activation)
         functional = Functional(planned, primitives_keras, profile)
         self._held = _Held(
             original=model,
             rules=list(rules),
             shapes=shapes,
+            dtypes=list(dtypes),
             deployable=deployable,
             keep_final_activation=keep_final_activation,
             functional=functional,
@@ -452,6 +493,7 @@ class PreparedModel(keras.Model):
             "model": keras.saving.serialize_keras_object(held.original),
             "rules": [asdict(rule) for rule in held.rules],
             "shapes": held.shapes,
+            "dtypes": held.dtypes,
             "deployable": held.deployable,
             "keep_final_activation": bool(held.keep_final_activation),
             "frozen": held.frozen,
@@ -598,11 +640,12 @@ def prepare(
     rules = checked_rules(rules)
     if isinstance(model, PreparedModel):
         raise TypeError("model is prepared already; prepare the float model that it was made from")
-    shapes = None
+    shapes, dtypes = None, list[str]()
     if example is not None:
         if not model.built:
             model(example)
         shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
+        dtypes = [keras.backend.standardize_dtype(each.dtype) for each in keras.tree.flatten(example)]
     try:
         prepared = PreparedModel(
             model,
@@ -611,6 +654,7 @@ def prepare(
             deployable,
             profile=device,
             keep_final_activation=keep_final_activation,
+            dtypes=dtypes,
             name=f"{model.name}_prepared",
         )
     except CaptureError as error:

@@ -29,6 +29,7 @@ from ...capture.proof import (
     prove,
     usual_trials,
 )
+from ...planning.masks import is_mask
 from ..core.arrays import Arrays, Mode
 
 if TYPE_CHECKING:
@@ -53,14 +54,16 @@ class _Sides:
         if example is None:
             values = [self.network.values[name] for name in self.network.inputs]
             self.examples = _EXAMPLES
-            rows = [each.rows for each in prepared.plan.inputs]
+            masks = [is_mask(self.network, name) for name in self.network.inputs]
             self.given = [
                 np.zeros((_EXAMPLES, *value.shape[1:]), np.int32)
-                if table
+                if each.rows
+                else np.ones((_EXAMPLES, *value.shape[1:]), dtype)
+                if mask
                 else _whole_numbers((_EXAMPLES, *value.shape[1:]), dtype)
                 if "int" in dtype
                 else np.zeros((_EXAMPLES, *value.shape[1:]), np.float32)
-                for value, dtype, table in zip(values, dtypes, rows, strict=True)
+                for value, dtype, each, mask in zip(values, dtypes, prepared.plan.inputs, masks, strict=True)
             ]
         else:
             self.given = [_array(each) for each in self.network.input_tree.flatten(example)]

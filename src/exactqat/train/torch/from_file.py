@@ -1,35 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quantized file's network as a PyTorch module that trains."""
+"""A file's network as a PyTorch module that trains."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from ...deploy.graph import Graph, require_graph
-from ...deploy.trainable import compare_with_file, trainable
+from ...deploy.formats.read_onnx import OnnxModel
+from ...deploy.graph import Graph
 from ...device import DEFAULT_PROFILE, profile_named
+from ...planning.rules import Rule
+from ..files import OpenedFile
 from .prepared import PreparedModel
 
 
-def prepare_file(graph: Graph, device: str | None = DEFAULT_PROFILE, check: bool = True) -> PreparedModel:
-    """A network that computes a file's integers, and trains from there; see `exactqat.qat.prepare`.
+def prepare_file(
+    graph: Graph | OnnxModel,
+    device: str | None = DEFAULT_PROFILE,
+    check: bool = True,
+    rules: Iterable[Rule] = (Rule(),),
+    *,
+    deployable: bool = True,
+    keep_final_activation: bool | None = None,
+) -> PreparedModel:
+    """A network that computes what a file does, and trains from there; see `exactqat.qat.prepare`.
 
     Args:
-        graph: of `deploy.read_tflite`.
+        graph: of `deploy.read_tflite` or `deploy.read_onnx`. In integers, it computes these once it is frozen; in
+            float32, ranges come from training or calibration.
         device: whose integers it computes once it is frozen; None: it stays fake quantized.
-        check: compare its integers with the file's, those of `device`.
+        check: compare it with the file: integers with those of `device`, real numbers within float32's order of sums.
+        rules, deployable, keep_final_activation: of a file in float32, as `prepare` takes them.
 
     Raises:
-        TypeError: graph is no Graph.
-        UnsupportedOperator: an operator cannot be trained so that its integers stay what they are; each is named.
+        TypeError: graph is of no file, or has grids of its own and rules are given.
+        UnsupportedOperator: an operator cannot be trained, or not so that its integers stay what they are; each is
+            named.
     """
-    require_graph(graph)
     device = None if device is None else profile_named(device).name
-    made = trainable(graph)
-    tensors: dict[str, torch.Tensor] = {name: torch.from_numpy(each.copy()) for name, each in made.buffers.items()}
-    tensors |= {name: nn.Parameter(torch.from_numpy(each.copy())) for name, each in made.parameters.items()}
-    model = PreparedModel(made.plan, tensors, device).train()
+    file = OpenedFile(graph)
+    plan = file.plan(rules, deployable, keep_final_activation)
+    tensors: dict[str, torch.Tensor] = {name: torch.from_numpy(each.copy()) for name, each in file.buffers.items()}
+    tensors |= {name: nn.Parameter(torch.from_numpy(each.copy())) for name, each in file.parameters.items()}
+    model = PreparedModel(plan, tensors, device).train()
     if check:
-        compare_with_file(graph, made.plan, model.numbers(), device or DEFAULT_PROFILE)
+        file.compare(model.trained(), device)
     return model

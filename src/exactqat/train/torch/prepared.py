@@ -27,6 +27,7 @@ from ...display import shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.fitting import constant_limits
 from ...planning.inputs import require_input, require_rows
+from ...planning.masks import with_examples
 from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep
 from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
@@ -885,6 +886,7 @@ def prepare(
             network = capture(model, args, kwargs)
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
+    network = with_examples(network, [_ends(each) for each in network.input_tree.flatten(*args, **kwargs)])
     planned = plan(network, rules, deployable, keep_final_activation)
     warn_of_plan(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
@@ -898,3 +900,10 @@ def prepare(
             prepared.proof = compare_with_original(model, prepared, args, kwargs)
         accept(prepared.proof)
     return prepared
+
+
+def _ends(tensor: Tensor) -> list[float]:
+    """The smallest and the largest number; none of integers, and of nothing."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return []
+    return [float(end) for end in tensor.detach().aminmax()]

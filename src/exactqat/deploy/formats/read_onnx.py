@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads an .onnx file, whoever wrote it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...device.operator import Refusal
+from ...display import shortened
+from .tflite import import_deploy
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """An .onnx file, which `qat.prepare` makes a trainable network of.
+
+    Attributes:
+        name: of the file.
+        content: its bytes.
+        inputs, outputs: names, in the file's order.
+    """
+
+    name: str
+    content: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"OnnxModel({self.name!r}: {', '.join(self.inputs)} -> {', '.join(self.outputs)})"
+
+
+def read_onnx(path: str | os.PathLike[str]) -> OnnxModel:
+    """Reads an .onnx file in real numbers, or in QDQ form, with the files beside it that hold its constants.
+
+    Raises:
+        OSError: the file cannot be read.
+        Refusal: it is damaged.
+    """
+    path = Path(path)
+    return model_of(path.read_bytes(), path.name, path.parent)
+
+
+def model_of(content: bytes, name: str = "the file", folder: Path | None = None) -> OnnxModel:
+    """As `read_onnx`, from a file's content; folder: where files beside it are, which otherwise it may not have."""
+    onnx: Any = import_deploy("onnx", "onnx")
+    try:
+        model = onnx.load_model_from_string(content)
+        if any(each.data_location == onnx.TensorProto.EXTERNAL for each in _tensors(model.graph)):
+            if folder is None:
+                raise ValueError("its constants lie in other files")
+            onnx.external_data_helper.load_external_data_for_model(model, str(folder))
+            content = bytes(model.SerializeToString())
+        onnx.checker.check_model(model)
+    except Exception as error:  # noqa: BLE001 - protobuf and the checker raise errors of their own
+        detail = shortened(" ".join(str(error).split()), 120)
+        raise Refusal(f"{shortened(name)} cannot be read: it is damaged ({detail})") from None
+    graph = model.graph
+    held = {each.name for each in graph.initializer}
+    inputs = tuple(each.name for each in graph.input if each.name not in held)
+    return OnnxModel(name, content, inputs, tuple(each.name for each in graph.output))
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """The constants of a graph, those of its operators among them."""
+    yield from graph.initializer
+    for node in graph.node:
+        yield from (each.t for each in node.attribute if each.HasField("t"))
+
+
+__all__ = ["OnnxModel", "model_of", "read_onnx"]

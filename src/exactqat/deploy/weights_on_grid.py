@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real numbers whose codes and scales are those that a file has, bit for bit, until a step of training moves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..device.operator import need
+from ..planning.network import Constant
+from ..planning.plans import BatchNorm, Derived, Plan, Weights
+from ..planning.rules import Rule
+
+# The largest code of a filter, of a narrow range.
+_LARGEST = 127
+
+
+@dataclass
+class Trainable:
+    """What a framework trains.
+
+    Attributes:
+        plan: what the device runs; all grids are given.
+        parameters: by the names of the plan's constants, float32; the trained ones.
+        buffers: likewise, the others.
+    """
+
+    plan: Plan
+    parameters: dict[str, np.ndarray] = field(default_factory=dict)
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def add(self, constants: dict[str, Constant], name: str, values: np.ndarray, trained: bool = True) -> str:
+        """The name of a new constant, which is entered into those of the plan."""
+        (self.parameters if trained else self.buffers)[name] = values
+        constants[name] = Constant(name, values.shape, trainable=trained)
+        return name
+
+
+def weights_on_grid(
+    made: Trainable,
+    constants: dict[str, Constant],
+    path: str,
+    codes: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    input_scale: np.floating,
+    channel_axis: int,
+    single: bool,
+) -> Weights:
+    """The weights of a step, and what they are made of, which is entered into `made` and `constants`.
+
+    A filter's codes times a power of two are the weight; a batch norm without statistics multiplies each channel by
+    what is missing to the file's scale.
+
+    Args:
+        codes: of the filter, axes as a plan has them.
+        scale: [1] or [channels]; single: whether it is one for all.
+        bias: codes, [channels].
+
+    Raises:
+        Refusal: there are no such numbers.
+    """
+    need(int(codes.min(initial=0)) >= -_LARGEST, "its filter has codes of -128, and filters train in -127..127")
+    channels = codes.shape[channel_axis]
+    scale = np.broadcast_to(scale.astype(np.float32), (channels,))
+    need(bool(np.all(scale > 0)), "its filter has a scale of 0")
+    # scale = power * rest, with 1 <= rest < 2; a single scale has one power.
+    power = np.ldexp(np.float32(1), np.frexp(scale)[1] - 1).astype(np.float32)
+    rest = scale / power
+    shape = [1] * codes.ndim
+    shape[channel_axis] = channels
+    weight = made.add(constants, f"{path}.weight", (codes * power.reshape(shape)).astype(np.float32))
+    if single:
+        gain = made.add(constants, f"{path}.scale", rest[:1].copy())
+        ones = f"{path}.ones"
+        constants[ones] = Constant(ones, (channels,), parameter=False, data=np.ones(channels, np.float32))
+        whole = f"{path}.channel_scales"
+        constants[whole] = Constant(
+            whole, (channels,), parameter=False, trainable=True, sources=(gain,),
+            expression=Derived(_spread, (gain, ones)),
+        )  # fmt: skip
+        gain = whole
+    else:
+        gain = made.add(constants, f"{path}.scale", rest.copy())
+    offset = made.add(constants, f"{path}.bias", _bias(bias, scale * np.float32(input_scale)))
+    mean = made.add(constants, f"{path}.mean", np.zeros(channels, np.float32), trained=False)
+    variance = made.add(constants, f"{path}.variance", np.ones(channels, np.float32), trained=False)
+    norm = BatchNorm(gain, offset, mean, variance, None, 0.0, None, training=False)
+    rule = Rule(match=path, ranges="learned", per_channel=not single)
+    end = np.float32(_LARGEST) * (power[0] if single else power)
+    return Weights(weight, None, norm, rule, channel_axis, np.asarray(end, np.float32))
+
+
+def _bias(codes: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Real numbers that lie on the accumulator's grid, of these steps, at the file's codes."""
+    codes = codes.astype(np.float64)
+    found = (codes * step).astype(np.float32)
+    for candidate in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
+        found = np.where(np.rint(found / step) == codes, found, candidate)
+    wrong = np.flatnonzero(np.rint(found / step) != codes)
+    need(
+        not wrong.size,
+        f"its bias has codes beyond what float32 holds, such as {codes[wrong[:1]].astype(np.int64).tolist()}",
+    )
+    return found.astype(np.float32)
+
+
+def _spread(single: Any, ones: Any) -> Any:
+    return single * ones
+
+
+__all__ = ["Trainable", "weights_on_grid"]

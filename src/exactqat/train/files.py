@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What frameworks train of a file: its network on the file's grids, or one in real numbers under the user's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ..capture.core.refusals import CaptureError
+from ..capture.files import FileNetwork
+from ..capture.files import graph as of_graph
+from ..capture.files import onnx as of_onnx
+from ..deploy.formats.read_onnx import OnnxModel, model_of
+from ..deploy.formats.read_tflite import read_content
+from ..deploy.formats.tflite import IDENTIFIER, tflite_bytes
+from ..deploy.graph import Graph, require_graph
+from ..deploy.runtimes.onnxruntime import in_real_numbers
+from ..deploy.simulate import simulate
+from ..deploy.trainable import compare_in_float, compare_with_file, trainable
+from ..device import DEFAULT_PROFILE
+from ..device.profile import ONNXRUNTIME_X86
+from ..planning import UnsupportedOperator, plan, warn_of_plan
+from ..planning.plans import Plan
+from ..planning.rules import Rule, checked_rules
+from .core.trained import TrainedNetwork
+from .onnx_grids import compare_with_onnx, on_its_grids
+
+_DEFAULT_RULES = (Rule(),)
+
+
+class OpenedFile:
+    """A file's network before it is planned.
+
+    Attributes:
+        parameters, buffers: by the names of the plan's constants, float32; trained and others.
+    """
+
+    def __init__(self, graph: Graph | OnnxModel) -> None:
+        """
+        Raises:
+            TypeError: graph is neither a Graph nor an OnnxModel.
+            UnsupportedOperator: a part of it cannot be trained so that its integers stay what they are; every one is
+                named.
+        """
+        if not isinstance(graph, OnnxModel):
+            require_graph(graph)
+        self.graph = graph
+        self.parameters: Mapping[str, np.ndarray]
+        self.buffers: Mapping[str, np.ndarray] = {}
+        self._float: FileNetwork | None = None
+        if isinstance(graph, OnnxModel) or of_graph.is_float(graph):
+            try:
+                if isinstance(graph, OnnxModel):
+                    self._float = of_onnx.capture(graph.content)
+                else:
+                    self._float = of_graph.capture(graph)
+            except CaptureError as error:
+                raise UnsupportedOperator(str(error)) from error
+            self.parameters, self.buffers = self._float.parameters, self._float.buffers
+            if self._float.grids:
+                made, self._float = on_its_grids(self._float), None
+                self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
+        else:
+            made = trainable(graph)
+            self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
+
+    @classmethod
+    def of_content(cls, content: bytes) -> OpenedFile:
+        """The inverse of `content`."""
+        # Each kind of file says what it is in its first bytes.
+        return cls(read_content(content).graph if content[4:8] == IDENTIFIER else model_of(content))
+
+    def content(self) -> bytes:
+        """As a file, to be kept with what was made from it."""
+        return self.graph.content if isinstance(self.graph, OnnxModel) else tflite_bytes(self.graph)
+
+    def plan(
+        self,
+        rules: Iterable[Rule] = _DEFAULT_RULES,
+        deployable: bool = True,
+        keep_final_activation: bool | None = None,
+    ) -> Plan:
+        """What the device runs; rules and what follows are for a file in float32.
+
+        Raises:
+            TypeError: they are given for one in integers.
+            UnsupportedOperator: a part of it cannot run on the device; every one is named.
+        """
+        rules = tuple(checked_rules(rules))
+        if self._float is not None:
+            planned = plan(self._float.network, rules, deployable, keep_final_activation)
+            warn_of_plan(planned, keep_final_activation)
+            return planned
+        given = {
+            "rules": rules != _DEFAULT_RULES,
+            "deployable": not deployable,
+            "keep_final_activation": bool(keep_final_activation),
+        }
+        for name, changed in given.items():
+            if changed:
+                raise TypeError(f"{name} is not for a Graph in integers: a file says itself on which grids it computes")
+        return self._plan
+
+    def compare(self, network: TrainedNetwork, device: str | None) -> None:
+        """Raises UnsupportedOperator if a network that is not trained yet computes something else than the file: other
+        integers, or other real numbers without quantization."""
+        if self._float is not None:
+            compare_in_float(network.plan, network.float_results, self._original)
+        elif isinstance(self.graph, OnnxModel):
+            compare_with_onnx(network.plan, network.numbers(), self._original, device or ONNXRUNTIME_X86.name)
+        else:
+            compare_with_file(self.graph, network.plan, network.numbers(), device or DEFAULT_PROFILE)
+
+    def _original(self, *inputs: np.ndarray) -> list[np.ndarray]:
+        if isinstance(self.graph, OnnxModel):
+            return in_real_numbers(self.graph.content, dict(zip(self.graph.inputs, inputs, strict=True)))
+        found = simulate(self.graph, dict(zip(self.graph.inputs, inputs, strict=True)), progress=False)
+        return [found[name] for name in self.graph.outputs]
+
+
+__all__ = ["OpenedFile"]

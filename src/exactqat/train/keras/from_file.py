@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file's network as a Keras model that trains."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+
+from ...deploy.formats.read_onnx import OnnxModel
+from ...deploy.graph import Graph
+from ...device import DEFAULT_PROFILE, profile_named
+from ...planning.rules import Rule, checked_rules
+from ..files import OpenedFile
+from .prepared import FileModel, PreparedModel
+
+
+def prepare_file(
+    graph: Graph | OnnxModel,
+    device: str | None = DEFAULT_PROFILE,
+    check: bool = True,
+    rules: Iterable[Rule] = (Rule(),),
+    *,
+    deployable: bool = True,
+    keep_final_activation: bool | None = None,
+) -> PreparedModel:
+    """A network that computes what a file does, and trains from there; see `exactqat.qat.prepare`.
+
+    Args:
+        graph: of `deploy.read_tflite` or `deploy.read_onnx`. In integers, it computes these once it is frozen; in
+            float32, ranges come from training or calibration.
+        device: whose integers it computes once it is frozen; None: it stays fake quantized.
+        check: compare it with the file: integers with those of `device`, real numbers within float32's order of sums.
+        rules, deployable, keep_final_activation: of a file in float32, as `prepare` takes them.
+
+    Raises:
+        TypeError: graph is of no file, or has grids of its own and rules are given.
+        UnsupportedOperator: an operator cannot be trained, or not so that its integers stay what they are; each is
+            named.
+    """
+    device = None if device is None else profile_named(device).name
+    content = base64.b64encode(OpenedFile(graph).content()).decode()
+    rules = list(checked_rules(rules))
+    model = PreparedModel(
+        FileModel(content, name="file"),
+        rules,
+        deployable=deployable,
+        profile=device,
+        keep_final_activation=keep_final_activation,
+    )
+    if check:
+        model._held.original.file.compare(model.trained(), device)
+    return model

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quantized .onnx file as what frameworks train: the plan of its network, on the file's own grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..capture.files import FileNetwork
+from ..deploy.lower import Lowering
+from ..deploy.simulate import simulate
+from ..deploy.weights_on_grid import Trainable, weights_on_grid
+from ..device.operator import Refusal, need
+from ..device.tensor import dequantize, quantize
+from ..display import listed
+from ..planning import UnsupportedOperator
+from ..planning.network import Constant
+from ..planning.planner import Planner
+from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
+from ..planning.rules import Rule
+
+
+def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Trainable:
+    """The network of a file that quantizes its values.
+
+    Raises:
+        UnsupportedOperator: a part of it cannot be trained on the file's grids; every one is named.
+    """
+    planner = Planner(file.network, [Rule()], True, keep_final_activation)
+    plan = planner.run()
+    made = Trainable(plan)
+    problems: list[str] = []
+    grids = dict(plan.grids)
+    given: dict[str, tuple[float, int]] = {}
+    for value, grid in file.grids.items():
+        if value not in planner.stored:
+            continue  # nothing that is returned depends on it
+        name = planner.stored[value].grid.root().name
+        if given.setdefault(name, grid) != grid:
+            problems.append(f"'{name}' is stored on two grids, {_said(given[name])} and {_said(grid)}")
+        elif grids[name].fixed not in (None, grid):
+            problems.append(f"'{name}' is on the grid {_said(grid)}; devices have {_said(grids[name].fixed)}")
+        grids[name] = replace(grids[name], fixed=grid)
+    missing = [name for name, grid in grids.items() if grid.fixed is None]
+    if missing:
+        problems.append(f"the file does not quantize {listed(missing, 6)}")
+    constants = dict(plan.constants)
+    stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+    scales = {each.path: grids[each.grid].fixed for each in stored if each.grid in grids}
+    steps = []
+    for step in plan.steps:
+        try:
+            steps.append(_step(file, step, made, constants, scales))
+        except Refusal as refused:
+            problems.append(f"{step.kind} that makes '{step.path}': {refused}")
+    if problems:
+        raise UnsupportedOperator(
+            f"{len(problems)} thing(s) of the file cannot be trained so that its integers stay what they are:\n"
+            + "\n".join(f"  {number}. {text}" for number, text in enumerate(problems, 1))
+        )
+    made.plan = replace(plan, steps=tuple(steps), grids=grids, constants=constants)
+    return made
+
+
+def _said(grid: tuple[float, int] | None) -> str:
+    return "none" if grid is None else f"(scale {grid[0]:.6g}, zero point {grid[1]})"
+
+
+def _step(
+    file: FileNetwork,
+    step: PlanStep,
+    made: Trainable,
+    constants: dict[str, Constant],
+    grids: Mapping[str, tuple[float, int] | None],
+) -> PlanStep:
+    """The step with weights that have the file's codes."""
+    for name in step.operands:
+        need(name in grids, f"its operand '{name}' is a constant, and only weights and biases train from .onnx files")
+    if step.weights is None:
+        return step
+    weights = step.weights
+    need(weights.batch_norm is None, "its batch norm is not folded")
+    scale, zero_point = file.constant_grids.get(weights.weight, (None, None))
+    need(scale is not None and zero_point is not None, "its weight is not quantized in the file")
+    assert scale is not None and zero_point is not None
+    need(not np.any(zero_point), "its weight has a zero point other than 0")
+    input_grid = grids[step.operands[0]]
+    need(input_grid is not None, "its operand is not quantized in the file")
+    assert input_grid is not None
+    values = file.parameters[weights.weight]
+    shape = [1] * values.ndim
+    shape[weights.channel_axis] = -1
+    codes = np.rint(values / scale.reshape(shape if scale.size > 1 else [1] * values.ndim)).astype(np.int64)
+    channels = values.shape[weights.channel_axis]
+    step_of_bias = np.broadcast_to(scale, (channels,)) * np.float32(input_grid[0])
+    bias = np.zeros(channels) if weights.bias is None else np.rint(file.parameters[weights.bias] / step_of_bias)
+    found = weights_on_grid(
+        made, constants, step.path, codes, scale, bias, np.float32(input_grid[0]), weights.channel_axis,
+        scale.size == 1,
+    )  # fmt: skip
+    return replace(step, weights=found)
+
+
+def compare_with_onnx(plan: Plan, numbers: Numbers, original: Callable[..., Sequence[np.ndarray]], device: str) -> None:
+    """Raises UnsupportedOperator if a plan with these numbers has other integers on a device than onnxruntime gives for
+    the file, on random codes. original: of real numbers, what the file returns."""
+    try:
+        lowered = Lowering(plan, numbers).run()
+    except ValueError as error:
+        raise UnsupportedOperator(f"the network that would be trained is not the file's: {error}") from error
+    rng = np.random.default_rng(0)
+    codes, reals = {}, []
+    for port in lowered.signature.inputs:
+        tensor = lowered.tensors[port.tensor]
+        codes[port.tensor] = rng.integers(-128, 128, (4, *tensor.shape[1:])).astype(tensor.dtype)
+        reals.append(port.to_user(dequantize(codes[port.tensor], tensor.quantization)))
+    results, wrong = simulate(lowered, codes, device, progress=False), []
+    for port, theirs in zip(lowered.signature.outputs, original(*reals), strict=True):
+        ours = port.to_user(results[port.tensor])
+        expected = quantize(theirs, lowered.tensors[port.tensor].quantization)
+        if not np.array_equal(ours, expected):
+            wrong.append(f"{int((ours != expected).sum()):,} of {ours.size:,} of '{port.name}'")
+    if wrong:
+        raise UnsupportedOperator(
+            f"the network that would be trained computes other integers on {device} than onnxruntime makes of the "
+            f"file: {listed(wrong)} differ"
+        )
+
+
+__all__ = ["compare_with_onnx", "on_its_grids"]
