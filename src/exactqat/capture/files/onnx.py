@@ -230,7 +230,7 @@ class OnnxReader(Reader):
                 values = first
         return values
 
-    def numbers(self, node: Any, position: int) -> np.ndarray | None:
+    def operand_numbers(self, node: Any, position: int) -> np.ndarray | None:
         """An operand that must be a constant; None: it is left out.
 
         Raises:

@@ -17,7 +17,7 @@ DEQUANTIZE = "DequantizeLinear"
 
 def _grid(c: Any, node: Any) -> tuple[float, int]:
     """Scale and int8 zero point, of a whole tensor."""
-    scale, zero_point = c.numbers(node, 1), c.numbers(node, 2)
+    scale, zero_point = c.operand_numbers(node, 1), c.operand_numbers(node, 2)
     zero_point = np.zeros(1, np.uint8) if zero_point is None else zero_point
     if scale.size != 1 or zero_point.size != 1:
         raise Refused("an activation has a scale for each channel")
@@ -48,7 +48,7 @@ def _dequantize(c: Any, node: Any) -> Any:
 
 def on_its_grid(c: Any, node: Any) -> Fixed:
     """A constant of real numbers that the file holds as codes."""
-    codes, scale, zero_point = (c.numbers(node, position) for position in range(3))
+    codes, scale, zero_point = (c.operand_numbers(node, position) for position in range(3))
     zero_point = np.zeros(scale.shape, np.int64) if zero_point is None else zero_point.astype(np.int64)
     if c.attributes(node).get("block_size"):
         raise CaptureError(f"'{node.output[0]}' has a scale for each block of numbers")

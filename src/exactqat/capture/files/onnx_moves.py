@@ -42,7 +42,7 @@ def _reshaped(c: Any, x: Any, sizes: Sequence[int]) -> Any:
 
 @handles("Reshape")
 def _reshape(c: Any, node: Any) -> Any:
-    sizes = c.numbers(node, 1)
+    sizes = c.operand_numbers(node, 1)
     if sizes is None:
         sizes = np.asarray(c.attributes(node)["shape"])
     if c.attributes(node).get("allowzero") and 0 in sizes:
@@ -59,7 +59,7 @@ def _flatten(c: Any, node: Any) -> Any:
 
 
 def _axes(c: Any, node: Any, rank: int) -> list[int]:
-    axes = c.numbers(node, 1)
+    axes = c.operand_numbers(node, 1)
     axes = c.attributes(node).get("axes") if axes is None else axes.reshape(-1).tolist()
     return sorted(int(axis) % rank for axis in axes or ())
 
@@ -75,7 +75,7 @@ def _squeeze(c: Any, node: Any) -> Any:
 
 @handles("Unsqueeze")
 def _unsqueeze(c: Any, node: Any) -> Any:
-    x, count = c.item(node, 0), len(c.attributes(node).get("axes") or c.numbers(node, 1).reshape(-1))
+    x, count = c.item(node, 0), len(c.attributes(node).get("axes") or c.operand_numbers(node, 1).reshape(-1))
     shape = list(x.shape)
     for axis in _axes(c, node, x.rank + count):
         shape.insert(axis, 1)
@@ -100,7 +100,7 @@ def _concat(c: Any, node: Any) -> Any:
 
 @handles("Split")
 def _split(c: Any, node: Any) -> Any:
-    x, given, sizes = c.item(node, 0), c.attributes(node), c.numbers(node, 1)
+    x, given, sizes = c.item(node, 0), c.attributes(node), c.operand_numbers(node, 1)
     axis = int(given.get("axis", 0)) % x.rank
     if sizes is None and not given.get("split"):
         count = int(given.get("num_outputs", len(node.output)))
@@ -114,7 +114,7 @@ def _split(c: Any, node: Any) -> Any:
 @handles("Slice")
 def _slice(c: Any, node: Any) -> Any:
     x, given = c.item(node, 0), c.attributes(node)
-    columns = [c.numbers(node, position) for position in range(1, 5)]
+    columns = [c.operand_numbers(node, position) for position in range(1, 5)]
     if columns[0] is None:  # as attributes, before opset 10
         columns = [np.asarray(given[name]) if name in given else None for name in ("starts", "ends", "axes")] + [None]
     starts, ends = (np.asarray(each).reshape(-1).tolist() for each in columns[:2])
@@ -135,7 +135,7 @@ def _slice(c: Any, node: Any) -> Any:
 @handles("Pad")
 def _pad(c: Any, node: Any) -> Any:
     x, given = c.item(node, 0), c.attributes(node)
-    amounts, value, axes = (c.numbers(node, position) for position in range(1, 4))
+    amounts, value, axes = (c.operand_numbers(node, position) for position in range(1, 4))
     amounts = given["pads"] if amounts is None else amounts.reshape(-1).tolist()
     over = range(x.rank) if axes is None else [int(axis) % x.rank for axis in axes.reshape(-1)]
     pairs = [(0, 0)] * x.rank
@@ -175,14 +175,14 @@ def _gather(c: Any, node: Any) -> Any:
 
 @handles("Expand")
 def _expand(c: Any, node: Any) -> Any:
-    x, sizes = c.item(node, 0), c.numbers(node, 1)
+    x, sizes = c.item(node, 0), c.operand_numbers(node, 1)
     shape = np.broadcast_shapes(x.shape, tuple(int(size) for size in sizes))
     return x if shape == x.shape else c.step("expand", [x], shape, shape=c.for_one(shape))
 
 
 @handles("Tile")
 def _tile(c: Any, node: Any) -> Any:
-    x, times = c.item(node, 0), c.numbers(node, 1)
+    x, times = c.item(node, 0), c.operand_numbers(node, 1)
     for axis, count in enumerate(int(each) for each in times):
         x = c.join([x] * count, axis)
     return x

@@ -90,7 +90,7 @@ def _ceil(c: Any, node: Any) -> Any:
 @handles("Clip")
 def _clip(c: Any, node: Any) -> Any:
     x, given = c.item(node, 0), c.attributes(node)
-    ends = [real_end(c, x, c.numbers(node, position)) for position in (1, 2)]
+    ends = [real_end(c, x, c.operand_numbers(node, position)) for position in (1, 2)]
     low, high = (
         given.get(word) if end is None else float(end.reshape(()))
         for word, end in zip(("min", "max"), ends, strict=True)
@@ -285,7 +285,7 @@ _REDUCTIONS = {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "amax", "R
 
 @handles(*_REDUCTIONS, "ReduceL1", "ReduceL2", "ReduceSumSquare")
 def _reduced(c: Any, node: Any) -> Any:
-    x, given, axes = c.item(node, 0), c.attributes(node), c.numbers(node, 1)
+    x, given, axes = c.item(node, 0), c.attributes(node), c.operand_numbers(node, 1)
     axes = given.get("axes") if axes is None else axes.reshape(-1).tolist()
     if not axes and given.get("noop_with_empty_axes"):
         return x

@@ -27,7 +27,7 @@ def _in_order(array: np.ndarray, gates: Sequence[int]) -> np.ndarray:
 def _refuse_others(c: Any, node: Any, given: dict[str, Any], directions: int) -> None:
     states = range(5, 7 if node.op_type == "LSTM" else 6)
     for position in states:
-        begins = c.numbers(node, position)
+        begins = c.operand_numbers(node, position)
         if begins is not None and np.any(begins):
             raise Refused("it begins with a state other than 0")
     wanted = _ACTIVATIONS[node.op_type] * directions
@@ -46,7 +46,7 @@ def _recurrent(c: Any, node: Any) -> Any:
     direction = given.get("direction", "forward")
     directions, layout = 2 if direction == "bidirectional" else 1, bool(given.get("layout"))
     _refuse_others(c, node, given, directions)
-    weight, memory, bias = (c.numbers(node, position) for position in (1, 2, 3))
+    weight, memory, bias = (c.operand_numbers(node, position) for position in (1, 2, 3))
     assert weight is not None and memory is not None
     gates, weights = _LSTM if node.op_type == "LSTM" else _GRU, []
     for at in range(directions):

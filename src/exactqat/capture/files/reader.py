@@ -116,6 +116,15 @@ class Reader(ItemBuilder[Fixed]):
     def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
         return Fixed(item.name, np.asarray(function(item.data)))
 
+    def numbers(self, item: Any) -> np.ndarray | None:
+        if isinstance(item, Fixed):
+            moves = item.trained and item.data.dtype.kind == _REAL and item.number is None
+            return None if moves else item.data
+        return np.asarray(item, np.float32) if isinstance(item, int | float) else None
+
+    def fixed_of(self, values: np.ndarray) -> Fixed:
+        return Fixed("constant", values, trained=False)
+
     def constant(self, item: Fixed) -> str:
         """The name of the network's constant.
 
