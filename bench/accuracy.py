@@ -138,14 +138,15 @@ def ours(case: Case, quick: bool) -> Row:
     found: dict[str, deploy.Graph] = {}
     searched = tune.search(prepared(rules), calibration, case.task.metric, budget=30 if quick else 80, progress=False)
     found["PTQ"] = searched.graph
-    network = searched.apply(prepared(rules))
+    # Training starts from what was searched, and learns the ranges too.
+    network = searched.apply(prepared([replace(rule, ranges="learned") for rule in rules]))
     torch.manual_seed(0)
-    # As many epochs as everybody's.
-    epochs, frozen = (2, 1) if quick else (QAT_EPOCHS - QAT_EPOCHS // 3, QAT_EPOCHS // 3)
+    # As many epochs as everybody's, the last of them frozen.
+    epochs = 1 if quick else QAT_EPOCHS - 1
     rate = qat_rate(*((8, 4) if case.precision == "mixed" else bits_of(case.precision)))
     fit(case.task, network.train(), *case.parts[0], epochs, rate)
     qat.freeze(network)
-    fit(case.task, network, *case.parts[0], frozen, rate / 4)
+    fit(case.task, network, *case.parts[0], 1, rate / 10)
     found["QAT"] = deploy.lower(network.eval())
     scores = {method: tune.gate(graph, case.parts[1], metric=case.task.metric).score for method, graph in found.items()}
     best = max(scores, key=lambda method: scores[method])
