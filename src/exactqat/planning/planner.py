@@ -457,7 +457,7 @@ class Planner:
         )
 
     def given(self, x: Stored) -> Stored:
-        """The input of integers that stands for itself, which `x` is in another shape."""
+        """The input of integers as it is given, which `x` is in another shape."""
         return next(each for each in (self.stored[name] for name in self.network.inputs) if each.path == x.path)
 
     def draft(self, stored: Stored, step: PlanStep, operands: Sequence[Stored | str]) -> Stored:
