@@ -43,7 +43,7 @@ from exactqat import deploy, qat
 PILOT = 127 / 64
 # What keeps the first channel of a layer at 0, after its ReLU.
 DEAD = -64.0
-RATE = 2.0**-13
+RATE = 2.0**-14
 FRAMEWORKS = ("torch", "jax", "keras")
 Tensors = dict[str, dict[str, np.ndarray]]
 Network = Callable[[Any, Any], Any]
