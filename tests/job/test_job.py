@@ -452,6 +452,7 @@ def test_the_same_seed_gives_the_same_bits(
         assert (finished[0] / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_verify_accepts_the_result_and_notices_a_changed_file(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

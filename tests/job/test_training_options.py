@@ -309,6 +309,7 @@ def test_only_frozen_epochs_end_a_quantized_training() -> None:
     assert not training._stops(replace(history, frozen_from=6), 1)
 
 
+@pytest.mark.slow
 def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, tmp_path: Path) -> None:
     teacher, _ = trained(dataset, tmp_path / "teacher.pt", manner.Manner(), 2)
     teacher.eval()

@@ -112,6 +112,7 @@ def test_sums_that_float32_does_not_hold_are_the_hosts() -> None:
     np.testing.assert_array_equal(jax.jit(lambda p: prepared.apply(p, state, x, train=True)[0])(params), expected)
 
 
+@pytest.mark.slow
 def test_nan_in_a_step() -> None:
     prepared, params, state = frozen("separable")
     broken = X.copy()

@@ -113,6 +113,7 @@ def test_what_is_written_after_training_is_what_training_computed(name: str, tmp
         assert np.array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_jax_trains_the_same_integers() -> None:
     jax = pytest.importorskip("jax")
     path = FILES / "convolutions.int8.tflite"

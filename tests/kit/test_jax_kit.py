@@ -528,7 +528,11 @@ def test_a_frozen_network_without_a_profile_is_fake_quantization() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("attention", marks=pytest.mark.slow), "mixture", pytest.param("MobileNet", marks=pytest.mark.slow)],
+    [
+        pytest.param("attention", marks=pytest.mark.slow),
+        pytest.param("mixture", marks=pytest.mark.slow),
+        pytest.param("MobileNet", marks=pytest.mark.slow),
+    ],
 )
 def test_a_network_goes_to_the_device(name: str, tmp_path: Path) -> None:
     """More of them: `python tests/campaigns/jax_networks.py`."""

@@ -228,7 +228,11 @@ def linen_attention() -> tuple[Any, tuple[np.ndarray, ...]]:
 
 
 @pytest.mark.parametrize(
-    "how", ["integers", "booleans", "empty rows", "decoder", "words", "lengths", "softmax", "added", "linen", "vmap"]
+    "how",
+    [
+        *("integers", "booleans", "decoder", "words", "lengths", "softmax", "added", "linen", "vmap"),
+        pytest.param("empty rows", marks=pytest.mark.slow),
+    ],
 )
 def test_masks_in_jax(how: str, tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")

@@ -24,6 +24,7 @@ def run(backend: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_models_are_kept_or_refused_on_pytorch() -> None:
     run("torch", "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(HERE / "meaning_keras.py"))
 

@@ -543,7 +543,7 @@ def shrinking(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def test_a_job_keeps_channels_first_where_channels_last_are_deadly() -> None:
-    from exactqat.job.pipeline import new_model
+    from exactqat.job.models import new_model
 
     def last(model: nn.Module) -> bool:
         return any(

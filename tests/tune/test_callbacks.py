@@ -179,6 +179,7 @@ assert tune.gate(prepared, (inputs, classes)).score == gate.best.score
 """
 
 
+@pytest.mark.slow
 @needs("keras")
 def test_keras() -> None:
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
