@@ -187,7 +187,6 @@ def check_refusals() -> None:
         (layers.Lambda(lambda x: ops.max(x, axis=-1, initial=0.5)), (8, 6), "Max: with initial=0.5"),
         (layers.Resizing(4, 4, crop_to_aspect_ratio=True), (8, 8, 3), "Resizing: with crop_to_aspect_ratio=True"),
         (layers.MelSpectrogram(), (4000,), "MelSpectrogram: it prepares data"),
-        (layers.Embedding(9, 4, mask_zero=True), (8,), "Embedding: .*mask_zero=True.*an input of its own"),
         (layers.RandomCrop(4, 4), (8, 8, 3), "RandomCrop: it prepares images; do it to the data"),
     ):
         with pytest.raises(qat.UnsupportedOperator, match=word):
