@@ -121,7 +121,6 @@ MISTAKES: dict[str, list[Row]] = {
             r"rules\[0\] must be a Rule, got dict.*Rule\(\*\*settings\)",
         ),
         ("a word as rules", lambda m: qat.prepare(m, IMAGES, "*"), "list of Rule.*got str"),
-        ("None as rules", lambda m: qat.prepare(m, IMAGES, None), "list of Rule.*got NoneType"),
         (
             "rules that were read before",
             lambda m: qat.prepare(m, IMAGES, iter([])),

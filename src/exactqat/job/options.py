@@ -406,7 +406,7 @@ class Options:
         "Quantization-aware training also learns the float network's answers: their share of the loss, above 0 and at "
         f"most 1, a temperature, by default {TEMPERATURE:g}, and layers whose results are learned too, such as "
         "0.5:4:features.3,features.5.*.",
-        "SHARE[:TEMPERATURE[:LAYER,...]]",
+        "SHARE[:TEMPERATURE[:LAYERS]]",
     )
     mixed_precision: bool = _option(
         False,
