@@ -87,6 +87,7 @@ def test_what_a_process_started_ends_with_it() -> None:
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.slow
 def test_damaged_files_are_refused_or_inspected(tmp_path: Path) -> None:
     """As tests/campaigns/fuzz_files.py does, a few of them."""
     path, answers = tmp_path / "damaged.tflite", []
