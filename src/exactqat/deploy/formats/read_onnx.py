@@ -11,6 +11,7 @@ from typing import Any
 
 from ...device.operator import Refusal
 from ...display import shortened
+from .read_tflite import path_of_file
 from .tflite import import_deploy
 
 
@@ -37,10 +38,10 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxModel:
     """Reads an .onnx file in real numbers, or in QDQ form, with the files beside it that hold its constants.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read. TypeError: `path` is none.
         Refusal: it is damaged.
     """
-    path = Path(path)
+    path = path_of_file(path)
     return model_of(path.read_bytes(), path.name, path.parent)
 
 
