@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,13 @@ FOLDER = ROOT / "bench" / "accuracy"
 PAGE = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- bench/accuracy.py --page: begin -->", "<!-- bench/accuracy.py --page: end -->"
 PEER_SECONDS = 900
+CALIBRATION = 256
 
 # The folder has no package of its own: adapters run as programs, by another Python.
 sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
-from networks import QAT_EPOCHS, TASKS, Task, fit, kept, outputs_of, qat_rate  # noqa: E402
+from networks import QAT_EPOCHS, TASKS, Task, fit, kept, outputs_of, qat_rates  # noqa: E402
 from report import with_table  # noqa: E402
-from rows import FLOAT, OURS, PEERS, PRECISIONS, Row, append, page_text, printed, read, verdict  # noqa: E402
+from rows import FLOAT, OURS, PEERS, PRECISIONS, WIDE_RESULTS, Row, append, page_text, printed, read, verdict  # noqa: E402
 
 from exactqat import deploy, qat, tune  # noqa: E402
 
@@ -64,6 +65,11 @@ class Case:
     @property
     def task(self) -> Task:
         return TASKS[self.name]
+
+    @property
+    def calibration(self) -> tuple[np.ndarray, np.ndarray]:
+        inputs, targets = self.parts[0]
+        return inputs[:CALIBRATION], targets[:CALIBRATION]
 
     def row(self, tool: str, note: str = "", **fields: Any) -> Row:
         return Row(self.name, self.seed, self.precision, tool, note=note, **fields)
@@ -98,25 +104,37 @@ def answers(outputs: np.ndarray) -> np.ndarray:
 # --- ours -------------------------------------------------------------------------------------------------------------
 
 
-def rules_of(case: Case, prepared: Any, quick: bool) -> Any:
-    """The rules of a precision; inputs and results keep 8 bits, as on every device. For mixed ones a plan: half the
-    multiply-adds of 8 by 8 bits."""
+def rules_of(case: Case, prepared: Callable[[Any], Any], quick: bool) -> tuple[list[qat.Rule], str]:
+    """The rules of a precision, with what `tune` proposes for the network's end, and a note on that. Inputs keep 8
+    bits, as on every device. For mixed bits a plan: half the multiply-adds of 8 by 8 bits.
+
+    prepared: calibrates the network by rules.
+    """
+    last = prepared([qat.Rule()]).plan.device_outputs[0]
+    rules = [qat.Rule()]
+    if case.precision != "mixed":
+        weights, activations = bits_of(case.precision)
+        rules = [
+            qat.Rule("input", activation_bits=8),
+            qat.Rule(last, weight_bits=weights, activation_bits=8),
+            qat.Rule(weight_bits=weights, activation_bits=activations),
+        ]
+    proposal = tune.search(prepared(rules), case.calibration, case.task.metric, budget=1, progress=False).proposal
+    note, kept = "", ["input"]
+    if proposal is not None:
+        rules, kept = list(proposal.rules), [*kept, *proposal.layers]
+        arena = "" if proposal.arena is None else f", {proposal.arena:+,} of arena"
+        note = f"{WIDE_RESULTS}, as proposed: {proposal.flash:+,} bytes of flash{arena}"
     if case.precision == "mixed":
         judges, metric = case.parts[1], case.task.metric
-        work = tune.plan(prepared, judges, metric, multiply_adds="1G", weight_bits=[8], activation_bits=[8],
-                         candidates=1, progress=False).chosen.multiply_adds  # fmt: skip
+        work = tune.plan(prepared([qat.Rule()]), judges, metric, multiply_adds="1G", weight_bits=[8],
+                         activation_bits=[8], candidates=1, progress=False).chosen.multiply_adds  # fmt: skip
         found = tune.plan(
-            prepared, judges, metric, multiply_adds=int(work / 2), activation_bits=[4, 8], keep=["input"],
+            prepared(rules), judges, metric, multiply_adds=int(work / 2), activation_bits=[4, 8], keep=kept,
             candidates=8 if quick else 24, progress=False,
         )  # fmt: skip
-        return found.rules
-    weights, activations = bits_of(case.precision)
-    last = prepared.plan.stored(prepared.plan.device_outputs[0]).path
-    return [
-        qat.Rule("input", activation_bits=8),
-        qat.Rule(last, weight_bits=weights, activation_bits=8),
-        qat.Rule(weight_bits=weights, activation_bits=activations),
-    ]
+        rules = list(found.rules)
+    return rules, note
 
 
 def bits_of(precision: str) -> tuple[int, int]:
@@ -125,41 +143,39 @@ def bits_of(precision: str) -> tuple[int, int]:
 
 
 def ours(case: Case, quick: bool) -> Row:
-    """The better one, by the validation part on the device's integers, of a searched PTQ and of QAT."""
+    """The best one, by the validation part on the device's integers, of a searched PTQ and of QAT from there."""
     inputs = torch.from_numpy(case.parts[0][0])
-    calibration = (case.parts[0][0][:256], case.parts[0][1][:256])
 
-    def prepared(rules: Any, check: bool = False) -> Any:
-        made = qat.prepare(case.model, inputs[:2], rules, check=check)
-        qat.calibrate(made, [inputs[:256]])
+    def prepared(rules: Any) -> Any:
+        made = qat.prepare(case.model, inputs[:2], rules, check=False)
+        qat.calibrate(made, [inputs[:CALIBRATION]])
         return made
 
-    rules = rules_of(case, prepared([qat.Rule()], check=True), quick)
+    rules, note = rules_of(case, prepared, quick)
     found: dict[str, deploy.Graph] = {}
-    searched = tune.search(prepared(rules), calibration, case.task.metric, budget=30 if quick else 80, progress=False)
+    budget = 30 if quick else 80
+    searched = tune.search(prepared(rules), case.calibration, case.task.metric, budget=budget, progress=False)
     found["PTQ"] = searched.graph
     # Training starts from what was searched, and learns the ranges too.
-    network = searched.apply(prepared([replace(rule, ranges="learned") for rule in rules]))
-    torch.manual_seed(0)
-    # As many epochs as everybody's, the last of them frozen.
-    epochs = 1 if quick else QAT_EPOCHS - 1
-    rate = qat_rate(*((8, 4) if case.precision == "mixed" else bits_of(case.precision)))
-    fit(case.task, network.train(), *case.parts[0], epochs, rate)
-    qat.freeze(network)
-    fit(case.task, network, *case.parts[0], 1, rate / 10)
-    found["QAT"] = deploy.lower(network.eval())
+    learned = [replace(rule, ranges="learned") for rule in rules]
+    for rate in qat_rates(*((8, 4) if case.precision == "mixed" else bits_of(case.precision))):
+        network = searched.apply(prepared(learned))
+        torch.manual_seed(0)
+        fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate)
+        qat.freeze(network)
+        found[f"QAT {rate:g}"] = deploy.lower(network.eval())
     scores = {method: tune.gate(graph, case.parts[1], metric=case.task.metric).score for method, graph in found.items()}
     best = max(scores, key=lambda method: scores[method])
     graph, test = found[best], case.parts[2][0]
-    (port,) = graph.signature.outputs
-    codes = deploy.simulate(graph, deploy.input_codes(graph, test), "xnnpack-x86", progress=False)
-    predicted = deploy.output_values(graph, codes)[port.name]
     with tempfile.TemporaryDirectory() as folder:
         path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
         report = deploy.verify(graph, path, device="xnnpack-x86", data=test)
         runtime = on_litert(graph, path, test)
+    (port,) = graph.signature.outputs
+    codes = deploy.simulate(graph, deploy.input_codes(graph, test), "xnnpack-x86", progress=False)
+    predicted = deploy.output_values(graph, codes)[port.name]
     counts = {"integers": int(report.values), "differing": int(report.differing)}
-    return case.compared(OURS, best, predicted, runtime, methods=scores, **counts)
+    return case.compared(OURS, best, predicted, runtime, methods=scores, note=note, **counts)
 
 
 def on_litert(graph: deploy.Graph, path: Path, inputs: np.ndarray) -> np.ndarray:

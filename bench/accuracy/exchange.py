@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from networks import QAT_EPOCHS, TASKS, Task, fit, outputs_of, qat_rate, restored
+from networks import QAT_EPOCHS, TASKS, Task, fit, outputs_of, qat_rates, restored
 
 CALIBRATION = 256
 Computes = Callable[[np.ndarray], np.ndarray]
@@ -70,11 +70,15 @@ class Case:
             torch.onnx.export(self.model, (example,), str(path), dynamo=False, dynamic_axes=axes, **names)
         return path
 
-    def tuned(self, model: torch.nn.Module) -> None:
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Of quantization-aware training, to be tried one after the other."""
+        return qat_rates(self.weights, self.activations)
+
+    def tuned(self, model: torch.nn.Module, rate: float) -> None:
         """Trains a fake-quantized network with the task's loss."""
         torch.manual_seed(0)
-        epochs, rate = 2 if self.quick else QAT_EPOCHS, qat_rate(self.weights, self.activations)
-        fit(self.task, model, *self.parts[0], epochs, rate)
+        fit(self.task, model, *self.parts[0], 2 if self.quick else QAT_EPOCHS, rate)
 
 
 @dataclass

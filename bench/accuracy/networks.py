@@ -22,9 +22,9 @@ from torch import nn
 
 # Examples to train on, to decide by, and to judge by.
 SIZES = (1500, 400, 1000)
-# Of every quantization-aware training, whoever's, and its rates at eight bits and with fewer.
+# Of every quantization-aware training, whoever's, and the rates that each tool tries at eight bits and with fewer.
 QAT_EPOCHS = 6
-FINE_RATE, COARSE_RATE = 5e-4, 2e-3
+FINE_RATES, COARSE_RATES = (5e-4, 2e-3), (2e-3, 8e-3)
 
 
 @dataclass(frozen=True)
@@ -303,9 +303,9 @@ def kept(name: str, seed: int, folder: Path) -> tuple[Path, nn.Module, list[tupl
     return held, model, parts
 
 
-def qat_rate(weights: int, activations: int) -> float:
-    """The learning rate of a quantization-aware training, by its bits."""
-    return FINE_RATE if min(weights, activations) >= 8 else COARSE_RATE
+def qat_rates(weights: int, activations: int) -> tuple[float, ...]:
+    """The learning rates of quantization-aware trainings, by their bits; the validation examples decide."""
+    return FINE_RATES if min(weights, activations) >= 8 else COARSE_RATES
 
 
 def restored(name: str, weights: dict[str, Any], inputs: np.ndarray) -> nn.Module:
@@ -332,7 +332,7 @@ __all__ = [
     "fit",
     "kept",
     "outputs_of",
-    "qat_rate",
+    "qat_rates",
     "restored",
     "tensors_of",
     "trained",

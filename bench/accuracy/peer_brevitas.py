@@ -63,10 +63,12 @@ def offers(case: Case) -> list[Offer]:
                 for batch in batches:
                     model(batch)
     found = [Offer("PTQ", of_module(model), written(case, model, "ptq"))]
-    trained = copy.deepcopy(model).train()
-    case.tuned(trained)
-    trained.eval()
-    return [*found, Offer("QAT", of_module(trained), written(case, trained, "qat"))]
+    for rate in case.rates:
+        trained = copy.deepcopy(model).train()
+        case.tuned(trained, rate)
+        trained.eval()
+        found.append(Offer(f"QAT {rate:g}", of_module(trained), written(case, trained, f"qat_{rate:g}")))
+    return found
 
 
 if __name__ == "__main__":

@@ -22,20 +22,21 @@ def exported(case: Case, training: bool) -> Any:
 def offers(case: Case) -> list[Offer]:
     case.need_eight()
     found: dict[str, Any] = {}
-    for training in (False, True):
+    for rate in (None, *case.rates):
+        training = rate is not None
         quantizer = x86.X86InductorQuantizer()
         quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_qat=training))
         prepared = (prepare_qat_pt2e if training else prepare_pt2e)(exported(case, training), quantizer)
-        if training:
+        if rate is not None:
             allow_exported_model_train_eval(prepared)
             prepared.train()
-            case.tuned(prepared)
+            case.tuned(prepared, rate)
             move_exported_model_to_eval(prepared)
         else:
             with torch.no_grad():
                 for batch in torch.from_numpy(case.calibration).split(64):
                     prepared(batch)
-        found["QAT" if training else "PTQ"] = convert_pt2e(prepared)
+        found["PTQ" if rate is None else f"QAT {rate:g}"] = convert_pt2e(prepared)
     inputs, targets = case.parts[1]
     best = max(found, key=lambda method: case.task.metric(of_module(found[method])(inputs), targets))
     offered = []

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert")
 pytest.importorskip("typer")
 
-from exactqat import cli, deploy, qat  # noqa: E402
+from exactqat import cli, deploy, qat, tune  # noqa: E402
 from exactqat.device import DEFAULT_PROFILE  # noqa: E402
 from exactqat.job import (  # noqa: E402
     augmentation,
@@ -41,6 +41,7 @@ from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import findings, job_page  # noqa: E402
 from exactqat.report.results import History, Split  # noqa: E402
 from exactqat.report.text import option_of  # noqa: E402
+from exactqat.tune.network import Candidate  # noqa: E402
 
 
 def rows(count: int = 90, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -366,6 +367,54 @@ def test_a_plan_is_trained_with(
     assert call(monkeypatch, "gate", out, "--min-accuracy", 0, "--max-differ", 0, "--run") == 0
     page = (out / "report.html").read_text("utf-8")
     assert "Layers have the bits of these rules, the first that matches:" in page
+
+
+@pytest.mark.slow
+def test_training_starts_from_a_search_and_goes_on_with_the_same_bits(
+    dataset: data.Dataset, tmp_path: Path, one_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tune.Search] = []
+    begun: list[Candidate] = []
+    search, train = tune.search, training.train
+
+    def searched(*given: Any, **options: Any) -> tune.Search:
+        found.append(search(*given, **options | {"budget": 20}))
+        return found[-1]
+
+    def watched(model: Any, *given: Any, **options: Any) -> Any:
+        if isinstance(model, qat.PreparedModel):
+            begun.append(Candidate.of(model))
+        return train(model, *given, **options)
+
+    monkeypatch.setattr(tune, "search", searched)
+    monkeypatch.setattr(training, "train", watched)
+    settings = Settings(tmp_path / "job", **SMALL, from_search=True)
+    said = settings.training_sentences()
+    assert "starts from what a search on the device's integers found" in " ".join(said)
+    assert "--from-search" in settings.commands()[0]
+    results = pipeline.run(settings, dataset=dataset, keep_going=True)
+    assert results.values_differing == results.training_differing == 0
+    assert len(found) == len(begun) == 1 and any(trial.kept for trial in found[0].trials[1:])
+    wanted = found[0].candidate.settled()
+    assert begun[0].settled().ranges == wanted.ranges
+    assert all(np.array_equal(begun[0].tensors[name], value) for name, value in wanted.tensors.items())
+
+    steps = 0
+
+    def stop(count: int) -> None:
+        nonlocal steps
+        steps += count
+        if steps == 5 * training.steps_per_epoch(dataset.train, 16) - 1:
+            raise KeyboardInterrupt
+
+    again = replace(settings, out=tmp_path / "again")
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(again, Progress(advance=stop), dataset, keep_going=True)
+    pipeline.run(again, dataset=dataset, resume=True, keep_going=True)
+    # What the interrupted training had kept is not searched for once more.
+    assert len(found) == 2
+    for name in ("training/w4a4-qat_learned.pt", "w4a4/model.tflite"):
+        assert (settings.out / name).read_bytes() == (again.out / name).read_bytes(), name
 
 
 @pytest.mark.slow

@@ -66,12 +66,18 @@ def test_exit_statuses(files: tuple[Path, Path], tmp_path: Path) -> None:
     found = json.loads(said)["model.tflite"]
     assert not found["passes"] and found["devices"]["micro"]["differing"] > 0
     assert exactqat("gate", path, "--data", data, "--device", "xnnpack-x86", "--run")[0] == 0
+    np.savez(tmp_path / "words.npz", x=np.asarray(["a", "b"]), y=np.zeros(2, int))
+    np.savez(tmp_path / "short.npz", x=np.zeros((2, 4)), y=np.zeros(1, int))
     for arguments, message in (
         (["gate", path, "--data", data], "nothing is asked"),
         (["gate", path, "--min-accuracy", "0.5"], "give --data FILE.npz with the inputs and y"),
         (["gate", tmp_path / "none.tflite", "--data", data, "--min-accuracy", "0.5"], "none.tflite"),
         (["gate", path, "--data", data, "--device", "toaster", "--min-accuracy", "0.5"], "device must be one of"),
         (["gate", path, "--data", path, "--min-accuracy", "0.5"], "is not an .npz or .npy file"),
+        (["gate", path, "--data", tmp_path / "words.npz", "--min-accuracy", "0.5"], "x must hold numbers"),
+        (["gate", path, "--data", tmp_path / "short.npz", "--min-accuracy", "0.5"], "x has 2 examples and y 1"),
+        (["gate", path, "--data", data, "--min-accuracy", "0.5", "--precision", "w8a8"], "--precision is for the dir"),
+        (["tune", path, "--data", data, "--picture", tmp_path / "no" / "p.svg"], "there is no folder"),
     ):
         status, said = exactqat(*arguments)
         assert status == 2 and message in " ".join(said.split()), said

@@ -150,13 +150,47 @@ def test_bad_settings_are_refused() -> None:
         ({"held_out": 0}, "held_out must be between 0 and 1, got 0"),
         ({"budget": 0}, "budget must be a number of evaluations, 1 or more, got 0"),
         ({"device": "toaster"}, "device must be one of .*, got 'toaster'"),
+        ({"held_out": "half"}, "held_out must be between 0 and 1, got 'half'"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"executor": 2}, "executor must be a concurrent.futures.Executor, got int"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             tune.search(prepared, DATA, **settings)
     with pytest.raises(ValueError, match="data has 1 examples, too few"):
         tune.search(prepared, (DATA[0][:1], DATA[1][:1]))
     with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare"):
         tune.search(trained(), DATA)
+    other = qat.prepare(torch.nn.Flatten(), IMAGES[:2])
+    qat.calibrate(other, [IMAGES])
+    with pytest.raises(ValueError, match="the model is not the one that was searched: it has no 'first"):
+        tune.search(prepared, DATA, budget=1).apply(other)
+
+
+def test_bad_metrics_and_data_are_refused_by_name() -> None:
+    prepared, (images, classes) = calibrated(trained()), DATA
+    for metric, message in (
+        ("accuracy", "metric must be a function of outputs and targets, got 'accuracy'"),
+        (lambda outputs, targets: None, "metric must return a number, got None"),
+        (lambda outputs, targets: np.ones(3), "metric must return a number, got array"),
+        (lambda outputs, targets: float("nan"), "metric must return a finite number, got nan"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            tune.gate(prepared, DATA, metric)
+    for data, message in (
+        ((images, classes + 0.5), r"targets must be classes from 0 to 3, integers, got \[0.5, 1.5"),
+        ((images, classes + 4), r"targets must be classes from 0 to 3, integers, got \[4, 5, 6, 7\]"),
+        ((images, 3), "targets must be one for each of the 256 examples, got 3"),
+        ((images.astype(str), classes), "inputs must be arrays of numbers, an example in each row, got an array of <U"),
+        ((images[:0], classes[:0]), "inputs must hold the same number of examples, at least one, got"),
+        ("digits", "data must be .inputs, targets., or a loader of such pairs, got str"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            tune.gate(prepared, data)
+    # A list of two batches is a loader, not inputs and targets.
+    batches = [(images[:8], classes[:8]), (images[8:16], classes[8:16])]
+    assert tune.gate(prepared, batches).score == tune.gate(prepared, (images[:16], classes[:16])).score
+    with pytest.raises(ValueError, match="keep names 'nothing', which matches no layer; there are input"):
+        tune.plan(prepared, DATA, max_drop=0.1, keep=["nothing"])
 
 
 def test_chance_is_no_difference() -> None:

@@ -89,6 +89,7 @@ def tune(
     given = [name for name, value in budgets.items() if value is not None]
     if given:
         raise ValueError(f"--{given[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
+    _require_folders({"--picture": picture, "--search": search})
     console = console_of()
     networks = networks_of(path, data, model, "validation", precision)
     if picture is not None or search is not None:
@@ -129,6 +130,7 @@ def plan(
     from .. import tune
     from ..job.judged import networks_of
 
+    _require_folders({"--picture": picture, "--plan": rules})
     console = console_of()
     (network,) = _require_one(path, networks_of(path, data, model, "validation", precision))
     if network.model is None:
@@ -144,6 +146,15 @@ def plan(
     for each in written if not as_json else ():
         say(console, "Written: ", (str(each), "bold"), whole=True)
     return bool(found)
+
+
+def _require_folders(written: Mapping[str, Path | None]) -> None:
+    """Refuses, before anything is computed, files that cannot be written."""
+    for option, path in written.items():
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(
+                f"{option} {path}: " + ("it is a directory" if path.is_dir() else f"there is no folder {path.parent}")
+            )
 
 
 def _require_one(path: Path, networks: list[Judged]) -> list[Judged]:

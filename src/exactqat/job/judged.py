@@ -58,6 +58,9 @@ def networks_of(
     """
     given = None if data is None else examples_of(data)
     if not path.is_dir():
+        chosen = {"--precision": precision, "--model": model}
+        for option in (name for name, value in chosen.items() if value is not None):
+            raise ValueError(f"{option} is for the directory of a job; {path} is none")
         if given is None:
             raise ValueError(f"{path} says nothing of examples: give --data FILE.npz with the inputs and {CLASSES}")
         return [Judged(path.name, path, read_tflite(path), None, given)]
@@ -85,11 +88,22 @@ def examples_of(path: Path) -> tuple[Any, np.ndarray]:
     """Inputs and classes of an .npz file.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is no such file, or its arrays are no examples.
     """
     arrays = read_arrays(path)
     if not isinstance(arrays, Mapping) or CLASSES not in arrays or len(arrays) < 2:
         raise ValueError(f"{path} must be an .npz file of the inputs and the classes {CLASSES}")
+    for name, array in arrays.items():
+        if array.ndim == 0 or array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{path}: {name} must hold numbers, an example in each row, got {array.dtype} of shape "
+                f"{list(array.shape)}"
+            )
+        if len(array) != len(arrays[CLASSES]) or not len(array):
+            raise ValueError(
+                f"{path}: {name} has {len(array)} examples and {CLASSES} {len(arrays[CLASSES])}; there must be as many "
+                "of each, at least one"
+            )
     inputs = {name: array for name, array in arrays.items() if name != CLASSES}
     return next(iter(inputs.values())) if len(inputs) == 1 else inputs, arrays[CLASSES]
 

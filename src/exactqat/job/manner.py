@@ -223,6 +223,8 @@ def sentences(options: Options) -> list[str]:
             f"Quantization-aware training learns the float network's {what} {share:.0%} of the loss, at temperature "
             f"{temperature:g}."
         )
+    if options.from_search:
+        said.append("Quantization-aware training starts from what a search on the device's integers found.")
     if options.rules is not None:
         said.append(f"Layers have the bits of these rules, the first that matches: {options.rules}.")
     if options.mixed_precision:

@@ -426,6 +426,12 @@ class Options:
         "Also search the best post-training quantization on the device's integers; it is delivered if its validation "
         "loss is the lowest.",
     )
+    from_search: bool = _option(
+        False,
+        switch,
+        "Start quantization-aware training from what such a search finds (ranges, equalized and corrected weights) "
+        "instead of the calibrated network.",
+    )
     from_job: str | None = _option(
         None,
         text,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from .planned import last_layer, make_rules, untrained_network
 from .processes import ALONE, Processes
 from .progress import Progress
 from .restored import describe_checkpoint, describe_network
-from .settings import Settings
+from .settings import SEARCHED, Settings
 from .store import float_state, quantized_before, read_job, start, stored_settings, unfinished
 from .weights import Fit, check, put, training_what_is_new
 
@@ -219,10 +220,11 @@ def _run(work: Work, untrained: nn.Module, fit: Fit | None, keep_going: bool) ->
         work.processes.first_does(lambda: None if quantized_before(settings) else check_learned(results))
     last = last_layer(results.float_model, dataset.train.images[:2])
     for precision in settings.precisions:
+        searched = functools.cache(functools.partial(_search, work, results, last, precision))
         for method in settings.methods:
             progress.begin(f"{precision.upper()} {method.title}")
             if method.trained or work.processes.writes:
-                results.outcomes.append(_quantized_network(work, results, last, precision, method))
+                results.outcomes.append(_quantized_network(work, results, last, precision, method, searched))
         if not work.processes.writes:
             continue
         progress.begin(f"{precision.upper()} on the runtime, every integer compared")
@@ -327,24 +329,42 @@ def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
     )
 
 
-def _quantized_network(work: Work, results: Results, last: str, precision: str, method: Method) -> Outcome:
+def _prepared(work: Work, results: Results, rules: list[qat.Rule]) -> qat.PreparedModel:
+    # That the captured network is the user's was checked before anything was trained.
+    return qat.prepare(
+        results.float_model,
+        work.dataset.train.images[:2],
+        rules,
+        device=work.settings.device,
+        check=False,
+        keep_final_activation=False,
+    )
+
+
+def _calibrate(model: qat.PreparedModel, dataset: Dataset, title: str) -> None:
+    # In each process over all images: the ranges are then the same bits everywhere.
+    qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
+    training.check_ranges(model, f"{title}, after calibration")
+
+
+def _quantized_network(
+    work: Work, results: Results, last: str, precision: str, method: Method, searched: Callable[[], tune.Search]
+) -> Outcome:
     settings, dataset, normal = work.settings, work.dataset, work.manner.normal
-    example = dataset.train.images[:2]
     bits = settings.precisions[precision]
     rules = make_rules(bits, method.ranges, dataset.value_range, last, settings.layer_rules)
-    # That the captured network is the user's was checked before anything was trained.
-    model = qat.prepare(
-        results.float_model, example, rules, device=settings.device, check=False, keep_final_activation=False
-    )
+    model = _prepared(work, results, rules)
     title, name = f"{precision.upper()} {method.title}", f"{precision}-{method.name}"
     trained_on = settings.from_job is not None and method.trained
+    # What an interrupted training has kept holds what it started from.
+    begun = work.resumed and (settings.out / "training" / f"{name}.pt").exists()
     if trained_on:
         start = retrained.taken_over([name])[f"{name}.pt"]
         retrained.begin_with(model, settings.out / "training" / start, settings.device)
     else:
-        # In each process over all images: the ranges are then the same bits everywhere.
-        qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
-        training.check_ranges(model, f"{title}, after calibration")
+        _calibrate(model, dataset, title)
+        if method.searched or (settings.from_search and method.trained and not begun):
+            searched().apply(model)
     history = None
     if method.trained:
         epochs = settings.epochs_of(bits)
@@ -358,8 +378,6 @@ def _quantized_network(work: Work, results: Results, last: str, precision: str, 
             0 if trained_on else epochs - training.frozen_epochs(epochs),
         )
     else:
-        if method.searched:
-            _search(model, dataset, settings)
         qat.freeze(model)
     validation_accuracy, validation_loss = training.accuracy_and_loss(model, dataset.validation, manner=work.manner)
     return Outcome(
@@ -376,11 +394,16 @@ def _quantized_network(work: Work, results: Results, last: str, precision: str, 
     )
 
 
-def _search(model: qat.PreparedModel, dataset: Dataset, settings: Settings) -> None:
-    """Gives a calibrated network what a search finds on training images; the validation images judge it afterwards."""
+def _search(work: Work, results: Results, last: str, precision: str) -> tune.Search:
+    """What a search finds on training images for a calibrated network; the validation images judge it afterwards."""
+    settings, dataset = work.settings, work.dataset
+    bits = settings.precisions[precision]
+    rules = make_rules(bits, SEARCHED.ranges, dataset.value_range, last, settings.layer_rules)
+    model = _prepared(work, results, rules)
+    _calibrate(model, dataset, f"{precision.upper()} {SEARCHED.title}")
     order = np.random.default_rng(settings.seed).permutation(len(dataset.train))[:SEARCH_IMAGES]
     part = dataset.train.images[order].numpy(), dataset.train.labels[order].numpy()
-    tune.search(model, part, seed=settings.seed, budget=SEARCH_BUDGET, progress=False).apply(model)
+    return tune.search(model, part, seed=settings.seed, budget=SEARCH_BUDGET, progress=False)
 
 
 def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:

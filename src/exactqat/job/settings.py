@@ -53,6 +53,7 @@ class Settings(Options):
         device: whose integers training computes in its last phase, as `qat.prepare` has them; see `devices`.
         weights: path of weights that float training starts from, as in `weights.put`; None: a new network's.
         ptq: also search the best post-training quantization (`tune.search`), which may be what is delivered.
+        from_search: start every quantization-aware training from what such a search found.
         from_job: directory of a finished job, trained for another device, whose networks are trained on for this one;
             see `retrained`.
 
@@ -73,8 +74,11 @@ class Settings(Options):
                     raise ValueError(
                         f"{name} cannot be combined with recipe {self.recipe}, which has no classes of images"
                     )
-            if self.ptq:
-                raise ValueError(f"ptq cannot be combined with recipe {self.recipe}, which has no classes of images")
+            for name in ("ptq", "from_search"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} cannot be combined with recipe {self.recipe}, which has no classes of images"
+                    )
 
     @property
     def layer_rules(self) -> tuple[Rule, ...]:

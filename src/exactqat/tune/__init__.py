@@ -12,6 +12,7 @@ from .gate import Gate, OnDevice, Verdict, gate
 from .metrics import accuracy
 from .plan import plan
 from .planned import PlanPoint, PrecisionPlan
+from .proposal import Proposal
 from .search import Mark, Search, Trial, search
 from .sensitivity import PartSensitivity, Sensitivity, sensitivity
 
@@ -22,6 +23,7 @@ __all__ = [
     "PartSensitivity",
     "PlanPoint",
     "PrecisionPlan",
+    "Proposal",
     "Search",
     "Sensitivity",
     "Trial",

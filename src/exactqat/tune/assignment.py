@@ -52,6 +52,7 @@ class Assignments:
     Attributes:
         base: the network as it was calibrated.
         units: in order of execution, with the bits that each may have, from the most to the fewest.
+        given: the bits of each in the base.
         left_out: layers that keep their bits, and why.
     """
 
@@ -76,6 +77,7 @@ class Assignments:
         self._keep_final = not any(step.outside for step in plan.steps)
         self._rules = self._rules_of_base()
         self.units: dict[Unit, tuple[int, ...]] = {}
+        self.given: dict[Unit, int] = {}
         self.left_out: dict[str, str] = {}
         first_layer: dict[str, str] = {}
         for each in self._stored:
@@ -94,7 +96,7 @@ class Assignments:
                 self._offer(unit, grid.bits, few)
 
     def _offer(self, unit: Unit, now: int, wanted: Sequence[int]) -> None:
-        self.units[unit] = tuple(sorted(set(wanted), reverse=True)) or (now,)
+        self.units[unit], self.given[unit] = tuple(sorted(set(wanted), reverse=True)) or (now,), now
 
     def require_possible(self) -> None:
         """Takes bits away that a layer cannot have by itself, and says so in `left_out`."""
@@ -201,6 +203,9 @@ class Assignments:
             free = grid.fixed is None and grid.rule.ranges != "fixed"
             if free and grid.bits < FEW and origin in self._seen:
                 low, high = chosen("least squares", self._seen[origin], plan, name)
+            elif free and grid.bits > FEW and origin in self._seen:
+                # Clipping gains nothing on so fine a grid.
+                low, high = min(low, self._seen[origin].least), max(high, self._seen[origin].most)
             ranges[name] = (low, high)
         return replace(base, plan=plan, ranges=ranges).settled()
 

@@ -145,13 +145,16 @@ class Gate:
             TypeError: data is something else.
         """
         for name, bound in (("minimum", minimum), ("maximum", maximum)):
-            if bound is not None and not math.isfinite(bound):
+            if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
                 raise ValueError(f"{name} must be a finite number, got {bound!r}")
-        if max_differ is not None and (isinstance(max_differ, bool) or max_differ < 0):
+        counts = isinstance(max_differ, int) and not isinstance(max_differ, bool)
+        if max_differ is not None and not (counts and max_differ >= 0):
             raise ValueError(f"max_differ must be a number of integers, 0 or more, got {max_differ!r}")
         if devices is not None and not isinstance(devices, str) and not devices:
             raise ValueError("devices is empty: name one at least, or leave it out")
-        given = [devices] if isinstance(devices, str) else devices
+        given = [devices] if isinstance(devices, str | Profile) else devices
+        if given is not None and not isinstance(given, Sequence):
+            raise TypeError(f"devices must be names of devices, got {devices!r}")
         self._devices = None if given is None else tuple(dict.fromkeys(profile_named(each).name for each in given))
         self._beside = None if beside is None else profile_named(beside).name
         self._data, self._metric = Data(data, True), metric

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,10 @@ import numpy as np
 # outputs: an array for a network with one output, else a dictionary by the outputs' names; real numbers in the user's
 # axes. targets: the user's.
 Metric = Callable[[Any, Any], float]
+# Parts of the examples whose metrics say what is chance, and the fewest examples of one.
+BLOCKS, LEAST_IN_BLOCK = 16, 8
+# Signal to noise has to grow by so much, in dB, to count where the metric stays the same.
+LEAST_GAIN = 0.01
 
 
 def accuracy(outputs: Any, targets: Any) -> float:
@@ -19,6 +24,9 @@ def accuracy(outputs: Any, targets: Any) -> float:
     Args:
         outputs: [batch, classes].
         targets: classes, integers [batch].
+
+    Raises:
+        ValueError: they have other shapes, or targets are no classes of the outputs.
     """
     scores, classes = np.asarray(outputs), np.asarray(targets)
     if scores.ndim < 2 or scores.shape[:-1] != classes.shape:
@@ -26,6 +34,10 @@ def accuracy(outputs: Any, targets: Any) -> float:
             f"accuracy needs outputs [batch, classes] and classes [batch], got {list(scores.shape)} and "
             f"{list(classes.shape)}; give a metric of your own, a function of outputs and targets"
         )
+    whole = classes.dtype.kind in "biuf" and np.array_equal(classes, np.floor(classes))
+    if not whole or classes.size and not 0 <= classes.min() <= classes.max() < scores.shape[-1]:
+        shown = np.unique(classes.reshape(-1)[:1000])[:5].tolist()
+        raise ValueError(f"targets must be classes from 0 to {scores.shape[-1] - 1}, integers, got {shown}")
     return float((scores.argmax(-1) == classes).mean())
 
 
@@ -33,10 +45,17 @@ def score(metric: Metric, outputs: Mapping[str, np.ndarray], targets: Any) -> fl
     """The metric of outputs by name.
 
     Raises:
+        TypeError: it is no function, or gives no number.
         ValueError: it is no finite number.
     """
+    if not callable(metric):
+        raise TypeError(f"metric must be a function of outputs and targets, got {metric!r}")
     given = next(iter(outputs.values())) if len(outputs) == 1 else dict(outputs)
-    found = float(metric(given, targets))
+    said = metric(given, targets)
+    try:
+        found = float(said)
+    except (TypeError, ValueError):
+        raise TypeError(f"metric must return a number, got {said!r:.80}") from None
     if not np.isfinite(found):
         raise ValueError(f"metric must return a finite number, got {found}")
     return found
@@ -70,11 +89,8 @@ class Data:
         Raises:
             TypeError, ValueError: it is something else, or their numbers of examples differ.
         """
-        if (
-            not isinstance(data, tuple | list)
-            and hasattr(data, "__iter__")
-            and not isinstance(data, Mapping | np.ndarray)
-        ):
+        batches = isinstance(data, list) and all(isinstance(each, tuple) for each in data)
+        if batches or (hasattr(data, "__iter__") and not isinstance(data, tuple | list | str | Mapping | np.ndarray)):
             data = _loaded(data)
         pair = isinstance(data, tuple | list) and len(data) == 2
         if not pair and targets_needed:
@@ -82,14 +98,21 @@ class Data:
         self.inputs: Any = data[0] if pair else data
         self.targets: Any = data[1] if pair else None
         arrays = self._arrays(self.inputs)
-        if any(array.ndim == 0 or array.dtype == object for array in arrays):
-            raise TypeError(f"inputs must be arrays of examples, got {type(self.inputs).__name__}")
+        if any(array.ndim == 0 or array.dtype.kind in "OSU" for array in arrays):
+            raise TypeError(f"inputs must be arrays of numbers, an example in each row, got {_named(self.inputs)}")
         counts = {len(array) for array in arrays}
         if len(counts) != 1 or 0 in counts:
             raise ValueError(f"inputs must hold the same number of examples, at least one, got {sorted(counts)}")
         (self.examples,) = counts
         given: Any = self.targets
-        if targets_needed and hasattr(given, "__len__") and len(given) != self.examples:
+        if targets_needed and given is not None and not hasattr(given, "__len__"):
+            raise TypeError(f"targets must be one for each of the {self.examples} examples, got {given!r:.80}")
+        if (
+            targets_needed
+            and hasattr(given, "__len__")
+            and not isinstance(given, Mapping)
+            and len(given) != self.examples
+        ):
             raise ValueError(f"targets must be one for each of the {self.examples} examples, got {len(given)}")
 
     @staticmethod
@@ -125,6 +148,10 @@ class Data:
         return Data((inputs, targets), targets is not None)
 
 
+def _named(inputs: Any) -> str:
+    return f"an array of {inputs.dtype}" if isinstance(inputs, np.ndarray) else type(inputs).__name__
+
+
 def _loaded(loader: Any) -> tuple[Any, Any]:
     """The pairs of a loader, joined."""
     pairs = []
@@ -138,4 +165,51 @@ def _loaded(loader: Any) -> tuple[Any, Any]:
     return inputs, targets
 
 
-__all__ = ["Data", "Metric", "accuracy", "decibels", "score"]
+@dataclass(frozen=True)
+class Mark:
+    """How good a network is on some examples.
+
+    Attributes:
+        metric: on the device; None: its layers do not fit the device.
+        decibels: of its outputs beside the float network's.
+        blocks: the metric on each of several parts of the examples, which says how much of a difference is chance.
+    """
+
+    metric: float | None
+    decibels: float
+    blocks: tuple[float, ...] = ()
+
+    def better_than(self, other: Mark, higher_is_better: bool) -> bool:
+        """Whether it is better: by the metric if that differs by more than its standard error, else by the noise."""
+        if self.metric is None or other.metric is None:
+            return self.metric is not None
+        if abs(self.metric - other.metric) > self.chance(other):
+            return (self.metric > other.metric) == higher_is_better
+        return self.decibels > other.decibels + LEAST_GAIN
+
+    def clearly_better_than(self, other: Mark, higher_is_better: bool) -> bool:
+        """Whether the metric is better by more than twice its standard error."""
+        if self.metric is None or other.metric is None:
+            return False
+        return (self.metric - other.metric) * (1 if higher_is_better else -1) > 2 * self.chance(other)
+
+    @staticmethod
+    def of(outputs: Mapping[str, np.ndarray], data: Data, metric: Metric, reference: Mapping[str, np.ndarray]) -> Mark:
+        """Of outputs on some examples, beside the float network's."""
+        count = min(BLOCKS, data.examples // LEAST_IN_BLOCK)
+        blocks = []
+        for at in range(count if count > 1 else 0):
+            rows = np.arange(at, data.examples, count)
+            part = {name: values[rows] for name, values in outputs.items()}
+            blocks.append(score(metric, part, data.only(rows).targets))
+        return Mark(score(metric, outputs, data.targets), decibels(reference, outputs), tuple(blocks))
+
+    def chance(self, other: Mark) -> float:
+        """The standard error of the difference of two metrics on the same examples."""
+        if len(self.blocks) < 2 or len(self.blocks) != len(other.blocks):
+            return 0.0
+        differences = np.subtract(self.blocks, other.blocks)
+        return float(differences.std(ddof=1) / np.sqrt(len(differences)))
+
+
+__all__ = ["Data", "Mark", "Metric", "accuracy", "decibels", "score"]

@@ -177,9 +177,12 @@ class Candidate:
         """The user's tensors that are not those of another candidate of the same network, by the user's names.
 
         Raises:
-            ValueError: one is computed from the user's in a way that cannot be turned round.
+            ValueError: one is computed from the user's in a way that cannot be turned round, or it is another network.
         """
         found = {}
+        missing = [name for name in self.tensors if name not in other.tensors]
+        if missing:
+            raise ValueError(f"the model is not the one that was searched: it has no {missing[0]!r}")
         for name, value in self.tensors.items():
             if value is other.tensors[name] or np.array_equal(value, other.tensors[name]):
                 continue

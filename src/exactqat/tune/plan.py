@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,11 @@ from ..progress import Clock, Progress
 from .assignment import FEW, Assignments, Bits, Unit, multiply_adds
 from .budgets import Budgets
 from .costs import Costs
-from .metrics import Data, Metric, accuracy, score
+from .metrics import Data, Mark, Metric, accuracy, score
 from .network import Candidate
 from .observing import Observer
 from .planned import PlanPoint, PrecisionPlan, front_of
-from .search import Mark, fine_outputs, mark
+from .search import fine_outputs, mark, require_executor
 
 WEIGHTS, ACTIVATIONS = (4, 8), (8, 16)
 # Weights of as many bits, and results of as many, are known to a device.
@@ -84,7 +85,7 @@ def plan(
         weight_bits: those that a layer's weights may have, 2 to 8. No file holds weights of 16.
         activation_bits: those that a layer may store, 2 to 8, or 16; by default 8 and 16, and with a budget of
             multiply-adds 4 as well: fewer than 8 save neither flash nor memory on these devices.
-        keep: globs of layers that keep their bits, such as ``["input"]``.
+        keep: globs of layers that keep their bits, such as ``["input"]``; each has to match one.
         candidates: the most plans that are evaluated whole, beside each layer's loss.
         device: whose integers; by default the one that the network was prepared for. Weights of four bits save flash
             only where the device's runtime computes the same with them: see `deploy.packed`.
@@ -109,8 +110,15 @@ def plan(
         raise ImportError("a budget of cycles needs Vela: pip install 'exactqat[npu]'")
     if asked.arena is not None and importlib.util.find_spec("tflite_micro") is None:
         raise ImportError(f"a budget of arena is measured by TFLite-Micro: {MICRO}")
+    if isinstance(keep, str) or not isinstance(keep, Collection):
+        raise TypeError(f"keep must be a list of globs of layers, got {keep!r}")
+    require_executor(executor)
     given = Data(data, True)
     base = Candidate.of(network, None if device is None else profile_named(device).name).settled()
+    paths = [each.path for each in (*base.plan.inputs, *base.plan.steps)]
+    for pattern in keep:
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            raise ValueError(f"keep names {pattern!r}, which matches no layer; there are {', '.join(paths[:20])}")
     assignments = Assignments(base, Observer(base, given).seen(), weight_bits, activation_bits, keep)
     assignments.require_possible()
     clock = Clock("plan", sum(len(options) - 1 for options in assignments.units.values()) + candidates, progress)
@@ -119,9 +127,9 @@ def plan(
 
 
 def _check(name: str, bits: Sequence[int], allowed: Collection[int], words: str) -> None:
-    wrong = [each for each in bits if isinstance(each, bool) or each not in allowed]
-    if wrong or not bits:
-        raise ValueError(f"{name} must be bits from {words}, got {list(bits)}")
+    several = isinstance(bits, Sequence) and not isinstance(bits, str)
+    if not several or not bits or any(isinstance(each, bool) or each not in allowed for each in bits):
+        raise ValueError(f"{name} must be a list of bits from {words}, got {bits!r}")
 
 
 @dataclass

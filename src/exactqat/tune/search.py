@@ -20,51 +20,18 @@ from ..device.operator import Refusal
 from ..progress import Clock, Progress
 from .correction import corrected
 from .equalization import equalized, groups
-from .metrics import Data, Metric, accuracy, decibels, score
+from .metrics import Data, Mark, Metric, accuracy, score
 from .network import Candidate, Ends
 from .observing import Observer, Seen
 from .precisions import Part
+from .proposal import Proposal, proposed
 from .ranges import WAYS, all_by, chosen, open_grids
 from .rounding import rounded
 from .sensitivity import Evaluation, Key, at_two_precisions
 
 BATCH = 64
-# Parts of the examples whose metrics say what is chance, and the fewest examples of one.
-BLOCKS, LEAST_IN_BLOCK = 16, 8
 # How much of the differences between a normalization's channels goes into the weights of what reads it.
 STRENGTHS = (0.5, 0.75, 1.0)
-# Signal to noise has to grow by so much, in dB, to count where the metric stays the same.
-LEAST_GAIN = 0.01
-
-
-@dataclass(frozen=True)
-class Mark:
-    """How good a network is on some examples.
-
-    Attributes:
-        metric: on the device; None: its layers do not fit the device.
-        decibels: of its outputs beside the float network's.
-        blocks: the metric on each of several parts of the examples, which says how much of a difference is chance.
-    """
-
-    metric: float | None
-    decibels: float
-    blocks: tuple[float, ...] = ()
-
-    def better_than(self, other: Mark, higher_is_better: bool) -> bool:
-        """Whether it is better: by the metric if that differs by more than its standard error, else by the noise."""
-        if self.metric is None or other.metric is None:
-            return self.metric is not None
-        if abs(self.metric - other.metric) > self.chance(other):
-            return (self.metric > other.metric) == higher_is_better
-        return self.decibels > other.decibels + LEAST_GAIN
-
-    def chance(self, other: Mark) -> float:
-        """The standard error of the difference of two metrics on the same examples."""
-        if len(self.blocks) < 2 or len(self.blocks) != len(other.blocks):
-            return 0.0
-        differences = np.subtract(self.blocks, other.blocks)
-        return float(differences.std(ddof=1) / np.sqrt(len(differences)))
 
 
 @dataclass(frozen=True)
@@ -99,6 +66,8 @@ class Search:
         reference: the metric of the float network (in 16 bits) on the examples that were held out.
         fitted, held_out: how many examples.
         evaluations: of networks, in all.
+        proposal: 16 bits where the network ends, if its bits cost accuracy by themselves. They take other rules:
+            prepare the network with them, and search or train.
     """
 
     device: str
@@ -109,6 +78,7 @@ class Search:
     fitted: int
     held_out: int
     evaluations: int
+    proposal: Proposal | None = None
 
     @property
     def before(self) -> Mark:
@@ -147,7 +117,9 @@ class Search:
 
     def as_json(self) -> str:
         """What was tried."""
-        return json.dumps({"device": self.device, "trials": [asdict(trial) for trial in self.trials]}, indent=2)
+        proposal = None if self.proposal is None else self.proposal.as_json()
+        trials = [asdict(trial) for trial in self.trials]
+        return json.dumps({"device": self.device, "trials": trials, "proposal": proposal}, indent=2)
 
     def text(self) -> str:
         """A table of what was tried and what each brought, of at most 80 columns."""
@@ -164,6 +136,8 @@ class Search:
                 f"{trial.name:<24}{_number(trial.fitted.metric):>9}{_number(trial.held_out.metric):>10}{noise:>7}  "
                 f"{'kept' if trial.kept else '-':<5}{trial.what}"[:80].rstrip()
             )
+        if self.proposal is not None:
+            lines += ["", self.proposal.text().rstrip()]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -179,15 +153,7 @@ def mark(
 ) -> Mark:
     """Evaluates a network, in any process."""
     codes = simulate(graph, input_codes(graph, inputs), device, batch_size=BATCH, progress=False)
-    outputs = output_values(graph, codes)
-    whole = Data((inputs, targets), True)
-    count = min(BLOCKS, whole.examples // LEAST_IN_BLOCK)
-    blocks = []
-    for at in range(count if count > 1 else 0):
-        rows = np.arange(at, whole.examples, count)
-        part = {name: values[rows] for name, values in outputs.items()}
-        blocks.append(score(metric, part, whole.only(rows).targets))
-    return Mark(score(metric, outputs, targets), decibels(reference, outputs), tuple(blocks))
+    return Mark.of(output_values(graph, codes), Data((inputs, targets), True), metric, reference)
 
 
 def search(
@@ -212,6 +178,9 @@ def search(
     held out, agrees: by the metric, and where that differs by no more than its standard error by the noise of the
     outputs. If the network that was given is better in the end, that is the result.
 
+    Where the bits of what the network returns cost accuracy by themselves, as of scores and boxes on one grid, the
+    result has a `proposal`: rules with 16 bits there, and what they cost in flash and memory.
+
     Args:
         network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
             changed; see the result's `graph`.
@@ -230,8 +199,11 @@ def search(
         TypeError: the network is not prepared.
         MissingData: it is not calibrated.
     """
-    if not 0 < held_out < 1:
+    if not isinstance(held_out, int | float) or not 0 < held_out < 1:
         raise ValueError(f"held_out must be between 0 and 1, got {held_out!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+    require_executor(executor)
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget must be a number of evaluations, 1 or more, got {budget!r}")
     given = Data(data, True)
@@ -243,7 +215,8 @@ def search(
     name = None if device is None else profile_named(device).name
     start = Candidate.of(network, name)
     clock = Clock("search", budget, progress)
-    return _Searching(start, parts, metric, higher_is_better, budget, executor, clock).run()
+    found = _Searching(start, parts, metric, higher_is_better, budget, executor, clock).run()
+    return replace(found, proposal=proposed(start, found.candidate, given, metric, higher_is_better))
 
 
 class _Searching:
@@ -444,6 +417,12 @@ class _Searching:
         return (future.result() for future in futures)
 
 
+def require_executor(executor: Any) -> None:
+    """Refuses what is no executor before anything is computed."""
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
+
+
 def fine_outputs(candidate: Candidate, data: Data) -> dict[str, np.ndarray]:
     """The float network's outputs, from 16 bits."""
     precisions, device, ends = at_two_precisions(candidate, None)
@@ -462,4 +441,4 @@ def _order(found: Mark, higher_is_better: bool) -> tuple[float, float]:
     return (-metric if higher_is_better else metric, -found.decibels)
 
 
-__all__ = ["Mark", "Search", "Trial", "fine_outputs", "mark", "search"]
+__all__ = ["Search", "Trial", "fine_outputs", "mark", "require_executor", "search"]

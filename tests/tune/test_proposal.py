@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""16 bits are proposed where what a network returns shares a grid badly, with what they cost, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from networks import examples, trained  # noqa: E402
+
+from exactqat import deploy, qat, tune  # noqa: E402
+from exactqat.deploy.footprint import arena_of  # noqa: E402
+from exactqat.deploy.formats.tflite import tflite_bytes  # noqa: E402
+
+IMAGES, CLASSES = examples(256, 1)
+# What a box is: the means of the image's halves, small beside the scores.
+BOXES = IMAGES.reshape(-1, 2, 32).mean(2)
+TARGETS = np.concatenate([CLASSES[:, None], BOXES], 1)
+
+
+class Heads(torch.nn.Module):
+    """Scores of up to 100 and boxes of up to 0.5: of one layer, or of two that are joined."""
+
+    def __init__(self, joined: bool) -> None:
+        super().__init__()
+        self.body, self.joined = trained(), joined
+        self.scores, self.boxes = torch.nn.Linear(64, 4), torch.nn.Linear(64, 2)
+        self.both = torch.nn.Linear(64, 6)
+        with torch.no_grad():
+            self.boxes.weight.zero_()
+            for half in range(2):
+                self.boxes.weight[half, half * 32 : half * 32 + 32] = 1 / 32
+            self.boxes.bias.zero_()
+            # A quarter of the image is brighter.
+            place = torch.arange(64).reshape(8, 8)
+            for quarter in range(4):
+                row, column = divmod(quarter, 2)
+                chosen = place[row * 4 : row * 4 + 4, column * 4 : column * 4 + 4].reshape(-1)
+                self.scores.weight[quarter] = -1.0
+                self.scores.weight[quarter, chosen] = 3.0
+            self.scores.bias.zero_()
+            self.both.weight.copy_(torch.cat([self.scores.weight, self.boxes.weight]))
+            self.both.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        return torch.cat([self.scores(x), self.boxes(x)], 1) if self.joined else self.both(x)
+
+
+def found_well(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """The share of examples whose box is near."""
+    return float((np.abs(outputs[:, 4:] - targets[:, 1:]).max(1) < 0.1).mean())
+
+
+def calibrated(model: Any, rules: Any) -> Any:
+    prepared = qat.prepare(model.eval(), torch.from_numpy(IMAGES[:2]), rules)
+    qat.calibrate(prepared, [torch.from_numpy(IMAGES)])
+    return prepared
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["one layer", "two joined"])
+def test_16_bits_are_proposed_and_keep_what_they_promise(joined: bool, tmp_path: Path) -> None:
+    model = Heads(joined)
+    found = tune.search(calibrated(model, qat.Rule(weight_bits=4)), (IMAGES, TARGETS), found_well, budget=10)
+    proposal = found.proposal
+    assert proposal is not None and proposal.alone < proposal.reference - 0.2
+    assert set(proposal.layers) <= ({"cat", "scores", "boxes"} if joined else {"both"})
+    assert {rule.weight_bits for rule in proposal.rules} == {4}
+    assert "16" in proposal.text() and max(map(len, found.text().splitlines())) <= 80
+    assert json.loads(found.as_json())["proposal"]["layers"] == list(proposal.layers)
+    contents = [tflite_bytes(graph) for graph in (found.graph, proposal.graph)]
+    assert len(contents[1]) - len(contents[0]) == proposal.flash
+    arenas = [arena_of(content)[0] for content in contents]
+    assert proposal.arena == (None if None in arenas else arenas[1] - arenas[0])
+    # Prepared as proposed, the network is as good as its weights let it be, and is what the runtime computes.
+    prepared = calibrated(model, proposal.rules)
+    again = tune.search(prepared, (IMAGES, TARGETS), found_well, budget=10)
+    assert again.proposal is None and again.after.metric > found.after.metric + 0.1
+    again.apply(prepared)
+    qat.freeze(prepared)
+    graph = deploy.lower(prepared)
+    (output,) = graph.outputs
+    assert graph.tensors[output].dtype == "int16"
+    pytest.importorskip("ai_edge_litert")
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    assert deploy.verify(graph, path, data=IMAGES).differing == 0
+
+
+def test_nothing_is_proposed_for_classes() -> None:
+    found = tune.search(calibrated(trained(), qat.Rule()), (IMAGES, CLASSES), budget=3)
+    assert found.proposal is None and json.loads(found.as_json())["proposal"] is None
