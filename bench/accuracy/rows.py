@@ -223,5 +223,5 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-__all__ = ["FLOAT", "OURS", "PEERS", "PRECISIONS", "WIDE_RESULTS", "Row", "append", "matches", "page_text", "printed", "read",
-           "verdict"]  # fmt: skip
+__all__ = ["FLOAT", "OURS", "PEERS", "PRECISIONS", "WIDE_RESULTS", "Row", "append", "matches", "page_text", "printed",
+           "read", "verdict"]  # fmt: skip
