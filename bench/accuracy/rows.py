@@ -148,7 +148,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         )
         beside = mean([(match.ours.runtime or 0.0) - (match.chosen.runtime or 0.0) for match in found])
         lines.append(
-            f"beside the peer that the validation examples choose, not the test examples: {100 * beside:+.2f} points on "
+            f"beside the peer that validation examples choose, not test examples: {100 * beside:+.2f} points on "
             "average"
         )
     for precision in PRECISIONS:

@@ -39,6 +39,8 @@ def test_rows_are_compared_within_their_interval() -> None:
     assert match.best is better and match.difference == pytest.approx(-0.015) and not match.lost
     (match,) = rows.matches([OURS, replace(better, runtime=0.93)])
     assert match.lost
+    (match,) = rows.matches([OURS, replace(PEER, methods={"PTQ": 0.95}), replace(better, methods={"PTQ": 0.9})])
+    assert (match.best.tool, match.chosen.tool) == ("nncf", "aimet")
     # A peer without a runtime, another precision, and the float network are nothing to be compared with.
     others = [replace(PEER, runtime=None), replace(PEER, precision="w8a8"), replace(PEER, tool=rows.FLOAT)]
     assert rows.matches([OURS, *others]) == []
@@ -54,6 +56,8 @@ def test_tables_hold_means_over_seeds() -> None:
     ours = [replace(OURS, seed=seed, predicted=0.9 + seed / 50, runtime=0.9 + seed / 50) for seed in range(2)]
     peers = [replace(PEER, seed=seed) for seed in range(2)]
     one = replace(PEER, tool="nncf")
+    wide = replace(ours[0], note="results in 16 bits, as proposed")
+    assert "| 91.0 * |" in rows.page_text([*plain, wide, ours[1], *peers], {"digits8": "digits"})
     text = rows.page_text([*plain, *ours, *peers, one], {"digits8": "digits", "vit": "a ViT"})
     assert "### W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text
     # NNCF has one of two seeds.

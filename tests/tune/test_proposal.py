@@ -95,3 +95,12 @@ def test_16_bits_are_proposed_and_keep_what_they_promise(joined: bool, tmp_path:
 def test_nothing_is_proposed_for_classes() -> None:
     found = tune.search(calibrated(trained(), qat.Rule()), (IMAGES, CLASSES), budget=3)
     assert found.proposal is None and json.loads(found.as_json())["proposal"] is None
+
+
+def test_nothing_is_proposed_that_is_not_shown_to_be_exact() -> None:
+    """onnxruntime computes 16 bits in real numbers."""
+    prepared = qat.prepare(Heads(False).eval(), torch.from_numpy(IMAGES[:2]), device="onnxruntime-x86")
+    qat.calibrate(prepared, [torch.from_numpy(IMAGES)])
+    assert tune.search(prepared, (IMAGES, TARGETS), found_well, budget=2).proposal is None
+    found = tune.plan(prepared, (IMAGES, TARGETS), found_well, max_drop=1, candidates=1)
+    assert any("FULLY_CONNECTED:int16 computes the same on onnxruntime-x86" in why for why in found.left_out.values())

@@ -162,7 +162,7 @@ def test_bad_settings_are_refused() -> None:
         tune.search(trained(), DATA)
     other = qat.prepare(torch.nn.Flatten(), IMAGES[:2])
     qat.calibrate(other, [IMAGES])
-    with pytest.raises(ValueError, match="the model is not the one that was searched: it has no 'first"):
+    with pytest.raises(ValueError, match="the model is not the one that was searched: it has no 'add/weight'"):
         tune.search(prepared, DATA, budget=1).apply(other)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from ..deploy.simulate import unclaimed
 from ..device import OPERATORS
 from ..planning import plan as planned
 from ..planning.plans import Plan, PlanInput, PlanStep
@@ -70,6 +71,7 @@ class Assignments:
             keep: globs of layers that keep the bits of the base.
         """
         self.base, self._seen = base, seen
+        self._unclaimed = unclaimed(base.graph(), base.device)
         plan = base.plan
         self._stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
         self._grid_of = {each.path: each.grid for each in self._stored}
@@ -105,12 +107,25 @@ class Assignments:
             possible = []
             for bits in options:
                 try:
-                    self.candidate({**start, unit: bits}).graph()
+                    self.possible({**start, unit: bits})
                 except ValueError as error:
                     self.left_out[f"{unit} in {bits} bits"] = str(error).splitlines()[0]
                 else:
                     possible.append(bits)
             self.units[unit] = tuple(possible) or (start[unit],)
+
+    def possible(self, bits: Bits) -> Candidate:
+        """The network under the rules of these bits, with operators that are the runtime's to the last bit.
+
+        Raises:
+            ValueError: the device has no such network, or equality with its runtime is not shown, which it is for the
+                base.
+        """
+        found, device = self.candidate(bits), self.base.device
+        new = set(unclaimed(found.graph(), device)) - set(self._unclaimed)
+        if new:
+            raise ValueError(f"that {', '.join(sorted(new))} computes the same on {device} has not been shown")
+        return found
 
     def coarsest_of_eight(self) -> dict[Unit, int]:
         """Eight bits, or what is next to them, for all."""

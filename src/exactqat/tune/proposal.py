@@ -147,11 +147,9 @@ def _bits(assignments: Assignments, wide: Sequence[Unit]) -> Mapping[Unit, int]:
 def _with(assignments: Assignments, wide: Sequence[Unit]) -> Candidate | None:
     """The network with results of some units in 16 bits; None: the device has no such network."""
     try:
-        found = assignments.candidate(_bits(assignments, wide))
-        found.graph()
+        return assignments.possible(_bits(assignments, wide))
     except (ValueError, Refusal):
         return None
-    return found
 
 
 def _alone(
