@@ -156,8 +156,11 @@ def formerly(name: object) -> str:
     return next((profile.name for profile in PROFILES.values() if name in profile.former_names), "")
 
 
-def profile_named(profile: str | Profile) -> Profile:
+def profile_named(profile: str | Profile, argument: str = "device") -> Profile:
     """The device by its name or an alias, the first one that has it; a `Profile` is returned as it is.
+
+    Args:
+        argument: what messages call it.
 
     Raises:
         ValueError: there is none of that name.
@@ -169,7 +172,7 @@ def profile_named(profile: str | Profile) -> Profile:
         if found is not None:
             return found
     now = f"; it is called {formerly(profile)!r} now" if formerly(profile) else ""
-    raise ValueError(f"device must be one of {', '.join(known_names())}, got {profile!r}{now}")
+    raise ValueError(f"{argument} must be one of {', '.join(known_names())}, got {profile!r}{now}")
 
 
 X86 = declare(

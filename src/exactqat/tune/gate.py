@@ -156,7 +156,7 @@ class Gate:
         if given is not None and not isinstance(given, Sequence):
             raise TypeError(f"devices must be names of devices, got {devices!r}")
         self._devices = None if given is None else tuple(dict.fromkeys(profile_named(each).name for each in given))
-        self._beside = None if beside is None else profile_named(beside).name
+        self._beside = None if beside is None else profile_named(beside, "beside").name
         self._data, self._metric = Data(data, True), metric
         self._bounds, self._max_differ = (minimum, maximum), max_differ
         self._higher, self._batch_size, self._on_best = higher_is_better, batch_size, on_best
