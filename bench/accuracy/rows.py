@@ -148,8 +148,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         )
         beside = mean([(match.ours.runtime or 0.0) - (match.chosen.runtime or 0.0) for match in found])
         lines.append(
-            f"beside the peer that validation examples choose, not test examples: {100 * beside:+.2f} points on "
-            "average"
+            f"beside the peer that validation examples choose, not test examples: {100 * beside:+.2f} points on average"
         )
     for precision in PRECISIONS:
         part = [match.difference for match in found if match.ours.precision == precision]
