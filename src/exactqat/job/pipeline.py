@@ -27,6 +27,7 @@ from ..device import Refusal
 from ..device.profile import DEFAULT_KERNELS, that_run
 from ..report import findings
 from ..report.results import Dataset, History, Method, Outcome, Results, Split
+from ..train.torch.prepared import prepare_again
 from . import anomalies, checkpoints, files, recipes, retrained, training
 from .beside import LAYER_IMAGES, about, beside_training, input_codes, run_on_device, runs_here, users_own
 from .judges import Judge
@@ -94,7 +95,7 @@ def run(
     dataset = dataset or load_for(settings)
     check_data(settings, dataset, progress.say)
     # Before anything is written: whether there is such a network, and whether the device can run it.
-    untrained = untrained_network(settings, dataset)
+    untrained, last = untrained_network(settings, dataset)
     fit = None
     if settings.weights is not None and not (resume and float_state(settings).exists()):
         fit = put(untrained, Path(settings.weights))
@@ -124,7 +125,7 @@ def run(
         # A finished job is only evaluated again.
         logs = Logs(settings.out, tensorboard, not ended) if processes.writes else None
         work = Work(settings, dataset, progress, processes, resumed, accelerator, manner_of(settings, dataset), logs)
-        return _run(work, untrained, fit, keep_going or ended)
+        return _run(work, untrained, last, fit, keep_going or ended)
 
 
 def load_for(settings: Settings) -> Dataset:
@@ -211,20 +212,21 @@ class Work:
         return history
 
 
-def _run(work: Work, untrained: nn.Module, fit: Fit | None, keep_going: bool) -> Results:
+def _run(work: Work, untrained: nn.Module, last: str, fit: Fit | None, keep_going: bool) -> Results:
     settings, dataset, progress = work.settings, work.dataset, work.progress
-    results = _float_network(work, untrained, fit)
+    results = _float_network(work, untrained, last, fit)
     results.fit = fit
     if not keep_going:
         # Whoever went on before has answered.
         work.processes.first_does(lambda: None if quantized_before(settings) else check_learned(results))
-    last = last_layer(results.float_model, dataset.train.images[:2])
+    # That the captured network is the user's was checked before anything was trained.
+    prepared = qat.prepare(results.float_model, dataset.train.images[:2], check=False, keep_final_activation=False)
     for precision in settings.precisions:
-        searched = functools.cache(functools.partial(_search, work, results, last, precision))
+        searched = functools.cache(functools.partial(_search, work, prepared, precision))
         for method in settings.methods:
             progress.begin(f"{precision.upper()} {method.title}")
             if method.trained or work.processes.writes:
-                results.outcomes.append(_quantized_network(work, results, last, precision, method, searched))
+                results.outcomes.append(_quantized_network(work, results, prepared, precision, method, searched))
         if not work.processes.writes:
             continue
         progress.begin(f"{precision.upper()} on the runtime, every integer compared")
@@ -293,11 +295,10 @@ def finished(
     return results
 
 
-def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
+def _float_network(work: Work, model: nn.Module, last: str, fit: Fit | None) -> Results:
     settings, dataset, processes, normal = work.settings, work.dataset, work.processes, work.manner.normal
     work.progress.begin("float training")
     frozen = fit if settings.freeze_base else None
-    last = "" if frozen is None else last_layer(model, dataset.train.images[:2])
     with training_what_is_new(model, frozen, last) as (parameters, resting):
         history = work.train(
             model,
@@ -329,18 +330,6 @@ def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
     )
 
 
-def _prepared(work: Work, results: Results, rules: list[qat.Rule]) -> qat.PreparedModel:
-    # That the captured network is the user's was checked before anything was trained.
-    return qat.prepare(
-        results.float_model,
-        work.dataset.train.images[:2],
-        rules,
-        device=work.settings.device,
-        check=False,
-        keep_final_activation=False,
-    )
-
-
 def _calibrate(model: qat.PreparedModel, dataset: Dataset, title: str) -> None:
     # In each process over all images: the ranges are then the same bits everywhere.
     qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
@@ -348,12 +337,23 @@ def _calibrate(model: qat.PreparedModel, dataset: Dataset, title: str) -> None:
 
 
 def _quantized_network(
-    work: Work, results: Results, last: str, precision: str, method: Method, searched: Callable[[], tune.Search]
+    work: Work,
+    results: Results,
+    prepared: qat.PreparedModel,
+    precision: str,
+    method: Method,
+    searched: Callable[[], tune.Search],
 ) -> Outcome:
+    """One row of the report.
+
+    Args:
+        prepared: made of the trained float network.
+        searched: what a search finds for this precision.
+    """
     settings, dataset, normal = work.settings, work.dataset, work.manner.normal
     bits = settings.precisions[precision]
-    rules = make_rules(bits, method.ranges, dataset.value_range, last, settings.layer_rules)
-    model = _prepared(work, results, rules)
+    rules = make_rules(bits, method.ranges, dataset.value_range, last_layer(prepared), settings.layer_rules)
+    model = prepare_again(prepared, rules, device=settings.device)
     title, name = f"{precision.upper()} {method.title}", f"{precision}-{method.name}"
     trained_on = settings.from_job is not None and method.trained
     # What an interrupted training has kept holds what it started from.
@@ -394,12 +394,12 @@ def _quantized_network(
     )
 
 
-def _search(work: Work, results: Results, last: str, precision: str) -> tune.Search:
+def _search(work: Work, prepared: qat.PreparedModel, precision: str) -> tune.Search:
     """What a search finds on training images for a calibrated network; the validation images judge it afterwards."""
     settings, dataset = work.settings, work.dataset
     bits = settings.precisions[precision]
-    rules = make_rules(bits, SEARCHED.ranges, dataset.value_range, last, settings.layer_rules)
-    model = _prepared(work, results, rules)
+    rules = make_rules(bits, SEARCHED.ranges, dataset.value_range, last_layer(prepared), settings.layer_rules)
+    model = prepare_again(prepared, rules, device=settings.device)
     _calibrate(model, dataset, f"{precision.upper()} {SEARCHED.title}")
     order = np.random.default_rng(settings.seed).permutation(len(dataset.train))[:SEARCH_IMAGES]
     part = dataset.train.images[order].numpy(), dataset.train.labels[order].numpy()
