@@ -103,4 +103,4 @@ def test_nothing_is_proposed_that_is_not_shown_to_be_exact() -> None:
     qat.calibrate(prepared, [torch.from_numpy(IMAGES)])
     assert tune.search(prepared, (IMAGES, TARGETS), found_well, budget=2).proposal is None
     found = tune.plan(prepared, (IMAGES, TARGETS), found_well, max_drop=1, candidates=1)
-    assert any("FULLY_CONNECTED:int16 computes the same on onnxruntime-x86" in why for why in found.left_out.values())
+    assert any("FULLY_CONNECTED:int16" in why and "has not been shown" in why for why in found.left_out.values())

@@ -124,7 +124,7 @@ class Assignments:
         found, device = self.candidate(bits), self.base.device
         new = set(unclaimed(found.graph(), device)) - set(self._unclaimed)
         if new:
-            raise ValueError(f"that {', '.join(sorted(new))} computes the same on {device} has not been shown")
+            raise ValueError(f"equality of {', '.join(sorted(new))} with {device}'s runtime has not been shown")
         return found
 
     def coarsest_of_eight(self) -> dict[Unit, int]:

@@ -115,7 +115,7 @@ def plan(
     require_executor(executor)
     given = Data(data, True)
     base = Candidate.of(network, None if device is None else profile_named(device).name).settled()
-    paths = [each.path for each in (*base.plan.inputs, *base.plan.steps)]
+    paths = [*(each.path for each in base.plan.inputs), *(step.path for step in base.plan.steps)]
     for pattern in keep:
         if not any(fnmatchcase(path, pattern) for path in paths):
             raise ValueError(f"keep names {pattern!r}, which matches no layer; there are {', '.join(paths[:20])}")

@@ -84,7 +84,10 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
         data: nothing is chosen by it but this.
     """
     end = _end_of(best.plan)
-    others = [each.path for each in (*best.plan.inputs, *best.plan.steps) if each.path not in end]
+    plan = best.plan
+    others = [
+        path for path in [*(each.path for each in plan.inputs), *(step.path for step in plan.steps)] if path not in end
+    ]
     assignments = Assignments(best, Observer(best, data).seen(), (), (WIDE,), keep=others)
     units = [
         unit
