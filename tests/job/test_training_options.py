@@ -374,7 +374,7 @@ def test_training_starts_from_a_search_and_goes_on_with_the_same_bits(
     dataset: data.Dataset, tmp_path: Path, one_network: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tune.Search] = []
-    begun: list[Candidate] = []
+    begun: list[tuple[Any, dict[str, np.ndarray]]] = []
     search, train = tune.search, training.train
 
     def searched(*given: Any, **options: Any) -> tune.Search:
@@ -383,7 +383,8 @@ def test_training_starts_from_a_search_and_goes_on_with_the_same_bits(
 
     def watched(model: Any, *given: Any, **options: Any) -> Any:
         if isinstance(model, qat.PreparedModel):
-            begun.append(Candidate.of(model))
+            now = Candidate.of(model).settled()
+            begun.append((now.ranges, {name: array.copy() for name, array in now.tensors.items()}))
         return train(model, *given, **options)
 
     monkeypatch.setattr(tune, "search", searched)
@@ -396,8 +397,9 @@ def test_training_starts_from_a_search_and_goes_on_with_the_same_bits(
     assert results.values_differing == results.training_differing == 0
     assert len(found) == len(begun) == 1 and any(trial.kept for trial in found[0].trials[1:])
     wanted = found[0].candidate.settled()
-    assert begun[0].settled().ranges == wanted.ranges
-    assert all(np.array_equal(begun[0].tensors[name], value) for name, value in wanted.tensors.items())
+    ranges, tensors = begun[0]
+    assert ranges == wanted.ranges
+    assert all(np.array_equal(tensors[name], value) for name, value in wanted.tensors.items())
 
     steps = 0
 

@@ -129,7 +129,7 @@ def plan(
 def _check(name: str, bits: Sequence[int], allowed: Collection[int], words: str) -> None:
     several = isinstance(bits, Sequence) and not isinstance(bits, str)
     if not several or not bits or any(isinstance(each, bool) or each not in allowed for each in bits):
-        raise ValueError(f"{name} must be a list of bits from {words}, got {bits!r}")
+        raise ValueError(f"{name} must be bits from {words}, got {bits!r}")
 
 
 @dataclass
