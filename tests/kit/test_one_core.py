@@ -207,6 +207,33 @@ def test_a_training_that_fails_shows_it(framework: str, activation: str, monkeyp
     assert np.isnan(result).all()
 
 
+def test_a_batch_without_examples_is_named() -> None:
+    """Where ranges and statistics follow it; a frozen network has none to give results for, and gives none."""
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype("f")
+    model = qat.prepare(
+        torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5)).train(), torch.from_numpy(x)
+    )
+    qat.calibrate(model, [torch.from_numpy(x)])
+    state_of = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    kept = {name: each.detach().clone() for name, each in state_of.items()}
+    nothing = torch.from_numpy(x[:0])
+    with pytest.raises(ValueError, match=r"input has no examples, got shape \[0, 4\]"):
+        model(nothing)
+    with pytest.raises(ValueError, match=r"input has no examples, got shape \[0, 4\]"):
+        qat.calibrate(model, [nothing])
+    assert all(torch.equal(each, kept[name]) for name, each in state_of.items())
+    assert model.eval()(nothing).shape == (0, 5)
+    qat.freeze(model)
+    assert model.train()(nothing).shape == model.eval()(nothing).shape == (0, 5)
+    prepared = qat.jax.prepare(lambda p, x: x @ p, np.ones((4, 5), np.float32), x)
+    params, state = prepared.calibrate(*prepared.init(), [x])
+    with pytest.raises(ValueError, match=r"x has no examples, got shape \[0, 4\]"):
+        prepared.apply(params, state, x[:0], train=True)
+    with pytest.raises(ValueError, match=r"x has no examples, got shape \[0, 4\]"):
+        prepared.calibrate(params, state, [x[:0]])
+    assert prepared.apply(params, state, x[:0])[0].shape == (0, 5)
+
+
 def test_without_a_profile_a_frozen_network_stays_fake_quantization() -> None:
     x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     network = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
