@@ -206,16 +206,15 @@ def page_text(rows: Sequence[Row], titles: dict[str, str]) -> str:
 
 
 def _cell(rows: Sequence[Row], seeds: int) -> str:
-    """The runtime's mean, and the prediction's where it is another."""
+    """The runtime's mean, and the prediction's where it is another; which seeds, where they are not all."""
     known = [row for row in rows if row.runtime is not None]
-    if len(known) < seeds or not known:
+    if not known:
         return "-"
     runtime = points(mean([row.runtime or 0.0 for row in known]))
     predicted = [row.predicted for row in known if row.predicted is not None]
-    if len(predicted) < len(known):
-        return runtime
-    said = points(mean(predicted))
-    return runtime if said == runtime else f"{runtime} (predicted {said})"
+    said = points(mean(predicted)) if len(predicted) == len(known) else runtime
+    which = f" (seed {', '.join(str(row.seed) for row in known)})" if len(known) < seeds else ""
+    return runtime + ("" if said == runtime else f" (predicted {said})") + which
 
 
 def _line(cells: Sequence[str]) -> str:
