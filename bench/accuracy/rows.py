@@ -184,7 +184,7 @@ def page_text(rows: Sequence[Row], titles: dict[str, str]) -> str:
     for precision in PRECISIONS:
         part = [row for row in rows if row.precision == precision]
         shown = [tool for tool in tools if any(row.tool == tool and row.runtime is not None for row in part)]
-        if not shown:
+        if OURS not in shown:
             continue
         words = ["network", "seeds", "float", *(TITLES[tool] for tool in shown)]
         lines += [f"### {'Mixed' if precision == 'mixed' else precision.upper()}", "", _line(words)]
