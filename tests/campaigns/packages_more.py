@@ -69,7 +69,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
                                                "num_heads": [2, 2], "window_size": 4}, _IMAGE),
     "Swin2SR": ("Swin2SRForImageSuperResolution", "Swin2SRConfig",
                 {"image_size": 16, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
-                (1, 3, 16, 16)),
+                (2, 3, 16, 16)),
     "ResNet": ("ResNetForImageClassification", "ResNetConfig", {**_STAGES, "embedding_size": 8}, _IMAGE),
     "RegNet": ("RegNetModel", "RegNetConfig", {**_STAGES, "embedding_size": 8, "groups_width": 8}, _IMAGE),
     "EfficientNet": ("EfficientNetModel", "EfficientNetConfig", {"image_size": 64, "width_coefficient": 0.25,
@@ -198,6 +198,24 @@ def built(path: str, shape: tuple[int, ...], *args: Any, **settings: Any) -> Bui
     return make(*args, **settings).train(), (torch.rand(shape),)
 
 
+class Layers(nn.Module):
+    """torchaudio's Conformer without lengths."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.conformer_layers = model.conformer_layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.transpose(0, 1)
+        for layer in self.conformer_layers:
+            x = layer(x, None)
+        return x.transpose(0, 1)
+
+
+def without_lengths(model: nn.Module, examples: tuple[Any, ...]) -> Built:
+    return Layers(model).train(), examples[:1]
+
+
 def lengths_of_conformer() -> Built:
     model, _ = built("torchaudio.models:Conformer", (2, 20, 16), 16, 2, 32, 2, 7)
     return model, (torch.rand(2, 20, 16), torch.tensor([20, 12]))
@@ -212,7 +230,9 @@ OTHERS: dict[str, Callable[[], Built]] = {
            _SEGMENTED)
           for kind, encoder in (("Unet", "mobilenet_v2"), ("FPN", "mobilenet_v2"), ("DeepLabV3Plus", "resnet18"),
                                 ("Linknet", "resnet18"), ("PSPNet", "resnet18"), ("UnetPlusPlus", "resnet18"),
-                                ("MAnet", "resnet18"), ("PAN", "resnet18"), ("Segformer", "resnet18"))),
+                                ("MAnet", "resnet18"), ("Segformer", "resnet18"))),
+        ("segmentation_models_pytorch PAN resnet18", "segmentation_models_pytorch:PAN", (2, 3, 128, 128),
+         ("resnet18",), _SEGMENTED),
         ("torchaudio ConvTasNet", "torchaudio.models:ConvTasNet", (2, 1, 256), (),
          {"enc_num_feats": 16, "msk_num_feats": 8, "msk_num_hidden_feats": 16, "msk_num_layers": 2,
           "msk_num_stacks": 1}),
@@ -251,9 +271,9 @@ OTHERS: dict[str, Callable[[], Built]] = {
         ("kornia TFeat", "kornia.feature:TFeat", (2, 1, 32, 32), (), {"pretrained": False}),
         ("kornia HardNet", "kornia.feature:HardNet", (2, 1, 32, 32), (), {"pretrained": False}),
         ("kornia KeyNet", "kornia.feature:KeyNet", (2, 1, 32, 32), (), {"pretrained": False}),
-        ("kornia DexiNed", "kornia.filters:DexiNed", (1, 3, 64, 64), (), {"pretrained": False}),
+        ("kornia DexiNed", "kornia.models.dexined:DexiNed", (1, 3, 64, 64), (), {"pretrained": False}),
         ("kornia DISK", "kornia.feature:DISK", (1, 3, 32, 32), (), {}),
-        ("kornia SmallSR", "kornia.contrib.models:SmallSRNet", (2, 1, 16, 16), (), {}),
+        ("kornia SmallSR", "kornia.models.small_sr:SmallSRNet", (2, 1, 16, 16), (), {}),
         ("lightly resnet-9", "lightly.models:ResNetGenerator", (2, 3, 32, 32), ("resnet-9",), {}),
         ("lightly BarlowTwins head", "lightly.models.modules.heads:BarlowTwinsProjectionHead", (4, 32),
          (32, 64, 32), {}),
