@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of keras_hub with random weights, as its presets build them in small, on the backend of KERAS_BACKEND.
 
-model, example = networks()["keras_hub GPT2"]()
-row = end_to_end(model, example, folder)
+row = end_to_end(networks()["keras_hub GPT2"](), folder)
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import numpy as np
 
@@ -183,7 +182,7 @@ def networks() -> dict[str, Callable[[], Built]]:
     }
 
 
-def end_to_end(model: Any, example: Any, folder: Path, images: int = 2) -> dict[str, Any]:
+def end_to_end(built: Built, folder: Path, images: int = 2) -> dict[str, Any]:
     """As `run_zoo.end_to_end`. Refusals raise `UnsupportedOperator`."""
     import keras
 
@@ -191,7 +190,7 @@ def end_to_end(model: Any, example: Any, folder: Path, images: int = 2) -> dict[
     from exactqat.deploy.lower import lower_with_layouts
     from exactqat.deploy.simulate import EXACT
 
-    began = time.monotonic()
+    (model, example), began = built, time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepared = qat.keras.prepare(model, example=example)
