@@ -93,9 +93,10 @@ VISION: dict[str, tuple[str, dict[str, Any]]] = {
         "stackwise_block_types": ["fused", "unfused"], "stackwise_width_coefficients": [1.0] * 2,
         "stackwise_depth_coefficients": [1.0] * 2, "num_features": 32, "input_shape": _IMAGE}),
     "MobileNet": ("MobileNetBackbone", {
-        "stackwise_expansion": [[16], [24, 24]], "stackwise_num_blocks": [1, 2], "stackwise_num_filters": [[8], [8, 16]],
-        "stackwise_kernel_size": [[3], [5, 5]], "stackwise_num_strides": [[2], [2, 1]],
-        "stackwise_se_ratio": [[None], [0.25, 0.25]], "stackwise_activation": [["relu"], ["hard_swish", "hard_swish"]],
+        "stackwise_expansion": [[16], [24, 24]], "stackwise_num_blocks": [1, 2],
+        "stackwise_num_filters": [[8], [8, 16]], "stackwise_kernel_size": [[3], [5, 5]],
+        "stackwise_num_strides": [[2], [2, 1]], "stackwise_se_ratio": [[None], [0.25, 0.25]],
+        "stackwise_activation": [["relu"], ["hard_swish", "hard_swish"]],
         "stackwise_padding": [[1], [2, 2]], "output_num_filters": 32, "depthwise_filters": 8, "depthwise_stride": 2,
         "depthwise_residual": False, "last_layer_filter": 32, "squeeze_and_excite": 0.5, "image_shape": _IMAGE}),
     "CLIP vision": ("CLIPVisionEncoder", {**_VIT, "intermediate_dim": 32}),

@@ -76,7 +76,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
                                                                  "depth_coefficient": 0.25, "hidden_dim": 320},
                      _IMAGE),
     "BiT": ("BitModel", "BitConfig", {**_STAGES, "embedding_size": 8, "num_groups": 4}, _IMAGE),
-    "Cvt": ("CvtModel", "CvtConfig", {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 1, 1]}, _IMAGE),
+    "Cvt": ("CvtModel", "CvtConfig", {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 2, 3]}, _IMAGE),
     "Vit MAE-like Ijepa": ("IJepaModel", "IJepaConfig", _VIT, _SMALL_IMAGE),
     "HGNetV2": ("HGNetV2ForImageClassification", "HGNetV2Config", {}, _IMAGE),
     "AST": ("ASTForAudioClassification", "ASTConfig", {**_WIDE, "num_mel_bins": 32, "max_length": 48}, (2, 48, 32)),

@@ -103,8 +103,8 @@ def check_a_model_of_the_users_own():
 
 
 def check_a_decoder_as_keras_hub_writes_it():
-    """Attention whose `call` takes more than its class says and gives no cache, a mask made for every example, one table
-    for words and scores."""
+    """Attention whose `call` takes more than its class says and gives no cache, a mask made for every example, one
+    table for words and scores."""
 
     class Cached(layers.MultiHeadAttention):
         def call(self, query, value, attention_mask=None, cache=None):

@@ -491,8 +491,8 @@ def prepare(
     norms = [step for step in network.steps if "training" in step.attributes]
     if known.words and norms and not any(step.attributes["training"] for step in norms):
         raise UnsupportedOperator(
-            f"{norms[0].place}: {norms[0].label} does not train with {known.words} either, which is taken for training; "
-            "tell it by an argument that is true or false: train, training, deterministic or use_running_average"
+            f"{norms[0].place}: {norms[0].label} does not train with {known.words} either, which is taken for "
+            "training: name the argument train, training, deterministic or use_running_average, and give truth values"
         )
     network = with_examples(network, network.input_tree.flatten(*args, **dict(kwargs or {})))
     planned = plan(network, rules, deployable, keep_final_activation)
