@@ -167,6 +167,34 @@ def dpt() -> Built:
     return Called(transformers.DPTForDepthEstimation(config)).train(), (torch.rand(_SMALL_IMAGE),)
 
 
+def on_a_backbone(name: str) -> Built:
+    """Networks that transformers configures by the configuration of another one."""
+    transformers = importlib.import_module("transformers")
+    if name == "DepthAnything":
+        backbone = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=4, num_attention_heads=2, image_size=32,
+                                             patch_size=8, out_features=["stage1", "stage2", "stage3", "stage4"],
+                                             reshape_hidden_states=False)  # fmt: skip
+        config = transformers.DepthAnythingConfig(backbone_config=backbone, patch_size=8, reassemble_hidden_size=32,
+                                                  neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=16,
+                                                  head_hidden_size=8)  # fmt: skip
+        return Called(transformers.DepthAnythingForDepthEstimation(config)).train(), (torch.rand(_SMALL_IMAGE),)
+    if name == "UperNet":
+        backbone = transformers.ConvNextConfig(**_STAGES, out_features=["stage1", "stage2", "stage3", "stage4"])
+        config = transformers.UperNetConfig(backbone_config=backbone, hidden_size=16, auxiliary_in_channels=24,
+                                            auxiliary_channels=8, pool_scales=[1, 2])  # fmt: skip
+        return Called(transformers.UperNetForSemanticSegmentation(config)).train(), (torch.rand(_IMAGE),)
+    backbone = transformers.VitPoseBackboneConfig(image_size=[64, 48], patch_size=[16, 16], hidden_size=32,
+                                                  num_hidden_layers=2, num_attention_heads=2)  # fmt: skip
+    config = transformers.VitPoseConfig(backbone_config=backbone)
+    return Called(transformers.VitPoseForPoseEstimation(config)).train(), (torch.rand(2, 3, 64, 48),)
+
+
+def mobile_clip() -> Built:
+    zoo.torchvision()
+    made = importlib.import_module("open_clip").create_model("MobileCLIP-S1")
+    return made.visual.train(), (torch.rand(_IMAGE),)
+
+
 def encodec() -> Built:
     transformers = importlib.import_module("transformers")
     config = transformers.EncodecConfig(num_filters=4, upsampling_ratios=[2, 2], hidden_size=16, num_lstm_layers=1)
@@ -260,6 +288,9 @@ OTHERS: dict[str, Callable[[], Built]] = {
          {"feature_size": 12, "spatial_dims": 2}),
         ("monai DynUNet", "monai.networks.nets:DynUNet", (2, 1, 32, 32), (2, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2)),
          {"filters": (8, 16, 24)}),
+        ("monai MedNeXt", "monai.networks.nets:MedNeXt", (2, 1, 32, 32), (),
+         {**_FLAT, "init_filters": 8, "kernel_size": 3, "blocks_down": (1, 1), "blocks_bottleneck": 1,
+          "blocks_up": (1, 1)}),
         ("monai DenseNet121", "monai.networks.nets:DenseNet121", (2, 1, 32, 32), (2, 1, 2), {"init_features": 8,
                                                                                             "growth_rate": 4}),
         ("monai ViT", "monai.networks.nets:ViT", (2, 1, 32, 32), (1, (32, 32), (8, 8)),
@@ -304,6 +335,11 @@ def builders() -> dict[str, Callable[[], Built]]:
         "transformers Whisper encoder": whisper,
         "transformers DPT": dpt,
         "transformers EnCodec encoder": encodec,
+        **{
+            f"transformers {name}": functools.partial(on_a_backbone, name)
+            for name in ("DepthAnything", "UperNet", "VitPose")
+        },
+        "open_clip MobileCLIP-S1": mobile_clip,
         "transformers RT-DETR": rt_detr,
         "torchaudio Conformer, lengths": lengths_of_conformer,
     }

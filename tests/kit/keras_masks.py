@@ -124,7 +124,7 @@ def check_a_decoder_as_keras_hub_writes_it():
             earlier = ops.expand_dims(ops.arange(count)[:, None] >= ops.arange(count), 0)
             earlier = ops.broadcast_to(earlier, (ops.shape(x)[0], count, count))
             mask = ops.minimum(ops.cast(mask[:, None], "int32"), ops.cast(earlier, "int32"))
-            made, _ = self.attention(x, x, attention_mask=mask)
+            made, _ = self.attention(x, x, attention_mask=mask, cache=None)
             return ops.moveaxis(ops.moveaxis(x + made, 1, -1) * 0.5, 2, 1)
 
     given, mask = (keras.Input((LENGTH,), dtype="int32", name=name) for name in ("words", "mask"))
