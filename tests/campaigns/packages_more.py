@@ -169,6 +169,7 @@ def dpt() -> Built:
 
 def on_a_backbone(name: str) -> Built:
     """Networks that transformers configures by the configuration of another one."""
+    zoo.torchvision()
     transformers = importlib.import_module("transformers")
     if name == "DepthAnything":
         backbone = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=4, num_attention_heads=2, image_size=32,

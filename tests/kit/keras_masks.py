@@ -107,9 +107,10 @@ def check_a_decoder_as_keras_hub_writes_it():
     table for words and scores."""
 
     class Cached(layers.MultiHeadAttention):
-        def call(self, query, value, attention_mask=None, cache=None):
+        def call(self, query, value, attention_mask=None, cache=None, training=None):
             query, key, value = self._query_dense(query), self._key_dense(value), self._value_dense(value)
-            return self._output_dense(self._compute_attention(query, key, value, attention_mask)[0]), cache
+            made, _ = self._compute_attention(query, key, value, attention_mask, training=training)
+            return self._output_dense(made), cache
 
     class Decoder(layers.Layer):
         def __init__(self):
@@ -119,12 +120,12 @@ def check_a_decoder_as_keras_hub_writes_it():
         def build(self, shape, *_):
             self.attention.build(shape, shape)
 
-        def call(self, x, mask):
+        def call(self, x, mask, training=None):
             count = ops.shape(x)[1]
             earlier = ops.expand_dims(ops.arange(count)[:, None] >= ops.arange(count), 0)
             earlier = ops.broadcast_to(earlier, (ops.shape(x)[0], count, count))
             mask = ops.minimum(ops.cast(mask[:, None], "int32"), ops.cast(earlier, "int32"))
-            made, _ = self.attention(x, x, attention_mask=mask, cache=None)
+            made, _ = self.attention(x, x, attention_mask=mask, cache=None, training=training)
             return ops.moveaxis(ops.moveaxis(x + made, 1, -1) * 0.5, 2, 1)
 
     given, mask = (keras.Input((LENGTH,), dtype="int32", name=name) for name in ("words", "mask"))
