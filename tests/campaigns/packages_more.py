@@ -162,7 +162,7 @@ def whisper() -> Built:
 
 def dpt() -> Built:
     transformers = importlib.import_module("transformers")
-    config = transformers.DPTConfig(**_VIT, backbone_out_indices=[0, 1, 0, 1], neck_hidden_sizes=[8, 8, 16, 16],
+    config = transformers.DPTConfig(**{**_VIT, "num_hidden_layers": 4}, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16],
                                     fusion_hidden_size=16)  # fmt: skip
     return Called(transformers.DPTForDepthEstimation(config)).train(), (torch.rand(_SMALL_IMAGE),)
 

@@ -118,6 +118,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def page(rows: list[dict[str, Any]]) -> str:
+    done = {row["name"] for row in rows}
+    missing = [name for name in names() if name not in done]
     return "\n".join(
         [
             "# Networks of public packages",
@@ -128,8 +130,9 @@ def page(rows: list[dict[str, Any]]) -> str:
             "*Integers*: results of single operators compared with those kernels. *As it is*: nothing was changed;",
             "*with help*: with the line that the last column gives.",
             "",
-            f"{table(rows)}",
+            table(rows),
             "",
+            *([f"Listed, and not run for this page: {', '.join(missing)}.", ""] if missing else []),
         ]
     )
 
