@@ -162,8 +162,8 @@ def whisper() -> Built:
 
 def dpt() -> Built:
     transformers = importlib.import_module("transformers")
-    config = transformers.DPTConfig(**{**_VIT, "num_hidden_layers": 4}, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16],
-                                    fusion_hidden_size=16)  # fmt: skip
+    settings = {**_VIT, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}
+    config = transformers.DPTConfig(**settings, neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=16)
     return Called(transformers.DPTForDepthEstimation(config)).train(), (torch.rand(_SMALL_IMAGE),)
 
 
