@@ -507,7 +507,8 @@ def prepare(
     if check:
         from .proof import compare_with_original
 
-        prepared.proof = accept(compare_with_original(known, prepared, args, kwargs))
+        with at_work("prepare compares what it made with the model"):
+            prepared.proof = accept(compare_with_original(known, prepared, args, kwargs))
     return prepared
 
 
