@@ -105,7 +105,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{sum(row['values'] for row in through):,} integers compared, "
         f"{sum(row['differing'] for row in through):,} differ",
         "",
-        *([f"`prepare` takes more than {PREPARING} s for: {', '.join(slow)}.", ""] if slow else []),
+        *(
+            [f"`prepare` took more than {PREPARING} s, with whatever else the machine did, for: {', '.join(slow)}.", ""]
+            if slow
+            else []
+        ),
         "| network | what happened | integers | differ | help, or why |",
         "|---|---|---|---|---|",
     ]
