@@ -15,14 +15,17 @@ from ..deploy.formats.read_onnx import OnnxModel, model_of
 from ..deploy.formats.read_tflite import read_content
 from ..deploy.formats.tflite import IDENTIFIER, tflite_bytes
 from ..deploy.graph import Graph, require_graph
+from ..deploy.inspect_onnx import OnnxNetwork
+from ..deploy.lower import Lowering
 from ..deploy.runtimes.onnxruntime import in_real_numbers
 from ..deploy.simulate import simulate
 from ..deploy.trainable import compare_in_float, compare_with_file, trainable
-from ..device import DEFAULT_PROFILE
+from ..device import DEFAULT_PROFILE, Refusal
 from ..device.profile import ONNXRUNTIME_X86
 from ..planning import UnsupportedOperator, plan, warn_of_plan
 from ..planning.plans import Plan
 from ..planning.rules import Rule, checked_rules
+from .core.functional import Functional
 from .core.trained import TrainedNetwork
 from .onnx_grids import compare_with_onnx, on_its_grids
 
@@ -60,6 +63,7 @@ class OpenedFile:
             self.parameters, self.buffers = self._float.parameters, self._float.buffers
             if self._float.grids:
                 made, self._float = on_its_grids(self._float), None
+                self._codes: Mapping[str, str] = made.codes
                 self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
         else:
             made = trainable(graph)
@@ -111,6 +115,24 @@ class OpenedFile:
             compare_with_onnx(network.plan, network.numbers(), self._original, device or ONNXRUNTIME_X86.name)
         else:
             compare_with_file(self.graph, network.plan, network.numbers(), device or DEFAULT_PROFILE)
+
+    def on_onnxruntime(self) -> OnnxNetwork:
+        """A quantized .onnx file as the device's integers.
+
+        Raises:
+            Refusal: it is in real numbers, or the device has no such network.
+        """
+        if not isinstance(self.graph, OnnxModel) or self._float is not None:
+            raise Refusal("it computes in real numbers, so there are no integers to compare")
+        functional = Functional(self._plan, profile=ONNXRUNTIME_X86.name)
+        numbers = functional.numbers(functional.initial({**self.parameters, **self.buffers}))
+        try:
+            lowering = Lowering(self._plan, numbers)
+            graph, layouts = lowering.run(), lowering.layouts()
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+        codes = {path: (name, layouts[path]) for path, name in self._codes.items() if path in layouts}
+        return OnnxNetwork(self.graph, graph, codes)
 
     def _original(self, *inputs: np.ndarray) -> list[np.ndarray]:
         if isinstance(self.graph, OnnxModel):

@@ -43,6 +43,9 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
         elif grids[name].fixed not in (None, grid):
             problems.append(f"'{name}' is on the grid {_said(grid)}; devices have {_said(grids[name].fixed)}")
         grids[name] = replace(grids[name], fixed=grid)
+        stored_as = planner.stored[value]
+        if stored_as.shape == file.network.values[value].shape and value in file.codes:
+            made.codes[stored_as.path] = file.codes[value]  # of what is fused into one, the last
     missing = [name for name, grid in grids.items() if grid.fixed is None]
     if missing:
         problems.append(f"the file does not quantize {listed(missing, 6)}")

@@ -31,10 +31,11 @@ def _grid(c: Any, node: Any) -> tuple[float, int]:
 def _quantize(c: Any, node: Any) -> Any:
     x, grid = c.item(node, 0), _grid(c, node)
     if c.grids.setdefault(x.name, grid) == grid:
+        c.codes.setdefault(x.name, node.output[0])
         return x
     # Stored once more, on another grid: a step of its own, which computes nothing.
     again = c.step("mul", [x, Fixed(f"{node.output[0]}/one", np.ones(1, np.float32), trained=False)], x.shape)
-    c.grids[again.name] = grid
+    c.grids[again.name], c.codes[again.name] = grid, node.output[0]
     return again
 
 
