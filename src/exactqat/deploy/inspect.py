@@ -215,6 +215,8 @@ def inspect(
         raise ValueError(f"examples must be 1 or more, got {examples}")
     say = progress or (lambda text: None)
     path = path_of_file(path)
+    if path.suffix.lower() == ".onnx":
+        raise Refusal(f"{shortened(path.name)} is an .onnx file; qat.inspect_onnx inspects it")
     content = path.read_bytes()
     file = read_content(content, path.name)
     graph = file.graph

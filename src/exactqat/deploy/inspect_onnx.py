@@ -11,13 +11,13 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..device import PROFILES, Profile, Refusal
+from ..device import OPERATORS, PROFILES, Profile, Refusal
 from ..device.operator import Layout
 from ..device.profile import that_run
 from ..device.tensor import CODE_RANGES
@@ -93,19 +93,16 @@ def inspect_onnx(
         say("simulating the device")
         ran = tuple(profile for profile in wanted if not reasons[profile])
         counts = compare_in_a_child(graph, folder, ran, seconds, FILE)
+        in_uint8 = {name: (Path(folder) / name / "in_uint8").exists() for name in ran}
     absent = "onnxruntime is not on this machine, or computes otherwise on this processor"
     missing = {name: "it was not asked for" if name in profiles_here(FILE) else absent for name in that_run(FILE)}
-    found = [
-        DeviceFindings(
-            name,
-            PROFILES[name].title,
-            {**missing, **reasons}[name],
-            tuple(Comparison(*row) for row in counts["operators"].get(name, ())),
-            tuple(Comparison(*row) for row in counts["outputs"].get(name, ())),
-            counts["refused"].get(name, ""),
-        )
-        for name in that_run(FILE)
-    ]
+    found = []
+    for name in that_run(FILE):
+        rows = _claimed(graph, [Comparison(*row) for row in counts["operators"].get(name, ())], in_uint8.get(name, False))
+        ends = [Comparison(*row) for row in counts["outputs"].get(name, ())]
+        ends = [replace(each, exact=each.exact and all(row.exact for row in rows)) for each in ends]
+        said, refused = {**missing, **reasons}[name], counts["refused"].get(name, "")
+        found.append(DeviceFindings(name, PROFILES[name].title, said, tuple(rows), tuple(ends), refused))
     onnx: Any = import_deploy("onnx", "onnx")
     file = onnx.load_model_from_string(model.content)
     made_by = " ".join(filter(None, (file.producer_name, file.producer_version)))
@@ -124,6 +121,19 @@ def inspect_onnx(
         tuple(found),
         (),
     )
+
+
+def _claimed(graph: Graph, rows: Sequence[Comparison], in_uint8: bool) -> list[Comparison]:
+    """Comparisons of what the file has codes of, claimed to be equal where an operator is as others write it too.
+
+    in_uint8: whether all codes are; of int8 not every operator reaches onnxruntime's integer kernels.
+    """
+    kinds = {name: operator.kind for operator in graph.operators for name in operator.outputs}
+    return [
+        replace(row, exact=row.exact and in_uint8 and OPERATORS[kinds[row.name]].as_in_onnx)
+        for row in rows
+        if row.values
+    ]
 
 
 def _end(graph: Graph, port: Port, name: str) -> FileEnd:
@@ -173,6 +183,8 @@ def _run(network: OnnxNetwork, profile: str, folder: str) -> None:
             real = [_real(graph, port, batch[port.tensor]) for port in ports.inputs]
             plain, inner = runs(dict(zip(model.inputs, real, strict=True)))
             arrays: dict[str, Any] = {}
+            if all(array.dtype == np.uint8 for array in inner):
+                (into / "in_uint8").touch()
             for at, (name, array) in enumerate(zip(computed, inner, strict=True)):
                 arrays[f"t{at}"] = _in_graph(graph, name, on_device(array, network.codes[name][1]))
             for at, (port, array) in enumerate(zip(ports.outputs, plain, strict=True)):

@@ -425,6 +425,13 @@ class Table(Unary):
         onnx_lookup(writer, operator, output, self.table(source, output, operator.attributes, REFERENCE))
 
 
+def on_any_grid(kind: str) -> tuple[str, Attributes] | None:
+    """The operator, and its attributes, that looks up what one of a fixed grid computes; None: there is none."""
+    declaration = OPERATORS[kind]
+    fits = declaration.fixed_grid is not None and declaration.float_kind in FUNCTIONS
+    return (Table.kind, {"function": declaration.float_kind, "parameters": ()}) if fits else None
+
+
 @register
 class Lookup(Unary):
     """A table that a file holds, whatever function it was made of: the results of all codes, the lowest one's first.
@@ -570,6 +577,7 @@ class LeakyRelu(Unary):
     """x, or alpha * x where x is negative."""
 
     kind = "LEAKY_RELU"
+    as_in_onnx = True
     float_kind = "leaky_relu"
     floats = True
     dtypes = ("int8", "int16")
