@@ -135,7 +135,7 @@ def test_what_cannot_stay_as_it_is_is_named(how: dict[str, Any], words: str, tmp
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 def test_a_file_is_inspected_beside_onnxruntime(form: str, tmp_path: Path) -> None:
-    """Joined tensors on other grids, in both formats: the file's own codes, of onnxruntime's run, are the simulation's."""
+    """Joined tensors on other grids, in both formats: the file's own codes are the simulation's."""
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
     path = quantized("two_inputs", tmp_path, form=form)

@@ -258,7 +258,9 @@ def command_line() -> Any:
 
     @application.command("inspect", short_help="Say what is in a quantized file and where devices differ.")
     def inspect_file(
-        file: Annotated[Path, typer.Argument(metavar="FILE", help="A quantized .tflite or .onnx file, whoever wrote it.")],
+        file: Annotated[
+            Path, typer.Argument(metavar="FILE", help="A quantized .tflite or .onnx file, whoever wrote it.")
+        ],
         data: Annotated[
             Path | None,
             typer.Option(

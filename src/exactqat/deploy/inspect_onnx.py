@@ -98,7 +98,9 @@ def inspect_onnx(
     missing = {name: "it was not asked for" if name in profiles_here(FILE) else absent for name in that_run(FILE)}
     found = []
     for name in that_run(FILE):
-        rows = _claimed(graph, [Comparison(*row) for row in counts["operators"].get(name, ())], in_uint8.get(name, False))
+        rows = _claimed(
+            graph, [Comparison(*row) for row in counts["operators"].get(name, ())], in_uint8.get(name, False)
+        )
         ends = [Comparison(*row) for row in counts["outputs"].get(name, ())]
         ends = [replace(each, exact=each.exact and all(row.exact for row in rows)) for each in ends]
         said, refused = {**missing, **reasons}[name], counts["refused"].get(name, "")

@@ -175,7 +175,9 @@ class Restoring:
 
     def tensors(self, operator: Operator) -> tuple[list[Tensor], list[Tensor]]:
         """The operands, constants included, and the results."""
-        inputs, outputs = ([self.graph.tensors[name] for name in names] for names in (operator.inputs, operator.outputs))
+        inputs, outputs = (
+            [self.graph.tensors[name] for name in names] for names in (operator.inputs, operator.outputs)
+        )
         return inputs, outputs
 
     def operands(self, operator: Operator) -> list[str]:

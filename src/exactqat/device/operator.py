@@ -154,8 +154,8 @@ class DeviceOperator:
         other_forms: kinds of the file's operators, in order, where the file says it in several.
         float_kind: the kind of a network's step (`planning.kinds`) that computes the same in real numbers; "": there is
             none, or several do.
-        as_in_onnx: the form in ONNX is the operator of that name between DequantizeLinear and QuantizeLinear, with codes in
-            uint8, as others write it too; and of their files none of its results was found to differ.
+        as_in_onnx: in ONNX it is the operator of that name between DequantizeLinear and QuantizeLinear, as others write
+            it too, and of their files with codes in uint8 none of its results was found to differ.
         mechanisms: properties of `Profile` -> how they make devices differ here, where `profile.MECHANISMS` does not
             say it; with ":ties", where all results that differ lie half way between two codes.
     """
