@@ -83,8 +83,8 @@ def dense(o: Any, x: Any) -> Any:
 def residual(o: Any, x: Any) -> Any:
     x = o.relu(o.conv("stem", x, 8, 1, bias=True))
     branch = o.relu(o.conv("first", x, 8, 3, bias=True))
-    branch = o.conv("second", branch, 8, 1)
-    return o.conv("last", o.add(x, branch), 4, 1)
+    branch = o.conv("second", branch, 8, 1, bias=True)
+    return o.conv("last", o.relu(o.add(x, branch)), 4, 1)
 
 
 @network(4, 8, 8)

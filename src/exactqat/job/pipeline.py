@@ -26,6 +26,7 @@ from ..device import Refusal
 from ..device.profile import DEFAULT_KERNELS, that_run
 from ..report import findings
 from ..report.results import Dataset, History, Method, Outcome, Results, Split
+from ..train.torch.prepared import prepare_again
 from . import anomalies, checkpoints, files, recipes, retrained, training
 from .beside import LAYER_IMAGES, about, beside_training, input_codes, run_on_device, runs_here, users_own
 from .judges import Judge
@@ -93,7 +94,7 @@ def run(
     dataset = dataset or load_for(settings)
     check_data(settings, dataset, progress.say)
     # Before anything is written: whether there is such a network, and whether the device can run it.
-    untrained = untrained_network(settings, dataset)
+    untrained, last = untrained_network(settings, dataset)
     fit = None
     if settings.weights is not None and not (resume and float_state(settings).exists()):
         fit = put(untrained, Path(settings.weights))
@@ -123,7 +124,7 @@ def run(
         # A finished job is only evaluated again.
         logs = Logs(settings.out, tensorboard, not ended) if processes.writes else None
         work = Work(settings, dataset, progress, processes, resumed, accelerator, manner_of(settings, dataset), logs)
-        return _run(work, untrained, fit, keep_going or ended)
+        return _run(work, untrained, last, fit, keep_going or ended)
 
 
 def load_for(settings: Settings) -> Dataset:
@@ -210,19 +211,20 @@ class Work:
         return history
 
 
-def _run(work: Work, untrained: nn.Module, fit: Fit | None, keep_going: bool) -> Results:
+def _run(work: Work, untrained: nn.Module, last: str, fit: Fit | None, keep_going: bool) -> Results:
     settings, dataset, progress = work.settings, work.dataset, work.progress
-    results = _float_network(work, untrained, fit)
+    results = _float_network(work, untrained, last, fit)
     results.fit = fit
     if not keep_going:
         # Whoever went on before has answered.
         work.processes.first_does(lambda: None if quantized_before(settings) else check_learned(results))
-    last = last_layer(results.float_model, dataset.train.images[:2])
+    # That the captured network is the user's was checked before anything was trained.
+    prepared = qat.prepare(results.float_model, dataset.train.images[:2], check=False, keep_final_activation=False)
     for precision in settings.precisions:
         for method in settings.methods:
             progress.begin(f"{precision.upper()} {method.title}")
             if method.trained or work.processes.writes:
-                results.outcomes.append(_quantized_network(work, results, last, precision, method))
+                results.outcomes.append(_quantized_network(work, results, prepared, precision, method))
         if not work.processes.writes:
             continue
         progress.begin(f"{precision.upper()} on the runtime, every integer compared")
@@ -291,11 +293,10 @@ def finished(
     return results
 
 
-def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
+def _float_network(work: Work, model: nn.Module, last: str, fit: Fit | None) -> Results:
     settings, dataset, processes, normal = work.settings, work.dataset, work.processes, work.manner.normal
     work.progress.begin("float training")
     frozen = fit if settings.freeze_base else None
-    last = "" if frozen is None else last_layer(model, dataset.train.images[:2])
     with training_what_is_new(model, frozen, last) as (parameters, resting):
         history = work.train(
             model,
@@ -327,15 +328,18 @@ def _float_network(work: Work, model: nn.Module, fit: Fit | None) -> Results:
     )
 
 
-def _quantized_network(work: Work, results: Results, last: str, precision: str, method: Method) -> Outcome:
+def _quantized_network(
+    work: Work, results: Results, prepared: qat.PreparedModel, precision: str, method: Method
+) -> Outcome:
+    """One row of the report.
+
+    Args:
+        prepared: made of the trained float network.
+    """
     settings, dataset, normal = work.settings, work.dataset, work.manner.normal
-    example = dataset.train.images[:2]
     bits = settings.precisions[precision]
-    rules = make_rules(bits, method.ranges, dataset.value_range, last, settings.layer_rules)
-    # That the captured network is the user's was checked before anything was trained.
-    model = qat.prepare(
-        results.float_model, example, rules, device=settings.device, check=False, keep_final_activation=False
-    )
+    rules = make_rules(bits, method.ranges, dataset.value_range, last_layer(prepared), settings.layer_rules)
+    model = prepare_again(prepared, rules, device=settings.device)
     title, name = f"{precision.upper()} {method.title}", f"{precision}-{method.name}"
     trained_on = settings.from_job is not None and method.trained
     if trained_on:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import qat
 from ..report.results import Dataset
+from ..train.torch.prepared import prepare_again
 from .models import new_model
 from .options import distillation_parts
 from .settings import Settings
@@ -47,33 +48,31 @@ def make_rules(
     ]
 
 
-def last_layer(model: nn.Module, example: Tensor) -> str:
-    """The path of the layer that stores the logits.
-
-    Raises:
-        qat.UnsupportedOperator: the device cannot run the network; better known before training than after.
-    """
-    return list(qat.prepare(model, example, keep_final_activation=False).layers())[-1][0]
+def last_layer(prepared: qat.PreparedModel) -> str:
+    """The path of the layer that stores the logits."""
+    return list(prepared.layers())[-1][0]
 
 
-def untrained_network(settings: Settings, dataset: Dataset) -> nn.Module:
-    """A new network, after making sure that the device can run it by the rules of the job.
+def untrained_network(settings: Settings, dataset: Dataset) -> tuple[nn.Module, str]:
+    """A new network, after making sure that the device can run it by the rules of the job, and the path of its last
+    layer.
 
     Raises:
         ValueError: it does not fit the images, or settings name layers that it does not have.
+        qat.UnsupportedOperator: the device cannot run it; better known before training than after.
     """
     torch.manual_seed(settings.seed)
     model = new_model(settings.model, dataset.train.images.shape[1:], dataset.outputs)
     try:
-        last = last_layer(model, dataset.train.images[:2])
+        prepared = qat.prepare(model, dataset.train.images[:2], keep_final_activation=False)
     except RuntimeError as error:
         shape = list(dataset.train.images.shape[1:])
         raise ValueError(f"model {settings.model} does not fit images of shape {shape}: {error}") from error
-    _require_layers(settings, dataset, model, last)
-    return model
+    _require_layers(settings, dataset, model, prepared)
+    return model, last_layer(prepared)
 
 
-def _require_layers(settings: Settings, dataset: Dataset, model: nn.Module, last: str) -> None:
+def _require_layers(settings: Settings, dataset: Dataset, model: nn.Module, prepared: qat.PreparedModel) -> None:
     """Refuses settings that name layers which the network does not have.
 
     Raises:
@@ -82,11 +81,9 @@ def _require_layers(settings: Settings, dataset: Dataset, model: nn.Module, last
     if settings.rules is None and settings.distill is None:
         return
     (bits, *_), value_range = settings.precisions.values(), dataset.value_range
-    rules = make_rules(bits, "ema", value_range, last, settings.layer_rules)
+    rules = make_rules(bits, "ema", value_range, last_layer(prepared), settings.layer_rules)
     try:
-        prepared = qat.prepare(
-            model, dataset.train.images[:2], rules, device=settings.device, check=False, keep_final_activation=False
-        )
+        prepared = prepare_again(prepared, rules, device=settings.device)
     except (ValueError, qat.UnsupportedOperator) as error:
         raise ValueError(f"rules do not fit model {settings.model}: {error}") from error
     if settings.distill is not None:

@@ -28,6 +28,7 @@ from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.fitting import constant_limits
 from ...planning.inputs import require_input, require_rows
 from ...planning.masks import with_examples
+from ...planning.network import Network
 from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep
 from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
@@ -887,12 +888,7 @@ def prepare(
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
     network = with_examples(network, [_ends(each) for each in network.input_tree.flatten(*args, **kwargs)])
-    planned = plan(network, rules, deployable, keep_final_activation)
-    warn_of_plan(planned, keep_final_activation)
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    with _undisturbed():
-        prepared = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device)
-    prepared.train(model.training)
+    prepared = _planned(network, model, rules, device, deployable, keep_final_activation)
     if check:
         from .proof import compare_with_original
 
@@ -900,6 +896,36 @@ def prepare(
             prepared.proof = compare_with_original(model, prepared, args, kwargs)
         accept(prepared.proof)
     return prepared
+
+
+def prepare_again(
+    prepared: PreparedModel, rules: Iterable[Rule], *, device: str | None = DEFAULT_PROFILE
+) -> PreparedModel:
+    """What `prepare` would make by other rules of the model that a prepared one was made of, with the weights and
+    buffers that are in it now. Reading a model takes seconds, and depends on no rule.
+
+    Args:
+        rules, device: as in `prepare`. A last activation is left to the program that runs the device.
+    """
+    return _planned(prepared.plan.network, prepared, checked_rules(rules), device, True, False)
+
+
+def _planned(
+    network: Network,
+    model: nn.Module,
+    rules: Sequence[Rule],
+    device: str | None,
+    deployable: bool,
+    keep_final_activation: bool | None,
+) -> PreparedModel:
+    """A network under rules, with the tensors and the training mode of a model that has them under its names."""
+    planned = plan(network, rules, deployable, keep_final_activation)
+    warn_of_plan(planned, keep_final_activation)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    with _undisturbed():
+        made = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device)
+    made.train(model.training)
+    return made
 
 
 def _ends(tensor: Tensor) -> list[float]:
