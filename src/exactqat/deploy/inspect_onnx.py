@@ -101,10 +101,10 @@ def inspect_onnx(
         rows = _claimed(
             graph, [Comparison(*row) for row in counts["operators"].get(name, ())], in_uint8.get(name, False)
         )
-        ends = [Comparison(*row) for row in counts["outputs"].get(name, ())]
-        ends = [replace(each, exact=each.exact and all(row.exact for row in rows)) for each in ends]
+        results = [Comparison(*row) for row in counts["outputs"].get(name, ())]
+        results = [replace(each, exact=each.exact and all(row.exact for row in rows)) for each in results]
         said, refused = {**missing, **reasons}[name], counts["refused"].get(name, "")
-        found.append(DeviceFindings(name, PROFILES[name].title, said, tuple(rows), tuple(ends), refused))
+        found.append(DeviceFindings(name, PROFILES[name].title, said, tuple(rows), tuple(results), refused))
     onnx: Any = import_deploy("onnx", "onnx")
     file = onnx.load_model_from_string(model.content)
     made_by = " ".join(filter(None, (file.producer_name, file.producer_version)))

@@ -475,11 +475,13 @@ class Lookup(Unary):
 
     def made_of(self, source: Tensor, output: Tensor, attributes: Attributes) -> str:
         """The first function of `FUNCTIONS` whose table this is, of those that need no parameters; "": none."""
+        declaration = OPERATORS[Table.kind]
+        assert isinstance(declaration, Table)
         for name in FUNCTIONS:
             try:
                 with np.errstate(all="ignore"):
                     given = {"function": name, "parameters": ()}
-                    found = OPERATORS[Table.kind].table(source, output, given, REFERENCE)
+                    found = declaration.table(source, output, given, REFERENCE)
             except (TypeError, LookupError):  # it needs some
                 continue
             if np.array_equal(found, attributes["codes"]):

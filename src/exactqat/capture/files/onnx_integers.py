@@ -45,9 +45,9 @@ def _written_out(onnx: Any, node: Any, held: Mapping[str, Any], graph: Any) -> l
     attributes = {name: value for name, value in attributes.items() if name not in _DROPPED}
     nodes: list[Any] = []
 
-    def real(codes: str, scale: str, zero_point: str, axis: int = 0) -> str:
+    def real(codes_and_grid: Sequence[str], axis: int = 0) -> str:
         name = f"{output}/operand_{len(nodes)}"
-        nodes.append(helper.make_node("DequantizeLinear", [codes, scale, zero_point], [name], axis=axis))
+        nodes.append(helper.make_node("DequantizeLinear", list(codes_and_grid), [name], axis=axis))
         return name
 
     def bias(codes: str, scales: Sequence[str]) -> str:
@@ -66,10 +66,10 @@ def _written_out(onnx: Any, node: Any, held: Mapping[str, Any], graph: Any) -> l
         kind, (*operands, scale, zero_point) = _ALIKE[kind], given
         triples = [operands[at : at + 3] for at in range(0, len(operands), 3)]
         # A product's weight has a scale for each column, its last axis.
-        reals = [real(*triple, axis=-1) for triple in triples if len(triple) == 3]
+        reals = [real(triple, axis=-1) for triple in triples if len(triple) == 3]
     elif kind == "QLinearConcat" and len(given) >= 5:
         kind, (scale, zero_point, *operands) = "Concat", given
-        reals = [real(*operands[at : at + 3]) for at in range(0, len(operands), 3)]
+        reals = [real(operands[at : at + 3]) for at in range(0, len(operands), 3)]
     elif kind in ("QLinearConv", "QGemm") and len(given) >= 8 and {given[1], given[4]} <= set(held):
         x, weight, scales = given[:3], given[3:6], (given[1], given[4])
         if kind == "QLinearConv":
@@ -78,7 +78,7 @@ def _written_out(onnx: Any, node: Any, held: Mapping[str, Any], graph: Any) -> l
         else:
             kind, biases, (scale, zero_point) = "Gemm", given[6:7], (*given[7:9], "", "")[:2]
             axis = 0 if attributes.get("transB") else 1
-        reals = [real(*x), real(*weight, axis=axis), *(bias(each, scales) for each in biases if each)]
+        reals = [real(x), real(weight, axis=axis), *(bias(each, scales) for each in biases if each)]
     else:
         return [node]
     if not scale:
