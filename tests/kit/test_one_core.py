@@ -172,6 +172,68 @@ def test_unsettled_statistics_are_named(framework: str, monkeypatch: pytest.Monk
         freeze()
 
 
+@pytest.mark.parametrize("activation", ["relu", "relu6"])
+@pytest.mark.parametrize("framework", ["torch", "jax", "keras"])
+def test_a_training_that_fails_shows_it(framework: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN in a weight is NaN in every result, as in the user's model: a clamp that lost it would hide the failure."""
+    random = np.random.default_rng(0)
+    x, first, last = (random.standard_normal(shape).astype("f") for shape in ((8, 4), (4, 5), (5, 3)))
+    broken = first.copy()
+    broken[0, 0] = np.nan
+    if framework == "torch":
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5, False), torch.nn.ReLU(), torch.nn.Linear(5, 3, False))
+        model[1] = torch.nn.ReLU6() if activation == "relu6" else model[1]
+        prepared = qat.prepare(model, torch.from_numpy(x))
+        qat.calibrate(prepared, [torch.from_numpy(x)])
+        with torch.no_grad():
+            prepared.get_parameter("0.weight").copy_(torch.from_numpy(broken.T))
+        result = prepared.train()(torch.from_numpy(x)).detach().numpy()
+    elif framework == "jax":
+        function = getattr(jax.nn, activation)
+        prepared = qat.jax.prepare(lambda p, x: function(x @ p["w"]) @ p["v"], {"w": first, "v": last}, x)
+        params, state = prepared.calibrate(*prepared.init(), [x])
+        params["model"]["w"] = jnp.asarray(broken)
+        result = np.asarray(prepared.apply(params, state, x, train=True)[0])
+    else:
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
+        keras = pytest.importorskip("keras")
+        inputs = keras.Input((4,))
+        hidden = keras.layers.Dense(5, activation, use_bias=False)(inputs)
+        prepared = qat.keras.prepare(keras.Model(inputs, keras.layers.Dense(3, use_bias=False)(hidden)))
+        qat.keras.calibrate(prepared, [x])
+        kernel = next(each for each in prepared.trainable_variables if tuple(each.shape) == (4, 5))
+        kernel.assign(broken)
+        result = keras.ops.convert_to_numpy(prepared(x, training=True))
+    assert np.isnan(result).all()
+
+
+def test_a_batch_without_examples_is_named() -> None:
+    """Where ranges and statistics follow it; a frozen network has none to give results for, and gives none."""
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype("f")
+    model = qat.prepare(
+        torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5)).train(), torch.from_numpy(x)
+    )
+    qat.calibrate(model, [torch.from_numpy(x)])
+    state_of = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    kept = {name: each.detach().clone() for name, each in state_of.items()}
+    nothing = torch.from_numpy(x[:0])
+    with pytest.raises(ValueError, match=r"input has no examples, got shape \[0, 4\]"):
+        model(nothing)
+    with pytest.raises(ValueError, match=r"input has no examples, got shape \[0, 4\]"):
+        qat.calibrate(model, [nothing])
+    assert all(torch.equal(each, kept[name]) for name, each in state_of.items())
+    assert model.eval()(nothing).shape == (0, 5)
+    qat.freeze(model)
+    assert model.train()(nothing).shape == model.eval()(nothing).shape == (0, 5)
+    prepared = qat.jax.prepare(lambda p, x: x @ p, np.ones((4, 5), np.float32), x)
+    params, state = prepared.calibrate(*prepared.init(), [x])
+    with pytest.raises(ValueError, match=r"x has no examples, got shape \[0, 4\]"):
+        prepared.apply(params, state, x[:0], train=True)
+    with pytest.raises(ValueError, match=r"x has no examples, got shape \[0, 4\]"):
+        prepared.calibrate(params, state, [x[:0]])
+    assert prepared.apply(params, state, x[:0])[0].shape == (0, 5)
+
+
 def test_without_a_profile_a_frozen_network_stays_fake_quantization() -> None:
     x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     network = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))

@@ -42,6 +42,15 @@ def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> Non
         )
 
 
+def require_examples(given: PlanInput, shape: Shape) -> None:
+    """Raises ValueError if there is nothing in a batch that ranges or statistics would follow."""
+    if shape[given.batch_axis] == 0:
+        raise ValueError(
+            f"{given.name or given.path} has no examples, got shape {list(shape)}; ranges and statistics need at least "
+            "one in training and calibration: leave this batch out"
+        )
+
+
 def require_rows(given: PlanInput, lowest: int, highest: int) -> None:
     """Raises ValueError if indices lie outside of their table.
 
@@ -123,4 +132,4 @@ def _moved(shape: Shape, at: int) -> Shape:
     return tuple(shape[axis] for axis in orders[at]) if orders else shape
 
 
-__all__ = ["misfit_of_example", "require_input", "require_rows", "with_own_sizes"]
+__all__ = ["misfit_of_example", "require_examples", "require_input", "require_rows", "with_own_sizes"]

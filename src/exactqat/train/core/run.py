@@ -11,6 +11,7 @@ import numpy as np
 
 from ...device import OPERATORS
 from ...planning.fitting import constant_limits
+from ...planning.inputs import require_examples
 from ...planning.plans import (
     BatchNorm,
     Derived,
@@ -210,7 +211,10 @@ class Run:
 
     def forward(self, inputs: Sequence[Any], seen: dict[str, Any] | None = None) -> tuple[list[Any], Arrays]:
         values: dict[str, Any] = {}
+        follows = self.mode.observing or (self.mode.training and not self.mode.frozen)
         for given, x in zip(self.plan.inputs, inputs, strict=True):
+            if follows:
+                require_examples(given, tuple(x.shape))
             values[given.path] = self.store(given.grid, x)
         as_device = self.mode.frozen and self.mode.quantizing and self.functional.profile is not None
         on_grid, ends = set(values), None

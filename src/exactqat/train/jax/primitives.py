@@ -60,11 +60,12 @@ def where(condition: Array, first: Any, second: Any) -> Array:
 
 
 def clip(x: Array, low: float, high: float) -> Array:
-    """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0."""
+    """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0. NaN
+    stays NaN: a training that has failed has to show it."""
     if low != -math.inf:
-        x = jnp.where(x > low, x, jnp.asarray(low, x.dtype))
+        x = jnp.where(x <= low, jnp.asarray(low, x.dtype), x)
     if high != math.inf:
-        x = jnp.where(x < high, x, jnp.asarray(high, x.dtype))
+        x = jnp.where(x >= high, jnp.asarray(high, x.dtype), x)
     return x
 
 

@@ -50,11 +50,12 @@ def to_float(x: Any) -> Any:
 
 
 def clip(x: Any, low: float, high: float) -> Any:
-    """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0."""
+    """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0. NaN
+    stays NaN: a training that has failed has to show it."""
     if low != -math.inf:
-        x = ops.where(x > low, x, ops.cast(low, x.dtype))
+        x = ops.where(x <= low, ops.cast(low, x.dtype), x)
     if high != math.inf:
-        x = ops.where(x < high, x, ops.cast(high, x.dtype))
+        x = ops.where(x >= high, ops.cast(high, x.dtype), x)
     return x
 
 

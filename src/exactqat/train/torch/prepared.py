@@ -26,7 +26,7 @@ from ...device import DEFAULT_PROFILE, profile_named
 from ...display import shortened, table
 from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.fitting import constant_limits
-from ...planning.inputs import require_input, require_rows
+from ...planning.inputs import require_examples, require_input, require_rows
 from ...planning.masks import with_examples
 from ...planning.network import Network
 from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep
@@ -101,6 +101,7 @@ class PreparedModel(Owner):
         self.unused_rules = list(plan.unused_rules)
         self.proof: Proof | None = None
         self._frozen = False
+        self._observing = False
         self._watched: Watched | None = None
         building = _Building(self, plan, tensors)
         # In a dictionary, as they are registered where their paths say.
@@ -167,6 +168,8 @@ class PreparedModel(Owner):
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
         for each, tensor in zip(self.plan.inputs, given, strict=True):
             require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
+            if self._observing or (self.training and not self._frozen):
+                require_examples(each, tuple(tensor.shape))
             if each.rows and not torch.compiler.is_compiling() and tensor.numel():
                 require_rows(each, *(int(end) for end in tensor.aminmax()))
         inputs = {
@@ -803,6 +806,7 @@ def _without_quantization(model: PreparedModel, observing: bool = False) -> Iter
     was_training = model.training
     quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize | WeightFakeQuantize)]
     model.eval()
+    model._observing = observing
     for quantizer in quantizers:
         quantizer.quantizing = False
         if isinstance(quantizer, FakeQuantize):
@@ -810,6 +814,7 @@ def _without_quantization(model: PreparedModel, observing: bool = False) -> Iter
     try:
         yield
     finally:
+        model._observing = False
         for quantizer in quantizers:
             quantizer.quantizing = True
             if isinstance(quantizer, FakeQuantize):
