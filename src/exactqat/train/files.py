@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ..deploy.simulate import simulate
 from ..deploy.trainable import compare_in_float, compare_with_file, trainable
 from ..device import DEFAULT_PROFILE, Refusal
 from ..device.profile import ONNXRUNTIME_X86
+from ..display import shortened
 from ..planning import UnsupportedOperator, plan, warn_of_plan
 from ..planning.plans import Plan
 from ..planning.rules import Rule, checked_rules
@@ -30,6 +32,18 @@ from .core.trained import TrainedNetwork
 from .onnx_grids import compare_with_onnx, on_its_grids
 
 _DEFAULT_RULES = (Rule(),)
+
+
+@contextmanager
+def _refusing_what_is_damaged() -> Iterator[None]:
+    """Turns errors at steps that do not fit each other, as in a damaged file, into a refusal."""
+    try:
+        yield
+    except (UnsupportedOperator, Refusal):
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        text = shortened(" ".join(str(error).split()) or type(error).__name__, 160)
+        raise Refusal(f"the file's steps do not fit each other: {text}") from error
 
 
 class OpenedFile:
@@ -62,7 +76,8 @@ class OpenedFile:
                 raise UnsupportedOperator(str(error)) from error
             self.parameters, self.buffers = self._float.parameters, self._float.buffers
             if self._float.grids:
-                made, self._float = on_its_grids(self._float), None
+                with _refusing_what_is_damaged():
+                    made, self._float = on_its_grids(self._float), None
                 self._codes: Mapping[str, str] = made.codes
                 self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
         else:
@@ -124,13 +139,11 @@ class OpenedFile:
         """
         if not isinstance(self.graph, OnnxModel) or self._float is not None:
             raise Refusal("it computes in real numbers, so there are no integers to compare")
-        functional = Functional(self._plan, profile=ONNXRUNTIME_X86.name)
-        numbers = functional.numbers(functional.initial({**self.parameters, **self.buffers}))
-        try:
+        with _refusing_what_is_damaged():
+            functional = Functional(self._plan, profile=ONNXRUNTIME_X86.name)
+            numbers = functional.numbers(functional.initial({**self.parameters, **self.buffers}))
             lowering = Lowering(self._plan, numbers)
             graph, layouts = lowering.run(), lowering.layouts()
-        except ValueError as error:
-            raise Refusal(str(error)) from error
         codes = {path: (name, layouts[path]) for path, name in self._codes.items() if path in layouts}
         return OnnxNetwork(self.graph, graph, codes)
 

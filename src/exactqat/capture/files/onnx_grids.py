@@ -26,7 +26,17 @@ def _grid(c: Any, node: Any) -> tuple[float, int]:
     if zero_point.dtype not in (np.int8, np.uint8):
         raise Refused(f"an activation is in {zero_point.dtype}; int8 and uint8 train")
     shift = 128 if zero_point.dtype == np.uint8 else 0
+    _need_a_grid(node, scale, zero_point.astype(np.int64) - shift)
     return float(np.float32(scale.reshape(()))), int(zero_point.reshape(())) - shift
+
+
+def _need_a_grid(node: Any, scale: np.ndarray, zero_point: np.ndarray) -> None:
+    """Refuses what no code stands on."""
+    usable = np.isfinite(scale).all() and (scale > 0).all() and (np.abs(zero_point + 0.5) < 128).all()
+    if not usable:
+        raise CaptureError(
+            f"'{node.output[0]}' has a scale that is not positive and finite, or a zero point that is no code"
+        )
 
 
 @handles("QuantizeLinear")
@@ -84,5 +94,7 @@ def on_its_grid(c: Any, node: Any) -> Fixed:
     shape = [-1 if at == axis else 1 for at in range(codes.ndim)] if scale.size > 1 else [1] * codes.ndim
     steps = (codes.astype(np.int64) - zero_point.reshape(shape)).astype(np.float32)
     shift = 128 if codes.dtype == np.uint8 else 0
+    if codes.dtype in (np.int8, np.uint8):
+        _need_a_grid(node, scale, zero_point - shift)
     grid = scale.reshape(-1).astype(np.float32), zero_point.reshape(-1) - shift
     return Fixed(node.output[0], steps * scale.astype(np.float32).reshape(shape), grid=grid)
