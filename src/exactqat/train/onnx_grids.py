@@ -115,6 +115,10 @@ def _step(
     codes = np.rint(values / scale.reshape(shape if scale.size > 1 else [1] * values.ndim)).astype(np.int64)
     channels = values.shape[weights.channel_axis]
     step_of_bias = np.broadcast_to(scale, (channels,)) * np.float32(input_grid[0])
+    own_scale = None if weights.bias is None else file.constant_grids.get(weights.bias, (None, None))[0]
+    # Runtimes add its codes to sums of codes, whatever its scale is.
+    fits = own_scale is None or np.allclose(own_scale, step_of_bias, rtol=1e-5, atol=0)
+    need(fits, "its bias is on another scale than input scale * weight scale")
     bias = np.zeros(channels) if weights.bias is None else np.rint(file.parameters[weights.bias] / step_of_bias)
     found = weights_on_grid(
         made, constants, step.path, codes, scale, bias, np.float32(input_grid[0]), weights.channel_axis,

@@ -79,7 +79,7 @@ def _stored_again(c: Any, x: Moving, grid: tuple[float, int]) -> Moving:
 @handles(DEQUANTIZE)
 def _dequantize(c: Any, node: Any) -> Any:
     x, grid = c.item(node, 0), _grid(c, node)
-    if not isinstance(x, Moving) or c.grids.get(x.name, grid) != grid:
+    if not isinstance(x, Moving) or _grid_of(c, x) not in (None, grid):
         raise Refused("codes are read on another grid than they were stored on")
     return x
 
