@@ -107,22 +107,27 @@ def inspect_onnx(
         found.append(DeviceFindings(name, PROFILES[name].title, said, tuple(rows), tuple(results), refused))
     onnx: Any = import_deploy("onnx", "onnx")
     file = onnx.load_model_from_string(model.content)
-    made_by = " ".join(filter(None, (file.producer_name, file.producer_version)))
+    made_by = " ".join(filter(None, map(_text, (file.producer_name, file.producer_version))))
     return Inspection(
         model.name,
-        "; ".join(filter(None, (made_by, file.doc_string))),
+        "; ".join(filter(None, (made_by, _text(file.doc_string)))),
         len(model.content),
         sum(tensor.data.nbytes for tensor in graph.tensors.values() if tensor.data is not None),
         None,
         f"an {FILE} file has none",
         tuple(_described(graph, port, name) for port, name in zip(graph.signature.inputs, model.inputs, strict=True)),
         tuple(_described(graph, port, name) for port, name in zip(graph.signature.outputs, model.outputs, strict=True)),
-        dict(Counter(node.op_type for node in file.graph.node)),
+        dict(Counter(_text(node.op_type) for node in file.graph.node)),
         tuple(layers_of(graph)),
         len(next(iter(codes.values()))),
         tuple(found),
         (),
     )
+
+
+def _text(given: str | bytes) -> str:
+    """Of a file's string, which is bytes where it is none in UTF-8."""
+    return given if isinstance(given, str) else given.decode("utf-8", "replace")
 
 
 def _claimed(graph: Graph, rows: Sequence[Comparison], in_uint8: bool) -> list[Comparison]:
