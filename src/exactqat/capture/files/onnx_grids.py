@@ -31,7 +31,7 @@ def _grid(c: Any, node: Any) -> tuple[float, int]:
 
 
 def _need_a_grid(node: Any, scale: np.ndarray, zero_point: np.ndarray) -> None:
-    """Refuses what no code stands on."""
+    """Refuses what is no grid of codes."""
     usable = np.isfinite(scale).all() and (scale > 0).all() and (np.abs(zero_point + 0.5) < 128).all()
     if not usable:
         raise CaptureError(
