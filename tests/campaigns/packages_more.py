@@ -69,14 +69,14 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
                                                "num_heads": [2, 2], "window_size": 4}, _IMAGE),
     "Swin2SR": ("Swin2SRForImageSuperResolution", "Swin2SRConfig",
                 {"image_size": 16, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
-                (1, 3, 16, 16)),
+                (2, 3, 16, 16)),
     "ResNet": ("ResNetForImageClassification", "ResNetConfig", {**_STAGES, "embedding_size": 8}, _IMAGE),
     "RegNet": ("RegNetModel", "RegNetConfig", {**_STAGES, "embedding_size": 8, "groups_width": 8}, _IMAGE),
     "EfficientNet": ("EfficientNetModel", "EfficientNetConfig", {"image_size": 64, "width_coefficient": 0.25,
                                                                  "depth_coefficient": 0.25, "hidden_dim": 320},
                      _IMAGE),
     "BiT": ("BitModel", "BitConfig", {**_STAGES, "embedding_size": 8, "num_groups": 4}, _IMAGE),
-    "Cvt": ("CvtModel", "CvtConfig", {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 1, 1]}, _IMAGE),
+    "Cvt": ("CvtModel", "CvtConfig", {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 2, 3]}, _IMAGE),
     "Vit MAE-like Ijepa": ("IJepaModel", "IJepaConfig", _VIT, _SMALL_IMAGE),
     "HGNetV2": ("HGNetV2ForImageClassification", "HGNetV2Config", {}, _IMAGE),
     "AST": ("ASTForAudioClassification", "ASTConfig", {**_WIDE, "num_mel_bins": 32, "max_length": 48}, (2, 48, 32)),
@@ -162,9 +162,38 @@ def whisper() -> Built:
 
 def dpt() -> Built:
     transformers = importlib.import_module("transformers")
-    config = transformers.DPTConfig(**_VIT, backbone_out_indices=[0, 1, 0, 1], neck_hidden_sizes=[8, 8, 16, 16],
-                                    fusion_hidden_size=16)  # fmt: skip
+    settings = {**_VIT, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}
+    config = transformers.DPTConfig(**settings, neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=16)
     return Called(transformers.DPTForDepthEstimation(config)).train(), (torch.rand(_SMALL_IMAGE),)
+
+
+def on_a_backbone(name: str) -> Built:
+    """Networks that transformers configures by the configuration of another one."""
+    zoo.torchvision()
+    transformers = importlib.import_module("transformers")
+    if name == "DepthAnything":
+        backbone = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=4, num_attention_heads=2, image_size=32,
+                                             patch_size=8, out_features=["stage1", "stage2", "stage3", "stage4"],
+                                             reshape_hidden_states=False)  # fmt: skip
+        config = transformers.DepthAnythingConfig(backbone_config=backbone, patch_size=8, reassemble_hidden_size=32,
+                                                  neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=16,
+                                                  head_hidden_size=8)  # fmt: skip
+        return Called(transformers.DepthAnythingForDepthEstimation(config)).train(), (torch.rand(_SMALL_IMAGE),)
+    if name == "UperNet":
+        backbone = transformers.ConvNextConfig(**_STAGES, out_features=["stage1", "stage2", "stage3", "stage4"])
+        config = transformers.UperNetConfig(backbone_config=backbone, hidden_size=16, auxiliary_in_channels=24,
+                                            auxiliary_channels=8, pool_scales=[1, 2])  # fmt: skip
+        return Called(transformers.UperNetForSemanticSegmentation(config)).train(), (torch.rand(_IMAGE),)
+    backbone = transformers.VitPoseBackboneConfig(image_size=[64, 48], patch_size=[16, 16], hidden_size=32,
+                                                  num_hidden_layers=2, num_attention_heads=2)  # fmt: skip
+    config = transformers.VitPoseConfig(backbone_config=backbone)
+    return Called(transformers.VitPoseForPoseEstimation(config)).train(), (torch.rand(2, 3, 64, 48),)
+
+
+def mobile_clip() -> Built:
+    zoo.torchvision()
+    made = importlib.import_module("open_clip").create_model("MobileCLIP-S1")
+    return made.visual.train(), (torch.rand(_IMAGE),)
 
 
 def encodec() -> Built:
@@ -198,6 +227,24 @@ def built(path: str, shape: tuple[int, ...], *args: Any, **settings: Any) -> Bui
     return make(*args, **settings).train(), (torch.rand(shape),)
 
 
+class Layers(nn.Module):
+    """torchaudio's Conformer without lengths."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.conformer_layers = model.conformer_layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.transpose(0, 1)
+        for layer in self.conformer_layers:
+            x = layer(x, None)
+        return x.transpose(0, 1)
+
+
+def without_lengths(model: nn.Module, examples: tuple[Any, ...]) -> Built:
+    return Layers(model).train(), examples[:1]
+
+
 def lengths_of_conformer() -> Built:
     model, _ = built("torchaudio.models:Conformer", (2, 20, 16), 16, 2, 32, 2, 7)
     return model, (torch.rand(2, 20, 16), torch.tensor([20, 12]))
@@ -212,7 +259,9 @@ OTHERS: dict[str, Callable[[], Built]] = {
            _SEGMENTED)
           for kind, encoder in (("Unet", "mobilenet_v2"), ("FPN", "mobilenet_v2"), ("DeepLabV3Plus", "resnet18"),
                                 ("Linknet", "resnet18"), ("PSPNet", "resnet18"), ("UnetPlusPlus", "resnet18"),
-                                ("MAnet", "resnet18"), ("PAN", "resnet18"), ("Segformer", "resnet18"))),
+                                ("MAnet", "resnet18"), ("Segformer", "resnet18"))),
+        ("segmentation_models_pytorch PAN resnet18", "segmentation_models_pytorch:PAN", (2, 3, 128, 128),
+         ("resnet18",), _SEGMENTED),
         ("torchaudio ConvTasNet", "torchaudio.models:ConvTasNet", (2, 1, 256), (),
          {"enc_num_feats": 16, "msk_num_feats": 8, "msk_num_hidden_feats": 16, "msk_num_layers": 2,
           "msk_num_stacks": 1}),
@@ -240,6 +289,9 @@ OTHERS: dict[str, Callable[[], Built]] = {
          {"feature_size": 12, "spatial_dims": 2}),
         ("monai DynUNet", "monai.networks.nets:DynUNet", (2, 1, 32, 32), (2, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2)),
          {"filters": (8, 16, 24)}),
+        ("monai MedNeXt", "monai.networks.nets:MedNeXt", (2, 1, 32, 32), (),
+         {**_FLAT, "init_filters": 8, "kernel_size": 3, "blocks_down": (1, 1), "blocks_bottleneck": 1,
+          "blocks_up": (1, 1)}),
         ("monai DenseNet121", "monai.networks.nets:DenseNet121", (2, 1, 32, 32), (2, 1, 2), {"init_features": 8,
                                                                                             "growth_rate": 4}),
         ("monai ViT", "monai.networks.nets:ViT", (2, 1, 32, 32), (1, (32, 32), (8, 8)),
@@ -251,9 +303,11 @@ OTHERS: dict[str, Callable[[], Built]] = {
         ("kornia TFeat", "kornia.feature:TFeat", (2, 1, 32, 32), (), {"pretrained": False}),
         ("kornia HardNet", "kornia.feature:HardNet", (2, 1, 32, 32), (), {"pretrained": False}),
         ("kornia KeyNet", "kornia.feature:KeyNet", (2, 1, 32, 32), (), {"pretrained": False}),
-        ("kornia DexiNed", "kornia.filters:DexiNed", (1, 3, 64, 64), (), {"pretrained": False}),
+        ("kornia DexiNed", "kornia.models.dexined:DexiNed", (1, 3, 64, 64), (), {"pretrained": False}),
         ("kornia DISK", "kornia.feature:DISK", (1, 3, 32, 32), (), {}),
-        ("kornia SmallSR", "kornia.contrib.models:SmallSRNet", (2, 1, 16, 16), (), {}),
+        ("kornia SmallSR", "kornia.models.small_sr:SmallSRNet", (2, 1, 16, 16), (3,), {"pretrained": False}),
+        ("kornia RRDBNet", "kornia.models.rrdbnet:RRDBNet", (2, 3, 16, 16), (3, 3),
+         {"num_feat": 8, "num_block": 1, "num_grow_ch": 4}),
         ("lightly resnet-9", "lightly.models:ResNetGenerator", (2, 3, 32, 32), ("resnet-9",), {}),
         ("lightly BarlowTwins head", "lightly.models.modules.heads:BarlowTwinsProjectionHead", (4, 32),
          (32, 64, 32), {}),
@@ -282,6 +336,11 @@ def builders() -> dict[str, Callable[[], Built]]:
         "transformers Whisper encoder": whisper,
         "transformers DPT": dpt,
         "transformers EnCodec encoder": encodec,
+        **{
+            f"transformers {name}": functools.partial(on_a_backbone, name)
+            for name in ("DepthAnything", "UperNet", "VitPose")
+        },
+        "open_clip MobileCLIP-S1": mobile_clip,
         "transformers RT-DETR": rt_detr,
         "torchaudio Conformer, lengths": lengths_of_conformer,
     }

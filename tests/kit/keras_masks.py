@@ -102,5 +102,39 @@ def check_a_model_of_the_users_own():
     goes_to_the_device(Reader(), given)
 
 
+def check_a_decoder_as_keras_hub_writes_it():
+    """Attention whose `call` takes more than its class says and gives no cache, a mask made for every example, one
+    table for words and scores."""
+
+    class Cached(layers.MultiHeadAttention):
+        def call(self, query, value, attention_mask=None, cache=None, training=None):
+            query, key, value = self._query_dense(query), self._key_dense(value), self._value_dense(value)
+            made, _ = self._compute_attention(query, key, value, attention_mask, training=training)
+            return self._output_dense(made), cache
+
+    class Decoder(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.attention = Cached(2, 4, dropout=0.1)
+
+        def build(self, shape, *_):
+            self.attention.build(shape, shape)
+
+        def call(self, x, mask, training=None):
+            count = ops.shape(x)[1]
+            earlier = ops.expand_dims(ops.arange(count)[:, None] >= ops.arange(count), 0)
+            earlier = ops.broadcast_to(earlier, (ops.shape(x)[0], count, count))
+            mask = ops.minimum(ops.cast(mask[:, None], "int32"), ops.cast(earlier, "int32"))
+            made, _ = self.attention(x, x, attention_mask=mask, cache=None, training=training)
+            return ops.moveaxis(ops.moveaxis(x + made, 1, -1) * 0.5, 2, 1)
+
+    given, mask = (keras.Input((LENGTH,), dtype="int32", name=name) for name in ("words", "mask"))
+    table = layers.ReversibleEmbedding(WORDS, FEATURES, logit_soft_cap=2.0)
+    scores = table(Decoder()(table(given), mask), reverse=True)
+    prepared = goes_to_the_device(keras.Model([given, mask], scores), [words, shown])
+    tables = [each for each in prepared.trainable_variables if each.shape == (WORDS, FEATURES)]
+    assert len(tables) == 1, "one table for both"
+
+
 if __name__ == "__main__":
     run_checks(globals())

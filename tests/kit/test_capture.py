@@ -18,7 +18,9 @@ from network_interpreter import differences, run  # noqa: E402
 from plain_networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
+from exactqat import qat  # noqa: E402
 from exactqat.capture.core import comparison, stand_ins  # noqa: E402
+from exactqat.capture.core.watched import Watch  # noqa: E402
 from exactqat.capture.torch.model import CaptureError, capture  # noqa: E402
 from exactqat.planning import sequence  # noqa: E402
 from exactqat.planning.network import KINDS  # noqa: E402
@@ -828,3 +830,13 @@ def test_networks_side_by_side() -> None:
     longer = captured(nn.Sequential(model[0], nn.ReLU(), nn.Tanh()), torch.randn(2, 4))
     found = difference(longer, evaluated, dropout=False)
     assert found.one.kind == "tanh" and found.other is None
+
+
+def test_numbers_in_the_code_that_calls_are_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Library code that asks for a size was looked up to the script, whose numbers were all tried: a minute."""
+    tried: list[int] = []
+    monkeypatch.setattr(Watch, "to_try", lambda watch, usual: tried.extend(watch.found) or iter(()))
+    sizes = [17, 23, 40, 64]
+    if 0.5 * len(sizes) < 100:
+        capture(nn.Sequential(qat.Conv2d(6, 4, 3)), IMAGE)
+    assert not tried

@@ -177,6 +177,13 @@ def nnx_attention(how: str) -> tuple[Any, tuple[np.ndarray, ...]]:
             elif how == "added":
                 scores = x @ x.swapaxes(1, 2) + (1.0 - given[:, None, :].astype(x.dtype)) * jnp.finfo(x.dtype).min
                 x = jax.nn.softmax(scores) @ x
+            elif how == "real numbers":
+                return self.head((jax.nn.softmax(x @ x.swapaxes(1, 2) / 3 + given) @ x).sum(1))
+            elif how in ("product", "least"):
+                earlier = np.tril(np.ones((LENGTH, LENGTH), np.int32))
+                least = jnp.minimum(given[:, None], earlier)
+                mask = (words > 0)[:, None] * earlier.astype(np.float32) if how == "product" else least
+                x = jax.nn.softmax(jnp.where(mask, x @ x.swapaxes(1, 2), -1e30)) @ x
             else:
                 mask = nnx.make_attention_mask(given, given)
                 if how == "decoder":
@@ -188,7 +195,9 @@ def nnx_attention(how: str) -> tuple[Any, tuple[np.ndarray, ...]]:
             return self.head(jnp.where(shown[..., None], x, 0.0).sum(1))
 
     words, lengths = sentences(8)
-    second = {"words": (), "lengths": (lengths,), "booleans": (words != 0,)}.get(how, (shown_of(words),))
+    hidden = np.where(words == 0, np.float32(-1e9), np.float32(0))[:, None]
+    second = {"words": (), "lengths": (lengths,), "booleans": (words != 0,), "real numbers": (hidden,)}
+    second = second.get(how, (shown_of(words),))
     return Network(nnx.Rngs(0)), (words, *second)
 
 
@@ -231,7 +240,10 @@ def linen_attention() -> tuple[Any, tuple[np.ndarray, ...]]:
     "how",
     [
         *("integers", "booleans", "decoder", "lengths", "softmax", "added", "linen", "vmap"),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("empty rows", "words")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("empty rows", "words", "product", "least", "real numbers")
+        ),
     ],
 )
 def test_masks_in_jax(how: str, tmp_path: Path) -> None:
@@ -265,4 +277,4 @@ def test_masks_in_keras(backend: str) -> None:
     program = Path(__file__).with_name("keras_masks.py")
     environment = {**os.environ, "KERAS_BACKEND": backend}
     done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True)
-    assert not done.returncode and done.stdout.endswith("7 checks passed\n"), done.stderr[-3000:]
+    assert not done.returncode and done.stdout.endswith("8 checks passed\n"), done.stderr[-3000:]

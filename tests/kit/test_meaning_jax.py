@@ -642,6 +642,53 @@ def test_a_linen_module_made_for_training_is_read_in_evaluation() -> None:
     assert error(Net(False).apply(variables, X), found) < ROUNDING
 
 
+@pytest.mark.parametrize(("default", "word"), [("eval", "train"), ("train", "train"), ("eval", "fit")])
+def test_a_word_tells_training(default: str, word: str) -> None:
+    nn = pytest.importorskip("flax.linen")
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, mode: str = default) -> Any:
+            return nn.BatchNorm(use_running_average=mode != word)(nn.Dense(5)(x))
+
+    net = Net()
+    variables = net.init(jax.random.key(0), X)
+    if word == "fit":  # a word that nobody knows
+        with pytest.raises(qat.UnsupportedOperator, match="does not train with mode='train' either"):
+            prepare(net, variables, X[:2])
+        return
+    prepared = prepare(net, variables, X[:2])
+    expected, updates = net.apply(variables, X, mode=word, mutable=["batch_stats"])
+    found, after = float_network(prepared, train=True)(variables["params"], X)
+    assert error(expected, found) < ROUNDING
+    statistics = updates["batch_stats"]["BatchNorm_0"]
+    assert error(
+        [statistics["mean"], statistics["var"]], [after.variables[f"BatchNorm_0.{w}"] for w in ("mean", "var")]
+    ) < (ROUNDING)
+
+
+def test_a_module_that_counts_its_calls_is_refused() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Counted(nnx.Module):
+        def __init__(self, rngs: Any) -> None:
+            self.layer, self.calls = nnx.Linear(6, 3, rngs=rngs), 0
+
+        def __call__(self, x: Any) -> Any:
+            self.calls += 1
+            return self.layer(x) * self.calls
+
+    with pytest.raises(qat.UnsupportedOperator, match="changes its attribute 'calls'"):
+        prepare(Counted(nnx.Rngs(0)), X[:2])
+
+
+def test_init_within_jit() -> None:
+    nn = pytest.importorskip("flax.linen")
+    prepared = prepare(nn.Dense(3), nn.Dense(3).init(jax.random.key(0), X), X[:2])
+    for one, other in zip(*(jax.tree.leaves(each()) for each in (prepared.init, jax.jit(prepared.init))), strict=True):
+        assert np.array_equal(one, other)
+
+
 def test_a_branch_that_the_example_asks_for_is_the_network() -> None:
     net, _ = nnx_branch()
     prepared = prepare(net, (X[:2], True))

@@ -87,6 +87,16 @@ def test_what_the_original_does_by_itself_is_rounding() -> None:
     assert prove(Sides("gradient", noise=1e-3), usual_trials(2)).refusal
 
 
+def test_what_becomes_of_denormal_numbers_is_rounding() -> None:
+    class Tiny(Sides):
+        def run(self, trial: Trial, weight: np.ndarray, wrong: str) -> Evidence:
+            y = np.full(5, 6e-36, np.float32) + np.float32(6e-39 if wrong else 0)
+            return Evidence({"y": y})
+
+    found = prove(Tiny("flushed"), usual_trials(2))
+    assert not found.refusal and "too small for float32" in found.undecided[0]
+
+
 def test_what_differs_for_one_input_only_is_rounding() -> None:
     assert not prove(Sides("some inputs"), usual_trials(2)).refusal
 

@@ -46,6 +46,9 @@ _ENOUGH = 2**19
 _LARGEST = 2**24
 # Beside the largest tensor of its kind, smaller values are zero but for rounding.
 NOTHING = 1e-6
+# Differences up to it are what becomes of float32's denormal numbers, which one side may flush to zero and later layers
+# may enlarge: of deep networks with small random weights, whole results are hardly larger.
+LEAST = 2.0**-120
 
 
 @dataclass(frozen=True)
@@ -339,8 +342,8 @@ def _compared(subject: Subject, trial: Trial, proof: Proof) -> list[Difference]:
         raise _OnlyCapturedRaises(str(reason)) from reason
     suspects: list[tuple[str, str, np.ndarray, np.ndarray, float]] = []
     # By kind: what counts as nothing beside the largest of them.
-    tiny = dict.fromkeys(_WHAT, 0.0)
-    tiny["gradients"] = NOTHING * max([_largest(each) for each in original.gradients.values()], default=0.0)
+    tiny = dict.fromkeys(_WHAT, LEAST / FLOOR)
+    tiny["gradients"] += NOTHING * max([_largest(each) for each in original.gradients.values()], default=0.0)
     for kind in _WHAT:
         ours, theirs = getattr(original, kind), getattr(captured, kind)
         for name in [*ours, *(name for name in theirs if name not in ours)]:
@@ -357,6 +360,8 @@ def _compared(subject: Subject, trial: Trial, proof: Proof) -> list[Difference]:
                 suspects.append((kind, name, here, there, error))
             elif here.size and not np.isfinite(here).any():
                 proof.undecided.append(f"{_WHAT[kind]} '{name}' in {trial}, which is not finite")
+            elif kind == "results" and 0 < _largest(here) < LEAST / FLOOR:
+                proof.undecided.append(f"result '{name}' in {trial}, which is too small for float32")
             else:
                 proof.largest = max(proof.largest, error)
     if not suspects:

@@ -84,6 +84,24 @@ def combined(c: ItemBuilder[Any], word: str, operands: Sequence[Any], shape: Seq
     return c.emit("mul", [masks[0], c.fixed_of(truths[0])], shape, bool)
 
 
+def arithmetic(c: ItemBuilder[Any], kind: str, operands: Sequence[Any], shape: Sequence[int]) -> Moving | None:
+    """Products of masks, the least and the largest of them, which are logic; None if it is something else.
+
+    Integers that are given beside a mask are one, too, in the least alone: masks are not negative.
+    """
+    word = {"mul": "and", "minimum": "and", "maximum": "or"}.get(kind)
+    masks = [is_truth(c, each) or _zeros_and_ones(c, each) for each in operands]
+    given = [kind == "minimum" and is_given(c, each) for each in operands]
+    if word is None or not any(masks) or not all(one or other for one, other in zip(masks, given, strict=True)):
+        return None
+    return combined(c, word, operands, shape)
+
+
+def _zeros_and_ones(c: ItemBuilder[Any], operand: Any) -> bool:
+    values = None if isinstance(operand, Moving) else c.numbers(operand)
+    return values is not None and bool(((values == 0) | (values == 1)).all())
+
+
 def spread(c: ItemBuilder[Any], x: Any, shape: Sequence[int]) -> Any:
     """A value repeated along axes, up to a shape (as traced)."""
     if x.shape == tuple(shape):
@@ -153,6 +171,7 @@ def _is_zero(c: ItemBuilder[Any], operand: Any) -> bool:
 
 __all__ = [
     "HIDDEN",
+    "arithmetic",
     "as_truth",
     "before_repeated",
     "chosen",

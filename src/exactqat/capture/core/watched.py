@@ -11,9 +11,11 @@ be followed (a key of a dictionary, `math.sqrt`, a text), the numbers in the cod
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import functools
 import inspect
+import itertools
 import math
 import operator
 import os
@@ -78,6 +80,8 @@ class Watch:
         self._alike = np.ones(len(_ALL), bool)
         self._active = False
         self._thread = 0
+        # Whose frame runs the model: what calls it has its own numbers.
+        self._runs: FrameType | None = None
 
     @contextmanager
     def of(self, examples: int, tensor: type) -> Iterator[None]:
@@ -89,6 +93,7 @@ class Watch:
             return self.size(found) if isinstance(value, tensor) else found
 
         self.examples, self._active, self._thread = examples, True, threading.get_ident()
+        self._runs = _entering(sys._getframe())
         self._alike[:] = True
         # Python makes a plain number of what `__len__` returns.
         builtins.len = watched_length
@@ -96,7 +101,7 @@ class Watch:
             yield
         finally:
             builtins.len = length
-            self._active = False
+            self._active, self._runs = False, None
 
     @property
     def watching(self) -> bool:
@@ -162,7 +167,8 @@ class Watch:
             numbers = _keys_near(frame) | _constants([frame.f_code])
             self._add(numbers or range(3, 65), place)
             return
-        numbers = _constants(_users_code(frame)) | _whole(_near(frame))
+        codes = [each.f_code for each in itertools.islice(_users_frames(frame, self._runs), 8)]
+        numbers = _constants(codes) | _whole(_near(frame))
         powers = {2**each for each in numbers if each <= 12} | {2**each for each in range(2, 13)}
         sizes = {*(n + step for n in numbers for step in (-1, 0, 1)), *(n * n for n in numbers), *powers}
         self._add((each for each in sizes if each <= EVERY), place)
@@ -178,9 +184,7 @@ class Watch:
 
     def _look_at_code(self) -> None:
         """Finds questions in the code that gets a size, and in what it calls, that no watched number hears of."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
+        frame = next(_users_frames(sys._getframe(2), self._runs), None)
         if frame is None or frame.f_code in self._read:
             return
         self._read.add(frame.f_code)
@@ -252,14 +256,21 @@ def place_of(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
-def _users_code(frame: FrameType | None) -> list[CodeType]:
-    """The code of the functions that are being called, as far as it is the model's."""
-    found: list[CodeType] = []
-    while frame is not None and len(found) < 8:
+def _users_frames(frame: FrameType | None, runs: FrameType | None) -> Iterator[FrameType]:
+    """The functions that are being called, as far as their code is a model's, from a frame to the one that runs it."""
+    while frame is not None and frame is not runs:
         if is_users(frame.f_code.co_filename):
-            found.append(frame.f_code)
+            yield frame
         frame = frame.f_back
-    return found
+
+
+def _entering(frame: FrameType | None) -> FrameType | None:
+    """The frame of the outermost `with` statement that a context manager's frame was entered by."""
+    while frame is not None and (
+        frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_code.co_filename == contextlib.__file__
+    ):
+        frame = frame.f_back
+    return frame
 
 
 def _numbers_in(value: Any) -> Iterator[int]:

@@ -112,6 +112,8 @@ def _binary(c: Converter, equation: Any, operands: list[Any]) -> Item:
         for at, number in enumerate(numbers):
             if number == nothing and operands[1 - at].shape == shape:
                 return operands[1 - at]
+    if (mask := masks.arithmetic(c, _BINARY[name], operands, shape)) is not None:
+        return mask
     if name in ("mul", "div"):
         made = _mean_or_pool(c, name, first, second, numbers)
         made = _softmax(c, first, second) if made is None and name == "div" else made

@@ -135,7 +135,10 @@ class Converter(ItemBuilder[Fixed]):
         if isinstance(value, keras.Variable):
             return self.weight(value) if id(value) in self.names else Fixed(data=numpy_of(value), shape=value.shape)
         if keras.ops.is_tensor(value) or isinstance(value, np.ndarray | np.generic):
-            return Fixed(data=numpy_of(value), shape=np.shape(numpy_of(value)))
+            data = numpy_of(value)
+            if data.shape[:1] == (self.prime,) and self.prime not in data.shape[1:] and (data == data[:1]).all():
+                data = data[:1]  # the same for every example
+            return Fixed(data=data, shape=data.shape)
         return value
 
     def evaluate(self, tensor: Any) -> Any:
@@ -160,7 +163,7 @@ class Converter(ItemBuilder[Fixed]):
                 continue
             args = [tree.map_structure(self.item, each) for each in node.arguments.args]
             kwargs = {key: tree.map_structure(self.item, each) for key, each in node.arguments.kwargs.items()}
-            results = tree.flatten(self._call(operation, args, kwargs, node))
+            results = [each for each in tree.flatten(self._call(operation, args, kwargs, node)) if each is not None]
             for output, result in zip(node.outputs, results, strict=True):
                 self._known[id(output)] = result
                 self._alive.append(output)
@@ -352,7 +355,7 @@ class Converter(ItemBuilder[Fixed]):
         args, kwargs = tree.map_structure(self.symbol, args), tree.map_structure(self.symbol, kwargs)
         if "training" in inspect.signature(layer.call).parameters:
             kwargs["training"] = training
-        before = self.read
+        before, began = self.read, len(self.steps)
         self.read = set()
         try:
             try:
@@ -367,6 +370,10 @@ class Converter(ItemBuilder[Fixed]):
                 known = self.by_values(layer.call, given[0]) if len(given) == 1 and not layer.variables else None
                 if known is not None:
                     return known
+                # What replaces something refused may have other axes than what reads it expects.
+                refused = next((step for step in self.steps[began:] if step.attributes.get("reason")), None)
+                if refused is not None:
+                    raise Refused(f"{refused.label}: {refused.attributes['reason']}") from error
                 raise Refused(f"it computes by other means than keras.ops ({first_line(error)})") from error
             unread = [each for each in layer._trainable_variables if id(each) not in self.read]
             if unread and not isinstance(layer, keras.Model):

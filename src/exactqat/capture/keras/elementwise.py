@@ -38,6 +38,8 @@ def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str
         return mask
     if name == "Where" and masks.is_truth(c, operands[0]):
         return masks.chosen(c, operands[0], operands[1], operands[2], shape)
+    if (mask := masks.arithmetic(c, _KINDS.get(name, ""), operands, shape)) is not None:
+        return mask
 
     def evaluate(*given: Any) -> np.ndarray:
         tensors = [keras.ops.convert_to_tensor(np.asarray(each, np.float32)) for each in given]

@@ -14,7 +14,9 @@ from ..core.builder import Moving
 from ..core.refusals import Refused
 from .converter import Converter, layers, operations
 from .items import Fixed, Item
+from .known import path_of
 from .reduction import axes_of, channel_axis_of, spatial_sizes
+from .weights import linear
 
 
 @operations("Reshape")
@@ -52,6 +54,14 @@ def _transpose(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
     x = args[0]
     axes = range(x.rank)[::-1] if operation.axes is None else operation.axes
     return c.permute(x, [axis % x.rank for axis in axes])
+
+
+@operations("Moveaxis")
+def _move(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    # Axes whose sizes are their numbers, moved.
+    moved = np.moveaxis(np.empty(range(x.rank)), operation.source, operation.destination)
+    return c.permute(x, moved.shape)
 
 
 @operations("Swapaxes")
@@ -118,6 +128,23 @@ def _get(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) 
 def _embedding(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     held = getattr(layer, "_embeddings", None)
     return _looked_up(c, c.weight(layer.embeddings if held is None else held), args[0])
+
+
+@layers("ReversibleEmbedding")
+def _reversible_embedding(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if not (args[1] if len(args) > 1 else kwargs.get("reverse", False)):
+        return _embedding(c, layer, args, kwargs)
+    held = getattr(layer, "_embeddings", None)
+    kernel = c.weight(layer.embeddings if held is None else held) if layer.tie_weights else None
+    if kernel is None:
+        kernel = c.weight(layer.reverse_embeddings)
+    else:
+        kernel = c.then(kernel, kernel.shape[::-1], lambda array: array.transpose((1, 0)))
+    made, cap = linear(c, args[0], kernel, None, path_of(layer)), layer.logit_soft_cap
+    if cap is None:
+        return made
+    turned = c.emit("tanh", [c.emit("div", [made, float(cap)], made.shape)], made.shape)
+    return c.emit("mul", [turned, float(cap)], made.shape)
 
 
 @operations("Take")

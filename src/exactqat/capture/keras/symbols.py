@@ -7,6 +7,7 @@ that a layer changes when it is called.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -98,6 +99,10 @@ def has_symbols(values: Any) -> bool:
     return any(isinstance(each, keras.KerasTensor) for each in tree.flatten(values))
 
 
+def _sizes_missing(values: Any) -> bool:
+    return any(isinstance(each, keras.KerasTensor) and None in each.shape for each in tree.flatten(values))
+
+
 def _phase() -> bool | None:
     """Whether the layer that is called is in training, as Keras keeps it for the layers inside."""
     from keras.src.backend.common import global_state
@@ -154,12 +159,37 @@ def with_symbols(on_call: Callable[[], Any], own: Callable[[Any], bool]) -> Iter
                 # One that is called with numbers alone (of positions) computes something of its weights.
                 with on_call() if has_symbols((args, kwargs)) else nullcontext():
                     results = original(layer, *args, **kwargs)
+                if id(layer) in without_tensors:
+                    found = iter(results)
+                    results = tree.map_structure(
+                        lambda each: None if each is None else next(found), without_tensors.pop(id(layer))
+                    )
                 if len(layer._inbound_nodes) > before:
                     # What the layer inherits, unless it is called with another.
                     layer._inbound_nodes[-1].training = phase
                 return results
 
             return call
+
+        without_tensors: dict[int, Any] = {}
+
+        def specified(original: Any) -> Any:
+            def symbolic_call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+                by_itself = keras.Operation.compute_output_spec
+                try:
+                    inspect.signature(layer.compute_output_spec).bind(*args, **kwargs)
+                except TypeError:  # of a class whose `call` takes fewer arguments
+                    made = by_itself(layer, *args, **kwargs)
+                else:
+                    made = original(layer, *args, **kwargs)
+                    if _sizes_missing(made) and not _sizes_missing((args, kwargs)):
+                        made = by_itself(layer, *args, **kwargs)
+                if None not in (found := tree.flatten(made)):
+                    return made
+                without_tensors[id(layer)] = made  # Keras writes down tensors alone
+                return [each for each in found if each is not None]
+
+            return symbolic_call
 
         def dropping(original: Any) -> Any:
             def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
@@ -183,6 +213,7 @@ def with_symbols(on_call: Callable[[], Any], own: Callable[[Any], bool]) -> Iter
         variables = next(each for each in keras.Variable.__mro__ if "assign" in vars(each))
         replaced(variables, "assign", assigning)
         replaced(keras.Layer, "__call__", calling)
+        replaced(keras.Layer, "symbolic_call", specified)
         replaced(drawing, "dropout", dropping)
         for name in ("normal", "uniform", "truncated_normal", "randint", "gamma", "beta", "binomial"):
             replaced(drawing, name, drawn(name))

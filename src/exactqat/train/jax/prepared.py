@@ -128,6 +128,7 @@ class _Model:
         run: the user's model itself, of (leaves in `names`' order, args, kwargs, training, key): its results and all
             leaves after it, by name.
         trains: whether `run` knows training from evaluation.
+        words: arguments that tell training by a word, such as "mode='train'".
     """
 
     function: Callable[..., Any]
@@ -140,6 +141,7 @@ class _Model:
     run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any], bool, Any], tuple[Any, dict[str, Any]]]
     trains: bool
     signature: inspect.Signature | None = None
+    words: str = ""
 
 
 class Prepared:
@@ -167,7 +169,8 @@ class Prepared:
             state: all else.
         """
         leaves = {name: _float32(leaf) for name, leaf in zip(self._model.names, self._model.leaves, strict=True)}
-        arrays = self._functional.initial({name: np.asarray(leaf) for name, leaf in leaves.items()})
+        with jax.ensure_compile_time_eval():  # within `jit`, too
+            arrays = self._functional.initial({name: np.asarray(leaf) for name, leaf in leaves.items()})
         learned, ranges = jax.tree.map(jnp.asarray, (arrays.learned, arrays.ranges))
         if sys.modules.get("flax") is not None:
             _register_with_flax()
@@ -419,8 +422,9 @@ def prepare(
         model: a pure function of (params, *arguments), as in evaluation; or a module of Flax. Flags that tell training
             from evaluation (`train`, `training`, `is_train`, `is_training`, `deterministic`, `use_running_average`,
             `eval_mode`, `is_eval`, `inference`, `is_inference`) are set to evaluation where the example gives none,
-            among the arguments of functions and of modules' methods and among the fields of a Linen module; batch norms
-            and dropouts train nevertheless. A function says by `batch_norm` and `dropout` of this file where it has
+            among the arguments of functions and of modules' methods and among the fields of a Linen module; so are
+            `mode` and `phase` whose default is a word such as "train" or "eval". Batch norms and dropouts train
+            nevertheless. A function says by `batch_norm` and `dropout` of this file where it has
             such layers.
         given: parameters (not for NNX), the example and, if need be, the rules.
         example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
@@ -484,6 +488,12 @@ def prepare(
             )
     except CaptureError as error:
         raise UnsupportedOperator(str(error)) from error
+    norms = [step for step in network.steps if "training" in step.attributes]
+    if known.words and norms and not any(step.attributes["training"] for step in norms):
+        raise UnsupportedOperator(
+            f"{norms[0].place}: {norms[0].label} does not train with {known.words} either, which is taken for "
+            "training: name the argument train, training, deterministic or use_running_average, and give truth values"
+        )
     network = with_examples(network, network.input_tree.flatten(*args, **dict(kwargs or {})))
     planned = plan(network, rules, deployable, keep_final_activation)
     warn_of_plan(planned, keep_final_activation)
@@ -497,7 +507,8 @@ def prepare(
     if check:
         from .proof import compare_with_original
 
-        prepared.proof = accept(compare_with_original(known, prepared, args, kwargs))
+        with at_work("prepare compares what it made with the model"):
+            prepared.proof = accept(compare_with_original(known, prepared, args, kwargs))
     return prepared
 
 
@@ -573,6 +584,10 @@ _FLAGS = {
         ("deterministic", "use_running_average", "eval_mode", "is_eval", "inference", "is_inference"), True
     ),
 }
+# Arguments that tell it by a word, and the words; the first of each where the default is the other.
+_PHASES = ("mode", "phase")
+_TRAINING = ("train", "training")
+_EVALUATION = ("eval", "evaluation", "test", "inference", "predict")
 
 
 def _is_linen(model: Any) -> bool:
@@ -590,15 +605,31 @@ def _is_nnx(model: Any) -> bool:
     return nnx is not None and isinstance(model, nnx.Module)
 
 
-def _unused_flags(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, bool]:
-    """Flags that a call does not give, in evaluation."""
+def _flag(name: str, value: Any) -> tuple[Any, Any] | None:
+    """What an argument or a field of that default is in evaluation and in training; None if it tells neither."""
+    if name in _FLAGS:
+        return _FLAGS[name], not _FLAGS[name]
+    if name in _PHASES and isinstance(value, str) and value in _TRAINING + _EVALUATION:
+        return (_EVALUATION[0], value) if value in _TRAINING else (value, _TRAINING[0])
+    return None
+
+
+def _unused_flags(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Flags that a call does not give, in evaluation and in training."""
     given = set(list(signature.parameters)[: len(args)]) | set(kwargs)
-    return {name: value for name, value in _FLAGS.items() if name in signature.parameters and name not in given}
+    found = {name: _flag(name, each.default) for name, each in signature.parameters.items() if name not in given}
+    return {name: each for name, each in found.items() if each is not None}
 
 
-def _in_mode(flags: Mapping[str, bool], training: bool) -> dict[str, bool]:
-    """The flags, which are those of evaluation, as in training or not."""
-    return {name: value != training for name, value in flags.items()}
+def _in_mode(flags: Mapping[str, tuple[Any, Any]], training: bool) -> dict[str, Any]:
+    return {name: each[training] for name, each in flags.items()}
+
+
+def _words(flags: Mapping[str, tuple[Any, Any]]) -> str:
+    """Flags that are words, as in training, for messages."""
+    return ", ".join(f"{name}={each[1]!r}" for name, each in flags.items() if isinstance(each[1], str))
 
 
 def _function_model(
@@ -631,7 +662,7 @@ def _function_model(
     flags = {} if signature is None else _unused_flags(signature, args, kwargs)
 
     def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return function(jax.tree.unflatten(definition, list(leaves)), *args, **flags, **kwargs)
+        return function(jax.tree.unflatten(definition, list(leaves)), *args, **_in_mode(flags, False), **kwargs)
 
     def run(
         leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
@@ -640,7 +671,9 @@ def _function_model(
         return function(params, *args, **_in_mode(flags, training), **kwargs), dict(zip(names, leaves, strict=True))
 
     leaves = [leaf for _, leaf in found]
-    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, bool(flags), signature)
+    return _Model(
+        call, names, leaves, trained, tree, names_of_tree, restore, run, bool(flags), signature, _words(flags)
+    )
 
 
 def _statistics(params: Any) -> frozenset[str]:
@@ -658,12 +691,15 @@ def _without_first(function: Callable[..., Any]) -> inspect.Signature | None:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _flags_of_fields(module: Any) -> dict[str, bool]:
-    """Flags that a Linen module of the user's own was made with (``train: bool = False``), in evaluation."""
+def _flags_of_fields(module: Any) -> dict[str, tuple[Any, Any]]:
+    """Flags that a Linen module of the user's own was made with (``train: bool = False``), in evaluation and in
+    training."""
     if type(module).__module__.partition(".")[0] == "flax":
         return {}
     fields = type(module).__dataclass_fields__
-    return {name: value for name, value in _FLAGS.items() if name in fields and isinstance(getattr(module, name), bool)}
+    held = {name: getattr(module, name) for name in fields}
+    found = {name: _flag(name, value) for name, value in held.items() if isinstance(value, bool | str)}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Model:
@@ -691,7 +727,8 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
     modules = {training: module.clone(**_in_mode(fields, training)) if fields else module for training in (False, True)}
 
     def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return modules[False].apply(jax.tree.unflatten(definition, list(leaves)), *args, **flags, **kwargs)
+        params = jax.tree.unflatten(definition, list(leaves))
+        return modules[False].apply(params, *args, **_in_mode(flags, False), **kwargs)
 
     full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
     others = [collection for collection in variables if collection != "params"]
@@ -722,7 +759,8 @@ def _linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappi
 
     leaves = [leaf for _, leaf in found]
     trains = bool(flags or fields or others)
-    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, trains, signature)
+    words = _words({**flags, **fields})
+    return _Model(call, names, leaves, trained, tree, names_of_tree, restore, run, trains, signature, words)
 
 
 def _nnx_model(module: Any) -> _Model:
@@ -754,12 +792,27 @@ def _nnx_model(module: Any) -> _Model:
     signature = inspect.signature(type(module).__call__)
     signature = signature.replace(parameters=list(signature.parameters.values())[1:])
 
+    def numbers_of(made: Any) -> dict[str, Any]:
+        """Attributes that are plain numbers or words, by their paths."""
+        return {
+            ".".join(map(str, (*path, name))): value
+            for path, each in nnx.iter_modules(made)
+            for name, value in vars(each).items()
+            if isinstance(value, int | float | str)
+        }
+
     def run(
         leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
     ) -> tuple[Any, dict[str, Any]]:
         made = restore(dict(zip(names, leaves, strict=True)))
         made.train() if training else made.eval()
+        before = numbers_of(made)
         results = made(*args, **_in_mode(_unused_flags(signature, args, kwargs), training), **kwargs)
+        if changed := [name for name, value in numbers_of(made).items() if before.get(name, value) != value]:
+            raise CaptureError(
+                f"the model changes its attribute '{changed[0]}' when it is called; the device computes the same at "
+                "every call: keep it outside of the model"
+            )
         after = {".".join(map(str, path)): held[...] for path, held in nnx.to_flat_state(nnx.state(made))}
         return results, {name: after[name] for name in names}
 
@@ -772,7 +825,10 @@ def _nnx_model(module: Any) -> _Model:
     def names_of_tree(tree: Any) -> dict[str, Any]:
         return dict(zip(structure_names, jax.tree.leaves(tree), strict=True))
 
-    return _Model(call, names, list(numbers.values()), trained, tree, names_of_tree, restore, run, True, signature)
+    words = _words(_unused_flags(signature, (), {}))
+    return _Model(
+        call, names, list(numbers.values()), trained, tree, names_of_tree, restore, run, True, signature, words
+    )
 
 
 def _checked_state(state: Any) -> State:

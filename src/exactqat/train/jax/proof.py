@@ -15,6 +15,7 @@ import numpy as np
 from ...capture.core.refusals import first_line
 from ...capture.jax.layers import context_of_its_own, replacing
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+from ...planning.masks import hides
 from ..core.arrays import Mode
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class _Sides:
         inputs = self._inputs(trial, nudge)
         trained = {name: leaf for name, leaf in leaves.items() if name in self.model.trained}
         others = {name: leaf for name, leaf in leaves.items() if name not in trained}
-        followed = {at: each for at, each in enumerate(inputs) if _is_float(each)}
+        # A mask reaches up to 0, where it shows all, and there a clip has no gradient; nobody trains it.
+        followed = {at: each for at, each in enumerate(inputs) if _is_float(each) and not hides(each)}
         fixed = {at: each for at, each in enumerate(inputs) if at not in followed}
 
         def loss(trained: Any, followed: Any, others: Any, fixed: Any) -> Any:

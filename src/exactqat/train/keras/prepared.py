@@ -662,7 +662,8 @@ def prepare(
     if check:
         from .proof import compare_with_original
 
-        prepared._held.proof = accept(compare_with_original(model, prepared, example))
+        with at_work("prepare compares what it made with the model"):
+            prepared._held.proof = accept(compare_with_original(model, prepared, example))
     if prepared.losses_left_out:
         warnings.warn(
             f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "

@@ -44,7 +44,8 @@ def channels_first_view(tensor: Tensor) -> Tensor:
 def as_in_autocast(features: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """Operands of a convolution in the dtype in which ``torch.autocast`` has them for PyTorch's own, where it is on."""
     device = features.device.type
-    if not torch.is_autocast_enabled(device) or features.dtype == torch.float64:
+    # PyTorch raises an error for "meta", where tensors have no values.
+    if features.is_meta or not torch.is_autocast_enabled(device) or features.dtype == torch.float64:
         return (features, *others)
     dtype = torch.get_autocast_dtype(device)
     return tuple(None if tensor is None else tensor.to(dtype) for tensor in (features, *others))
