@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged .tflite files: bytes that changed, and sound tables that say what no converter would."""
+"""Damaged .tflite and .onnx files: bytes that changed, and sound tables that say what no converter would."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from device_cases import NAMES, random_graph
 
+from exactqat.deploy import Refusal
+from exactqat.deploy.formats.onnx import onnx_bytes
 from exactqat.deploy.formats.tflite import IDENTIFIER, tflite_bytes
 
 GOLDENS = Path(__file__).resolve().parent / "goldens" / "files"
@@ -180,3 +182,74 @@ def cases(seed: int, count: int) -> Iterator[bytes]:
             yield damage(rng, content)
         except (struct.error, OverflowError, TypeError, ValueError):  # what no file can say
             yield with_other_bytes(rng, content)
+
+
+def onnx_cases(seed: int, count: int, others: Sequence[Path] = ()) -> Iterator[bytes]:
+    """Damaged .onnx files, likewise. others: files of others, beside those of this library."""
+    rng = np.random.default_rng(seed)
+    files = [path.read_bytes() for path in others]
+    while len(files) < len(others) + 40:
+        try:
+            files.append(onnx_bytes(random_graph(rng, str(_pick(rng, [name for name in NAMES if ":" not in name])))))
+        except Refusal:  # it has no form in ONNX
+            continue
+    for _ in range(count):
+        content = _pick(rng, files)
+        try:
+            yield (with_other_onnx_fields if rng.integers(2) else with_other_bytes)(rng, content)
+        except Exception:  # noqa: BLE001 - what no file can say, in onnx' own errors
+            yield with_other_bytes(rng, content)
+
+
+def with_other_onnx_fields(rng: np.random.Generator, content: bytes) -> bytes:
+    """The .onnx file with one to three fields that say something else."""
+    import onnx
+
+    model = onnx.load_model_from_string(content)
+    for _ in range(int(rng.choice([1, 1, 2, 3]))):
+        graph = model.graph
+        node, held = _pick(rng, graph.node), _pick(rng, graph.initializer)
+        names = [name for each in graph.node for name in (*each.input, *each.output)]
+        match int(rng.integers(13)):
+            case 0:
+                node.op_type = str(
+                    _pick(rng, [*(each.op_type for each in graph.node), "Loop", "Scan", "Einsum", "Nothing"])
+                )
+            case 1 if node.input:
+                node.input[int(rng.integers(len(node.input)))] = str(_pick(rng, names))
+            case 2 if node.output:
+                node.output[0] = str(_pick(rng, names))
+            case 3:
+                del graph.node[int(rng.integers(len(graph.node)))]
+            case 4:
+                graph.node.append(node)
+            case 5:  # a shape that the data do not have, or of another size
+                if held.dims:
+                    held.dims[int(rng.integers(len(held.dims)))] = int(_pick(rng, SIZES))
+            case 6:
+                held.data_type = int(rng.integers(0, 25))
+            case 7:  # scales, zero points, axes, shapes
+                array = onnx.numpy_helper.to_array(held).copy()
+                value = _pick(rng, SCALES) if array.dtype.kind == "f" else _pick(rng, NUMBERS)
+                with np.errstate(all="ignore"):
+                    array.reshape(-1)[: max(1, array.size // 3)] = np.asarray(value).astype(array.dtype)
+                held.CopyFrom(onnx.numpy_helper.from_array(array, held.name))
+            case 8 if node.attribute:
+                attribute = _pick(rng, node.attribute)
+                if attribute.ints:
+                    attribute.ints[int(rng.integers(len(attribute.ints)))] = int(_pick(rng, SIZES))
+                else:
+                    attribute.i = int(_pick(rng, NUMBERS))
+            case 9:
+                end = _pick(rng, [*graph.input, *graph.output])
+                dims = end.type.tensor_type.shape.dim
+                if dims:
+                    _pick(rng, dims).dim_value = int(_pick(rng, SIZES))
+            case 10:
+                _pick(rng, model.opset_import).version = int(rng.integers(0, 30))
+            case 11:
+                graph.output.add().name = str(_pick(rng, names))
+            case 12:
+                held.data_location = onnx.TensorProto.EXTERNAL
+                held.external_data.add(key="location", value=str(_pick(rng, ["../x", "/etc/hostname", "data"])))
+    return bytes(model.SerializeToString())

@@ -2,6 +2,7 @@
 """Damaged .tflite files through `inspect`: refused in a sentence, or inspected.
 
     python tests/campaigns/fuzz_files.py --cases 20000 [--seed 1] [--first 5000] [--keep FOLDER]
+    python tests/campaigns/fuzz_files.py --onnx FOLDER    .onnx files instead: this library's, and those of the folder
 
 Each file goes through `inspect` and its text and JSON in a worker process with a limit of memory, which a supervisor
 replaces if it dies or says nothing for a while. The processes that `inspect` starts for runtimes are forked from the
@@ -24,12 +25,14 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import _tests_folder  # noqa: F401 - finds the modules of tests/
-from damaged_files import cases
+from damaged_files import cases, onnx_cases
 
+from exactqat import qat
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes import trial
 from exactqat.device import Refusal
@@ -76,17 +79,24 @@ def forked(function: Any, *arguments: Any, seconds: float | None = None) -> str:
 
 def fork_instead(yes: bool) -> None:
     """Whether processes of runtimes are forked."""
-    for name in ("inspect", "footprint", "runtimes.micro"):
+    for name in ("inspect", "inspect_onnx", "footprint", "runtimes.micro"):
         module = importlib.import_module(f"exactqat.deploy.{name}")
         module.try_in_a_child = forked if yes else trial.try_in_a_child  # type: ignore[attr-defined]
 
 
-def inspected(content: bytes, folder: Path, seconds: float) -> str:
+def drawn(seed: int, count: int, onnx: Path | None) -> Iterator[bytes]:
+    """The files of a campaign; onnx: a folder of .onnx files, if it is about these."""
+    return cases(seed, count) if onnx is None else onnx_cases(seed, count, sorted(onnx.glob("*.onnx")))
+
+
+def inspected(content: bytes, folder: Path, seconds: float, onnx: bool) -> str:
     """What became of a file."""
-    path = folder / "damaged.tflite"
+    path = folder / f"damaged.{'onnx' if onnx else 'tflite'}"
     path.write_bytes(content)
     try:
-        found = inspect(path, examples=1, seconds=seconds)
+        found = (qat.inspect_onnx if onnx else inspect)(path, examples=1, seconds=seconds)
+    except qat.UnsupportedOperator as error:  # a list of places
+        return "refused" if str(error) else "refused without a sentence"
     except Refusal as error:
         return "refused" if str(error) and "\n" not in str(error) else "refused without a sentence"
     except RuntimeError as error:
@@ -98,15 +108,15 @@ def inspected(content: bytes, folder: Path, seconds: float) -> str:
     return "inspected, equal" if found.equal else "inspected, differs"
 
 
-def work(seed: int, first: int, count: int, seconds: float, plain: int) -> None:
+def work(seed: int, first: int, count: int, seconds: float, plain: int, onnx: Path | None) -> None:
     """Runs cases in this process and prints what became of each."""
-    for module in ("ai_edge_litert.interpreter", "tflite_micro"):
+    for module in ("ai_edge_litert.interpreter", "tflite_micro") if onnx is None else ("onnx", "onnxruntime"):
         importlib.import_module(module)
     # What the interpreter of a runtime writes goes where its own errors go.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder:
-        for number, content in enumerate(cases(seed, first + count)):
+        for number, content in enumerate(drawn(seed, first + count, onnx)):
             if number < first:
                 continue
             fork_instead(not plain or number % plain != 0)
@@ -116,7 +126,7 @@ def work(seed: int, first: int, count: int, seconds: float, plain: int) -> None:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             start = time.perf_counter()
             try:
-                outcome = inspected(content, Path(folder), seconds)
+                outcome = inspected(content, Path(folder), seconds, onnx is not None)
             except BaseException:  # noqa: BLE001 - what the campaign looks for
                 outcome = f"traceback: {' '.join(traceback.format_exc().split())[-600:]}"
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
@@ -148,8 +158,10 @@ class Campaign:
         folder = self.arguments.keep
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            *_, content = cases(self.arguments.seed, number + 1)
-            (folder / f"damaged_{self.arguments.seed}_{number}.tflite").write_bytes(content)
+            onnx = self.arguments.onnx
+            *_, content = drawn(self.arguments.seed, number + 1, onnx)
+            name = f"damaged_{self.arguments.seed}_{number}.{'tflite' if onnx is None else 'onnx'}"
+            (folder / name).write_bytes(content)
 
     def run(self) -> int:
         given = self.arguments
@@ -158,6 +170,7 @@ class Campaign:
         silence = 10 * given.seconds + 60
         while number < end:
             options = ["--seed", given.seed, "--first", number, "--cases", end - number, "--seconds", given.seconds]
+            options += [] if given.onnx is None else ["--onnx", given.onnx]
             command = [sys.executable, __file__, "--worker", "--plain", given.plain, *options]
             with tempfile.TemporaryFile() as errors:
                 worker = subprocess.Popen(
@@ -195,10 +208,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="for each process of an inspection")
     parser.add_argument("--plain", type=int, default=100, help="of how many cases one starts processes as users do")
     parser.add_argument("--keep", type=Path, help="folder for the files that did what they should not")
+    parser.add_argument("--onnx", type=Path, metavar="FOLDER", help="of sound .onnx files, which are damaged instead")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        work(arguments.seed, arguments.first, arguments.cases, arguments.seconds, arguments.plain)
+        work(arguments.seed, arguments.first, arguments.cases, arguments.seconds, arguments.plain, arguments.onnx)
         return 0
     return Campaign(arguments).run()
 

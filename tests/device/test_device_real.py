@@ -75,6 +75,9 @@ def computed(graph: Graph, codes: dict[str, np.ndarray], operator: Operator) -> 
     known = dict(attributes)
     if declaration.uses_operand_scale:  # as training gives it
         known["operand_scale"] = torch.tensor(float(inputs[0].quantization.scale[0]))
+    if operator.kind == "LOOKUP":  # as it is trained from a file
+        grids = [each.quantization for each in (inputs[0], output)]
+        known["grids"] = tuple((float(each.scale[0]), int(each.zero_point[0])) for each in grids)
     real = declaration.real(primitives_torch, operands, known)
     on_grid = declaration.real_on_grid(primitives_torch, operands, attributes, grid)
     if declaration.spatial:

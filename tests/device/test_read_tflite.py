@@ -206,7 +206,12 @@ def test_features_that_are_refused() -> None:
     def activation(model: Any) -> None:
         model.subgraphs[0].operators[0].builtinOptions.fusedActivationFunction = 2
 
+    def real_bias(model: Any) -> None:
+        names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+        model.subgraphs[0].tensors[names.index("first/bias")].type = schema.TensorType.FLOAT32
+
     for change, message in (
+        (real_bias, r"a bias in float32 beside an input in int8, which no runtime adds \(at first\)"),
         (custom, r"the custom operator TheirOwn \(at first\)"),
         (batch, r"a fixed batch of 4, where graphs take one example \(at x\)"),
         (no_scale, r"int8 without a scale \(at x\)"),

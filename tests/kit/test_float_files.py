@@ -232,3 +232,8 @@ def test_damaged_onnx_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(deploy.Refusal, match="cannot be read: it is damaged"):
             deploy.read_onnx(path)
+    model = node("Relu", ("N", 3))
+    model.graph.output.append(model.graph.output[0])
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(deploy.Refusal, match="its outputs must differ, got"):
+        deploy.read_onnx(path)

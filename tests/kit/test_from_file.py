@@ -5,6 +5,7 @@ original file; what is written after it is what training computed."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,44 @@ def test_jax_trains_the_same_integers() -> None:
     slopes = jax.grad(loss)(params)["model"]
     assert all(np.isfinite(each).all() for each in slopes.values())
     assert any(np.any(each) for name, each in slopes.items() if name.endswith(".weight"))
+
+
+def with_a_table(function: Callable[[np.ndarray], np.ndarray], dtype: str) -> Graph:
+    """A table of a function, as a file holds it."""
+    fine = 1 if dtype == "int8" else 256
+    source = per_tensor(0.04 / fine, 5 if fine == 1 else 0, dtype)
+    output = per_tensor(0.03 / fine, 0, dtype)
+    codes = np.arange(np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
+    table = deploy.quantize(function(deploy.dequantize(codes, source).astype(np.float64)), output)
+    builder = Builder()
+    y = builder.lookup(builder.input("x", (1, 6), source), output, codes=tuple(table.tolist()), name="y")
+    return builder.graph([y])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [(lambda x: x * np.tanh(np.log1p(np.exp(x))), "TABLE"), (lambda x: x / (1 + np.exp(-1.7 * x)), "LOOKUP")],
+)
+def test_tables_of_a_file_have_the_slope_of_their_function(
+    function: Callable[[np.ndarray], np.ndarray], kind: str, dtype: str, tmp_path: Path
+) -> None:
+    path = deploy.write_tflite(with_a_table(function, dtype), tmp_path / "table.tflite")
+    model = qat.prepare(deploy.read_tflite(path))
+    assert [step.kind for step in model.plan.steps] == [kind]
+    x = torch.linspace(-3, 2, 6 * 400).reshape(-1, 6).requires_grad_()
+    model(x).sum().backward()
+    given = x.detach().double().numpy()
+    slope = (function(given + 1e-4) - function(given - 1e-4)) / 2e-4
+    # What a table rises is rounded by one step at most, over a window of all codes or of the 256 that a slope is of.
+    off = np.abs((x.grad.numpy() - slope).reshape(-1, 200).mean(-1))
+    assert off.max() < (0.03 / (200 * 5 / 2400) if dtype == "int8" else 0.03 / 256 / 0.04)
+    reals = on_the_grid(model.plan)
+    qat.freeze(model.eval())
+    for ours, theirs in zip(
+        results_of(model(*map(torch.from_numpy, reals))), on_litert(path, reals, "xnnpack-x86"), strict=True
+    ):
+        assert np.array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(weight_bits=4, activation_bits=4), Rule(activation_bits=16)])

@@ -4,7 +4,10 @@ makes of the file; what is written after it is what training computed."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ import torch
 from plain_networks import NETWORKS
 from test_float_files import exported, on_onnxruntime
 
-from exactqat import deploy, qat
+from exactqat import cli, deploy, qat
+from exactqat.deploy.inspect_onnx import inspect_onnx as inspect_network
 from exactqat.qat import Rule, UnsupportedOperator
+from exactqat.train.files import OpenedFile
 
 pytest.importorskip("onnxruntime")
 DEVICE = "onnxruntime-x86"
@@ -33,7 +38,7 @@ class Reader:
         return next(self.batches, None)
 
 
-def quantized(name: str, folder: Path, **how: Any) -> Path:
+def quantized(name: str, folder: Path, form: str = "QDQ", **how: Any) -> Path:
     """A network by `quantize_static`, as its documentation says."""
     tools = pytest.importorskip("onnxruntime.quantization")
     path = exported(name, folder)
@@ -42,7 +47,7 @@ def quantized(name: str, folder: Path, **how: Any) -> Path:
     examples = NETWORKS[name]()[1]
     shapes = {f"input_{number}": tuple(each.shape) for number, each in enumerate(examples)}
     types = {"activation_type": tools.QuantType.QUInt8, "weight_type": tools.QuantType.QInt8, **how}
-    tools.quantize_static(str(ready), str(made), Reader(shapes), quant_format=tools.QuantFormat.QDQ, **types)
+    tools.quantize_static(str(ready), str(made), Reader(shapes), quant_format=tools.QuantFormat[form], **types)
     return made
 
 
@@ -126,3 +131,57 @@ def test_what_cannot_stay_as_it_is_is_named(how: dict[str, Any], words: str, tmp
     how = {name: getattr(tools.QuantType, each) if isinstance(each, str) else each for name, each in how.items()}
     with pytest.raises(UnsupportedOperator, match=words):
         qat.prepare(deploy.read_onnx(quantized("ds_cnn", tmp_path, **how)), device=DEVICE)
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_a_file_is_inspected_beside_onnxruntime(form: str, tmp_path: Path) -> None:
+    """Joined tensors on other grids, in both formats: the file's own codes are the simulation's."""
+    if DEVICE not in deploy.profiles_here(".onnx"):
+        pytest.skip(f"{DEVICE} does not run here")
+    path = quantized("two_inputs", tmp_path, form=form)
+    found = qat.inspect_onnx(path, examples=2)
+    (device,) = found.devices
+    assert found.equal and not device.differing and device.values == sum(each.values for each in device.operators) + 6
+    assert {each.kind for each in device.operators} >= {"CONV_2D", "CONCATENATION", "FULLY_CONNECTED"}
+    assert all(each.exact for each in (*device.operators, *device.outputs))
+    assert max(map(len, found.text(80).splitlines())) <= 80 and found.flash_bytes == path.stat().st_size
+    real = {"input_0": np.zeros((1, 3, 16, 16), np.float32), "input_1": np.zeros((1, 6), np.float32)}
+    shapes = {end.split()[0]: end for end in found.inputs}
+    assert set(shapes) == set(real)
+    with pytest.raises(ValueError, match="the file's inputs are"):
+        qat.inspect_onnx(path, {"other": real["input_1"]})
+    with pytest.raises(ValueError, match=r"devices must run \.onnx files, which reference does not"):
+        qat.inspect_onnx(path, devices=["reference"])
+
+
+def status_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Of the command."""
+    monkeypatch.setattr(sys, "argv", ["exactqat", "inspect", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_an_operator_that_computes_otherwise_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulation gets another scale than the file's."""
+    if DEVICE not in deploy.profiles_here(".onnx"):
+        pytest.skip(f"{DEVICE} does not run here")
+    path = quantized("ds_cnn", tmp_path)
+    assert status_of(monkeypatch, str(path), "--json", "--examples", "1") == 0
+    assert json.loads(capsys.readouterr().out)["equal"]
+    assert status_of(monkeypatch, str(path), "--reduce", str(tmp_path / "small")) == 2
+    assert "--reduce is for .tflite files" in capsys.readouterr().err
+    assert status_of(monkeypatch, str(exported("ds_cnn", tmp_path))) == 2
+    assert "it computes in real numbers" in " ".join(capsys.readouterr().err.split())
+    network = OpenedFile(deploy.read_onnx(path)).on_onnxruntime()
+    operator = next(each for each in network.graph.operators if each.kind == "CONV_2D")
+    tensors = dict(network.graph.tensors)
+    given = tensors[operator.outputs[0]]
+    grid = replace(given.quantization, scale=given.quantization.scale * np.float32(1.01))
+    tensors[given.name] = replace(given, quantization=grid)
+    other = replace(network, graph=replace(network.graph, tensors=tensors))
+    found = inspect_network(other, None, 1, None, 0, 60.0, None)
+    wrong = [each for each in found.devices[0].operators if each.differing]
+    assert not found.equal and wrong[0].name == given.name and all(each.exact for each in wrong)

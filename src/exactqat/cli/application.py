@@ -256,9 +256,11 @@ def command_line() -> Any:
         if not equal:
             raise IntegersDiffer
 
-    @application.command("inspect", short_help="Say what is in a .tflite file and where devices differ.")
+    @application.command("inspect", short_help="Say what is in a quantized file and where devices differ.")
     def inspect_file(
-        file: Annotated[Path, typer.Argument(metavar="FILE", help="A quantized .tflite file, whoever wrote it.")],
+        file: Annotated[
+            Path, typer.Argument(metavar="FILE", help="A quantized .tflite or .onnx file, whoever wrote it.")
+        ],
         data: Annotated[
             Path | None,
             typer.Option(
@@ -293,8 +295,8 @@ def command_line() -> Any:
             ),
         ] = None,
     ) -> None:
-        """Say what is in a quantized .tflite file, run it on every runtime of this machine beside the simulation, and
-        say which devices compute different codes, from which layer on.
+        """Say what is in a quantized .tflite or .onnx file, run it on every runtime of this machine beside the
+        simulation, and say which devices compute different codes, from which layer on.
 
         Exit status 1 if an integer differs where equality is claimed; 2 if the file cannot be read, with every reason,
         or if nothing could be compared.

@@ -394,6 +394,7 @@ def inspect(
     reduced: Path | None,
 ) -> bool:
     """Prints what is in a file and how devices compute it, and says whether what is claimed to be equal is."""
+    from .. import qat
     from ..deploy.formats.tflite import write_whole
     from ..deploy.inspect import inspect as inspect_file
     from ..deploy.inspect import read_arrays
@@ -402,10 +403,17 @@ def inspect(
 
     console, errors = console_of(), console_of(stderr=True)
     arrays = None if data is None else read_arrays(data)
+    is_onnx = file.suffix.lower() == ".onnx"
+    for option, given in (("--float", float_file), ("--reduce", reduced)):
+        if is_onnx and given is not None:
+            raise ValueError(f"{option} is for .tflite files, and {file} is an .onnx file")
     with status_on(errors, "reading") as status:
-        found = inspect_file(
-            file, arrays, examples, devices or None, seed, progress=status.update, float_file=float_file
-        )
+        if is_onnx:
+            found = qat.inspect_onnx(file, arrays, examples, devices or None, seed, progress=status.update)
+        else:
+            found = inspect_file(
+                file, arrays, examples, devices or None, seed, progress=status.update, float_file=float_file
+            )
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
     if html is not None:

@@ -215,10 +215,12 @@ def inspect(
         raise ValueError(f"examples must be 1 or more, got {examples}")
     say = progress or (lambda text: None)
     path = path_of_file(path)
+    if path.suffix.lower() == ".onnx":
+        raise Refusal(f"{shortened(path.name)} is an .onnx file; qat.inspect_onnx inspects it")
     content = path.read_bytes()
     file = read_content(content, path.name)
     graph = file.graph
-    _need_a_bounded_size(graph, path.name, examples)
+    need_a_bounded_size(graph, path.name, examples)
     wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     others = [name for name in wanted if profile_named(name).file != ".tflite"]
     if others:
@@ -237,7 +239,7 @@ def inspect(
             reasons[profile] = _run_in_a_child(content, file, profile, folder, seconds)
         say("simulating all devices")
         ran = tuple(profile for profile in wanted if not reasons[profile])
-        counts = _compare_in_a_child(graph, folder, ran, seconds)
+        counts = compare_in_a_child(graph, folder, ran, seconds)
     beside: tuple[LayerBesideFloat, ...] = ()
     if float_file is not None:
         say("computing the float network")
@@ -273,7 +275,7 @@ def inspect(
         tuple(_described(graph, end) for end in file.inputs),
         tuple(_described(graph, end) for end in file.outputs),
         file.words,
-        tuple(_layers(graph)),
+        tuple(layers_of(graph)),
         len(next(iter(codes.values()))),
         tuple(found),
         tuple(pairs),
@@ -281,7 +283,7 @@ def inspect(
     )
 
 
-def _need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
+def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
     """Refuses networks of which a run could take all memory, or hours."""
 
     def size(names: Iterable[str]) -> int:
@@ -314,7 +316,7 @@ def _described(graph: Graph, end: FileEnd) -> str:
     return f"{shortened(end.name)} {end.dtype}{stored} [{', '.join(map(str, sizes))}]{on_a_grid}"
 
 
-def _layers(graph: Graph) -> list[Layer]:
+def layers_of(graph: Graph) -> list[Layer]:
     found = []
     for operator in graph.operators:
         output = graph.tensors[operator.outputs[0]]
@@ -427,16 +429,16 @@ def _run_in_a_child(content: bytes, file: TfliteFile, profile: str, folder: str,
     try:
         said = try_in_a_child(_run, *arguments, seconds=seconds)
     except RuntimeRefusal as error:
-        return _on_one_line(error)
+        return on_one_line(error)
     folder_of = Path(folder) / profile
     if (folder_of / "done").exists():
         return ""
     reason = folder_of / "reason"
     lines = [line for line in said.splitlines() if line.strip()]
-    return _on_one_line(reason.read_text("utf-8", "replace") if reason.exists() else (lines or ["no reason given"])[-1])
+    return on_one_line(reason.read_text("utf-8", "replace") if reason.exists() else (lines or ["no reason given"])[-1])
 
 
-def _on_one_line(text: object) -> str:
+def on_one_line(text: object) -> str:
     return shortened(" ".join(str(text).split()), 300)
 
 
@@ -491,20 +493,28 @@ def _run(
 # --- the simulations, in a process of their own ---------------------------------------------------------------------
 
 
-def _compare_in_a_child(graph: Graph, folder: str, ran: Sequence[str], seconds: float) -> dict[str, Any]:
+def compare_in_a_child(
+    graph: Graph, folder: str, ran: Sequence[str], seconds: float, file: str = ".tflite"
+) -> dict[str, Any]:
+    """The counts of an `Inspection`.
+
+    Args:
+        folder: with the codes of the inputs, and for each of `ran` what the device computed.
+        file: the kind of file; all devices that run such are simulated.
+    """
     try:
-        said = try_in_a_child(_compare, graph, folder, tuple(ran), seconds=seconds)
+        said = try_in_a_child(_compare, graph, folder, tuple(ran), that_run(file), seconds=seconds)
     except RuntimeRefusal as error:
-        raise RuntimeError(f"the file could not be simulated: {_on_one_line(error)}") from None
+        raise RuntimeError(f"the file could not be simulated: {on_one_line(error)}") from None
     counts = Path(folder) / "counts.json"
     if not counts.exists():
         lines = [line for line in said.splitlines() if line.strip()]
-        raise RuntimeError(f"the file could not be simulated: {_on_one_line((lines or ['no reason given'])[-1])}")
+        raise RuntimeError(f"the file could not be simulated: {on_one_line((lines or ['no reason given'])[-1])}")
     found: dict[str, Any] = json.loads(counts.read_text())
     return found
 
 
-def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
+def _compare(graph: Graph, folder: str, ran: Sequence[str], simulating: Sequence[str]) -> None:
     """Counts, example by example, what `Inspection` holds."""
     with np.load(Path(folder) / "codes.npz") as archive:
         codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
@@ -512,17 +522,17 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str]) -> None:
     kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
     operators = {profile: {name: Tally() for name in results} for profile in ran}
     outputs = {profile: {name: Tally() for name in graph.outputs} for profile in ran}
-    pairs = {pair: {name: Tally() for name in results} for pair in combinations(that_run(".tflite"), 2)}
+    pairs = {pair: {name: Tally() for name in results} for pair in combinations(simulating, 2)}
     firsts: dict[tuple[str, str], _First] = {}
     refused: dict[str, str] = {}
     # What variables hold: in each whole simulation, and as the operators of each device that ran leave them.
-    states = {profile: graph.initial_state() for profile in that_run(".tflite")}
+    states = {profile: graph.initial_state() for profile in simulating}
     memories = {profile: graph.initial_state() for profile in ran}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
         simulated: dict[str, dict[str, np.ndarray]] = {}
         before = {profile: dict(state) for profile, state in states.items()}
-        for profile in that_run(".tflite"):
+        for profile in simulating:
             try:
                 simulated[profile] = simulate(graph, batch, profile, results, state=states[profile], progress=False)
             except ValueError as error:
@@ -584,13 +594,15 @@ def _count(
         device = {**batch, **{name: archive[f"t{at}"] for at, name in enumerate(computed)}}
         found = {name: archive[f"o{at}"] for at, name in enumerate(ends)}
     for operator in graph.operators:
-        if not _compared(graph, operator, profile):
+        if operator.outputs[0] in device and not _compared(graph, operator, profile):
             continue
         for name, codes in simulate_results(graph, operator, {**device, **memory}, profile).items():
             if name in memory:
                 memory[name] = codes
-            else:
+            elif name in device:
                 operators[name].add(device[name], codes)
+            else:  # the file has no codes of it
+                device[name] = codes
     for name, tally in outputs.items():
         if graph.tensors[name].dtype != FLOAT:
             tally.add(found[name], simulated[name] if name in simulated else batch[name])

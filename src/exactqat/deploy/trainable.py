@@ -173,6 +173,13 @@ class Restoring:
         """The shapes of the results."""
         return [self.graph.tensors[name].shape for name in operator.outputs]
 
+    def tensors(self, operator: Operator) -> tuple[list[Tensor], list[Tensor]]:
+        """The operands, constants included, and the results."""
+        inputs, outputs = (
+            [self.graph.tensors[name] for name in names] for names in (operator.inputs, operator.outputs)
+        )
+        return inputs, outputs
+
     def operands(self, operator: Operator) -> list[str]:
         """Paths of steps and inputs, and names of constants."""
         tensors = [self.graph.tensors[name] for name in operator.inputs]

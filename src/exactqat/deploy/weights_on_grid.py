@@ -25,11 +25,13 @@ class Trainable:
         plan: what the device runs; all grids are given.
         parameters: by the names of the plan's constants, float32; the trained ones.
         buffers: likewise, the others.
+        codes: by path of what is stored, what the file calls its codes; where it has them.
     """
 
     plan: Plan
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)
+    codes: dict[str, str] = field(default_factory=dict)
 
     def add(self, constants: dict[str, Constant], name: str, values: np.ndarray, trained: bool = True) -> str:
         """The name of a new constant, which is entered into those of the plan."""

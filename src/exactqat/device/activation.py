@@ -25,6 +25,7 @@ from .arithmetic import (
 )
 from .functions import FUNCTIONS, TINY, NumPyPrimitives, off_the_pole
 from .operator import (
+    OPERATORS,
     REQUIRED,
     Attributes,
     DeviceOperator,
@@ -424,15 +425,68 @@ class Table(Unary):
         onnx_lookup(writer, operator, output, self.table(source, output, operator.attributes, REFERENCE))
 
 
+def on_any_grid(kind: str) -> tuple[str, Attributes] | None:
+    """The operator, and its attributes, that looks up what one of a fixed grid computes; None: there is none."""
+    declaration = OPERATORS[kind]
+    fits = declaration.fixed_grid is not None and declaration.float_kind in FUNCTIONS
+    return (Table.kind, {"function": declaration.float_kind, "parameters": ()}) if fits else None
+
+
 @register
 class Lookup(Unary):
-    """A table that a file holds, whatever function it was made of: the results of all codes, the lowest one's first."""
+    """A table that a file holds, whatever function it was made of: the results of all codes, the lowest one's first.
+
+    Training takes the slope of the function whose table on these grids has the same codes, if one of `FUNCTIONS` has
+    without further parameters. Of any other table it is the difference between a 256th of all codes above and below, in
+    int8 between the neighbours of a code: fewer codes of int16 would show rounding more than slope, and differences add
+    up to what the table rises. A jump of the function, which is none of its slope, is one there.
+    """
 
     kind = "LOOKUP"
     purpose = "files: what a table of one was made of is not in it"
     dtypes = ("int8", "int16")
     attributes = {"codes": REQUIRED}
     other_forms = (("CAST", "ADD", "GATHER"),)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        """attributes: also `grids`, (scale, zero point) of the operand and of the result: those of the file."""
+        (x,), ((step, zero_point), (scale, zero)) = operands, attributes["grids"]
+        codes = np.asarray(attributes["codes"], np.int64)
+        values = (codes - zero).astype(np.float32) * np.float32(scale)
+        lowest, at, reach = -(codes.size // 2), np.arange(codes.size), codes.size // 256
+        before, after = np.maximum(at - reach, 0), np.minimum(at + reach, codes.size - 1)
+        slopes = (values[after] - values[before]) / (after - before).astype(np.float32)
+        index = primitives.round(primitives.stop_gradient(x) / step) + float(zero_point - lowest)
+        index = primitives.clip(index, 0.0, float(codes.size - 1))
+        found, slope = (
+            primitives.sum(primitives.embedding(index, primitives.array(each[:, None], x)), [-1])
+            for each in (values, slopes / np.float32(step))
+        )
+        return primitives.straight_through(found, x * primitives.stop_gradient(slope))
+
+    def restore(self, context: Any, operator: Any) -> None:
+        (source,), (output,) = context.tensors(operator)
+        name = self.made_of(source, output, operator.attributes)
+        if name:
+            context.step(operator, {"function": name}, kind=Table.kind)
+            return
+        grids = tuple((float(scale_of(each)), zero_point_of(each)) for each in (source, output))
+        context.step(operator, {**operator.attributes, "grids": grids})
+
+    def made_of(self, source: Tensor, output: Tensor, attributes: Attributes) -> str:
+        """The first function of `FUNCTIONS` whose table this is, of those that need no parameters; "": none."""
+        declaration = OPERATORS[Table.kind]
+        assert isinstance(declaration, Table)
+        for name in FUNCTIONS:
+            try:
+                with np.errstate(all="ignore"):
+                    given = {"function": name, "parameters": ()}
+                    found = declaration.table(source, output, given, REFERENCE)
+            except (TypeError, LookupError):  # it needs some
+                continue
+            if np.array_equal(found, attributes["codes"]):
+                return name
+        return ""
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         lowest, highest = code_range(output)
@@ -525,6 +579,7 @@ class LeakyRelu(Unary):
     """x, or alpha * x where x is negative."""
 
     kind = "LEAKY_RELU"
+    as_in_onnx = True
     float_kind = "leaky_relu"
     floats = True
     dtypes = ("int8", "int16")

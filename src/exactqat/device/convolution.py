@@ -73,6 +73,7 @@ class Conv2D(Convolution):
     """filter [out, height, width, in / groups]; groups follow from its shape."""
 
     kind = "CONV_2D"
+    as_in_onnx = True
     wide_version = 4
     options = "Conv2DOptions"
 
@@ -132,6 +133,7 @@ class DepthwiseConv2D(Convolution):
     """filter [1, height, width, in * multiplier], input channel major."""
 
     kind = "DEPTHWISE_CONV_2D"
+    as_in_onnx = True
     wide_version = 5
     options = "DepthwiseConv2DOptions"
     filter_axis = 3

@@ -90,6 +90,7 @@ class Add(FusedBinary):
     """The sum; scales may differ."""
 
     kind = "ADD"
+    as_in_onnx = True
     floats = True
     wide_version = 3
     options = "AddOptions"
@@ -267,6 +268,7 @@ class Subtract(Add):
     options = "SubOptions"
     float_kind = "sub"
     onnx_kind = "Sub"
+    as_in_onnx = False
     sign = -1
     in_vectors = False
 

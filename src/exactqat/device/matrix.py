@@ -38,6 +38,7 @@ class FullyConnected(Weighted):
     """
 
     kind = "FULLY_CONNECTED"
+    as_in_onnx = True
     attributes = {"activation": "NONE", "keep_axes": True}
     weights_follow_features = True
     float_kind = "linear"

@@ -41,6 +41,7 @@ class Pad(Movement):
     """Real 0 around the tensor; paddings: (before, after) per axis, (0, 0) for the batch."""
 
     kind = "PAD"
+    as_in_onnx = True
     most_axes = 5
     attributes = {"paddings": REQUIRED}
     float_kind = "pad"
@@ -101,6 +102,7 @@ class Concatenation(Movement):
     """Joins along `axis`."""
 
     kind = "CONCATENATION"
+    as_in_onnx = True
     attributes = {"axis": 3}
     axis_attributes = ("axis",)
     float_kind = "concat"
@@ -171,6 +173,7 @@ class Reshape(Movement):
     """new_shape: for one example, its rows first."""
 
     kind = "RESHAPE"
+    as_in_onnx = True
     most_axes = 8
     attributes = {"new_shape": REQUIRED}
     moves_axes = True
@@ -231,6 +234,7 @@ class Transpose(Movement):
     """Result axis k is the operand's axis permutation[k]; the batch stays first."""
 
     kind = "TRANSPOSE"
+    as_in_onnx = True
     attributes = {"permutation": REQUIRED}
     moves_axes = True
     version = 2
@@ -281,6 +285,7 @@ class StridedSlice(Movement):
     """
 
     kind = "STRIDED_SLICE"
+    as_in_onnx = True
     attributes = {"begin": REQUIRED, "end": REQUIRED, "steps": REQUIRED, "shrink_axes": ()}
     per_axis_attributes = {"begin": 0, "end": None, "steps": 1}
     version = 2

@@ -154,6 +154,8 @@ class DeviceOperator:
         other_forms: kinds of the file's operators, in order, where the file says it in several.
         float_kind: the kind of a network's step (`planning.kinds`) that computes the same in real numbers; "": there is
             none, or several do.
+        as_in_onnx: in ONNX it is the operator of that name between DequantizeLinear and QuantizeLinear, as others write
+            it too, and of their files with codes in uint8 none of its results was found to differ.
         mechanisms: properties of `Profile` -> how they make devices differ here, where `profile.MECHANISMS` does not
             say it; with ":ties", where all results that differ lie half way between two codes.
     """
@@ -191,6 +193,7 @@ class DeviceOperator:
     order: ClassVar[tuple[int, ...] | None] = None
     other_forms: ClassVar[tuple[tuple[str, ...], ...]] = ()
     float_kind: ClassVar[str] = ""
+    as_in_onnx: ClassVar[bool] = False
     mechanisms: ClassVar[Mapping[str, str]] = {}
 
     # --- what it is -------------------------------------------------------------------------------------------------

@@ -176,6 +176,7 @@ class MaxPool2D(Pool):
     """The largest value of every window; padding is below all values."""
 
     kind = "MAX_POOL_2D"
+    as_in_onnx = True
     float_kind = "max_pool"
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:

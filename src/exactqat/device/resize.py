@@ -102,6 +102,7 @@ class ResizeNearestNeighbor(Resize):
     """The value whose place is next, as it is."""
 
     kind = "RESIZE_NEAREST_NEIGHBOR"
+    as_in_onnx = True
     modes = {(False, False): "nearest", (False, True): "nearest_exact"}
     options = "ResizeNearestNeighborOptions"
 

@@ -123,7 +123,11 @@ class Weighted(DeviceOperator):
         """A bias that a file leaves out is 0."""
         input, filter = read.operand(0), read.operand(1)
         if len(read.inputs) > 2 and read.inputs[2] is not None:
-            return input, filter, read.inputs[2]
+            bias = read.inputs[2]
+            if bias.dtype == FLOAT != input.dtype:
+                # LiteRT rejects such a file; TFLite-Micro takes the bytes for integers.
+                raise Unreadable(f"a bias in {FLOAT} beside an input in {input.dtype}, which no runtime adds")
+            return input, filter, bias
         if not self.filter_axis < len(filter.shape):
             raise Unreadable(f"the filter's shape is {filter.shape}")
         codes = np.zeros(filter.shape[self.filter_axis], bias_dtype(input))

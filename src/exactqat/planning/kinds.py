@@ -560,6 +560,8 @@ declare("dropout", "x *others", {"expression": ANYTHING})(_first)
 # The user's own rule of differentiation, opaque: the value is y's, the gradient that of the rule at the operands.
 declare("custom_gradient", "y *operands", {"expression": ANYTHING})(_first)
 declare("identity", "x", {"expression": ANYTHING, "stop_gradient": Attribute("a boolean", False)})(_first)
+# The same real numbers, stored on a grid of their own: of a file whose grids are given.
+declare("stored_again", "x", {"scale": NUMBER, "zero_point": INTEGER})(_first)
 # What no other kind says; refused by the plan with its label and reason.
 declare("unsupported", "*x", {"expression": ANYTHING, "reason": Attribute("a word", "")})(None)
 

@@ -27,6 +27,11 @@ def identity(planner: Planner, step: Step) -> Stored:
     return x
 
 
+@handles("stored_again")
+def stored_again(planner: Planner, step: Step) -> Stored:
+    return Maker(planner, step, "stored").unary("QUANTIZE", planner.tensor(step))
+
+
 @handles("dropout")
 def dropout(planner: Planner, step: Step) -> Stored:
     x = planner.tensor(step)

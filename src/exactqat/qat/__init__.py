@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from ..train.torch.ranges import ActivationRange, WeightRange
     from ..train.torch.recovery import EarlyStopping, distillation_loss, parameter_groups
     from .dry_run import Explanation, explain
+    from .files import inspect_onnx
     from .surface import calibrate, freeze, prepare
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
+    ".files": ("inspect_onnx",),
     "..train.torch.distillation": ("Distillation",),
     "..train.torch.layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     "..train.torch.modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
@@ -77,6 +79,7 @@ __all__ = [
     "distillation_loss",
     "explain",
     "freeze",
+    "inspect_onnx",
     "load_rules",
     "parameter_groups",
     "prepare",

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -15,18 +16,34 @@ from ..deploy.formats.read_onnx import OnnxModel, model_of
 from ..deploy.formats.read_tflite import read_content
 from ..deploy.formats.tflite import IDENTIFIER, tflite_bytes
 from ..deploy.graph import Graph, require_graph
+from ..deploy.inspect_onnx import OnnxNetwork
+from ..deploy.lower import Lowering
 from ..deploy.runtimes.onnxruntime import in_real_numbers
 from ..deploy.simulate import simulate
 from ..deploy.trainable import compare_in_float, compare_with_file, trainable
-from ..device import DEFAULT_PROFILE
+from ..device import DEFAULT_PROFILE, Refusal
 from ..device.profile import ONNXRUNTIME_X86
+from ..display import shortened
 from ..planning import UnsupportedOperator, plan, warn_of_plan
 from ..planning.plans import Plan
 from ..planning.rules import Rule, checked_rules
+from .core.functional import Functional
 from .core.trained import TrainedNetwork
 from .onnx_grids import compare_with_onnx, on_its_grids
 
 _DEFAULT_RULES = (Rule(),)
+
+
+@contextmanager
+def _refusing_what_is_damaged() -> Iterator[None]:
+    """Turns errors at steps that do not fit each other, as in a damaged file, into a refusal."""
+    try:
+        yield
+    except (UnsupportedOperator, Refusal):
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        text = shortened(" ".join(str(error).split()) or type(error).__name__, 160)
+        raise Refusal(f"the file's steps do not fit each other: {text}") from error
 
 
 class OpenedFile:
@@ -59,7 +76,9 @@ class OpenedFile:
                 raise UnsupportedOperator(str(error)) from error
             self.parameters, self.buffers = self._float.parameters, self._float.buffers
             if self._float.grids:
-                made, self._float = on_its_grids(self._float), None
+                with _refusing_what_is_damaged():
+                    made, self._float = on_its_grids(self._float), None
+                self._codes: Mapping[str, str] = made.codes
                 self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
         else:
             made = trainable(graph)
@@ -111,6 +130,22 @@ class OpenedFile:
             compare_with_onnx(network.plan, network.numbers(), self._original, device or ONNXRUNTIME_X86.name)
         else:
             compare_with_file(self.graph, network.plan, network.numbers(), device or DEFAULT_PROFILE)
+
+    def on_onnxruntime(self) -> OnnxNetwork:
+        """A quantized .onnx file as the device's integers.
+
+        Raises:
+            Refusal: it is in real numbers, or the device has no such network.
+        """
+        if not isinstance(self.graph, OnnxModel) or self._float is not None:
+            raise Refusal("it computes in real numbers, so there are no integers to compare")
+        with _refusing_what_is_damaged():
+            functional = Functional(self._plan, profile=ONNXRUNTIME_X86.name)
+            numbers = functional.numbers(functional.initial({**self.parameters, **self.buffers}))
+            lowering = Lowering(self._plan, numbers)
+            graph, layouts = lowering.run(), lowering.layouts()
+        codes = {path: (name, layouts[path]) for path, name in self._codes.items() if path in layouts}
+        return OnnxNetwork(self.graph, graph, codes)
 
     def _original(self, *inputs: np.ndarray) -> list[np.ndarray]:
         if isinstance(self.graph, OnnxModel):

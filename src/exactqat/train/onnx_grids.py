@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,13 +13,14 @@ from ..capture.files import FileNetwork
 from ..deploy.lower import Lowering
 from ..deploy.simulate import simulate
 from ..deploy.weights_on_grid import Trainable, weights_on_grid
+from ..device.activation import on_any_grid
 from ..device.operator import Refusal, need
 from ..device.tensor import dequantize, quantize
 from ..display import listed
 from ..planning import UnsupportedOperator
 from ..planning.network import Constant
 from ..planning.planner import Planner
-from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
+from ..planning.plans import Grid, Numbers, Plan, PlanInput, PlanStep
 from ..planning.rules import Rule
 
 
@@ -34,15 +36,23 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     problems: list[str] = []
     grids = dict(plan.grids)
     given: dict[str, tuple[float, int]] = {}
+    makers = {step.path: step for step in plan.steps}
+    # Of functions whose grid devices fix, on another one.
+    looked_up: set[str] = set()
     for value, grid in file.grids.items():
         if value not in planner.stored:
             continue  # nothing that is returned depends on it
         name = planner.stored[value].grid.root().name
         if given.setdefault(name, grid) != grid:
             problems.append(f"'{name}' is stored on two grids, {_said(given[name])} and {_said(grid)}")
+        elif grids[name].fixed not in (None, grid) and name in makers and on_any_grid(makers[name].kind) is not None:
+            looked_up.add(name)
         elif grids[name].fixed not in (None, grid):
             problems.append(f"'{name}' is on the grid {_said(grid)}; devices have {_said(grids[name].fixed)}")
         grids[name] = replace(grids[name], fixed=grid)
+        stored_as = planner.stored[value]
+        if stored_as.shape == file.network.values[value].shape and value in file.codes:
+            made.codes[stored_as.path] = file.codes[value]  # of what is fused into one, the last
     missing = [name for name, grid in grids.items() if grid.fixed is None]
     if missing:
         problems.append(f"the file does not quantize {listed(missing, 6)}")
@@ -51,13 +61,16 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     scales = {each.path: grids[each.grid].fixed for each in stored if each.grid in grids}
     steps = []
     for step in plan.steps:
+        table = on_any_grid(step.kind) if step.path in looked_up else None
+        if table is not None:
+            step = replace(step, kind=table[0], attributes=table[1])
         try:
-            steps.append(_step(file, step, made, constants, scales))
+            steps.append(_step(file, step, made, constants, scales, grids))
         except Refusal as refused:
             problems.append(f"{step.kind} that makes '{step.path}': {refused}")
     if problems:
         raise UnsupportedOperator(
-            f"{len(problems)} thing(s) of the file cannot be trained so that its integers stay what they are:\n"
+            f"{len(problems)} thing(s) of the file have no integers here that are the file's:\n"
             + "\n".join(f"  {number}. {text}" for number, text in enumerate(problems, 1))
         )
     made.plan = replace(plan, steps=tuple(steps), grids=grids, constants=constants)
@@ -74,10 +87,17 @@ def _step(
     made: Trainable,
     constants: dict[str, Constant],
     grids: Mapping[str, tuple[float, int] | None],
+    constants_grids: dict[str, Grid],
 ) -> PlanStep:
-    """The step with weights that have the file's codes."""
+    """The step with weights that have the file's codes.
+
+    Args:
+        grids: of what is stored.
+        constants_grids: of constant operands, which are entered.
+    """
     for name in step.operands:
-        need(name in grids, f"its operand '{name}' is a constant, and only weights and biases train from .onnx files")
+        if name not in grids:
+            _constant(file, made, constants[name], constants_grids)
     if step.weights is None:
         return step
     weights = step.weights
@@ -95,12 +115,30 @@ def _step(
     codes = np.rint(values / scale.reshape(shape if scale.size > 1 else [1] * values.ndim)).astype(np.int64)
     channels = values.shape[weights.channel_axis]
     step_of_bias = np.broadcast_to(scale, (channels,)) * np.float32(input_grid[0])
+    own_scale = None if weights.bias is None else file.constant_grids.get(weights.bias, (None, None))[0]
+    # Runtimes add its codes to sums of codes, whatever its scale is.
+    fits = own_scale is None or np.allclose(own_scale, step_of_bias, rtol=1e-5, atol=0)
+    need(fits, "its bias is on another scale than input scale * weight scale")
     bias = np.zeros(channels) if weights.bias is None else np.rint(file.parameters[weights.bias] / step_of_bias)
     found = weights_on_grid(
         made, constants, step.path, codes, scale, bias, np.float32(input_grid[0]), weights.channel_axis,
         scale.size == 1,
     )  # fmt: skip
     return replace(step, weights=found)
+
+
+def _constant(file: FileNetwork, made: Trainable, constant: Constant, grids: dict[str, Grid]) -> None:
+    """Enters a constant operand and its grid, which is the file's."""
+    name = constant.name
+    source = constant.sources[0] if len(constant.sources) == 1 else name
+    scale, zero_point = file.constant_grids.get(source, (None, None))
+    need(scale is not None and zero_point is not None, f"its constant operand '{name}' is not quantized in the file")
+    assert scale is not None and zero_point is not None
+    need(scale.size == 1, f"its constant operand '{name}' has {scale.size} scales, not one")
+    values = file.parameters[source]
+    need(values.size == math.prod(constant.shape), f"its constant operand '{name}' is computed from '{source}'")
+    made.parameters[source] = values
+    grids[name] = Grid(name, Rule(), fixed=(float(scale[0]), int(zero_point[0])))
 
 
 def compare_with_onnx(plan: Plan, numbers: Numbers, original: Callable[..., Sequence[np.ndarray]], device: str) -> None:

@@ -17,7 +17,7 @@ from .refusals import MIXES, Refused
 # How many earlier values a value is known as a function of.
 _ROOTS = 15
 # What makes truth values, or integers, of nothing but such.
-_MOVEMENTS = ("reshape", "permute", "expand", "slice", "concat", "gather", "flip", "identity")
+MOVEMENTS = ("reshape", "permute", "expand", "slice", "concat", "gather", "flip", "identity")
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -189,7 +189,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         names = [each.name for each in operands if isinstance(each, Moving)]
         if kind == "compare":
             self.truths.add(output)
-        if kind not in (*_MOVEMENTS, "mul", "sub") or not (self.truths | self.wholes).issuperset(names):
+        if kind not in (*MOVEMENTS, "mul", "sub") or not (self.truths | self.wholes).issuperset(names):
             return
         others = [self.numbers(each) for each in operands if not isinstance(each, Moving)]
         opposite = kind != "sub" or (not isinstance(operands[0], Moving) and self.numbers(operands[0]) == 1)

@@ -18,6 +18,7 @@ from ..core.builder import Moving
 from ..core.refusals import CaptureError, Refused
 from . import onnx_moves, onnx_recurrent  # noqa: F401 - their handlers enter themselves
 from .onnx_grids import DEQUANTIZE, on_its_grid
+from .onnx_integers import in_real_numbers
 from .onnx_nodes import HANDLERS
 from .reader import FileNetwork, Fixed, Reader, sizes_of
 
@@ -45,7 +46,7 @@ def capture(content: bytes) -> FileNetwork:
 
 
 def _captured(model: Any) -> FileNetwork:
-    reader = OnnxReader(model)
+    reader = OnnxReader(in_real_numbers(_onnx(), model))
     for node in reader.model.graph.node:
         reader.read(node)
     missing = [each.name for each in reader.model.graph.output if each.name not in reader.known]

@@ -32,6 +32,7 @@ class FileNetwork:
         parameters: by the names of these, float32.
         buffers: likewise, of what is not trained.
         grids: of values, where the file has them: (scale, zero point of int8).
+        codes: likewise, what the file calls the codes.
         constant_grids: of parameters, as `Fixed.grid`.
     """
 
@@ -39,6 +40,7 @@ class FileNetwork:
     parameters: Mapping[str, np.ndarray]
     buffers: Mapping[str, np.ndarray]
     grids: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    codes: Mapping[str, str] = field(default_factory=dict)
     constant_grids: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
@@ -80,7 +82,7 @@ class Reader(ItemBuilder[Fixed]):
     Attributes:
         path: of the operator that is read.
         word: what its file calls it.
-        parameters, buffers, grids: see `FileNetwork`.
+        parameters, buffers, grids, codes: see `FileNetwork`.
     """
 
     def __init__(self, sizes: Iterable[int]) -> None:
@@ -90,6 +92,7 @@ class Reader(ItemBuilder[Fixed]):
         self.parameters: dict[str, np.ndarray] = {}
         self.buffers: dict[str, np.ndarray] = {}
         self.grids: dict[str, tuple[float, int]] = {}
+        self.codes: dict[str, str] = {}
         self._named: dict[int, tuple[Fixed, str]] = {}
         self._taken: set[str] = set()
         # Whether a step has the operator's own path already.
@@ -238,7 +241,7 @@ class Reader(ItemBuilder[Fixed]):
             {name: each for name, each in held.items() if name in used} for held in (self.parameters, self.buffers)
         )
         held = {name: item.grid for item, name in self._named.values() if item.grid is not None and name in used}
-        return FileNetwork(network, parameters, buffers, dict(self.grids), held)
+        return FileNetwork(network, parameters, buffers, dict(self.grids), dict(self.codes), held)
 
 
 def _takes_bias(kind: str, inputs: Sequence[Any]) -> bool:

@@ -60,9 +60,12 @@ def model_of(content: bytes, name: str = "the file", folder: Path | None = None)
         detail = shortened(" ".join(str(error).split()), 120)
         raise Refusal(f"{shortened(name)} cannot be read: it is damaged ({detail})") from None
     graph = model.graph
+    outputs = [each.name for each in graph.output]
+    if len(set(outputs)) < len(outputs):
+        raise Refusal(f"{shortened(name)} cannot be read: its outputs must differ, got {shortened(', '.join(outputs))}")
     held = {each.name for each in graph.initializer}
     inputs = tuple(each.name for each in graph.input if each.name not in held)
-    return OnnxModel(name, content, inputs, tuple(each.name for each in graph.output))
+    return OnnxModel(name, content, inputs, tuple(outputs))
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

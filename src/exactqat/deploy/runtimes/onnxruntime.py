@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,39 @@ def in_real_numbers(content: bytes, inputs: Mapping[str, np.ndarray]) -> list[np
     with _refusing("onnxruntime fails to run the file"):
         found = [session.run(None, {name: each[row] for name, each in arrays.items()}) for row in rows]
     return [np.concatenate(each) for each in zip(*found, strict=True)]
+
+
+def run_with_codes(
+    content: bytes, outputs: Sequence[str], codes: Sequence[str]
+) -> Callable[[Mapping[str, np.ndarray]], tuple[list[np.ndarray], list[np.ndarray]]]:
+    """A function of the inputs by name: what the file returns as it is, and some of its codes, in that order.
+
+    Raises:
+        RuntimeRefusal: onnxruntime does not take the file; the function raises it for inputs that it does not take.
+    """
+    onnx: Any = import_deploy("onnx", "onnx")
+    runtime = OnnxRuntime.interpreters()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    with _refusing("the file is damaged"):
+        model = onnx.load_model_from_string(content)
+        returned = {each.name for each in model.graph.output}
+        names = [name for name in dict.fromkeys(codes) if name not in returned]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+        more = bytes(model.SerializeToString())
+    with _refusing("onnxruntime rejects the file"):
+        plain, opened = (
+            runtime.InferenceSession(each, options, providers=["CPUExecutionProvider"]) for each in (content, more)
+        )
+    types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+    given = {each.name: types.get(each.type, np.float32) for each in plain.get_inputs()}
+
+    def run(inputs: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        feeds = {name: np.ascontiguousarray(inputs[name].astype(dtype)) for name, dtype in given.items()}
+        with _refusing("onnxruntime fails to run the file"):
+            return plain.run(list(outputs), feeds), opened.run(list(codes), feeds)
+
+    return run
 
 
 def opened(graph: Graph, content: bytes) -> tuple[OnnxRuntime, OnnxRuntime]:

@@ -119,7 +119,8 @@ class Primitives(NumberPrimitives, Protocol):
     def gather(self, x: Array, indices: Sequence[int], axis: int, /) -> Array: ...
 
     def embedding(self, indices: Array, table: Array, fixed_row: int | None = None, /) -> Array:
-        """Rows of a table [rows, features]; the fixed one, if there is one, gets no gradient."""
+        """Rows of a table [rows, features] by whole numbers of any dtype; the fixed row, if there is one, gets no
+        gradient."""
 
     def pad(self, x: Array, pairs: Pairs, value: float = 0.0, /) -> Array: ...
 

@@ -302,11 +302,12 @@ def gather(x: Array, indices: Sequence[int], axis: int) -> Array:
 
 
 def embedding(indices: Array, table: Array, fixed_row: int | None = None) -> Array:
-    """Rows of a table; the fixed one gets no gradient. NaN where an index lies outside, which only a traced one can."""
+    """Rows of a table by whole numbers of any dtype; the fixed row gets no gradient. NaN where an index lies outside,
+    which only a traced one can."""
     if fixed_row is not None:
         fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
         table = jnp.where(fixed, lax.stop_gradient(table), table)
-    indices = jnp.where(indices < 0, table.shape[0], indices)
+    indices = jnp.where(indices < 0, table.shape[0], indices).astype(jnp.int32)
     return jnp.take(table, indices, 0, mode="fill", fill_value=math.nan)
 
 

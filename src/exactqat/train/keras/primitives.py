@@ -285,7 +285,7 @@ def gather(x: Any, indices: Sequence[int], axis: int) -> Any:
 
 
 def embedding(indices: Any, table: Any, fixed_row: int | None = None) -> Any:
-    """Rows of a table; the fixed one gets no gradient."""
+    """Rows of a table by whole numbers of any dtype; the fixed row gets no gradient."""
     if fixed_row is not None:
         fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
         table = ops.where(fixed, ops.stop_gradient(table), table)

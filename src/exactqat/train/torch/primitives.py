@@ -237,8 +237,8 @@ def gather(x: Tensor, indices: Sequence[int], axis: int) -> Tensor:
 
 
 def embedding(indices: Tensor, table: Tensor, fixed_row: int | None = None) -> Tensor:
-    """Rows of a table; the fixed one gets no gradient."""
-    return F.embedding(indices, table, fixed_row)
+    """Rows of a table by whole numbers of any dtype; the fixed row gets no gradient."""
+    return F.embedding(indices.long(), table, fixed_row)
 
 
 def flip(x: Tensor, axes: int | Sequence[int]) -> Tensor:
