@@ -187,7 +187,7 @@ def page_text(rows: Sequence[Row], titles: dict[str, str]) -> str:
         if OURS not in shown:
             continue
         words = ["network", "seeds", "float", *(TITLES[tool] for tool in shown)]
-        lines += [f"### {'Mixed' if precision == 'mixed' else precision.upper()}", "", _line(words)]
+        lines += [f"## {'Mixed' if precision == 'mixed' else precision.upper()}", "", _line(words)]
         lines.append(_line(["---"] * len(words)))
         for name, title in titles.items():
             seeds = sorted({row.seed for row in part if row.network == name and row.tool == OURS})

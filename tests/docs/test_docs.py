@@ -214,6 +214,14 @@ def test_the_concepts_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_headings_skip_no_level(page: Path) -> None:
+    """Sphinx warns of it, and is not everywhere at hand."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    levels = [len(mark) for mark in re.findall(r"^(#+) ", text, re.M)]
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+
+
 def test_the_pages_are_built_without_a_warning() -> None:
     for needed in ("sphinx", "myst_parser", "furo", "torch"):
         pytest.importorskip(needed)
