@@ -43,6 +43,8 @@ def test_every_operator_has_its_cases_and_its_counts() -> None:
 def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
     if (kind, profile) == ("SPACE_TO_BATCH_ND", "micro"):
         pytest.skip("TFLite-Micro does not always pad with the same codes; nothing is claimed")
+    if (kind, profile) not in MEASURED and profile == "xnnpack-arm64":
+        pytest.skip("not compared under emulation yet; nothing is claimed")
     if (kind, profile) not in MEASURED:
         # TFLite-Micro has no such operator; where the file holds a table instead, it has that.
         outcome = sweep(kind, profile, 4, tmp_path)

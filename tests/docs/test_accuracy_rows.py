@@ -59,7 +59,7 @@ def test_tables_hold_means_over_seeds() -> None:
     wide = replace(ours[0], note="results in 16 bits, as proposed")
     assert "| 91.0 * |" in rows.page_text([*plain, wide, ours[1], *peers], {"digits8": "digits"})
     text = rows.page_text([*plain, *ours, *peers, one], {"digits8": "digits", "vit": "a ViT"})
-    assert "### W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text
+    assert "## W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text
     # NNCF has one of two seeds.
     assert "| digits | 2 | 95.0 | 91.0 | 85.0 (predicted 93.0) (seed 0) | 85.0 (predicted 93.0) |\n" in text
     assert "ViT" not in text and text.startswith("- 2 of 2 rows at least as good as the best peer")

@@ -168,7 +168,8 @@ class PreparedModel(Owner):
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
         for each, tensor in zip(self.plan.inputs, given, strict=True):
             require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
-            if self._observing or (self.training and not self._frozen):
+            # Of several processes some may have nothing in a batch, if others have.
+            if (self._observing or (self.training and not self._frozen)) and not _shares_batches():
                 require_examples(each, tuple(tensor.shape))
             if each.rows and not torch.compiler.is_compiling() and tensor.numel():
                 require_rows(each, *(int(end) for end in tensor.aminmax()))
@@ -931,6 +932,10 @@ def _planned(
         made = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device)
     made.train(model.training)
     return made
+
+
+def _shares_batches() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _ends(tensor: Tensor) -> list[float]:
