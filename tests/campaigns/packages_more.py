@@ -319,7 +319,7 @@ OTHERS: dict[str, Callable[[], Built]] = {
                                     ("lwopenpose2d_mobilenet_cmupan_coco", 64, True),
                                     ("simplepose_mobile_mobilenet_w1_coco", 64, True),
                                     ("mobilenetv3_small_w7d20", 64, False), ("shufflenetv2b_wd2", 64, False),
-                                    ("proxylessnas_cpu", 64, False), ("igcv3_wd4", 64, False))),
+                                    ("proxylessnas_cpu", 224, False), ("igcv3_wd4", 224, False))),
     ]
 }  # fmt: skip
 
