@@ -7,9 +7,12 @@ which fills the results with NaN before the kernel runs.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -46,6 +49,17 @@ SHARE = 8  # `--sample` runs one in so many cases of a test, and at least one
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: `make test` leaves it out, `make test-all` runs it")
+    share_what_jax_compiles()
+
+
+def share_what_jax_compiles() -> None:
+    """Tests, and the processes that they start, compile many equal programs; a run keeps them in one place."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="exactqat-jax-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

