@@ -189,6 +189,27 @@ def _split(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
     return [c.cut(x, axis, start, end) for start, end in zip(starts, ends, strict=True)]
 
 
+@operations("Unstack")
+def _unstack(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,), axis = args, int(operation.axis) % args[0].rank
+    shape = [size for at, size in enumerate(x.shape) if at != axis]
+    return [c.reshape(c.cut(x, axis, at, at + 1), shape) for at in range(x.shape[axis])]
+
+
+@operations("Roll")
+def _roll(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    if operation.axis is None:
+        raise Refused("over all axes, laid flat; name the axes")
+    shifts, axes = ([each] if isinstance(each, int) else list(each) for each in (operation.shift, operation.axis))
+    for shift, given in zip(shifts * (len(axes) if len(shifts) == 1 else 1), axes, strict=True):
+        axis = given % x.rank
+        end = x.shape[axis] - shift % x.shape[axis]
+        if end < x.shape[axis]:
+            x = c.join([c.cut(x, axis, end, x.shape[axis]), c.cut(x, axis, 0, end)], axis)
+    return x
+
+
 @operations("Pad")
 def _pad(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, *rest = args
