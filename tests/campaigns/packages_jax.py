@@ -280,7 +280,8 @@ def nnx(module: Any, *inputs: Any) -> Made:
         def run(trained: Any, *xs: Any) -> Any:
             here = library.State(trained) if not isinstance(trained, library.State) else trained
             state = jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(here))
-            made = library.merge(definition, state, others)
+            # Statistics that this trace may move.
+            made = library.merge(definition, state, jax.tree.map(jnp.asarray, others))
             made.train() if training else made.eval()
             return made(*xs)
 
@@ -469,7 +470,8 @@ def end_to_end(made: Made, folder: Path, images: int = 2) -> dict[str, Any]:
 
 
 def _alone(inputs: Sequence[Any]) -> Any:
-    return inputs[0] if len(inputs) == 1 else tuple(inputs)
+    """A dictionary alone would be arguments by their names."""
+    return inputs[0] if len(inputs) == 1 and not isinstance(inputs[0], dict) else tuple(inputs)
 
 
 def networks() -> dict[str, Callable[[], Made]]:

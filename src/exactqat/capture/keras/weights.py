@@ -221,12 +221,13 @@ def _attention(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
         bias = masks.hiding(c, shown)
     elif mask is not None:
         bias = Fixed(data=np.where(mask.data, 0.0, SURELY_MASKED).astype(np.float32), shape=mask.shape)
+    batch = next(each for each in (query, key, value) if isinstance(each, Moving)).shape[0]
     query, key, value = (c.permute(one, (0, 2, 1, 3)) for one in (query, key, value))
     scale = given.get("scale")
     made = c.emit(
         "attention",
         [query, key, value, bias],
-        (*query.shape[:3], value.shape[3]),
+        (batch, *query.shape[1:3], value.shape[3]),
         causal=bool(operation.is_causal),
         scale=float(1 / math.sqrt(query.shape[-1]) if scale is None else scale),
     )
