@@ -8,14 +8,12 @@ model, examples = entry.build()
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import packages_more
 import torch
-import zoo
 from torch import nn
 
 Built = tuple[nn.Module, tuple[Any, ...]]

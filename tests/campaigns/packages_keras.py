@@ -58,18 +58,19 @@ VISION: dict[str, tuple[str, dict[str, Any]]] = {
     "DeiT": ("DeiTBackbone", {**_VIT, "patch_size": (8, 8), "intermediate_dim": 32}),
     "DINOv2": ("DINOV2Backbone", {**_VIT, "intermediate_dim": 32, "position_embedding_shape": _IMAGE,
                                   "use_mask_token": False}),
-    "ResNet": ("ResNetBackbone", {"input_conv_filters": [8], "input_conv_kernel_sizes": [7],
+    "ResNet": ("ResNetBackbone", {"input_conv_filters": [64], "input_conv_kernel_sizes": [7],
                                   "stackwise_num_filters": [64, 64], "stackwise_num_blocks": [1, 1],
                                   "stackwise_num_strides": [1, 2], "block_type": "basic_block",
                                   "image_shape": _IMAGE}),
     "ResNet, bottleneck, version 2": ("ResNetBackbone", {
-        "input_conv_filters": [8], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 64],
+        "input_conv_filters": [64], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 64],
         "stackwise_num_blocks": [1, 1], "stackwise_num_strides": [1, 2], "block_type": "bottleneck_block",
         "use_pre_activation": True, "image_shape": _IMAGE}),
     "DenseNet": ("DenseNetBackbone", {"stackwise_num_repeats": [2, 2, 2], "growth_rate": 4, "image_shape": _IMAGE}),
     "CSPDarkNet": ("CSPNetBackbone", {"stem_filters": 8, "stem_kernel_size": 3, "stem_strides": 1,
                                       "stackwise_depth": [1, 2], "stackwise_strides": [2, 2],
-                                      "stackwise_num_filters": [8, 16], "stage_type": "csp", "block_type": "dark_block",
+                                      "stackwise_num_filters": [8, 16], "stage_type": "dark",
+                                      "block_type": "dark_block",
                                       "image_shape": _IMAGE}),
     "VGG": ("VGGBackbone", {"stackwise_num_repeats": [1, 1, 1], "stackwise_num_filters": [8, 8, 16],
                             "image_shape": _IMAGE}),
@@ -186,6 +187,7 @@ def networks() -> dict[str, Callable[[], Built]]:
 def end_to_end(built: Built, folder: Path, images: int = 2) -> dict[str, Any]:
     """As `run_zoo.end_to_end`. Refusals raise `UnsupportedOperator`."""
     import keras
+    import torch
 
     from exactqat import deploy, qat
     from exactqat.deploy.lower import lower_with_layouts
@@ -210,9 +212,10 @@ def end_to_end(built: Built, folder: Path, images: int = 2) -> dict[str, Any]:
         for _ in range(1 if frozen else 2):
             prepared.zero_grad()
             results = prepared(example, training=True)
-            keras.ops.mean(keras.ops.square(results - targets)).backward()
+            keras.losses.mean_squared_error(targets, results).mean().backward()
             variables = prepared.trainable_variables
-            optimizer.apply([each.value.grad for each in variables], variables)
+            with torch.no_grad():
+                optimizer.apply([each.value.grad for each in variables], variables)
     graph, _ = lower_with_layouts(prepared)
     rng = np.random.default_rng(0)
     codes = {}

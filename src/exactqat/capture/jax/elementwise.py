@@ -372,7 +372,8 @@ def _convert(c: Converter, equation: Any, operands: list[Any]) -> Item:
         return mask
     if masks.is_truth(c, x):
         return x
-    if not jnp.issubdtype(equation.params["new_dtype"], jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating):
+    whole = x.name in c.counted or not jnp.issubdtype(x.dtype, jnp.floating)
+    if not jnp.issubdtype(equation.params["new_dtype"], jnp.floating) and not whole:
         raise Refused("whole numbers made of real ones")
     return x
 

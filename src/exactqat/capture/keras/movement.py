@@ -155,6 +155,24 @@ def _take(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
     raise Refused("its indices depend on the input and are not those of rows")
 
 
+@operations("TakeAlongAxis")
+def _take_along(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Fixed places of an axis, others for each row of the axes in front."""
+    x, indices = args[0], args[1] if len(args) > 1 else kwargs["indices"]
+    places = None if isinstance(indices, Moving) else c.numbers(indices)
+    if not isinstance(x, Moving) or places is None or operation.axis is None or operation.axis % x.rank != x.rank - 1:
+        raise Refused("its indices depend on the input, or are not along the last axis")
+    if c.batch_axis(x.shape) != 0 or not (places == places[:1]).all():
+        raise Refused("its indices differ from example to example")
+    batch, *rows, size = x.shape
+    places = np.broadcast_to(places[0], (*rows, places.shape[-1])).astype(int) % size
+    count = math.prod(rows)
+    flat = (np.arange(count)[:, None] * size + places.reshape(count, -1)).reshape(-1)
+    joined = c.reshape(x, (batch, count * size))
+    taken = c.emit("gather", [joined], (batch, flat.size), axis=1, indices=tuple(int(each) for each in flat))
+    return c.reshape(taken, (batch, *places.shape))
+
+
 def _looked_up(c: Converter, table: Fixed, indices: Moving) -> Moving:
     """Rows of a table by integers that the network is given."""
     variable = next((key for key, name in c.names.items() if name == table.name), None)
