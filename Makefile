@@ -29,7 +29,7 @@ help:
 	@echo "make fuzz-jobs 1,000 damaged and hostile job folders: no code runs, nothing is lost"
 	@echo "make sanitize the kernel tests and bad inputs with address and undefined-behaviour sanitizers"
 	@echo "make zoo      some 170 networks, torchvision's and timm's among them, end to end; writes docs/networks.md (hours)"
-	@echo "make packages some 190 networks of public packages, end to end; prints a table (an hour); ARGS='yolo11 Bert' for some, ARGS=--write for docs/packages.md"
+	@echo "make packages some 226 networks of public packages, end to end; prints a table (an hour); ARGS='yolo11 Bert' for some, ARGS=--write for docs/packages.md"
 	@echo "make frozen   some 170 frozen networks in PyTorch beside the device, all codes of all layers (an hour)"
 	@echo "make sweep    every operator of the device against the runtimes; writes what was measured (an hour)"
 	@echo "make versions sweep several released versions of every runtime; writes docs/runtime-versions.md (half an hour)"
@@ -149,6 +149,8 @@ $(VENV)-packages/.installed: $(SOURCES) tests/campaigns/packages_requirements.tx
 	$(PYTHON) -m venv $(VENV)-packages
 	$(VENV)-packages/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
 	$(VENV)-packages/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/campaigns/packages_requirements.txt
+	# Built for another PyTorch: without them torchaudio, and what imports it, can be imported; no network calls them.
+	rm -f $(VENV)-packages/lib/python*/site-packages/torchaudio/lib/*.so
 	mkdir -p build
 	rm -f build/packages.jsonl
 	touch $@

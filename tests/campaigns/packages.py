@@ -8,14 +8,12 @@ model, examples = entry.build()
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import packages_more
 import torch
-import zoo
 from torch import nn
 
 Built = tuple[nn.Module, tuple[Any, ...]]
@@ -108,13 +106,8 @@ class Text(nn.Module):
         return self.model(input_ids, attention_mask=attention_mask)[0]
 
 
-def _transformers() -> Any:
-    zoo.torchvision()
-    return importlib.import_module("transformers")
-
-
 def text(name: str, masked: bool) -> Built:
-    transformers = _transformers()
+    transformers = packages_more.library()
     kind, settings = _TEXT[name]
     config = getattr(transformers, f"{name}Config")(**settings)
     if hasattr(config, "use_cache"):
@@ -126,7 +119,7 @@ def text(name: str, masked: bool) -> Built:
 
 
 def detr() -> Built:
-    transformers = _transformers()
+    transformers = packages_more.library()
     backbone = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
     )
@@ -139,10 +132,11 @@ def detr() -> Built:
 
 
 def superpoint() -> Built:
-    config = _transformers().SuperPointConfig(
+    transformers = packages_more.library()
+    config = transformers.SuperPointConfig(
         encoder_hidden_sizes=[8, 8, 16, 16], decoder_hidden_size=16, descriptor_decoder_dim=16
     )
-    return _transformers().SuperPointForKeypointDetection(config).train(), (torch.rand(2, 3, SIZE, SIZE),)
+    return transformers.SuperPointForKeypointDetection(config).train(), (torch.rand(2, 3, SIZE, SIZE),)
 
 
 def _evaluating(model: nn.Module, examples: tuple[Any, ...]) -> Built:

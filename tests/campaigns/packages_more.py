@@ -135,9 +135,14 @@ class Called(nn.Module):
         return result if isinstance(result, torch.Tensor) else result[0]
 
 
-def of_transformers(name: str, masked: bool = False) -> Built:
+def library() -> Any:
+    """transformers, which imports torchvision where that is there."""
     zoo.torchvision()
-    transformers = importlib.import_module("transformers")
+    return importlib.import_module("transformers")
+
+
+def of_transformers(name: str, masked: bool = False) -> Built:
+    transformers = library()
     model, config, settings, shape = _MODELS[name]
     made = getattr(transformers, model)(getattr(transformers, config)(**settings))
     words = len(shape) == 2 and "vocab_size" in settings
@@ -154,14 +159,15 @@ def with_positions(model: nn.Module, examples: tuple[Any, ...]) -> Built:
 
 
 def whisper() -> Built:
-    transformers = importlib.import_module("transformers")
+    transformers = library()
     config = transformers.WhisperConfig(d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64,
-                                        num_mel_bins=16, max_source_positions=20)  # fmt: skip
+                                        decoder_layers=1, decoder_attention_heads=2, num_mel_bins=16,
+                                        max_source_positions=20)  # fmt: skip
     return Called(transformers.WhisperModel(config).encoder).train(), (torch.rand(2, 16, 40),)
 
 
 def dpt() -> Built:
-    transformers = importlib.import_module("transformers")
+    transformers = library()
     settings = {**_VIT, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}
     config = transformers.DPTConfig(**settings, neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=16)
     return Called(transformers.DPTForDepthEstimation(config)).train(), (torch.rand(_SMALL_IMAGE),)
@@ -169,8 +175,7 @@ def dpt() -> Built:
 
 def on_a_backbone(name: str) -> Built:
     """Networks that transformers configures by the configuration of another one."""
-    zoo.torchvision()
-    transformers = importlib.import_module("transformers")
+    transformers = library()
     if name == "DepthAnything":
         backbone = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=4, num_attention_heads=2, image_size=32,
                                              patch_size=8, out_features=["stage1", "stage2", "stage3", "stage4"],
@@ -197,13 +202,13 @@ def mobile_clip() -> Built:
 
 
 def encodec() -> Built:
-    transformers = importlib.import_module("transformers")
+    transformers = library()
     config = transformers.EncodecConfig(num_filters=4, upsampling_ratios=[2, 2], hidden_size=16, num_lstm_layers=1)
     return transformers.EncodecModel(config).encoder.train(), (torch.rand(2, 1, 64),)
 
 
 def rt_detr() -> Built:
-    transformers = importlib.import_module("transformers")
+    transformers = library()
     backbone = transformers.RTDetrResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1],
                                                out_features=["stage2", "stage3", "stage4"])  # fmt: skip
     config = transformers.RTDetrConfig(backbone_config=backbone, encoder_hidden_dim=16, d_model=16, num_queries=5,
@@ -318,7 +323,7 @@ OTHERS: dict[str, Callable[[], Built]] = {
                                     ("lednet_cityscapes", 64, True), ("centernet_resnet18_voc", 64, True),
                                     ("lwopenpose2d_mobilenet_cmupan_coco", 64, True),
                                     ("simplepose_mobile_mobilenet_w1_coco", 64, True),
-                                    ("mobilenetv3_small_w7d20", 64, False), ("shufflenetv2b_wd2", 64, False),
+                                    ("mobilenetv3_small_w7d20", 224, False), ("shufflenetv2b_wd2", 224, False),
                                     ("proxylessnas_cpu", 224, False), ("igcv3_wd4", 224, False))),
     ]
 }  # fmt: skip

@@ -30,7 +30,7 @@ import torch
 from run_zoo import end_to_end
 
 SECONDS = 300
-# Of `prepare`; beyond it, the table names the network.
+# Of `prepare`, processor time; beyond it, the table names the network.
 PREPARING = 30
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "packages.md"
 # Where a file of a package is on this machine.
@@ -105,11 +105,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{sum(row['values'] for row in through):,} integers compared, "
         f"{sum(row['differing'] for row in through):,} differ",
         "",
-        *(
-            [f"`prepare` took more than {PREPARING} s, with whatever else the machine did, for: {', '.join(slow)}.", ""]
-            if slow
-            else []
-        ),
+        *([f"`prepare` took more than {PREPARING} s of processor time for: {', '.join(slow)}.", ""] if slow else []),
         "| network | what happened | integers | differ | help, or why |",
         "|---|---|---|---|---|",
     ]

@@ -61,6 +61,17 @@ def around(*made: Any, shape: tuple[int, ...] = (6,)) -> Any:
     return keras.Sequential([keras.Input(shape), *made])
 
 
+class Placed(layers.Layer):
+    """An embedding of fixed places, as vision transformers add them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.Embedding(4, 4)
+
+    def call(self, x: Any) -> Any:
+        return x + keras.ops.sum(self.table(np.array([[3, 0, 2]])), 1)
+
+
 KEPT: dict[str, Callable[[], Any]] = {
     "a gradient that is turned round": lambda: around(layers.Dense(4), Reversed(), layers.Dense(2)),
     "a gradient of two operands": lambda: around(Damped(), layers.Dense(2)),
@@ -89,6 +100,25 @@ KEPT: dict[str, Callable[[], Any]] = {
         of("Root", lambda x: x * keras.ops.rsqrt(keras.ops.mean(keras.ops.square(x), -1, keepdims=True) + 1e-6))()
     ),
     "a floor under a logarithm": lambda: around(of("Floor", lambda x: keras.ops.log(keras.ops.maximum(x, 1e-6)))()),
+    "places of learned rows": lambda: around(layers.Dense(4), Placed()),
+    "entries of an axis": lambda: around(
+        of("Unstacked", lambda x: keras.ops.unstack(x, axis=1)[2] * 2)(), shape=(5, 6)
+    ),
+    "an axis turned round and round": lambda: around(
+        of("Rolled", lambda x: keras.ops.roll(x, (1, -2), (1, 2)))(), layers.Dense(3), shape=(5, 6)
+    ),
+    "sums along an axis": lambda: around(
+        of("Summed", lambda x: keras.ops.cumsum(x, axis=1))(), layers.Dense(3), shape=(5, 6)
+    ),
+    "other places for each row": lambda: around(
+        of("Taken", lambda x: keras.ops.take_along_axis(x, np.arange(15).reshape(1, 5, 3) * 7 % 6, -1))(), shape=(5, 6)
+    ),
+    "frequencies": lambda: around(
+        of("Real", lambda x: keras.ops.fft2((x, keras.ops.zeros_like(x)))[0])(), layers.Dense(3), shape=(5, 6)
+    ),
+    "frequencies of frequencies": lambda: around(
+        of("Twice", lambda x: sum(keras.ops.fft(keras.ops.fft2((x, keras.ops.zeros_like(x))))))(), shape=(5, 6)
+    ),
     "an uneven pool": lambda: around(layers.AveragePooling2D(3, 2, padding="same"), shape=(6, 6, 2)),
 }
 

@@ -179,7 +179,8 @@ def test_layers_tell_what_they_are() -> None:
     [
         (lambda p, x: x - x.mean(0), "mixes the examples of a batch"),
         (lambda p, x: jnp.sort(x @ p["w"], -1), "sort .*leave it to the program"),
-        (lambda p, x: jnp.cumsum(x, -1), "cumsum has no int8 operator"),
+        (lambda p, x: jnp.cumprod(x, -1), "cumprod has no int8 operator"),
+        (lambda p, x: jnp.cumsum(x, 0), "mixes the examples of a batch"),
         (lambda p, x: x if x.sum() > 0 else -x, "decides by the values of its input"),
         (lambda p, x: x > 0, "truth values"),
         (lambda p, x: p["w"], "does not depend on its input"),

@@ -118,11 +118,29 @@ LIBRARY = {
 }
 
 
-@pytest.mark.parametrize("name", [*CUSTOM, *STOPPED, *LIBRARY])
+ROWS = {
+    # As `hk.BatchApply` does: examples and times are one axis.
+    "a bias of examples and times": lambda p, x: (
+        jnp.broadcast_to(p["b"][0], (x.shape[0] * 3, p["b"].shape[1])) + (x.reshape(-1, 2) @ p["b"][:2])
+    ),
+    "sums along an axis": lambda p, x: jnp.cumsum(x @ p["a"], 1) @ p["b"],
+    "sums from the end": lambda p, x: lax.cumsum(x @ p["a"], 1, reverse=True) @ p["b"],
+}
+
+
+@pytest.mark.parametrize("name", [*CUSTOM, *STOPPED, *LIBRARY, *ROWS])
 def test_gradients_are_the_users(name: str) -> None:
-    function = {**CUSTOM, **STOPPED, **LIBRARY}[name]
+    function = {**CUSTOM, **STOPPED, **LIBRARY, **ROWS}[name]
     prepared = prepare(function, PARAMS, X[:2])
     assert difference(function, prepared, PARAMS, [X]) < ROUNDING
+
+
+def test_rows_of_an_example_that_differ_are_refused_where_examples_and_rows_are_one_axis() -> None:
+    def function(p: Any, x: Any) -> Any:
+        return x.reshape(-1, 2) + jnp.tile(p["b"][:3, :2], (x.shape[0], 1))
+
+    with pytest.raises(qat.UnsupportedOperator, match="before the axes are joined"):
+        prepare(function, PARAMS, X[:2])
 
 
 @pytest.mark.parametrize("name", list(LIBRARY))

@@ -107,6 +107,8 @@ class ItemBuilder(Builder, Generic[Fixed]):
         # Values that hold nothing but 0 and 1, and integers that the network is given, moved at most.
         self.truths: set[str] = set()
         self.wholes: set[str] = set()
+        # Integers computed of those, such as how many words are in front of one.
+        self.counted: set[str] = set()
         self.items: dict[str, Moving] = {}
         self.made_by: dict[str, Step] = {}
         self._numbers = itertools.count(1)
@@ -189,6 +191,11 @@ class ItemBuilder(Builder, Generic[Fixed]):
         names = [each.name for each in operands if isinstance(each, Moving)]
         if kind == "compare":
             self.truths.add(output)
+        if kind in (*MOVEMENTS, "mul", "sub", "add") and self.counted.intersection(names):
+            numbers = [self.numbers(each) for each in operands if not isinstance(each, Moving)]
+            whole = all(each is not None and (each == np.rint(each)).all() for each in numbers)
+            if whole and (self.truths | self.wholes | self.counted).issuperset(names):
+                self.counted.add(output)
         if kind not in (*MOVEMENTS, "mul", "sub") or not (self.truths | self.wholes).issuperset(names):
             return
         others = [self.numbers(each) for each in operands if not isinstance(each, Moving)]

@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .builder import ItemBuilder, Moving
-from .refusals import Refused
+from .refusals import MIXES, Refused
 
 _OVER_THE_BATCH = "over the batch; every example is computed by itself"
 
@@ -34,6 +36,23 @@ def with_weight(
     rows = c.reshape(c.permute(x, (*kept, *axes)), (*lead, inputs))
     made = c.emit("linear", [rows, matrix, bias], [*lead, shape[0]], module=module)
     return c.reshape(made, [*lead, *sizes])
+
+
+def along(c: ItemBuilder[Any], x: Moving, axis: int, matrix: np.ndarray) -> Any:
+    """A product of fixed numbers [results, size] with an axis, which stays where it is."""
+    made = with_weight(c, x, [axis], c.fixed_of(matrix.astype(np.float32)), [1], "")
+    return c.permute(made, [*range(axis), x.rank - 1, *range(axis, x.rank - 1)])
+
+
+def cumulative_sum(c: ItemBuilder[Any], x: Moving, axis: int, reverse: bool = False) -> Any:
+    """Sums along an axis up to each value, or from each value on, as a product with a triangle of ones."""
+    if axis == c.batch_axis(x.shape):
+        raise Refused(MIXES)
+    ones = np.ones((x.shape[axis], x.shape[axis]))
+    summed = along(c, x, axis, np.triu(ones) if reverse else np.tril(ones))
+    if x.name in c.truths | c.wholes | c.counted:
+        c.counted.add(summed.name)
+    return summed
 
 
 def of_two(

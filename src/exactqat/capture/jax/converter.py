@@ -235,23 +235,31 @@ class Converter(ItemBuilder[Fixed]):
             return f"{leak}: {SIZE_OF_BATCH}"
         if not any(each.by_rows for each in found) or any(each.random for each in found):
             return ""
-        generator = np.random.default_rng(0)
-        expression = Expression(item.node)
-        leaves = [self._leaves[name] for name in expression.sources]
-        arrays = [
-            generator.uniform(0.5, 1.5, leaf.shape).astype(leaf.dtype)
-            if jnp.issubdtype(leaf.dtype, jnp.floating)
-            else np.zeros(leaf.shape, leaf.dtype)
-            for leaf in leaves
-        ]
         try:
-            one, three = (np.asarray(expression(*arrays, rows=rows), np.float64) for rows in (1, 3))
+            one, three = (self._tried(item, rows) for rows in (1, 3))
         except (TypeError, ValueError) as error:
             return f"{self.place()}: {SIZE_OF_BATCH} ({error})"
         repeats = [large // small if small else 1 for large, small in zip(three.shape, one.shape, strict=True)]
         alike = np.tile(one, repeats)
         same = alike.shape == three.shape and np.allclose(alike, three, 1e-5, 1e-6, equal_nan=True)
         return "" if same else f"{self.place()}: {SIZE_OF_BATCH}"
+
+    def _tried(self, item: Fixed, rows: int = 1) -> np.ndarray:
+        """What it is for parameters that are drawn."""
+        generator = np.random.default_rng(0)
+        expression = Expression(item.node)
+        arrays = [
+            generator.uniform(0.5, 1.5, leaf.shape).astype(leaf.dtype)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+            else np.zeros(leaf.shape, leaf.dtype)
+            for leaf in (self._leaves[name] for name in expression.sources)
+        ]
+        return np.asarray(expression(*arrays, rows=rows), np.float64)
+
+    def repeats(self, item: Fixed, axis: int) -> bool:
+        """Whether it is the same all along an axis, whatever is trained."""
+        values = self._tried(item)
+        return bool((values == np.take(values, [0], axis)).all())
 
     def closed(self, jaxpr: Any) -> tuple[Any, list[Any]]:
         """A jaxpr and its constants as items."""

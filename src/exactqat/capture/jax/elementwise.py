@@ -124,9 +124,29 @@ def _binary(c: Converter, equation: Any, operands: list[Any]) -> Item:
         if made is not None:
             return made
     operands = [
-        each if number is None else c.data(np.float32(number)) for each, number in zip(operands, numbers, strict=True)
+        _of_rows(c, each, shape) if number is None else c.data(np.float32(number))
+        for each, number in zip(operands, numbers, strict=True)
     ]
     return elementwise(c, equation, operands, _BINARY[name])
+
+
+def _of_rows(c: Converter, item: Item, shape: tuple[int, ...]) -> Item:
+    """What was repeated for several rows of each example, as a bias for [batch * time, n], as one row.
+
+    Raises:
+        Refused: the rows differ.
+    """
+    if not isinstance(item, Fixed) or len(item.shape) != len(shape) or len(c.batch_axes(shape)) != 1:
+        return item
+    axis = c.batch_axis(shape)
+    if item.shape[axis] == 1 or shape[axis] == c.prime:
+        return item
+    if not c.repeats(item, axis):
+        raise Refused(
+            "it gives rows of one example numbers of their own where examples and rows are one axis; do so before the "
+            "axes are joined"
+        )
+    return item.then(lambda array: jnp.take(array, jnp.array([0]), axis))
 
 
 def _mean_or_pool(c: Converter, name: str, first: Item, second: Item, numbers: list[float | None]) -> Item | None:
@@ -352,7 +372,8 @@ def _convert(c: Converter, equation: Any, operands: list[Any]) -> Item:
         return mask
     if masks.is_truth(c, x):
         return x
-    if not jnp.issubdtype(equation.params["new_dtype"], jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating):
+    whole = x.name in c.counted or not jnp.issubdtype(x.dtype, jnp.floating)
+    if not jnp.issubdtype(equation.params["new_dtype"], jnp.floating) and not whole:
         raise Refused("whole numbers made of real ones")
     return x
 

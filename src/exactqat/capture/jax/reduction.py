@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ..core.builder import Moving
+from ..core.products import cumulative_sum
 from ..core.refusals import Refused
 from ..core.windows import windows
 from .converter import Converter, handles
@@ -27,6 +28,11 @@ def _reduce(c: Converter, equation: Any, operands: list[Any]) -> Item:
         raise Refused("it mixes the examples of a batch; batch norm needs its form for evaluation")
     shape = equation.outvars[0].aval.shape
     return c.emit(_REDUCTIONS[equation.primitive.name], [x], shape, axes=axes, keep_dims=False)
+
+
+@handles("cumsum")
+def _cumulative_sum(c: Converter, equation: Any, operands: list[Any]) -> Any:
+    return cumulative_sum(c, operands[0], int(equation.params["axis"]), bool(equation.params["reverse"]))
 
 
 @handles("argmax")

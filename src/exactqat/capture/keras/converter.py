@@ -197,9 +197,8 @@ class Converter(ItemBuilder[Fixed]):
 
     def _call(self, operation: Any, args: list[Any], kwargs: dict[str, Any], node: Any) -> Any:
         layer = isinstance(operation, keras.Layer)
-        if not any(isinstance(each, Moving) for each in tree.flatten([args, kwargs])):
-            if layer:
-                raise Refused(f"'{path_of(operation)}' gets nothing that depends on the input")
+        moving = any(isinstance(each, Moving) for each in tree.flatten([args, kwargs]))
+        if not moving and not layer:
             return self.computed(operation, args, kwargs, node)
         outer, outer_training = self._layer, self.training
         if layer and not isinstance(operation, keras.Model):
@@ -214,7 +213,8 @@ class Converter(ItemBuilder[Fixed]):
                 raise Refused(f"'{path_of(operation)}' is called with training=True in evaluation, too")
             self.training = self.training if given is None else bool(given)
         try:
-            handler = _handler(operation)
+            # What a layer makes of weights and data alone is a constant, which its operations compute.
+            handler = _handler(operation) if moving else None
             if handler is not None:
                 return handler(self, operation, args, kwargs)
             if not layer:
@@ -297,8 +297,9 @@ class Converter(ItemBuilder[Fixed]):
             self.drew = drew
             if failure is not None:
                 self.forget(began)
-        if not same_ and not layer.trainable_variables and not own_state(layer):
-            (first, *others) = [each for each in tree.flatten(args) if isinstance(each, Moving)]
+        given = [each for each in tree.flatten(args) if isinstance(each, Moving)]
+        if given and not same_ and not layer.trainable_variables and not own_state(layer):
+            (first, *others) = given
             if evaluated is first and not others and not kwargs:
                 self.forget(began)
                 return self.emit("dropout", [first], first.shape, expression=InTraining(layer))

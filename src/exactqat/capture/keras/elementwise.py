@@ -69,6 +69,12 @@ def _logic(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
     return made
 
 
+@operations("ZerosLike", "OnesLike")
+def _alike(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    made = np.zeros if type(operation).__name__ == "ZerosLike" else np.ones
+    return c.fixed_of(made(c.for_one(args[0].shape), np.float32))
+
+
 @operations("HardShrink", "SoftShrink", "Threshold")
 def _shrink(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
@@ -151,7 +157,7 @@ def _same(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
         if truth is None:
             raise Refused("truth values made of numbers that the network computes")
         return truth
-    whole = isinstance(args[0], Moving) and args[0].name in c.whole_inputs | c.wholes | c.truths
+    whole = isinstance(args[0], Moving) and args[0].name in c.whole_inputs | c.wholes | c.truths | c.counted
     if dtype is not None and "float" not in str(dtype) and not whole:
         raise Refused("whole numbers made of real ones")
     return args[0]

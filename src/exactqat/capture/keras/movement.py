@@ -155,6 +155,24 @@ def _take(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
     raise Refused("its indices depend on the input and are not those of rows")
 
 
+@operations("TakeAlongAxis")
+def _take_along(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Fixed places of an axis, others for each row of the axes in front."""
+    x, indices = args[0], args[1] if len(args) > 1 else kwargs["indices"]
+    places = None if isinstance(indices, Moving) else c.numbers(indices)
+    if not isinstance(x, Moving) or places is None or operation.axis is None or operation.axis % x.rank != x.rank - 1:
+        raise Refused("its indices depend on the input, or are not along the last axis")
+    if c.batch_axis(x.shape) != 0 or not (places == places[:1]).all():
+        raise Refused("its indices differ from example to example")
+    batch, *rows, size = x.shape
+    places = np.broadcast_to(places[0], (*rows, places.shape[-1])).astype(int) % size
+    count = math.prod(rows)
+    flat = (np.arange(count)[:, None] * size + places.reshape(count, -1)).reshape(-1)
+    joined = c.reshape(x, (batch, count * size))
+    taken = c.emit("gather", [joined], (batch, flat.size), axis=1, indices=tuple(int(each) for each in flat))
+    return c.reshape(taken, (batch, *places.shape))
+
+
 def _looked_up(c: Converter, table: Fixed, indices: Moving) -> Moving:
     """Rows of a table by integers that the network is given."""
     variable = next((key for key, name in c.names.items() if name == table.name), None)
@@ -187,6 +205,27 @@ def _split(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
     )
     starts = [0, *ends[:-1]]
     return [c.cut(x, axis, start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+@operations("Unstack")
+def _unstack(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,), axis = args, int(operation.axis) % args[0].rank
+    shape = [size for at, size in enumerate(x.shape) if at != axis]
+    return [c.reshape(c.cut(x, axis, at, at + 1), shape) for at in range(x.shape[axis])]
+
+
+@operations("Roll")
+def _roll(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,) = args
+    if operation.axis is None:
+        raise Refused("over all axes, laid flat; name the axes")
+    shifts, axes = ([each] if isinstance(each, int) else list(each) for each in (operation.shift, operation.axis))
+    for shift, given in zip(shifts * (len(axes) if len(shifts) == 1 else 1), axes, strict=True):
+        axis = given % x.rank
+        end = x.shape[axis] - shift % x.shape[axis]
+        if end < x.shape[axis]:
+            x = c.join([c.cut(x, axis, end, x.shape[axis]), c.cut(x, axis, 0, end)], axis)
+    return x
 
 
 @operations("Pad")

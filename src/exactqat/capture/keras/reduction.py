@@ -8,7 +8,9 @@ from typing import Any
 
 import keras
 
+from ..core import masks
 from ..core.builder import Moving
+from ..core.products import cumulative_sum
 from ..core.refusals import MIXES, Refused
 from ..core.windows import count_of_windows, each, padding_in_numbers
 from .converter import Converter, operations
@@ -39,6 +41,30 @@ def _reduce(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
     shape = _without(x, axes, keep)
     more: dict[str, Any] = {"correction": 0} if kind in ("var", "std") else {}
     return c.emit(kind, [x], shape, axes=tuple(sorted(axes)), keep_dims=keep, **more)
+
+
+@operations("All", "Any")
+def _every(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Of masks: the least, or the largest."""
+    (x,) = args
+    truth, axes = masks.as_truth(c, x), axes_of(operation.axis, x.rank)
+    if truth is None:
+        raise Refused("of truth values that the network computes; give masks as inputs of integers or truth values")
+    if c.batch_axis(x.shape) in axes:
+        raise Refused(MIXES)
+    keep = bool(operation.keepdims)
+    kind = "amin" if type(operation).__name__ == "All" else "amax"
+    made = c.emit(kind, [truth], _without(x, axes, keep), axes=tuple(sorted(axes)), keep_dims=keep)
+    c.truths.add(made.name)
+    return made
+
+
+@operations("Cumsum")
+def _cumulative_sum(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    (x,), axis = args, operation.axis
+    if axis is None:
+        raise Refused("over all axes, laid flat; name one axis")
+    return cumulative_sum(c, x, int(axis) % x.rank)
 
 
 @operations("Norm")

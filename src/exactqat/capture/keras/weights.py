@@ -13,7 +13,7 @@ import numpy as np
 from ...planning.elementwise import SURELY_MASKED
 from ..core import masks
 from ..core.builder import Moving
-from ..core.products import of_two, with_weight
+from ..core.products import along, of_two, with_weight
 from ..core.refusals import Refused
 from ..core.windows import each, padding_in_numbers, windows
 from .converter import Converter, layers, operations
@@ -221,13 +221,34 @@ def _attention(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
         bias = masks.hiding(c, shown)
     elif mask is not None:
         bias = Fixed(data=np.where(mask.data, 0.0, SURELY_MASKED).astype(np.float32), shape=mask.shape)
+    batch = next(each for each in (query, key, value) if isinstance(each, Moving)).shape[0]
     query, key, value = (c.permute(one, (0, 2, 1, 3)) for one in (query, key, value))
     scale = given.get("scale")
     made = c.emit(
         "attention",
         [query, key, value, bias],
-        (*query.shape[:3], value.shape[3]),
+        (batch, *query.shape[1:3], value.shape[3]),
         causal=bool(operation.is_causal),
         scale=float(1 / math.sqrt(query.shape[-1]) if scale is None else scale),
     )
     return c.permute(made, (0, 2, 1, 3))
+
+
+@operations("FFT", "FFT2")
+def _fourier(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Real and imaginary part, by products with the cosines and sines of each axis."""
+    real, imaginary = args[0]
+    if not isinstance(real, Moving) or (not isinstance(imaginary, Moving) and c.numbers(imaginary).any()):  # type: ignore[union-attr]
+        raise Refused("with a fixed real part, or with an imaginary part that is fixed and not 0")
+    parts: list[Any] = [real, imaginary if isinstance(imaginary, Moving) else None]
+    for axis in range(real.rank - (2 if type(operation).__name__ == "FFT2" else 1), real.rank):
+        size = real.shape[axis]
+        angles = 2 * np.pi * (np.outer(np.arange(size), np.arange(size)) % size) / size
+        # exp(-i angle) of both parts.
+        cosines, sines = (along(c, parts[0], axis, wave(angles)) for wave in (np.cos, np.sin))
+        if parts[1] is None:
+            parts = [cosines, c.emit("neg", [sines], sines.shape)]
+            continue
+        others, twins = (along(c, parts[1], axis, wave(angles)) for wave in (np.cos, np.sin))
+        parts = [c.emit("add", [cosines, twins], cosines.shape), c.emit("sub", [others, sines], cosines.shape)]
+    return parts

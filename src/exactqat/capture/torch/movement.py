@@ -318,9 +318,19 @@ def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     index, axis = c.data(a.index), a.dim % len(a.self.shape)
     line = index.movedim(axis, -1).reshape(-1, index.shape[axis])
     others = [size for k, size in enumerate(c.for_one(a.self.shape)) if k != axis]
-    if not (line == line[0]).all() or others != [size for k, size in enumerate(index.shape) if k != axis]:
-        raise Refused("its index takes other places in other rows; the same places everywhere are allowed")
-    return c.gather(a.self, axis, line[0].tolist())
+    if others != [size for k, size in enumerate(index.shape) if k != axis]:
+        raise Refused("its index has other sizes than what it takes from, along axes that it does not go along")
+    if (line == line[0]).all():
+        return c.gather(a.self, axis, line[0].tolist())
+    # Other places in other rows: one by one, out of all rows of an example.
+    x, count = c.call(aten.movedim.int, a.self, axis, -1), len(line)
+    if c.batch_axis(x) != 0 or x.outer != 1 or axis == 0:
+        raise Refused("its index takes other places in other rows, where the batch is not the first axis")
+    size = x.shape[-1]
+    places = (torch.arange(count)[:, None] * size + line % size).reshape(-1)
+    taken = c.gather(c.call(aten.reshape.default, x, [c.prime, count * size]), 1, places.tolist())
+    rows = c.call(aten.reshape.default, taken, [*x.shape[:-1], line.shape[1]])
+    return c.call(aten.movedim.int, rows, -1, axis)
 
 
 @handles("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
