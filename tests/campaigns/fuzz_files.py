@@ -132,7 +132,9 @@ def work(seed: int, first: int, count: int, seconds: float, plain: int, onnx: Pa
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
             if grown > MOST_MEMORY:
                 outcome = f"took {grown:,} bytes; {outcome}"
-            print(f"{number}\t{time.perf_counter() - start:.2f}\t{outcome}", file=out, flush=True)
+            whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            peak = 1024 * max(resource.getrusage(who).ru_maxrss for who in whose)
+            print(f"{number}\t{time.perf_counter() - start:.2f}\t{peak}\t{outcome}", file=out, flush=True)
 
 
 class Campaign:
@@ -143,6 +145,8 @@ class Campaign:
         self.outcomes: Counter[str] = Counter()
         self.bad = 0
         self.slowest = 0.0
+        # Bytes: what a process held at most, its modules among it.
+        self.peak = 0
 
     def note(self, number: int, seconds: float, outcome: str) -> None:
         short = next((each for each in FINE if outcome.startswith(each)), None)
@@ -182,13 +186,14 @@ class Campaign:
                     line = worker.stdout.readline() if ready else ""
                     if not line:
                         break
-                    at, seconds, outcome = line.rstrip("\n").split("\t", 2)
+                    at, seconds, peak, outcome = line.rstrip("\n").split("\t", 3)
+                    self.peak = max(self.peak, int(peak))
                     self.note(int(at), float(seconds), outcome)
                     number = int(at) + 1
                     if (number - given.first) % 200 == 0 or number == end:
                         rate = (number - given.first) / (time.perf_counter() - start)
-                        print(f"{number - given.first} cases, {rate:.2f} a second, slowest {self.slowest:.1f} s: "
-                              f"{dict(self.outcomes)}", flush=True)  # fmt: skip
+                        print(f"{number - given.first} cases, {rate:.2f} a second, slowest {self.slowest:.1f} s, "
+                              f"peak {self.peak >> 20} MiB: {dict(self.outcomes)}", flush=True)  # fmt: skip
                 if number < end:
                     hung = worker.poll() is None and not ready
                     os.killpg(worker.pid, signal.SIGKILL)

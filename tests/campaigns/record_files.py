@@ -91,8 +91,19 @@ class Loop(layers.Layer):  # type: ignore[misc]
         return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y)), start, shape_invariants=free)[1]
 
 
-def chain(shape: tuple[int, ...], *parts: Any) -> Model:
-    x = start = keras.Input(shape)
+class Made(layers.Layer):  # type: ignore[misc]
+    """One function of TensorFlow as a layer."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+
+def chain(shape: tuple[int, ...], *parts: Any, dtype: str = "float32") -> Model:
+    x = start = keras.Input(shape, dtype=dtype)
     for part in parts:
         x = part(x)
     return Model(start, x)
@@ -119,6 +130,85 @@ def attention() -> Model:
     x = layers.LayerNormalization()(start)
     x = layers.Add()([start, layers.MultiHeadAttention(2, 4)(x, x)])
     return Model(start, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+def residual() -> Model:
+    """The image classification of MLPerf Tiny, smaller."""
+    x = start = keras.Input((16, 16, 3))
+    x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(x)))
+    for filters, strides in ((8, 1), (12, 2)):
+        y = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(filters, 3, strides, padding="same")(x)))
+        y = layers.BatchNormalization()(layers.Conv2D(filters, 3, padding="same")(y))
+        x = layers.Conv2D(filters, 1, strides)(x) if strides > 1 else x
+        x = layers.ReLU()(layers.Add()([x, y]))
+    return Model(start, layers.Dense(10, activation="softmax")(layers.Flatten()(layers.AveragePooling2D(8)(x))))
+
+
+def u_net() -> Model:
+    start = keras.Input((16, 16, 2))
+    first = layers.Conv2D(6, 3, padding="same", activation="relu")(start)
+    inner = layers.Conv2D(8, 3, padding="same", activation="relu")(layers.MaxPooling2D()(first))
+    back = layers.Conv2DTranspose(6, 2, strides=2)(inner)
+    return Model(start, layers.Conv2D(3, 1, activation="sigmoid")(layers.Concatenate()([first, back])))
+
+
+def inception() -> Model:
+    start = keras.Input((10, 10, 6))
+    parts = [layers.Conv2D(4, 1, activation="relu")(start), layers.Conv2D(4, 5, padding="same")(start),
+             layers.AveragePooling2D(3, 1, padding="same")(start), layers.MaxPooling2D(3, 1, padding="same")(start),
+             layers.Conv2D(4, (1, 7), padding="same")(start)]  # fmt: skip
+    return Model(start, layers.Dense(3)(layers.GlobalMaxPooling2D()(layers.Concatenate()(parts))))
+
+
+def excited() -> Model:
+    start = keras.Input((8, 8, 6))
+    x = layers.DepthwiseConv2D(5, padding="same")(layers.Conv2D(12, 1, activation="hard_silu")(start))
+    y = layers.Dense(4, activation="relu")(layers.GlobalAveragePooling2D()(x))
+    y = layers.Reshape((1, 1, 12))(layers.Dense(12, activation="hard_sigmoid")(y))
+    x = layers.Conv2D(6, 1)(layers.Multiply()([x, y]))
+    return Model(start, layers.GlobalAveragePooling2D()(layers.Add()([x, start])))
+
+
+def detector() -> Model:
+    x = start = keras.Input((16, 16, 3))
+    found: dict[str, list[Any]] = {"boxes": [], "classes": []}
+    for filters in (8, 12):
+        x = layers.ReLU(6.0)(layers.SeparableConv2D(filters, 3, 2, padding="same")(x))
+        for name, values in (("boxes", 4), ("classes", 3)):
+            found[name].append(layers.Reshape((-1, values))(layers.Conv2D(2 * values, 3, padding="same")(x)))
+    boxes, classes = (layers.Concatenate(axis=1)(each) for each in found.values())
+    return Model(start, [boxes, layers.Activation("sigmoid")(classes)])
+
+
+def encoder() -> Model:
+    """Patches and one block of a transformer."""
+    start = keras.Input((16, 16, 3))
+    x = layers.Reshape((16, 12))(layers.Conv2D(12, 4, strides=4)(start))
+    y = layers.LayerNormalization()(x)
+    x = layers.Add()([x, layers.MultiHeadAttention(3, 4)(y, y)])
+    y = layers.Dense(12)(layers.Dense(24, activation="gelu")(layers.LayerNormalization()(x)))
+    return Model(start, layers.Dense(4)(layers.GlobalAveragePooling1D()(layers.Add()([x, y]))))
+
+
+def reductions(x: Any) -> Any:
+    parts = [tf.reduce_max(x, 1), tf.reduce_min(x, 1), tf.reduce_sum(x, 1), tf.reduce_mean(x, 1)]
+    return tf.concat([*parts, tf.reduce_prod(x[:, :2], 1)], -1)
+
+
+def chosen(x: Any) -> Any:
+    smaller = tf.where(x > 0.3, x, 0.5 * x)
+    return tf.where(tf.logical_and(x < 0.5, x >= -0.5), smaller, tf.minimum(tf.maximum(x, -1.0), 1.0))
+
+
+def gathered(x: Any) -> Any:
+    best, _ = tf.math.top_k(x, 3)
+    return tf.concat([tf.gather(x, [3, 0, 3], axis=-1), tf.gather(x, [1], axis=2), best, tf.reverse(best, [-1])], -1)
+
+
+def filled(x: Any) -> Any:
+    """A constant as large as the batch says."""
+    ones = tf.fill(tf.stack([tf.shape(x)[0], 2]), 0.5)
+    return tf.concat([x, ones, tf.broadcast_to(x[:, :1], tf.stack([tf.shape(x)[0], 3]))], -1)
 
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -206,6 +296,77 @@ MODELS: dict[str, Callable[[], Model]] = {
     "pieces": lambda: chain((6, 8), layers.Dense(8), Pieces(), layers.Dense(3)),
     "recurrent": lambda: chain((4, 3), layers.LSTM(4, unroll=True), layers.Dense(2)),
     "loop": lambda: chain((3,), layers.Dense(3), Loop(), layers.Dense(2)),
+    "perceptron": lambda: chain(
+        (20,), layers.Dense(16, activation="relu"), layers.Dropout(0.2), layers.Dense(4, activation="softmax")
+    ),
+    "keywords": lambda: chain(
+        (25, 10, 1),
+        layers.Conv2D(8, (10, 4), strides=2, padding="same"),
+        layers.BatchNormalization(),
+        layers.ReLU(),
+        layers.DepthwiseConv2D(3, padding="same"),
+        layers.BatchNormalization(),
+        layers.ReLU(),
+        layers.Conv2D(8, 1, activation="relu"),
+        layers.AveragePooling2D((13, 5)),
+        layers.Flatten(),
+        layers.Dense(12, activation="softmax"),
+    ),
+    "autoencoder": lambda: chain(
+        (40,),
+        *(part for n in (16, 4, 16) for part in (layers.Dense(n), layers.BatchNormalization(), layers.ReLU())),
+        layers.Dense(40),
+    ),
+    "residual": residual,
+    "u_net": u_net,
+    "inception": inception,
+    "excited": excited,
+    "detector": detector,
+    "encoder": encoder,
+    "causal": lambda: chain(
+        (24, 4),
+        layers.Conv1D(6, 3, padding="causal", dilation_rate=2, activation="relu"),
+        layers.Conv1D(6, 3, padding="causal", dilation_rate=4, activation="relu"),
+        layers.GlobalMaxPooling1D(),
+        layers.Dense(2),
+    ),
+    "groups_normalized": lambda: chain((8, 8, 8), layers.Conv2D(8, 3), layers.GroupNormalization(2), layers.ReLU()),
+    "gated": lambda: chain((4, 3), layers.GRU(4, unroll=True), layers.Dense(2)),
+    "simple_recurrent": lambda: chain((5, 3), layers.SimpleRNN(4, unroll=True), layers.Dense(2)),
+    "both_ways": lambda: chain((4, 3), layers.Bidirectional(layers.LSTM(3, unroll=True)), layers.Dense(2)),
+    "embedded": lambda: chain(
+        (6,), layers.Embedding(20, 8), layers.GlobalAveragePooling1D(), layers.Dense(3), dtype="int32"
+    ),
+    "one_hot": lambda: chain((6,), Made(lambda x: tf.one_hot(x, 5)), layers.Flatten(), layers.Dense(3), dtype="int32"),
+    "larger_1d": lambda: chain((8, 4), layers.Conv1DTranspose(6, 3, strides=2, padding="same"), layers.Dense(2)),
+    "mirrored": lambda: chain(
+        (8, 8, 3), Made(lambda x: tf.pad(x, [[0, 0], [1, 1], [2, 1], [0, 0]], "REFLECT")), layers.Conv2D(4, 3)
+    ),
+    "reduced": lambda: chain((5, 6), layers.Dense(4), Made(reductions), layers.Dense(2)),
+    "chosen": lambda: chain((6,), layers.Dense(8), Made(chosen), layers.Dense(2)),
+    "gathered": lambda: chain((4, 6), layers.Dense(8), Made(gathered), layers.Dense(2)),
+    "filled": lambda: chain((6,), layers.Dense(8), Made(filled), layers.Dense(2)),
+    "resized": lambda: chain(
+        (7, 7, 3),
+        layers.Conv2D(4, 1),
+        Made(lambda x: tf.image.resize(x, (10, 9))),
+        layers.Conv2D(4, 1),
+        Made(lambda x: tf.compat.v1.image.resize_nearest_neighbor(x, (5, 5), align_corners=True)),
+    ),
+    "shuffled": lambda: chain(
+        (4, 4, 3),
+        layers.Conv2D(12, 3, padding="same"),
+        Made(lambda x: tf.nn.depth_to_space(x, 2)),
+        layers.Conv2D(4, 3),
+        Made(lambda x: tf.nn.space_to_depth(x, 2)),
+    ),
+    "products": lambda: chain((4, 6), layers.Dense(6), Made(lambda x: tf.matmul(x, x, transpose_b=True))),
+    "rescaled": lambda: chain(
+        (8, 8, 3), layers.Rescaling(1 / 127.5, -1), layers.Conv2D(4, 3, activation="relu6"), layers.Flatten()
+    ),
+    "spatial": lambda: chain(
+        (4, 8, 8, 2), layers.Conv3D(4, 3), layers.MaxPooling3D((1, 2, 2)), layers.Flatten(), layers.Dense(2)
+    ),
     "largest": lambda: chain((16,), layers.Dense(8), layers.Lambda(lambda x: tf.argmax(x, -1))),
 }
 APPLICATIONS: dict[str, dict[str, Any]] = {
@@ -221,9 +382,19 @@ APPLICATIONS: dict[str, dict[str, Any]] = {
     "ResNet50V2": {},
     "InceptionV3": {},
     "Xception": {},
-    "VGG11": {},
     "VGG16": {},
+    "VGG19": {},
     "ConvNeXtTiny": {},
+    "EfficientNetB1": {},
+    "EfficientNetB2": {},
+    "EfficientNetV2B1": {},
+    "EfficientNetV2B2": {},
+    "EfficientNetV2S": {},
+    "DenseNet169": {},
+    "DenseNet201": {},
+    "ResNet101": {},
+    "ResNet101V2": {},
+    "InceptionResNetV2": {},
 }
 
 
@@ -240,17 +411,21 @@ def spread(model: Model) -> Model:
     return model
 
 
-def converted(model: Model, way: str) -> bytes:
-    """The file."""
+def converted(model: Model, way: str, examples: int = 16) -> bytes:
+    """The file, calibrated with some random examples."""
     rng = np.random.default_rng(0)
     shapes = [tuple(each.shape[1:]) for each in model.inputs]
+    whole = [each.dtype if isinstance(each.dtype, str) else each.dtype.name for each in model.inputs] == ["int32"]
 
     def data() -> Iterator[list[np.ndarray]]:
-        for _ in range(16):
-            yield [rng.normal(size=(1, *shape)).astype(np.float32) for shape in shapes]
+        for _ in range(examples):
+            if whole:
+                yield [rng.integers(0, 5, (1, *shape)).astype(np.int32) for shape in shapes]
+            else:
+                yield [rng.normal(size=(1, *shape)).astype(np.float32) for shape in shapes]
 
     if way == "fixed_batch" or (way == "float32" and len(shapes) == 1):
-        fixed = [keras.Input(batch_shape=(1, *shape)) for shape in shapes]
+        fixed = [keras.Input(batch_shape=(1, *shape), dtype="int32" if whole else None) for shape in shapes]
         model = Model(fixed, model(fixed if len(fixed) > 1 else fixed[0]))
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
     if way == "float32":
@@ -291,13 +466,15 @@ def made(name: str) -> Any:
     return KERAS_2[name]() if name in KERAS_2 else spread(MODELS[name]())
 
 
-def record_all(folder: Path, ways: Sequence[str]) -> None:
-    """Every model in every way that is asked for; what the converter refuses is printed."""
+def record_all(folder: Path, ways: Sequence[str], only: Sequence[str]) -> None:
+    """Every model in every way that is asked for, but those that are there; what the converter refuses is printed."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def write(name: str, way: str, model: Model) -> None:
+    def write(name: str, way: str, model: Model, examples: int = 16) -> None:
+        if (folder / f"{name}.{way}.tflite").exists():
+            return
         try:
-            content = converted(model, way)
+            content = converted(model, way, examples)
         except Exception as error:  # noqa: BLE001 - the converter's own
             print(f"{name}.{way}: the converter refuses it: {' '.join(str(error).split())[:160]}", flush=True)
             return
@@ -305,29 +482,31 @@ def record_all(folder: Path, ways: Sequence[str]) -> None:
         print(f"{name}.{way}: {len(content):,} bytes", flush=True)
 
     for name in (*MODELS, *KERAS_2):
+        if only and name not in only:
+            continue
         for way in WAYS[:-2] if name in KERAS_2 else WAYS:
             if way in ways:
                 write(name, way, made(name))
     for name, arguments in APPLICATIONS.items():
         maker = getattr(keras.applications, name, None)
-        if maker is None:
+        if maker is None or (only and name not in only):
             continue
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
         model = maker(input_shape=(96, 96, 3), weights=None, classes=10, **arguments)
-        for way in ("int8", "float_ends", "float32"):
+        for way in WAYS:
             if way in ways:
-                write(name, way, model)
+                write(name, way, model, examples=4)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", type=Path, metavar="FOLDER")
-    parser.add_argument("--only", nargs="+", metavar="MODEL", help="of the small ones")
+    parser.add_argument("--only", nargs="+", default=(), metavar="MODEL", help="these models")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="of all models")
     arguments = parser.parse_args()
     if arguments.all is not None:
-        record_all(arguments.all, arguments.ways)
+        record_all(arguments.all, arguments.ways, arguments.only)
         return 0
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, way in GOLDENS:

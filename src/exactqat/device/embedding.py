@@ -14,10 +14,14 @@ from .operator import Attributes, DeviceOperator, FileOperator, FileStep, Shape,
 from .profile import Profile
 from .tensor import INDICES, Tensor
 
+# Classes of ONE_HOT, whose table has as many rows and columns.
+MOST_DEPTH = 4096
+
 
 @register
 class Embedding(DeviceOperator):
-    """Rows of a constant table [rows, features], in files GATHER: of indices [batch, ...] the result is
+    """Rows of a constant table [rows, features], in files GATHER or
+    EMBEDDING_LOOKUP: of indices [batch, ...] the result is
     [batch, ..., features].
 
     Indices are int32. The table lies on the result's grid, so nothing is rounded here. TFLite-Micro's GATHER takes no
@@ -36,7 +40,13 @@ class Embedding(DeviceOperator):
     wide_version = 4
     options = "GatherOptions"
     order = (1, 0)
-    other_forms = (("GATHER",),)
+    other_forms = (
+        ("RESHAPE", "EMBEDDING_LOOKUP", "RESHAPE"),
+        ("RESHAPE", "GATHER", "RESHAPE"),
+        ("EMBEDDING_LOOKUP",),
+        ("ONE_HOT",),
+        ("GATHER",),
+    )
     float_kind = "embedding"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -69,16 +79,39 @@ class Embedding(DeviceOperator):
         return (replace(step, kind="GATHER"),)
 
     def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
-        (gather,) = steps
-        table, indices = gather.operand(0), gather.operand(1)
-        if table.data is None or indices.data is not None or indices.name in gather.known:
+        lookup, first = steps[len(steps) // 2], steps[0].operand(0)
+        if len(lookup.inputs) == 4:
+            return _one_hot(lookup)
+        one, other = lookup.operand(0), lookup.operand(1)
+        indices, table = (one, other) if one.dtype == "int32" else (other, one)
+        if table.data is None or indices.data is not None or indices.name in lookup.known:
             return None
-        if gather.option("axis") or gather.option("batchDims") or not indices.quantization.equals(INDICES):
+        if indices is one:
+            if other.dtype != lookup.output.dtype:
+                return None  # real numbers of a table of codes
+        elif lookup.option("axis") or lookup.option("batchDims"):
             return None
-        return (indices, table), {}
+        if len(steps) > 1:
+            # In files EMBEDDING_LOOKUP takes a row of indices, and the batch is one example.
+            if steps[-1].output.shape != (*first.shape, *table.shape[1:]):
+                return None
+            indices = first
+        return ((indices, table), {}) if indices.quantization.equals(INDICES) else None
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         table = writer.graph.tensors[operator.inputs[1]]
         operands = [writer.dequantized(table, table.data, None), *writer.operands(operator)]
         computed = writer.node("Gather", operands, f"{output.name}/computed", axis=0)
         writer.result_in_graph_order(operator, output, computed)
+
+
+def _one_hot(read: FileOperator) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+    """ONE_HOT along a new last axis: rows of a square table."""
+    indices, axis = read.operand(0), read.option("axis")
+    if indices.data is not None or indices.dtype != "int32" or axis not in (-1, len(indices.shape)):
+        return None
+    (depth,), (on,), (off,) = (read.values(at).reshape(-1) for at in (1, 2, 3))
+    need(1 <= depth <= MOST_DEPTH, f"ONE_HOT: depth must be in 1..{MOST_DEPTH}, got {depth}")
+    table = np.where(np.eye(depth, dtype=bool), on, off)
+    output = read.output
+    return (indices, Tensor(f"{output.name}/table", table.shape, str(table.dtype), output.quantization, table)), {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -124,10 +124,42 @@ SHAPE_ARITHMETIC: dict[str, Arithmetic] = {
 }
 # The one of them that begins.
 SHAPE_OF = "SHAPE"
+
+
+def without_wrapping(steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[str, FileOperator]]:
+    """Leaves out what brings a negative index to the end of a table (x < 0 ? x + rows : x): graphs take none."""
+    makers = {step.output.name: (word, step) for word, step in steps}
+    same: dict[str, Tensor] = {}
+    passed: list[FileOperator] = []
+    for word, step in steps:
+        if word not in ("SELECT", "SELECT_V2") or len(step.inputs) != 3 or None in step.inputs:
+            continue
+        condition, other, index = (step.operand(at) for at in range(3))
+        compared, added = makers.get(condition.name), makers.get(other.name)
+        if compared is None or added is None or (compared[0], added[0]) != ("LESS", "ADD"):
+            continue
+        whole = index.dtype in ("int32", "int64") and index.data is None
+        if not whole or compared[1].inputs[0] is not index or added[1].inputs[0] is not index:
+            continue
+        bound, rows = compared[1].operand(1).data, added[1].operand(1).data
+        if bound is not None and rows is not None and not np.any(bound):
+            same[step.output.name] = index
+            passed += [step, compared[1], added[1]]
+    left = {id(step) for step in passed}
+    return [
+        (word, replace(step, inputs=tuple(each and same.get(each.name, each) for each in step.inputs)))
+        for word, step in steps
+        if id(step) not in left
+    ]
+
+
+# What makes a constant of such a shape.
+FILLED = "FILL"
 # Of more numbers, it is not a shape.
 MOST_SHAPE_NUMBERS = 1 << 10
 
 __all__ = [
+    "FILLED",
     "MOST_SHAPE_NUMBERS",
     "OFF_A_GRID",
     "ONTO_A_GRID",
@@ -135,4 +167,5 @@ __all__ = [
     "SHAPE_OF",
     "FileOperator",
     "Unreadable",
+    "without_wrapping",
 ]

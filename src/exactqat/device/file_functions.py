@@ -23,7 +23,7 @@ from .arithmetic import (
 from .functions import NumPyPrimitives
 from .operator import Attributes, DeviceOperator, Shape, need, register
 from .profile import Profile
-from .tensor import INT8_MAX, Tensor, dequantize
+from .tensor import INT8_MAX, INT8_MIN, Tensor, dequantize
 
 PURPOSE = "files: a plan makes a table of 256 codes, which rounds alike on all devices"
 
@@ -104,7 +104,8 @@ class Logarithm(OfFiles, Tabulated):
             return np.where(x > 0, rounded(np.log, np.maximum(x, np.finfo(np.float32).tiny)), np.float32(-np.inf))
 
     def stored(self, real: np.ndarray, output: Tensor, profile: Profile) -> np.ndarray:
-        return super().stored(np.maximum(real, np.float32(-1e30)), output, profile)
+        codes = super().stored(np.maximum(real, np.float32(-1e30)), output, profile)
+        return np.where(np.isneginf(real), INT8_MIN, codes)
 
 
 @register

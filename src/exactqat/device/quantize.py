@@ -54,6 +54,10 @@ class Quantize(DeviceOperator):
         low, high = _exponents(*dtypes)
         return ScaleLimits("each", 2.0**low, 2.0**high)
 
+    def result_dtypes(self, attributes: Attributes, stored: str, count: int) -> tuple[str, ...]:
+        need(stored in self.dtypes, f"the result must be {' or '.join(self.dtypes)}, got {stored}")
+        return super().result_dtypes(attributes, stored, count)
+
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         ratio = float(scale_of(inputs[0]) / scale_of(output))
         low, high = _exponents(inputs[0].dtype, output.dtype)

@@ -167,6 +167,10 @@ class Weighted(DeviceOperator):
         # Kernels never look at it, and LiteRT takes what is this far off.
         off = np.abs(bias.quantization.scale - bias_scale) / output.quantization.scale
         need(bool(np.all(off <= 0.02)), "bias scale must be input scale * filter scale")
+        for tensor in (filter, bias):
+            # XNNPACK leaves operators with such constants to kernels that round otherwise.
+            normal = tensor.quantization.scale >= np.finfo(np.float32).tiny
+            need(bool(np.all(normal)), f"{tensor.name!r} must not have a subnormal scale")
 
         multiplier = (bias_scale / output.quantization.scale).astype(np.float64)
         limits = self.scale_limits([tensor.dtype for tensor in (input, output)], attributes)

@@ -23,6 +23,7 @@ import numpy as np
 
 from ...device import OPERATORS
 from ...device.file_forms import (
+    FILLED,
     MOST_SHAPE_NUMBERS,
     OFF_A_GRID,
     ONTO_A_GRID,
@@ -30,6 +31,7 @@ from ...device.file_forms import (
     SHAPE_OF,
     FileOperator,
     Unreadable,
+    without_wrapping,
 )
 from ...device.operator import BOOL, FLOAT, Refusal, in_float
 from ...device.tensor import CODE_RANGES, INDICES, INT4, Quantization, Tensor, dequantize
@@ -244,7 +246,8 @@ class _Reader:
         self.codes = self.entries(model, "OperatorCodes")
         self.tensors = self.read_tensors()
         ends = [[self.at(index) for index in self.numbers(self.subgraph, side)] for side in ("Inputs", "Outputs")]
-        self.steps = [self.read_step(entry) for entry in self.entries(self.subgraph, "Operators")]
+        steps = [self.read_step(entry) for entry in self.entries(self.subgraph, "Operators")]
+        self.steps = without_wrapping(steps)
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
         inputs, outputs, ending = self.find_ends(*ends)
@@ -253,6 +256,9 @@ class _Reader:
             for end in found:
                 self.check_end(side, end)
         results = {name for operator in operators for name in operator.outputs}
+        if self.problems.places:
+            # What an operator computes that cannot be read is no problem of its own.
+            results.update(tensor.name for _, step in self.steps for tensor in step.outputs)
         for end in outputs:
             if end.tensor not in results and end.tensor not in {each.tensor for each in inputs}:
                 self.problems.add("an output that no operator computes", end.name)
@@ -260,7 +266,7 @@ class _Reader:
         graph = self.graph(operators, inputs, outputs)
         computed = {*graph.inputs, *graph.results()}
         positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
-        words = dict(Counter(word for word, _ in self.steps))
+        words = dict(Counter(word for word, _ in steps))
         return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
 
     def at(self, index: int) -> Tensor:
@@ -293,7 +299,7 @@ class _Reader:
             if -1 in signature:
                 self.unknown_shape.add(name)
             if entry.Sparsity() is not None:
-                self.problems.add("sparse weights", name)
+                raise Refusal(f"constant {shortened(name)!r} is sparse, which is not supported")
             dtype = self.word("TensorType", entry.Type()).lower()
             data = self.data(entry, name, dtype, shape)
             grid = self.quantization(entry, name, dtype, data is not None)
@@ -417,8 +423,8 @@ class _Reader:
             pairs = ((source, step.output), (step.output, source))
             for (names, words), (outer, inner) in zip(sides, pairs, strict=True):
                 at_an_end = outer.name in names and word in words and outer.name not in beyond
-                # What else reads an input would have no input.
-                alone = outer is not source or self.readers[outer.name] == 1
+                # What else reads it would have no operand.
+                alone = self.readers[outer.name] == 1
                 if at_an_end and alone and outer.data is None and self.only_names(outer, inner):
                     passed.add(number)
                     beyond[outer.name] = inner.name
@@ -482,6 +488,8 @@ class _Reader:
 
     def is_shape_arithmetic(self, word: str, step: FileOperator) -> bool:
         """Whether the operator computes with shapes alone; its result is then known."""
+        if word == FILLED and step.output.dtype in DTYPES:
+            return self.is_filled(step)
         if word not in SHAPE_ARITHMETIC or step.output.dtype not in ("int32", "int64"):
             return False
         operands = []
@@ -500,6 +508,19 @@ class _Reader:
             self.known[step.output.name] = np.asarray(SHAPE_ARITHMETIC[word](operands, step.option))
         except (ValueError, IndexError, TypeError, Unreadable):
             return False
+        return True
+
+    def is_filled(self, step: FileOperator) -> bool:
+        """Whether the operator makes a constant as large as the batch says; it is then one."""
+        try:
+            shape, (value,) = step.integers(0), step.values(1).reshape(-1)
+        except (Unreadable, ValueError):
+            return False
+        if not shape or len(shape) > MOST_AXES or min(shape) < 1 or math.prod(shape) > MOST_SHAPE_NUMBERS:
+            return False
+        data = np.full(shape, value, step.values(1).dtype)
+        self.known[step.output.name] = data
+        self.used[step.output.name] = replace(step.output, shape=shape, data=data)
         return True
 
     def read_operator(self, number: int) -> tuple[int, Operator]:
