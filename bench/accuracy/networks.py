@@ -256,10 +256,15 @@ def tensors_of(inputs: Any) -> tuple[torch.Tensor, ...]:
     return tuple(map(torch.from_numpy, inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
-def fit(task: Task, model: nn.Module, inputs: Any, targets: np.ndarray, epochs: int, rate: float) -> None:
-    """Trains with Adam, whose rate falls by a cosine."""
+def fit(
+    task: Task, model: nn.Module, inputs: Any, targets: np.ndarray, epochs: int, rate: float, groups: Any = None
+) -> None:
+    """Trains with Adam, whose rate falls by a cosine.
+
+    groups: the optimizer's; by default all parameters at one rate.
+    """
     parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.Adam(parameters, rate)
+    optimizer = torch.optim.Adam(groups or parameters, rate)
     given, y = tensors_of(inputs), torch.from_numpy(targets)
     batches = -(-len(y) // 64)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
