@@ -161,8 +161,8 @@ def ours(case: Case, quick: bool) -> Row:
     for rate in qat_rates(*((8, 4) if case.precision == "mixed" else bits_of(case.precision))):
         network = searched.apply(prepared(learned))
         torch.manual_seed(0)
-        # Ranges at their own rate: what is right for weights of few bits is too fast for them.
-        groups = qat.parameter_groups(network, rate)
+        # The ranges of weights are trained more slowly.
+        groups = qat.parameter_groups(network, rate, range_lr=rate)
         fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate, groups)
         qat.freeze(network)
         found[f"QAT {rate:g}"] = deploy.lower(network.eval())
