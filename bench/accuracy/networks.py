@@ -9,6 +9,7 @@ shapes are drawn.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -306,6 +307,14 @@ def kept(name: str, seed: int, folder: Path) -> tuple[Path, nn.Module, list[tupl
     torch.save(model.state_dict(), held / "weights.part")
     os.replace(held / "weights.part", weights)
     return held, model, parts
+
+
+def fingerprint(model: nn.Module) -> str:
+    """What tells two networks of one kind apart: of their weights and statistics."""
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode() + tensor.numpy().tobytes())
+    return found.hexdigest()[:12]
 
 
 def qat_rates(weights: int, activations: int) -> tuple[float, ...]:
