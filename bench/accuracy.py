@@ -10,7 +10,8 @@ aimet-onnx, litert-torch, ai-edge-quantizer and tensorflow, or some of them; --p
 Each decides by the validation part which of its methods it shows, as we do. A row that a peer has nothing for says why.
 
 Rows go to --rows, one line each. A run that was stopped goes on where it was: rows that are there are not measured
-again, except of the tools that --again names. --page writes the tables of docs/accuracy.md from them.
+again, except of the tools that --again names and of other float networks: processors round differently, so that
+training on another one gives other weights. --page writes the tables of docs/accuracy.md from the rows.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CALIBRATION = 256
 
 # The folder has no package of its own: adapters run as programs, by another Python.
 sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
-from networks import QAT_EPOCHS, TASKS, Task, fit, kept, outputs_of, qat_rates  # noqa: E402
+from networks import QAT_EPOCHS, TASKS, Task, fingerprint, fit, kept, outputs_of, qat_rates  # noqa: E402
 from report import with_table  # noqa: E402
 from rows import FLOAT, OURS, PEERS, PRECISIONS, WIDE_RESULTS, Row, append, page_text, printed, read, verdict  # noqa: E402
 
@@ -72,7 +73,8 @@ class Case:
         return inputs[:CALIBRATION], targets[:CALIBRATION]
 
     def row(self, tool: str, note: str = "", **fields: Any) -> Row:
-        return Row(self.name, self.seed, self.precision, tool, note=note, **fields)
+        made = {"note": note, "weights": fingerprint(self.model), **fields}
+        return Row(self.name, self.seed, self.precision, tool, **made)
 
     def compared(
         self, tool: str, method: str, predicted: np.ndarray | None, runtime: np.ndarray | None, **fields: Any
@@ -161,7 +163,9 @@ def ours(case: Case, quick: bool) -> Row:
     for rate in qat_rates(*((8, 4) if case.precision == "mixed" else bits_of(case.precision))):
         network = searched.apply(prepared(learned))
         torch.manual_seed(0)
-        fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate)
+        # The ranges of weights are trained more slowly.
+        groups = qat.parameter_groups(network, rate, range_lr=rate)
+        fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate, groups)
         qat.freeze(network)
         found[f"QAT {rate:g}"] = deploy.lower(network.eval())
     scores = {method: tune.gate(graph, case.parts[1], metric=case.task.metric).score for method, graph in found.items()}
@@ -265,7 +269,8 @@ def run(given: Any, tools: Sequence[str], pythons: dict[str, str]) -> None:
     again = set(given.again.split(",")) if given.again else set()
 
     def wanted(case: Case, tool: str) -> bool:
-        return tool in again or (case.name, case.seed, case.precision, tool) not in known
+        row = known.get((case.name, case.seed, case.precision, tool))
+        return tool in again or row is None or row.weights != fingerprint(case.model)
 
     def add(row: Row) -> None:
         append(given.rows, row)

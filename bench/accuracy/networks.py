@@ -9,6 +9,7 @@ shapes are drawn.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -256,10 +257,15 @@ def tensors_of(inputs: Any) -> tuple[torch.Tensor, ...]:
     return tuple(map(torch.from_numpy, inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
-def fit(task: Task, model: nn.Module, inputs: Any, targets: np.ndarray, epochs: int, rate: float) -> None:
-    """Trains with Adam, whose rate falls by a cosine."""
+def fit(
+    task: Task, model: nn.Module, inputs: Any, targets: np.ndarray, epochs: int, rate: float, groups: Any = None
+) -> None:
+    """Trains with Adam, whose rate falls by a cosine.
+
+    groups: the optimizer's; by default all parameters at one rate.
+    """
     parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.Adam(parameters, rate)
+    optimizer = torch.optim.Adam(groups or parameters, rate)
     given, y = tensors_of(inputs), torch.from_numpy(targets)
     batches = -(-len(y) // 64)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
@@ -301,6 +307,14 @@ def kept(name: str, seed: int, folder: Path) -> tuple[Path, nn.Module, list[tupl
     torch.save(model.state_dict(), held / "weights.part")
     os.replace(held / "weights.part", weights)
     return held, model, parts
+
+
+def fingerprint(model: nn.Module) -> str:
+    """What tells two networks of one kind apart: of their weights and statistics."""
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode() + tensor.numpy().tobytes())
+    return found.hexdigest()[:12]
 
 
 def qat_rates(weights: int, activations: int) -> tuple[float, ...]:

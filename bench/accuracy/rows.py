@@ -15,6 +15,8 @@ TITLES = {"onnxruntime": "ONNX Runtime", "nncf": "NNCF", "brevitas": "Brevitas",
 PRECISIONS = ("w8a8", "w4a8", "w4a4", "mixed")
 # How a note begins that says it.
 WIDE_RESULTS = "results in 16 bits"
+# What marks a cell of float networks that are not those of our row.
+OTHER_NETWORKS = " †"
 Key = tuple[str, int, str, str]
 
 
@@ -33,6 +35,8 @@ class Row:
         methods: the metric on the validation examples of all methods that were tried.
         integers, differing: of the file's results, compared with what was predicted; 0 where real numbers are.
         seconds: what it took.
+        weights: a fingerprint of the float network, see `networks.fingerprint`. Trainings on another processor give
+            another network, with which nothing is compared. Empty: of a row from before it was kept.
     """
 
     network: str
@@ -49,6 +53,7 @@ class Row:
     integers: int = 0
     differing: int = 0
     seconds: float = 0.0
+    weights: str = ""
 
     @property
     def key(self) -> Key:
@@ -127,7 +132,7 @@ def matches(rows: Iterable[Row]) -> list[Match]:
     found = []
     for group in groups.values():
         ours = next((row for row in group if row.tool == OURS), None)
-        peers = [row for row in group if row.tool in PEERS]
+        peers = [row for row in group if row.tool in PEERS and ours is not None and row.weights == ours.weights]
         if ours is not None and peers:
             best = max(peers, key=lambda row: row.runtime or 0.0)
             found.append(Match(ours, best, max(peers, key=lambda row: (row.methods or {}).get(row.method, 0.0))))
@@ -190,7 +195,8 @@ def page_text(rows: Sequence[Row], titles: dict[str, str]) -> str:
         lines += [f"## {'Mixed' if precision == 'mixed' else precision.upper()}", "", _line(words)]
         lines.append(_line(["---"] * len(words)))
         for name, title in titles.items():
-            seeds = sorted({row.seed for row in part if row.network == name and row.tool == OURS})
+            ours = {row.seed: row for row in part if row.network == name and row.tool == OURS}
+            seeds = sorted(ours)
             if not seeds:
                 continue
             plain = [row.runtime or 0.0 for row in rows
@@ -198,8 +204,13 @@ def page_text(rows: Sequence[Row], titles: dict[str, str]) -> str:
             cells = [title, str(len(seeds)), points(mean(plain))]
             for tool in shown:
                 of_tool = [row for row in part if row.network == name and row.tool == tool and row.seed in seeds]
+                same = [row for row in of_tool if row.weights == ours[row.seed].weights]
+                of_tool = same if any(row.runtime is not None for row in same) else of_tool
                 wide = any(row.note.startswith(WIDE_RESULTS) for row in of_tool)
-                cells.append(_cell(of_tool, len(seeds)) + (" *" if wide else ""))
+                other = (
+                    OTHER_NETWORKS if of_tool is not same and any(row.runtime is not None for row in of_tool) else ""
+                )
+                cells.append(_cell(of_tool, len(seeds)) + (" *" if wide else "") + other)
             lines.append(_line(cells))
         lines.append("")
     return "\n".join(lines)

@@ -44,6 +44,8 @@ def test_rows_are_compared_within_their_interval() -> None:
     # A peer without a runtime, another precision, and the float network are nothing to be compared with.
     others = [replace(PEER, runtime=None), replace(PEER, precision="w8a8"), replace(PEER, tool=rows.FLOAT)]
     assert rows.matches([OURS, *others]) == []
+    # Nor is another float network, such as the one that another processor's training gives.
+    assert rows.matches([replace(OURS, weights="1f"), PEER]) == []
     said = rows.verdict([OURS, PEER, replace(better, runtime=0.93)])
     assert said[0].startswith("0 of 1 rows at least as good") and "-3.00 points" in said[0]
     assert "AIMET: 7 test examples answered otherwise than predicted, in 1 of 1 networks" in said
@@ -62,4 +64,8 @@ def test_tables_hold_means_over_seeds() -> None:
     assert "## W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text
     # NNCF has one of two seeds.
     assert "| digits | 2 | 95.0 | 91.0 | 85.0 (predicted 93.0) (seed 0) | 85.0 (predicted 93.0) |\n" in text
+    again = rows.page_text(
+        [*plain, replace(ours[0], weights="1f"), peers[0], replace(one, weights="1f")], {"digits8": "d"}
+    )
+    assert "| d | 1 | 95.0 | 90.0 | 85.0 (predicted 93.0) | 85.0 (predicted 93.0) † |\n" in again
     assert "ViT" not in text and text.startswith("- 2 of 2 rows at least as good as the best peer")

@@ -99,8 +99,16 @@ def test_ranges_of_layers_have_rates_of_their_own() -> None:
     optimizer.step()
     moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved and all(name.startswith("quantization.part2.") for name in moved)
+    # Those of weights at a fifth, or at a rate of their own; a pattern is for both.
+    assert sorted(group["lr"] for group in qat.parameter_groups(model, 1e-3, 5e-3)) == [1e-3, 1e-3, 5e-3]
+    for given, rate in ((qat.parameter_groups(model, 0.0, 1.0, weight_range_lr=0.5), 0.5),
+                        (qat.parameter_groups(model, 0.0, 1.0, {"part": 0.0}), 0.2)):  # fmt: skip
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        slower = [names[id(end)] for group in given if group["lr"] == rate for end in group["params"]]
+        assert slower and all("weight_quantizer" in name for name in slower)
+    assert not any("part." in name for name in slower)
     # All ranges at one rate, and a model without learned ranges: two groups, as the kit's own loops have them.
-    assert [group["lr"] for group in qat.parameter_groups(model, 1e-3)] == [1e-3, 3e-3]
+    assert [group["lr"] for group in qat.parameter_groups(model, 1e-3, weight_range_lr=3e-3)] == [1e-3, 3e-3]
     fixed = qat.prepare(Two(), images)
     assert qat.parameter_groups(fixed, 1e-3)[1]["params"] == []
     with pytest.raises(
@@ -109,5 +117,7 @@ def test_ranges_of_layers_have_rates_of_their_own() -> None:
         qat.parameter_groups(model, 1e-3, range_lrs={"conv": 1e-3})
     with pytest.raises(ValueError, match=re.escape("range_lrs['part'] must be a number of at least 0, got -1")):
         qat.parameter_groups(model, 1e-3, range_lrs={"part": -1})
+    with pytest.raises(ValueError, match="weight_range_lr must be a number of at least 0, got inf"):
+        qat.parameter_groups(model, 1e-3, weight_range_lr=float("inf"))
     with pytest.raises(TypeError, match="what exactqat.qat.prepare returns for PyTorch, got Two"):
         qat.parameter_groups(Two(), 1e-3)  # type: ignore[arg-type]

@@ -395,7 +395,10 @@ class Options:
         "RATE",
     )
     lr_ranges: float | None = _option(
-        None, rate, "Learning rate of learned ranges. By default 0.003, whatever the optimizer.", "RATE"
+        None,
+        rate,
+        "Learning rate of learned ranges, of weights a fifth. By default 0.003, whatever the optimizer.",
+        "RATE",
     )
     schedule: str = _option(
         "cosine", one_of(SCHEDULES), f"{', '.join(SCHEDULES)}: how learning rates change over a training."

@@ -12,9 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .prepared import PreparedModel
+from .ranges import WeightRange
 
 # What the names of a quantizer's parameters begin with, before the layer's path.
 _QUANTIZERS = "quantization."
+# How many times more slowly than a result's the range of a weight is trained by default.
+_WEIGHTS_SLOWER = 5
 
 
 def distillation_loss(
@@ -112,7 +115,11 @@ class EarlyStopping:
 
 
 def parameter_groups(
-    model: PreparedModel, lr: float, range_lr: float = 3e-3, range_lrs: Mapping[str, float] | None = None
+    model: PreparedModel,
+    lr: float,
+    range_lr: float = 3e-3,
+    range_lrs: Mapping[str, float] | None = None,
+    weight_range_lr: float | None = None,
 ) -> list[dict[str, Any]]:
     """An optimizer's groups for a prepared model: weights, then its learned ranges, layer by layer at rates of their
     own if you like. Ranges have no weight decay::
@@ -122,8 +129,11 @@ def parameter_groups(
 
     Args:
         lr: learning rate of all that is no range; 0 or more.
-        range_lr: of the ranges that no pattern names.
-        range_lrs: rates by the path of a layer, or a pattern such as ``"stem.*"``; the first that matches counts.
+        range_lr: of the ranges of results that no pattern names.
+        range_lrs: rates by the path of a layer, or a pattern such as ``"stem.*"``; the first that matches counts, for
+            the layer's result and its weight.
+        weight_range_lr: of the ranges of weights that no pattern names; None: a fifth of `range_lr`, since weights are
+            smaller than results.
 
     Raises:
         TypeError: the model is not a prepared one.
@@ -133,6 +143,8 @@ def parameter_groups(
         raise TypeError(f"model must be what exactqat.qat.prepare returns for PyTorch, got {type(model).__name__}")
     patterns = dict(range_lrs or {})
     rates = {"lr": lr, "range_lr": range_lr} | {f"range_lrs[{pattern!r}]": rate for pattern, rate in patterns.items()}
+    if weight_range_lr is not None:
+        rates["weight_range_lr"] = weight_range_lr
     for name, rate in rates.items():
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
             raise ValueError(f"{name} must be a number of at least 0, got {rate!r}")
@@ -143,8 +155,11 @@ def parameter_groups(
             raise ValueError(f"range_lrs[{pattern!r}] matches no layer with a learned range; those are: {known}")
     # One group at least, whether there are ranges or not.
     members: dict[float, list[nn.Parameter]] = {} if layers else {float(range_lr): []}
+    of_weights = {id(end) for each in model.modules() if isinstance(each, WeightRange) for end in each.parameters()}
+    slower = range_lr / _WEIGHTS_SLOWER if weight_range_lr is None else weight_range_lr
     for layer, parameter in layers:
-        rate = next((patterns[pattern] for pattern in patterns if fnmatchcase(layer, pattern)), range_lr)
+        own = slower if id(parameter) in of_weights else range_lr
+        rate = next((patterns[pattern] for pattern in patterns if fnmatchcase(layer, pattern)), own)
         members.setdefault(float(rate), []).append(parameter)
     ranges = [{"params": params, "lr": rate, "weight_decay": 0.0} for rate, params in members.items()]
     return [{"params": model.other_parameters(), "lr": float(lr)}, *ranges]
