@@ -212,7 +212,9 @@ def command_line() -> Any:
         model: Model = None,
         c_array: Annotated[
             bool,
-            typer.Option("--c-array", help="Also write a C header for TFLite-Micro, named like its contents (--name)."),
+            typer.Option(
+                "--c-array", help="Also write a C header for a board or a phone, named like its contents (--name)."
+            ),
         ] = False,
         name: Annotated[
             str | None,
@@ -222,13 +224,23 @@ def command_line() -> Any:
                 "default the job's name. Two networks in one firmware need two names.",
             ),
         ] = None,
+        device: Annotated[
+            str | None,
+            typer.Option(
+                metavar="DEVICE",
+                help="The device whose answer to one example the header holds: micro, by default, for a board; "
+                "xnnpack-arm64 for a phone.",
+            ),
+        ] = None,
     ) -> None:
         """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no
         data."""
         with _failures(errors):
             if name is not None and not c_array:
                 raise ValueError("--name is for the C header: add --c-array")
-            commands.export(directory, model, c_array, name)
+            if device is not None and not c_array:
+                raise ValueError("--device is for the C header: add --c-array")
+            commands.export(directory, model, c_array, name, device or "micro")
 
     @application.command(short_help="Compare DIR's files with the device again.")
     def verify(

@@ -179,12 +179,14 @@ def report(directory: Path, model: str | None = None) -> None:
     say(console, "Written: ", (str(path), "bold"))
 
 
-def export(directory: Path, model: str | None = None, headers: bool = False, name: str | None = None) -> None:
+def export(
+    directory: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str = "micro"
+) -> None:
     from ..job import restored
 
     console = console_of()
     with native_messages_kept_back():
-        paths = restored.export_directory(directory, model, headers, name)
+        paths = restored.export_directory(directory, model, headers, name, device)
     _warn_of_unfinished(directory)
     for path in paths:
         say(console, "Written: ", (str(path), "bold"), f" ({path.stat().st_size:,} bytes)")

@@ -110,16 +110,19 @@ def lowered(restored: qat.PreparedModel, path: Path) -> Graph:
         raise ValueError(f"{path}: its network cannot be lowered: {error}") from error
 
 
-def export_directory(out: Path, model: str | None = None, headers: bool = False, name: str | None = None) -> list[Path]:
+def export_directory(
+    out: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str = "micro"
+) -> list[Path]:
     """Writes the files of every delivered network again from its checkpoint, and gives their paths. Needs no data.
 
     model.tflite always, model.onnx if the package onnx is installed.
 
     Args:
         model: see `restore`.
-        headers: write a C header for TFLite-Micro too, called like its names.
+        headers: write a C header too, called like its names.
         name: what these names begin with; by default the directory's name and the precision, so that networks of
             several jobs can be part of one program. Of a job with several networks each gets its precision after it.
+        device: whose answers to one example the header holds.
 
     Raises:
         FileNotFoundError: the directory holds no checkpoint of a delivered network.
@@ -138,7 +141,8 @@ def export_directory(out: Path, model: str | None = None, headers: bool = False,
             if headers:
                 own = f"{c_name(out.resolve().name) if name is None else name}_{folder.name}"
                 own = name if name is not None and len(folders) == 1 else own
-                text = c_array(graph, None, own, description, class_names=checkpoint["class_names"])
+                names = checkpoint["class_names"]
+                text = c_array(graph, None, own, description, class_names=names, device=device)
                 header = folder / f"{own}.h"
                 if header.exists() and not header.read_bytes().startswith(MADE_BY.encode()):
                     raise FileExistsError(

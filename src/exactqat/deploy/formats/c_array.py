@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network as a C header for TFLite-Micro, with everything the first program on the board needs.
+"""A network as a C header, with everything the first program on a board or a phone needs.
 
 The model itself, the size of its arena, the operators it needs, the quantization of its inputs and outputs, and one
-recorded input with the codes that TFLite-Micro must return, so that the program can check itself without a sensor.
+recorded input with the codes that the device must return, so that the program can check itself without a sensor.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...device import profile_named
 from ..footprint import Footprint, footprint
 from ..graph import Graph
 from ..signature import Port
@@ -33,12 +34,13 @@ def write_c_array(
     name: str | None = None,
     description: str = "",
     class_names: Sequence[str] = (),
+    device: str = "micro",
 ) -> Path:
     """Writes the header; see `c_array`. Its names start with the file's name by default, so that one program can
     contain several networks."""
     path = Path(path)
     name = c_name(path.stem) if name is None else name
-    return write_whole(path, c_array(graph, x, name, description, class_names=class_names).encode())
+    return write_whole(path, c_array(graph, x, name, description, class_names=class_names, device=device).encode())
 
 
 def c_name(text: str) -> str:
@@ -54,24 +56,27 @@ def c_array(
     description: str = "",
     found: Footprint | None = None,
     class_names: Sequence[str] = (),
+    device: str = "micro",
 ) -> str:
     """The text of a C header that contains the network.
 
     Args:
         x: codes [1, ...] of one example (or one such array per input name), recorded together with the codes that
-            TFLite-Micro returns for it. Random codes by default.
+            the device returns for it. Random codes by default.
         name: prefix of every name in the header, including its guard. Two headers in one program need different ones.
         description: stored in the model and in the comment at the top of the header.
         found: the network's footprint, if already known.
         class_names: names of the first output's values, written into the header.
+        device: what the header's program runs on: "micro" for a board, "xnnpack-arm64" for a phone.
 
     Raises:
-        ValueError: `name` is not a C identifier, or x or class_names do not match the network.
+        ValueError: `name` is not a C identifier, x or class_names do not match the network, or there is no such device.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError(
             f"name must be a C identifier (letters, digits and _, not starting with a digit), got {name!r}"
         )
+    profile = profile_named(device)
     values = graph.tensors[graph.outputs[0]].shape[-1]
     if class_names and len(class_names) != values:
         raise ValueError(
@@ -82,7 +87,7 @@ def c_array(
     inputs = check_inputs(graph, _random(graph) if x is None else x)
     if {len(codes) for codes in inputs.values()} != {1}:
         raise ValueError(f"x must contain one example, got {len(next(iter(inputs.values())))}")
-    outputs = simulate(graph, inputs, "micro")
+    outputs = simulate(graph, inputs, profile.name)
     guard = f"{name.upper()}_H_"
     upper = name.upper()
     lines = [
@@ -107,7 +112,7 @@ def c_array(
         "#endif",
         *_array(f"static const unsigned char {name}_data", np.frombuffer(content, np.uint8)),
         "",
-        "// One recorded example: TFLite-Micro returns these outputs for these inputs; LiteRT may differ.",
+        f"// One recorded example: {profile.title} returns these outputs for these inputs; other devices may differ.",
         *_recorded(name, "input", [inputs[each] for each in graph.inputs]),
         *_recorded(name, "output", [outputs[each] for each in graph.outputs]),
         "",
