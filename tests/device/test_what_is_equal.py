@@ -393,6 +393,10 @@ def test_two_headers_are_part_of_one_program(job: tuple[Path, Results], call: Ca
     status, _, errors = call("export", str(tmp_path / "keywords"), "--c-array", "--name", "mine")
     assert status == 2 and "already exists and was not written by exactqat" in errors and own.read_text() == "of others"
     assert call("export", str(tmp_path / "keywords"), "--name", "mine")[0] == 2
+    assert call("export", str(tmp_path / "2 faces"), "--c-array", "--device", "xnnpack-arm64")[0] == 0
+    assert "// One recorded example: LiteRT with XNNPACK on 64-bit ARM returns" in headers[1].read_text()
+    for wrong in (["--device", "micro"], ["--c-array", "--device", "phone"]):
+        assert call("export", str(tmp_path / "2 faces"), *wrong)[0] == 2
     assert call("export", str(tmp_path / "keywords"), "--c-array", "--name", "1st")[0] == 2
     graph, checkpoint = restored.restore_graph(source / "w4a4" / "checkpoint.pt")
     written = deploy.write_c_array(
