@@ -78,6 +78,29 @@ def check_what_is_fused_and_trained() -> None:
         qat.keras.calibrate(prepared, [x])
 
 
+def check_a_frozen_step_after_a_pad_of_minus_infinity() -> None:
+    shown = keras.Input((8, 8, 3))
+    y = ops.pad(layers.Conv2D(4, 3)(shown), [[0, 0], [1, 1], [1, 1], [0, 0]], "constant", constant_values=-np.inf)
+    own = keras.Model(shown, layers.Conv2D(2, 1)(layers.BatchNormalization()(layers.MaxPooling2D(3, 2)(y))))
+    x = np.random.default_rng(0).random((4, 8, 8, 3), np.float32)
+    prepared = qat.keras.prepare(own, example=x)
+    qat.keras.calibrate(prepared, [x])
+    qat.keras.freeze(prepared)
+    evaluated = keras.models.clone_model(own)
+    evaluated.set_weights(own.get_weights())
+    evaluated.layers[-2].trainable = False  # as a frozen batch norm
+    moved = []
+    for model in (evaluated, prepared):
+        model.compile(keras.optimizers.SGD(1e-2), "mse")
+        kernel = model.trainable_variables[0]
+        before = np.array(kernel.numpy())
+        model.fit(x, np.zeros((4, 3, 3, 2), np.float32), batch_size=4, epochs=1, verbose=0)
+        assert all(np.isfinite(each.numpy()).all() for each in model.trainable_variables)
+        moved.append((kernel.numpy() - before).ravel())
+    expected, found = moved
+    assert expected @ found > 0.98 * np.linalg.norm(expected) * np.linalg.norm(found) > 0
+
+
 def check_what_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a keras.Model"):
         qat.keras.prepare(3)

@@ -54,7 +54,7 @@ def test_a_network_goes_to_the_device(backend: str, name: str, options: list[str
 @pytest.mark.parametrize(
     ("backend", "module", "count"),
     [
-        pytest.param("jax", "keras_training.py", 4, marks=pytest.mark.slow),
+        pytest.param("jax", "keras_training.py", 5, marks=pytest.mark.slow),
         pytest.param("jax", "keras_evaluation.py", 1, marks=pytest.mark.slow),
         ("torch", "keras_evaluation.py", 1),
         pytest.param(BACKEND, "keras_arguments.py", 1, marks=pytest.mark.slow),

@@ -77,4 +77,6 @@ def no_operator(step: Step) -> Refused:
     what = f"{word(step)}: {reason}" if reason else f"{word(step)} has no int8 operator in this library"
     if reason and "batch" in reason:
         return Refused(f"{what}; the device computes every example separately")
+    if reason and "; give " in reason:  # it says already what to do
+        return Refused(what)
     return Refused(f"{what}; {_INSTEAD.get(name, 'replace it with a supported one or remove it')}")

@@ -74,7 +74,9 @@ def straight_through(value: Any, gradient_of: Any) -> Any:
     return stop_gradient(value) + (gradient_of - stop_gradient(gradient_of))
 
 
-with_gradient_of = straight_through
+def with_gradient_of(value: Any, gradient_of: Any) -> Any:
+    """The first one's value with the second one's gradient, where that is infinite, too: a pad in front of a pool."""
+    return straight_through(value, ops.where(ops.isinf(gradient_of), 0.0, gradient_of))
 
 
 def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Sequence[Any]) -> Any:
@@ -97,7 +99,7 @@ def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Seq
     else:
         arrays = [ops.convert_to_numpy(each) for each in given]
         made = ops.convert_to_tensor(function(arrays[:count], arrays[count:]))
-    return straight_through(made, like)
+    return with_gradient_of(made, like)
 
 
 def network_on_host(
