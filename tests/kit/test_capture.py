@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -621,6 +622,22 @@ def test_the_model_stays_as_it_is() -> None:
 
 
 # --- constants ------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache
+def places(size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(size, dtype=dtype) / size
+
+
+def test_a_table_that_a_function_keeps_is_the_models_own_again() -> None:
+    class Placed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 + places(x.shape[1], x.dtype)
+
+    for _ in range(2):  # without and with a table of the model's own
+        network, x = captured(Placed(), torch.rand(3, 6)), torch.rand(2, 6)
+        torch.testing.assert_close(Placed()(x), x * 2 + torch.arange(6) / 6)
+        assert differences(network, Placed(), [x], training=False) < 1e-6
 
 
 def test_expressions_are_differentiable_and_follow_their_sources() -> None:

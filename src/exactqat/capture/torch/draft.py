@@ -25,6 +25,7 @@ from ..core.watched import Watch
 
 # Their handlers enter themselves into the converter's table.
 from . import batch, elementwise, layers, movement, reduction, sequence  # noqa: F401
+from .caches import forget_tensors_without_values
 from .contents import Content, Meta, Storage, View
 from .converter import CUMULATIVE, Converter
 from .export import exported, takes
@@ -249,7 +250,10 @@ def draft_of(
 
     def recorded(count: int, watching: bool = False) -> batch.Run | None:
         make, watched = partial(copied_with, model, training), (watch, count) if watching else None
-        return batch.recorded(make, partial(given, count), watched)
+        try:
+            return batch.recorded(make, partial(given, count), watched)
+        finally:
+            forget_tensors_without_values(type(model))
 
     few = recorded(batch.FEW)
     prime = batch.stand_in(taken, few)
@@ -273,6 +277,8 @@ def draft_of(
         reason = text.partition(": ")[2]
         misfit = misfit_of_example(reason, shapes, partial(takes, copied, args, kwargs))
         raise CaptureError(text if misfit is None else misfit) from error.__cause__
+    finally:
+        forget_tensors_without_values(type(model))
     converter = Converter(copied, program, prime, any(training.values()), marked)
     paths = [
         words_of(key) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)
