@@ -508,7 +508,7 @@ def record_all(folder: Path, ways: Sequence[str], only: Sequence[str]) -> None:
             continue
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
-        model = maker(input_shape=(96, 96, 3), weights=None, classes=10, **arguments)
+        model = spread(maker(input_shape=(96, 96, 3), weights=None, classes=10, **arguments))
         for way in WAYS:
             if way in ways:
                 write(name, way, model, examples=4)
