@@ -50,6 +50,10 @@ GOLDENS = (
     ("enlarged", "float32"),
     ("pooled", "float32"),
     ("reals", "float32"),
+    ("embedded", "int8"),
+    ("one_hot", "int8"),
+    ("scores", "float_ends"),
+    ("with_token", "fixed_batch"),
     ("lstm", "int8"),
     ("lstm_sequences", "float_ends"),
 )
@@ -150,6 +154,13 @@ def u_net() -> Model:
     inner = layers.Conv2D(8, 3, padding="same", activation="relu")(layers.MaxPooling2D()(first))
     back = layers.Conv2DTranspose(6, 2, strides=2)(inner)
     return Model(start, layers.Conv2D(3, 1, activation="sigmoid")(layers.Concatenate()([first, back])))
+
+
+def scores() -> Model:
+    """Its second result is computed from the first one, off its grid."""
+    start = keras.Input((8,))
+    y = layers.Dense(5)(start)
+    return Model(start, [y, Made(lambda x: tf.argmax(x, -1, output_type=tf.int32))(y)])
 
 
 def inception() -> Model:
@@ -367,6 +378,10 @@ MODELS: dict[str, Callable[[], Model]] = {
     "spatial": lambda: chain(
         (4, 8, 8, 2), layers.Conv3D(4, 3), layers.MaxPooling3D((1, 2, 2)), layers.Flatten(), layers.Dense(2)
     ),
+    "scores": scores,
+    "with_token": lambda: chain(
+        (5, 6), layers.Dense(6), Made(lambda x: tf.concat([0.1 * tf.ones((1, 1, 6)), x], 1)), layers.Dense(2)
+    ),
     "largest": lambda: chain((16,), layers.Dense(8), layers.Lambda(lambda x: tf.argmax(x, -1))),
 }
 APPLICATIONS: dict[str, dict[str, Any]] = {
@@ -493,7 +508,7 @@ def record_all(folder: Path, ways: Sequence[str], only: Sequence[str]) -> None:
             continue
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
-        model = maker(input_shape=(96, 96, 3), weights=None, classes=10, **arguments)
+        model = spread(maker(input_shape=(96, 96, 3), weights=None, classes=10, **arguments))
         for way in WAYS:
             if way in ways:
                 write(name, way, model, examples=4)

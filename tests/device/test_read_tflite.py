@@ -28,7 +28,8 @@ flatbuffers: Any = importlib.import_module("flatbuffers")
 FILES = Path(__file__).parents[1] / "goldens" / "files"
 READ = ("convolutions.int8", "convolutions.float_ends", "convolutions.uint8", "convolutions.int16",
         "convolutions.per_tensor", "convolutions.fixed_batch", "branches.int8", "sequence.int8", "two_ends.int8",
-        "pieces.int8", "dilated.int8", "functions.int8", "enlarged.fixed_batch")  # fmt: skip
+        "pieces.int8", "dilated.int8", "functions.int8", "enlarged.fixed_batch", "embedded.int8", "one_hot.int8",
+        "scores.float_ends", "with_token.fixed_batch")  # fmt: skip
 
 
 # What a network in codes begins or ends with is at the end of a file, not in the graph.
@@ -110,6 +111,45 @@ def test_ends_off_the_grid() -> None:
     assert real.inputs[0].any_batch and real.inputs[0].tensor != real.inputs[0].name
     assert len(real.graph.operators) == len(unsigned.graph.operators) == len(codes.graph.operators)
     assert sum(real.words.values()) == len(real.graph.operators) + 2
+
+
+def test_constants_that_a_network_looks_up_or_joins() -> None:
+    embedded, one_hot, token = (read_content((FILES / f"{name}.tflite").read_bytes()).graph
+                                for name in ("embedded.int8", "one_hot.int8", "with_token.fixed_batch"))  # fmt: skip
+    # What brings negative indices to the table's end is left out.
+    assert [operator.kind for operator in embedded.operators] == ["EMBEDDING", "MEAN", "FULLY_CONNECTED"]
+    assert one_hot.operators[0].kind == "EMBEDDING"
+    (joined,) = (operator for operator in token.operators if operator.kind == "CONCATENATION")
+    codes = np.arange(2 * 5 * 6, dtype=np.int8).reshape(2, 5, 6)
+    found = simulate(token, {token.inputs[0]: codes}, tensors=[*joined.outputs])
+    constant = next(token.tensors[name].data for name in joined.inputs if token.tensors[name].data is not None)
+    for example in found[joined.outputs[0]]:  # each has the constant
+        np.testing.assert_array_equal(example[:1], constant[0])
+
+
+def test_constants_with_a_subnormal_scale_are_refused() -> None:
+    """XNNPACK leaves such operators to kernels that round otherwise."""
+
+    def subnormal(model: Any) -> None:
+        names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+        model.subgraphs[0].tensors[names.index("first/bias")].quantization.scale = np.array([1e-38] * 4, np.float32)
+
+    with pytest.raises(Refusal, match="'first/bias' must not have a subnormal scale"):
+        read_content(changed(tflite_bytes(small_graph()), subnormal))
+
+
+def test_codes_are_not_quantized_into_real_numbers() -> None:
+    def into_reals(model: Any) -> None:
+        graph = model.subgraphs[0]
+        words = [each.builtinCode for each in model.operatorCodes]
+        dequantize, quantize = (
+            words.index(getattr(schema.BuiltinOperator, word)) for word in ("DEQUANTIZE", "QUANTIZE")
+        )
+        next(each for each in graph.operators if each.opcodeIndex == dequantize).opcodeIndex = quantize
+
+    content = (FILES / "float_island.int8.tflite").read_bytes()
+    with pytest.raises(Refusal, match="QUANTIZE: the result must be int8 or int16, got float32"):
+        read_content(changed(content, into_reals))
 
 
 def test_what_a_signature_calls_its_ends() -> None:

@@ -103,6 +103,7 @@ class Concatenation(Movement):
 
     kind = "CONCATENATION"
     as_in_onnx = True
+    constants = True
     attributes = {"axis": 3}
     axis_attributes = ("axis",)
     float_kind = "concat"
@@ -153,7 +154,12 @@ class Concatenation(Movement):
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
-        return np.concatenate(codes, attributes["axis"])
+        examples = max(len(code) // tensor.shape[0] for code, tensor in zip(codes, inputs, strict=True))
+        parts = [
+            np.tile(code, (examples, *[1] * (code.ndim - 1))) if tensor.data is not None else code
+            for code, tensor in zip(codes, inputs, strict=True)
+        ]
+        return np.concatenate(parts, attributes["axis"])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"axis": attributes["axis"]}

@@ -141,6 +141,8 @@ def concatenation(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
     """Operands side by side."""
+    if any(tensor.data is not None for tensor in inputs):
+        return None
     if not serves(inputs, output):
         return rearranged(declaration, inputs, output, attributes, profile)
     axis, strides, calls, begin = attributes["axis"], strides_of(output.shape), [], 0
