@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,23 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare"):
         tune.gate(trained(), DATA)
     assert isinstance(Candidate.of(calibrated(trained(), torch.from_numpy(DATA[0]))).graph(), deploy.Graph)
+
+
+def test_bounds_that_nothing_reaches_and_other_inputs_are_named() -> None:
+    model = calibrated(trained(), torch.from_numpy(DATA[0]))
+    for settings, said in (
+        ({"minimum": 95}, r"minimum is one of accuracy, a share from 0 to 1, got 95; 95 % is 0\.95"),
+        ({"minimum": 0.9, "maximum": 0.1}, "no metric is at least minimum=0.9 and at most maximum=0.1"),
+        ({"keep": ""}, "keep is empty; name a folder"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tune.gate(model, DATA, **settings)  # type: ignore[arg-type]
+    assert tune.gate(model, DATA, lambda outputs, targets: 96.0, minimum=95).passes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tune.gate(model, DATA)
+    not_divided = (DATA[0] * 255, DATA[1])
+    with pytest.warns(UserWarning, match="lie far beyond its range on the device"):
+        tune.gate(model, not_divided)
+    with pytest.warns(UserWarning, match="divided by 255"):
+        tune.search(model, not_divided, budget=1, progress=False)

@@ -19,7 +19,7 @@ from ..deploy.graph import Graph
 from ..deploy.signature import input_codes, output_values
 from ..deploy.simulate import simulate
 from ..device import DEFAULT_PROFILE, Profile, profile_named
-from .metrics import Data, Metric, accuracy, score
+from .metrics import Data, Metric, accuracy, score, warn_of_other_values
 from .network import Candidate
 
 # Of a folder in which the best network is kept.
@@ -141,12 +141,19 @@ class Gate:
             batch_size: examples that are computed at a time.
 
         Raises:
-            ValueError: a bound is no number, or there is no such device.
+            ValueError: a bound is no number, beyond what accuracy can be or beyond the other bound; there is no such
+                device; or keep is empty.
             TypeError: data is something else.
         """
         for name, bound in (("minimum", minimum), ("maximum", maximum)):
             if bound is not None and not (isinstance(bound, int | float) and math.isfinite(bound)):
                 raise ValueError(f"{name} must be a finite number, got {bound!r}")
+            if bound is not None and metric is accuracy and not 0 <= bound <= 1:
+                raise ValueError(f"{name} is one of accuracy, a share from 0 to 1, got {bound!r}; 95 % is 0.95")
+        if minimum is not None and maximum is not None and minimum > maximum:
+            raise ValueError(f"no metric is at least minimum={minimum:g} and at most maximum={maximum:g}")
+        if keep is not None and not os.fspath(keep):
+            raise ValueError("keep is empty; name a folder, or '.' for this one")
         counts = isinstance(max_differ, int) and not isinstance(max_differ, bool)
         if max_differ is not None and not (counts and max_differ >= 0):
             raise ValueError(f"max_differ must be a number of integers, 0 or more, got {max_differ!r}")
@@ -191,6 +198,7 @@ class Gate:
         devices = self._devices or (trained,)
         beside = self._beside or trained
         codes = input_codes(graph, self._data.inputs)
+        warn_of_other_values(graph, self._data)
         known = {name: simulate(graph, codes, name, batch_size=self._batch_size, progress=False) for name in devices}
         if self._max_differ is not None and beside not in known:
             known[beside] = simulate(graph, codes, beside, batch_size=self._batch_size, progress=False)

@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..deploy.graph import Graph
+from ..deploy.signature import as_real, input_codes
+from ..device.tensor import CODE_RANGES
+
 # outputs: an array for a network with one output, else a dictionary by the outputs' names; real numbers in the user's
 # axes. targets: the user's.
 Metric = Callable[[Any, Any], float]
 # Parts of the examples whose metrics say what is chance, and the fewest examples of one.
 BLOCKS, LEAST_IN_BLOCK = 16, 8
+# Share of an input's values that lie farther beyond its range than the range is wide, from which on they are others.
+OTHER_VALUES = 0.01
 # Signal to noise has to grow by so much, in dB, to count where the metric stays the same.
 LEAST_GAIN = 0.01
 
@@ -212,4 +219,28 @@ class Mark:
         return float(differences.std(ddof=1) / np.sqrt(len(differences)))
 
 
-__all__ = ["Data", "Mark", "Metric", "accuracy", "decibels", "score"]
+def warn_of_other_values(graph: Graph, data: Data) -> None:
+    """Warns where examples cannot be what the network was calibrated with, such as images that were not divided by 255:
+    the device clamps them, and the metric says nothing about the network."""
+    codes, ports = input_codes(graph, data.inputs), graph.signature.inputs
+    named = isinstance(data.inputs, Mapping)
+    for port, array in zip(ports, (data.inputs[port.name] for port in ports) if named else Data._arrays(data.inputs),
+                           strict=True):  # fmt: skip
+        tensor = graph.tensors[port.tensor]
+        if tensor.dtype not in CODE_RANGES:
+            continue
+        lowest, highest = (
+            float(as_real(np.asarray([end]), tensor.dtype, tensor.quantization).item())
+            for end in port.limits or CODE_RANGES[tensor.dtype]
+        )
+        stored = port.to_user(as_real(codes[port.tensor], tensor.dtype, tensor.quantization))
+        share = float((np.abs(np.asarray(array) - stored) > highest - lowest).mean())
+        if share >= OTHER_VALUES:
+            warnings.warn(
+                f"{share:.0%} of the values of input {port.name!r} lie far beyond its range on the device, "
+                f"[{lowest:.4g}, {highest:.4g}], and are clamped: give them as in training, for example divided by 255",
+                stacklevel=4,
+            )
+
+
+__all__ = ["Data", "Mark", "Metric", "accuracy", "decibels", "score", "warn_of_other_values"]

@@ -20,7 +20,7 @@ from ..device.operator import Refusal
 from ..progress import Clock, Progress
 from .correction import corrected
 from .equalization import equalized, groups
-from .metrics import Data, Mark, Metric, accuracy, score
+from .metrics import Data, Mark, Metric, accuracy, score, warn_of_other_values
 from .network import Candidate, Ends
 from .observing import Observer, Seen
 from .precisions import Part
@@ -214,6 +214,7 @@ def search(
     parts = given.only(np.sort(order[judges:])), given.only(np.sort(order[:judges]))
     name = None if device is None else profile_named(device).name
     start = Candidate.of(network, name)
+    warn_of_other_values(start.graph(), given)
     clock = Clock("search", budget, progress)
     found = _Searching(start, parts, metric, higher_is_better, budget, executor, clock).run()
     return replace(found, proposal=proposed(start, found.candidate, given, metric, higher_is_better))
