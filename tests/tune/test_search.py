@@ -199,6 +199,12 @@ def test_chance_is_no_difference() -> None:
     # As likely by chance: the noise decides.
     assert Mark(0.74, 20.0, (0.9, 0.56, 0.7, 0.8)).better_than(here, True)
     assert not Mark(0.74, 5.0, (0.9, 0.56, 0.7, 0.8)).better_than(here, True)
+    # 1.5 standard errors: the metric decides, but not against half of the noise.
+    lower = Mark(0.725 - 0.038, 0.0, (0.4, 0.9, 0.65, 0.8))
+    assert 1 < (here.metric - lower.metric) / here.chance(lower) < 2
+    assert not replace(lower, decibels=15.0).better_than(here, True)
+    assert replace(lower, decibels=17.0).better_than(here, True)
+    assert not here.better_than(replace(lower, decibels=17.0), True) and here.better_than(lower, True)
     # In all blocks the same: no chance.
     assert Mark(0.825, 5.0, tuple(each + 0.1 for each in blocks)).better_than(here, True)
     assert not Mark(0.825, 50.0, tuple(each + 0.1 for each in blocks)).better_than(here, False)

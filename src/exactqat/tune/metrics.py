@@ -23,6 +23,8 @@ BLOCKS, LEAST_IN_BLOCK = 16, 8
 OTHER_VALUES = 0.01
 # Signal to noise has to grow by so much, in dB, to count where the metric stays the same.
 LEAST_GAIN = 0.01
+# Half of the noise, in dB.
+MUCH = 6.0
 
 
 def accuracy(outputs: Any, targets: Any) -> float:
@@ -187,12 +189,17 @@ class Mark:
     blocks: tuple[float, ...] = ()
 
     def better_than(self, other: Mark, higher_is_better: bool) -> bool:
-        """Whether it is better: by the metric if that differs by more than its standard error, else by the noise."""
+        """Whether it is better: by the metric if that differs by more than its standard error, else by the noise.
+
+        Up to two standard errors may still be chance: half of the noise, or twice as much, then counts for more.
+        """
         if self.metric is None or other.metric is None:
             return self.metric is not None
-        if abs(self.metric - other.metric) > self.chance(other):
-            return (self.metric > other.metric) == higher_is_better
-        return self.decibels > other.decibels + LEAST_GAIN
+        difference, chance = self.metric - other.metric, self.chance(other)
+        gain = self.decibels - other.decibels
+        if abs(difference) <= chance or abs(difference) <= 2 * chance and abs(gain) >= MUCH:
+            return gain > LEAST_GAIN
+        return (difference > 0) == higher_is_better
 
     def clearly_better_than(self, other: Mark, higher_is_better: bool) -> bool:
         """Whether the metric is better by more than twice its standard error."""
