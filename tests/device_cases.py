@@ -277,11 +277,7 @@ def random_concatenation(rng: Random, builder: Builder) -> str:
     tensor = builder.tensor(random_tensor(rng, builder))
     axis = int(rng.integers(1, len(tensor.shape)))
     other = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -3, 3))
-    other_shape = (*tensor.shape[:axis], int(rng.integers(1, 9)), *tensor.shape[axis + 1 :])
-    if rng.integers(3):
-        builder.input("z", other_shape, other)
-    else:
-        builder.constant("z", rng.integers(-128, 128, other_shape).astype(np.int8), tensor.quantization)
+    builder.input("z", (*tensor.shape[:axis], int(rng.integers(1, 9)), *tensor.shape[axis + 1 :]), other)
     return builder.concatenation(["x", "z", "x"], tensor.quantization, name="y", axis=axis)
 
 

@@ -7,27 +7,37 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 _CACHED = type(functools.lru_cache(len))
+# They keep no tensors of a model, but many and large tables.
+_OTHERS = frozenset({"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys.stdlib_module_names})
 
 
-@functools.lru_cache(maxsize=1)
-def _known(modules: int, model: type) -> Iterable[Any]:
-    """All functions with a cache, as long as neither more modules are there nor another model is looked at."""
-    return weakref.WeakSet(each for each in gc.get_objects() if type(each) is _CACHED and each is not _known)
-
-
-def forget_tensors_without_values(model: type) -> None:
+def forget_tensors_without_values() -> None:
     """Empties the caches that hold some."""
-    for each in list(_known(len(sys.modules), model)):
+    for each in list(_caches()):
         if each.cache_info().currsize and _holds(each):
             each.cache_clear()
+
+
+def _caches() -> Iterator[Any]:
+    """Those of functions and methods in modules that may be a model's."""
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and name.partition(".")[0] in _OTHERS:
+            continue
+        for value in list(getattr(module, "__dict__", {}).values()):
+            if type(value) is _CACHED:
+                yield value
+            elif issubclass(type(value), type):
+                for each in list(vars(value).values()):
+                    function = each.__func__ if type(each) in (staticmethod, classmethod) else each
+                    if type(function) is _CACHED:
+                        yield function
 
 
 def _holds(cache: Any) -> bool:

@@ -253,7 +253,7 @@ def draft_of(
         try:
             return batch.recorded(make, partial(given, count), watched)
         finally:
-            forget_tensors_without_values(type(model))
+            forget_tensors_without_values()
 
     few = recorded(batch.FEW)
     prime = batch.stand_in(taken, few)
@@ -278,7 +278,7 @@ def draft_of(
         misfit = misfit_of_example(reason, shapes, partial(takes, copied, args, kwargs))
         raise CaptureError(text if misfit is None else misfit) from error.__cause__
     finally:
-        forget_tensors_without_values(type(model))
+        forget_tensors_without_values()
     converter = Converter(copied, program, prime, any(training.values()), marked)
     paths = [
         words_of(key) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)
