@@ -4,6 +4,8 @@
     python tests/campaigns/run_one_core.py               all networks, policies and bits
     python tests/campaigns/run_one_core.py gated 8       those that these words describe
 
+With a GPU that PyTorch sees, PyTorch trains there as well.
+
 Compared are plans; ranges after calibration, every step of training and `freeze`; statistics of batch norm; weights'
 codes, biases, multipliers, constants; the file; the results of the frozen network. All numbers are small
 integers and powers of two, so that float32 rounds no sum and the order in which a framework adds does not matter.
@@ -406,53 +408,65 @@ class Record:
 
 
 class Torch:
+    device = "cpu"
+
     def __init__(self, build: Network, tensors: Tensors, rules: Sequence[qat.Rule], x: np.ndarray) -> None:
-        self.model = qat.prepare(InTorch(build, tensors).train(), torch.from_numpy(x), rules, check=False)
+        model = InTorch(build, tensors).train().to(self.device)
+        self.model = qat.prepare(model, self.tensor(x), rules, check=False)
         self.plan = self.model.plan
         self.owned = dict(self.model.named_parameters())
         self.device_of = self.model
 
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
     def calibrate(self, batches: Sequence[np.ndarray]) -> None:
-        qat.calibrate(self.model, map(torch.from_numpy, batches))
+        qat.calibrate(self.model, map(self.tensor, batches))
 
     def step(self, x: np.ndarray, trained: frozenset[str]) -> list[np.ndarray]:
-        results = self.model(torch.from_numpy(x))
+        results = self.model(self.tensor(x))
         results = results if isinstance(results, tuple) else (results,)
         self.model.zero_grad()
-        sum((each * torch.from_numpy(weights(each.shape))).sum() for each in results).backward()
+        sum((each * self.tensor(weights(each.shape))).sum() for each in results).backward()
         ranges = {id(each) for each in self.model.range_parameters()}
         with torch.no_grad():
             for name, each in self.owned.items():
                 if each.grad is not None and (name.replace(".", "/") in trained or id(each) in ranges):
                     each -= RATE * each.grad
-        return [each.detach().numpy() for each in results]
+        return [each.detach().cpu().numpy() for each in results]
 
     def freeze(self) -> None:
         qat.freeze(self.model)
 
     def results(self, x: np.ndarray) -> list[np.ndarray]:
         self.model.eval()
-        results = self.model(torch.from_numpy(x))
+        results = self.model(self.tensor(x))
         self.model.train()
-        return [each.detach().numpy() for each in (results if isinstance(results, tuple) else (results,))]
+        return [each.detach().cpu().numpy() for each in (results if isinstance(results, tuple) else (results,))]
 
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
         found = {}
         for name, each in self.model._device.quantizers.items():
             low, high, batches = each.range.state()
-            found[name] = (low.detach().numpy(), high.detach().numpy(), int(batches))
+            found[name] = (low.detach().cpu().numpy(), high.detach().cpu().numpy(), int(batches))
         return found
 
     def statistics(self) -> dict[str, np.ndarray]:
         norms = [norm for norm in (step.weights and step.weights.batch_norm for step in self.plan.steps) if norm]
         state = self.model.state_dict()
-        return {norm.mean.split(".")[0]: np.stack([state[norm.mean], state[norm.variance]]) for norm in norms}
+        return {
+            norm.mean.split(".")[0]: np.stack([state[norm.mean].cpu(), state[norm.variance].cpu()]) for norm in norms
+        }
 
     def take(self, statistics: Mapping[str, np.ndarray]) -> None:
         for path, (mean, variance) in statistics.items():
             state = self.model.state_dict()
             state[f"{path}.running_mean"].copy_(torch.from_numpy(mean))
             state[f"{path}.running_var"].copy_(torch.from_numpy(variance))
+
+
+class TorchOnGpu(Torch):
+    device = "cuda"
 
 
 class Jax:
@@ -571,6 +585,9 @@ class Keras:
         for path, both in statistics.items():
             for word, value in zip(("moving_mean", "moving_variance"), both, strict=True):
                 self.owned[f"{path}/{word}"].assign(value)
+
+
+ENGINES: dict[str, Any] = {"torch": Torch, "jax": Jax, "keras": Keras, "torch on a GPU": TorchOnGpu}
 
 
 def weights(shape: Sequence[int]) -> np.ndarray:
@@ -725,7 +742,7 @@ def differences(name: str, policy: str, bits: int, trained: bool, frameworks: Se
         f"{layer}/{key}" for layer, each in tensors.items() for key in keys & {*each} if layer not in inexact
     )
     batches = [batch(shape, number, bits if trained else 8) for number in range(4)]
-    engines = [{"torch": Torch, "jax": Jax, "keras": Keras}[each] for each in frameworks]
+    engines = [ENGINES[each] for each in frameworks]
     runs = [engine(build, tensors, rules, batches[0]) for engine in engines]
     failed: list[str] = []
 
@@ -785,6 +802,7 @@ def cases() -> Iterator[tuple[str, str, int, bool]]:
 
 def main(words: Sequence[str]) -> int:
     failures = count = 0
+    frameworks = (*FRAMEWORKS, "torch on a GPU") if torch.cuda.is_available() else FRAMEWORKS
     for name, policy, bits, trained in cases():
         label = f"{name} {policy} {bits} {'trained' if trained else 'calibrated'}"
         if words and not all(word in label.split() for word in words):
@@ -793,7 +811,7 @@ def main(words: Sequence[str]) -> int:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = differences(name, policy, bits, trained)
+                found = differences(name, policy, bits, trained, frameworks)
         except Exception as error:
             found = [f"{type(error).__name__}: {error}"]
             if len(words) > 1:

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kit on a GPU, with PyTorch: training has the CPU's bits where float sums are exact, a frozen network the device's
+codes. `make test-gpu` runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+import plain_networks  # noqa: E402
+from agreement import frozen_differences, leaves, trained  # noqa: E402
+from test_frozen import SAMPLE  # noqa: E402
+
+from exactqat import qat  # noqa: E402
+from exactqat.deploy import PROFILES, lower, simulate  # noqa: E402
+
+CORE = (
+    ("convolution", "ema", 8, True),
+    ("depthwise", "min_max", 8, True),
+    ("residual", "learned", 4, False),
+    ("gated", "percentile", 16, False),
+    ("pools", "last_batch", 8, True),
+    ("two_heads", "learned", 8, True),
+    ("attention", "ema", 8, False),
+)
+
+
+@pytest.fixture(autouse=True)
+def full_float32() -> Iterator[None]:
+    """Products of float32 as the CPU takes them."""
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [each.allow_tf32 for each in backends]
+    for each in backends:
+        each.allow_tf32 = False
+    yield
+    for each, value in zip(backends, before, strict=True):
+        each.allow_tf32 = value
+
+
+def on_gpu(name: str) -> tuple[Any, tuple[Any, ...]]:
+    model, examples = plain_networks.NETWORKS[name]()
+    return model.cuda(), tuple(each.cuda() for each in examples)
+
+
+@pytest.mark.parametrize("case", CORE, ids=lambda case: "-".join(map(str, case)))
+def test_training_has_the_bits_of_the_cpu(case: tuple[str, str, int, bool]) -> None:
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("needs exactqat[keras]")
+    program = (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "import torch; torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False\n"
+        "from run_one_core import differences\n"
+        f"found = differences(*{case}, ('torch', 'torch on a GPU'))\n"
+        "assert not found, found\n"
+    )
+    setting = {**os.environ, "KERAS_BACKEND": "torch", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=setting)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_frozen_network_has_the_devices_codes(name: str, bits: int) -> None:
+    model, examples = on_gpu(name)
+    rule = qat.Rule(weight_bits=bits, activation_bits=bits)
+    prepared = trained(model, examples if len(examples) > 1 else examples[0], rule)
+    assert all(each.is_cuda for each in prepared.parameters())
+    for profile in PROFILES:
+        compared, differing, _ = frozen_differences(prepared, examples, profile)
+        assert compared > 100 and not differing, profile
+
+
+@pytest.mark.parametrize("name", ["ds_cnn", "tiny_vit", "lstm_time_first"])
+def test_a_network_that_moves_keeps_its_codes(name: str) -> None:
+    """What was trained on a GPU is frozen, saved and run on the CPU, and the other way about."""
+    model, examples = on_gpu(name)
+    given = examples if len(examples) > 1 else examples[0]
+    prepared = trained(model, given)
+    there = [each.detach().cpu() for each in leaves(prepared(*examples))]
+    graph = lower(prepared)
+    state = {key: value.cpu() for key, value in prepared.state_dict().items()}
+    moved = copy.deepcopy(prepared).cpu()
+    here = tuple(each.cpu() for each in examples)
+    for one, other in zip(leaves(moved(*here)), there, strict=True):
+        assert torch.equal(one, other)
+    assert lower(moved) == graph
+    fresh = qat.prepare(plain_networks.NETWORKS[name]()[0], tuple(here) if len(here) > 1 else here[0])
+    fresh.load_state_dict(state)
+    fresh.eval()
+    for one, other in zip(leaves(fresh(*here)), there, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(leaves(fresh.cuda()(*examples)), there, strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+def test_inputs_of_another_place_are_named() -> None:
+    model, examples = on_gpu("ds_cnn")
+    prepared = trained(model, examples[0])
+    with pytest.raises((RuntimeError, ValueError), match="cuda|cpu|device"):
+        prepared(examples[0].cpu())
+
+
+def test_a_job_trains_on_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("ai_edge_litert")
+    from exactqat.job import pipeline
+    from exactqat.job.settings import Settings
+
+    settings = Settings(tmp_path / "job", epochs_float=2, epochs_qat=1)
+    results = pipeline.run(settings, keep_going=True, accelerator=torch.device("cuda"))
+    assert results.equal and results.training_differing == 0 < results.training_values
+
+
+def test_mixed_precision() -> None:
+    model, examples = on_gpu("ds_cnn")
+    prepared = qat.prepare(model, examples[0])
+    qat.calibrate(prepared, [examples[0]])
+    optimizer = torch.optim.SGD(prepared.parameters(), 1e-3)
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = prepared(examples[0]).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    qat.freeze(prepared)
+    prepared.eval()
+    compared, differing, codes = frozen_differences(prepared, examples, "xnnpack-x86")
+    assert compared > 100 and not differing
+    assert simulate(lower(prepared), codes, "xnnpack-x86")
