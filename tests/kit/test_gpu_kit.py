@@ -83,7 +83,7 @@ def test_a_frozen_network_has_the_devices_codes(name: str, bits: int) -> None:
         assert compared > 100 and not differing, profile
 
 
-@pytest.mark.parametrize("name", ["ds_cnn", "tiny_vit", "lstm_time_first"])
+@pytest.mark.parametrize("name", ["ds_cnn", "tiny_vit", "lstm_keywords"])
 def test_a_network_that_moves_keeps_its_codes(name: str) -> None:
     """What was trained on a GPU is frozen, saved and run on the CPU, and the other way about."""
     model, examples = on_gpu(name)

@@ -55,6 +55,12 @@ def _overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
+@functools.cache
+def _takes_a_device(name: str) -> bool:
+    """Whether an operator may make a tensor elsewhere than its operands; without being asked to, on the CPU."""
+    return any(argument.name == "device" for argument in _overload(name)._schema.arguments)
+
+
 class Expression(nn.Module):
     """What is computed from parameters, buffers and numbers, and from a step's operands where it has any.
 
@@ -142,7 +148,10 @@ class Expression(nn.Module):
                 arguments = [decode(value) for value in args]
                 if in_place:
                     arguments[0] = arguments[0].clone()
-                results.append(_overload(name)(*arguments, **{key: decode(value) for key, value in kwargs.items()}))
+                options = {key: decode(value) for key, value in kwargs.items()}
+                if _takes_a_device(name):
+                    options["device"] = device
+                results.append(_overload(name)(*arguments, **options))
         return results[-1]
 
     def same_as(self, other: Expression) -> bool:

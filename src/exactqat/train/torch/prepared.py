@@ -241,9 +241,7 @@ class PreparedModel(Owner):
             batch: a tensor or an array, or a tuple of positional or a dictionary of keyword arguments.
         """
         was_training, tree = self.training, self.plan.network.input_tree
-        args, kwargs = tree_map_only(np.ndarray, torch.from_numpy, loading.arguments(batch))
-        device = next((each.device for each in (*self.parameters(), *self.buffers())), torch.device("cpu"))
-        args, kwargs = tree_map_only(Tensor, lambda each: each.to(device), (args, kwargs))
+        args, kwargs = self._beside(loading.arguments(batch))
         given = list(args) if tree is None else tree.flatten(*args, **kwargs)
         seen: dict[str, Tensor] = {}
         self.eval()
@@ -254,6 +252,12 @@ class PreparedModel(Owner):
         results = [seen[path] for path in self.plan.device_outputs]
         inputs, outputs = ([each.cpu().numpy() for each in side] for side in (given, results))
         return inputs, outputs
+
+    def _beside(self, batch: Any) -> Any:
+        """Arrays and tensors, however they nest, as tensors where the model's own are."""
+        device = next((each.device for each in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        tensors = tree_map_only(np.ndarray, torch.from_numpy, batch)
+        return tree_map_only(Tensor, lambda each: each.to(device), tensors)
 
     def layer_values(self, *args: Any, **kwargs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store, by layer path, in the user's order of axes.
@@ -290,7 +294,7 @@ class PreparedModel(Owner):
             self.eval()
             try:
                 with torch.no_grad(), nullcontext() if quantizing else _without_quantization(self):
-                    self._run(tree_map_only(np.ndarray, torch.from_numpy, inputs), {}, seen)
+                    self._run(self._beside(inputs), {}, seen)
             finally:
                 self.train(was_training)
             return {path: value.cpu().numpy() for path, value in seen.items()}
@@ -895,6 +899,8 @@ def prepare(
         raise UnsupportedOperator(str(error)) from error
     network = with_examples(network, [_ends(each) for each in network.input_tree.flatten(*args, **kwargs)])
     prepared = _planned(network, model, rules, device, deployable, keep_final_activation)
+    if not any(True for _ in model.parameters()):  # all that it has are ranges: they go where the data are
+        prepared.to(next(given.device for given in tree_leaves((args, kwargs)) if isinstance(given, Tensor)))
     if check:
         from .proof import compare_with_original
 
@@ -930,6 +936,7 @@ def _planned(
     tensors = dict(model.named_parameters(remove_duplicate=False))
     with _undisturbed():
         made = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device)
+        made.to(next((each.device for each in tensors.values()), None))  # ranges, beside the user's tensors
     made.train(model.training)
     return made
 
