@@ -363,7 +363,7 @@ def test_stream() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(2_000_000_000)  # a second
         late = tensors[0] + 0
         got = everything(late, *tensors[1:])
         assert not stream.query(), "the calls did not join the current stream"

@@ -10,8 +10,8 @@
 #endif
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <list>
 #include <mutex>
 #include <new>
@@ -76,15 +76,24 @@ size_t limit() {
 // Bytes of the last cache as this processor sees it. In a virtual machine the C library may count what all its host's have.
 int64_t last_cache() {
   for (const char* index : {"3", "2"}) {
-    std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/index") + index + "/size");
-    int64_t size;
-    char unit;
-    if (file >> size >> unit && unit == 'K') return size << 10;
+    const std::string text = first_line(std::string("/sys/devices/system/cpu/cpu0/cache/index") + index + "/size");
+    char* unit;
+    const int64_t size = std::strtoll(text.c_str(), &unit, 10);
+    if (size > 0 && *unit == 'K') return size << 10;
   }
   return int64_t{32} << 20;
 }
 
 }  // namespace
+
+std::string first_line(const std::string& path) {
+  std::string line;
+  if (std::FILE* file = std::fopen(path.c_str(), "r")) {
+    for (int c; (c = std::fgetc(file)) != EOF && c != '\n';) line += char(c);
+    std::fclose(file);
+  }
+  return line;
+}
 
 int64_t too_large_for_the_cache() {
   static const int64_t bytes = std::max(last_cache() / 2, int64_t{4} << 20);

@@ -6,8 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <string>
 
 namespace exactqat {
+
+// The first line of a small file, empty if it cannot be read. Not by a stream: some toolchains link the C++ library into the module,
+// and then the parts of its locale are looked up by numbers that another copy in the process may have given out.
+std::string first_line(const std::string& path);
 
 // To be called once: a forked child may go on with the blocks that its parent kept.
 void prepare_memory_for_forks();

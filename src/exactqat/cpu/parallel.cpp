@@ -16,7 +16,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
-#include <fstream>
 #include <limits>
 #include <list>
 #include <memory>
@@ -303,9 +302,7 @@ OpenMP openmp;
 // Whether this process was forked, and no other program started in it, perhaps long before this module was loaded.
 bool is_forked() {
   if (forked) return true;
-  std::ifstream file("/proc/self/stat");
-  std::string line, flags;
-  std::getline(file, line);
+  const std::string line = first_line("/proc/self/stat");
   // The flags are the seventh field after the program's name, which may hold anything.
   size_t at = line.rfind(')');
   for (int field = 0; field < 7 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
