@@ -76,7 +76,8 @@ test-jobs: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -c "import torch; assert torch.cuda.is_available(), 'PyTorch finds no GPU'"
-	EXACTQAT_TARGETS=all $(BIN)/python -m pytest tests/operators/test_gpu.py tests/operators/test_kernels.py tests/operators/test_ptx.py -k "gpu or cuda or ptx"
+	EXACTQAT_TARGETS=all $(BIN)/python -m pytest tests/operators/test_gpu.py tests/operators/test_kernels.py tests/operators/test_ptx.py \
+		tests/kit/test_gpu_kit.py -k "gpu or cuda or ptx"
 
 # What the rest of the tests needs, but not PyTorch and JAX.
 test-tensorflow: $(VENV)-tensorflow/.installed $(SOURCES)

@@ -250,6 +250,31 @@ def test_no_transform_rounds_the_sums() -> None:
         assert not frozen_differences(prepared, (batch,), "xnnpack-x86")[1]
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "conv"), reason="needs PyTorch 2.9")
+def test_shorter_products_are_never_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program allows for speed rounds codes of 16 bits where the processor has such products."""
+    batch, seen = torch.randn(2, 3, 8, 8), []
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    prepared = frozen(model, batch, qat.Rule(activation_bits=16))
+    units = (torch.backends.mkldnn.conv, torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
+    for function in ("conv2d", "linear"):
+        own = getattr(F, function)
+
+        def watched(*given: Any, own: Any = own, **named: Any) -> Any:
+            seen.append([unit.fp32_precision for unit in units])
+            return own(*given, **named)
+
+        monkeypatch.setattr(F, function, watched)
+    torch.set_float32_matmul_precision("medium")
+    given = [unit.fp32_precision for unit in units]
+    try:
+        prepared(batch).sum().backward()
+        assert [unit.fp32_precision for unit in units] == given != ["ieee"] * 3
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen and all(each in ("ieee", "none") for call in seen for each in call), seen
+
+
 def test_roundings_have_the_declarations_bits() -> None:
     rng = np.random.default_rng(0)
     for low, high in ((-12, 0), (-31, 0), (-3, 8)):

@@ -23,6 +23,7 @@ if not torch.cuda.is_available():
 import plain_networks  # noqa: E402
 from agreement import frozen_differences, leaves, trained  # noqa: E402
 from test_frozen import SAMPLE  # noqa: E402
+from torch.utils._pytree import tree_map_only  # noqa: E402
 
 from exactqat import qat  # noqa: E402
 from exactqat.deploy import PROFILES, lower, simulate, write_tflite  # noqa: E402
@@ -91,7 +92,7 @@ def test_a_network_that_moves_keeps_its_codes(name: str, tmp_path: Path) -> None
     prepared = trained(model, given)
     there = [each.detach().cpu() for each in leaves(prepared(*examples))]
     file = write_tflite(lower(prepared), tmp_path / "there.tflite").read_bytes()
-    state = {key: value.cpu() for key, value in prepared.state_dict().items()}
+    state = tree_map_only(torch.Tensor, lambda each: each.cpu(), dict(prepared.state_dict()))
     moved = copy.deepcopy(prepared).cpu()
     here = tuple(each.cpu() for each in examples)
     for one, other in zip(leaves(moved(*here)), there, strict=True):
@@ -122,6 +123,16 @@ def test_a_job_trains_on_a_gpu(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "job", epochs_float=2, epochs_qat=1)
     results = pipeline.run(settings, keep_going=True, accelerator=torch.device("cuda"))
     assert results.equal and results.training_differing == 0 < results.training_values
+
+
+@pytest.mark.parametrize("name", ["siamese", "ds_cnn"])
+def test_products_in_tf32_are_none_of_the_devices(name: str) -> None:
+    """In 16 bits, whose codes TF32 rounds."""
+    model, examples = on_gpu(name)
+    prepared = trained(model, examples if len(examples) > 1 else examples[0], qat.Rule(activation_bits=16))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    compared, differing, _ = frozen_differences(prepared, examples, "xnnpack-x86")
+    assert compared > 100 and not differing
 
 
 def test_mixed_precision() -> None:

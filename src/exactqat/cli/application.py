@@ -143,7 +143,7 @@ def command_line() -> Any:
         ],
         accelerator: Annotated[
             str,
-            typer.Option(help="Where to train: cpu, or cuda (needs a GPU; not yet tested on one)."),
+            typer.Option(help="Where to train: cpu, or cuda (needs a GPU)."),
         ] = "cpu",
         profile: Annotated[str | None, typer.Option(hidden=True)] = None,
         resume: Annotated[

@@ -33,6 +33,7 @@ from .primitives import per_channel
 from .sums import (
     accumulated,
     array,
+    in_full_float32,
     is_at_hand,
     parts_of,
     rounded,
@@ -131,7 +132,7 @@ class Device:
         first = next(iter(inputs.values()))
         values: dict[str, Value] = {}
         broken: dict[str, Tensor] = {}
-        with torch.autocast(first.device.type, enabled=False):
+        with in_full_float32(first.device.type):
             for path, given in inputs.items():
                 given, missing = self._without_nan(path, given)
                 if missing is not None:
@@ -249,7 +250,7 @@ class Device:
             return real(self._input(path, layer, features[0]))
         operands = [name for name in cast(PlanStep, self.plan.stored(path)).operands if self.plan.is_stored(name)]
         broken: dict[str, Tensor] = {}
-        with torch.autocast(features[0].device.type, enabled=False):
+        with in_full_float32(features[0].device.type):
             given = []
             for name, each in zip(operands, features, strict=True):
                 feature, missing = self._without_nan(name, each)

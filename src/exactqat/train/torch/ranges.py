@@ -58,6 +58,8 @@ class ActivationRange(nn.Module):
         # Layers that store a tensor under this range. What they show of one batch counts together, as one tensor.
         self.writers = 1
         self._shown: list[tuple[Tensor, Tensor]] = []
+        # `batches` and its version when there were some.
+        self._counted: tuple[Tensor | None, int] = (None, -1)
         low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
         self.register_buffer("batches", torch.tensor(0))
         if self.policy == "learned" and trained:
@@ -123,6 +125,7 @@ class ActivationRange(nn.Module):
         # Nothing is read from a tensor here: that would end a compiled graph, and wait for a GPU.
         # Under autocast an activation may have 16 bits; ranges never have.
         low, high = (end.to(self.minimum.dtype) for end in (low, high))
+        had_data = self._is_known_to_have_data()
         self._shown.append(core.with_zero(p, low, high, self.nonnegative))
         moved = core.observed(
             p, self.policy, self.decay, self._shown, self.writers, (self.minimum, self.maximum), self.batches
@@ -131,6 +134,8 @@ class ActivationRange(nn.Module):
             self._shown.clear()
         for held, value in zip((self.minimum, self.maximum, self.batches), moved, strict=True):
             held.copy_(value)
+        if had_data:
+            self._remember_data()
 
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         """Where the values of a tensor begin and end, rank 0; under "percentile" without those beyond it."""
@@ -157,7 +162,7 @@ class ActivationRange(nn.Module):
         if self.policy != "fixed" and not self._shown:
             if torch.compiler.is_compiling():  # where no value decides what is called
                 torch._assert_async(self.batches > 0, without_data([self.named()]))
-            elif self.batches.item() == 0:
+            elif not self._has_data():
                 raise MissingData(without_data([self.named()]))
         if self.policy == "learned":
             if not at_hand or minimum.item() > 0:
@@ -167,6 +172,23 @@ class ActivationRange(nn.Module):
         if not (at_hand and maximum.item() - minimum.item() > 2 * SMALLEST_WIDTH):
             minimum, maximum = core.with_width(p, minimum, maximum)
         return core.symmetric(p, minimum, maximum) if self.wide else (minimum, maximum)
+
+    def _has_data(self) -> bool:
+        """Whether a batch was seen. To ask a GPU is to wait for it: that is done once for each state of the count."""
+        if self._is_known_to_have_data():
+            return True
+        if self.batches.item() == 0:
+            return False
+        self._remember_data()
+        return True
+
+    def _is_known_to_have_data(self) -> bool:
+        held, version = self._counted
+        return held is self.batches and version == held._version
+
+    def _remember_data(self) -> None:
+        if not (self.batches.is_cpu or self.batches.is_inference() or torch.compiler.is_compiling()):
+            self._counted = (self.batches, self.batches._version)
 
     @torch.no_grad()
     def scale_so_far(self) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +27,11 @@ _round_sums, _gradient_of_sums = fused("rounded_sums_by_grid"), fused("rounded_s
 _EXACT = 2.0**24 * (1 - 2.0**-12)
 # Of float64, what a core's second-level cache holds beside the other things.
 _CACHED_VALUES = 1 << 15
+# What multiplies float32 and may be allowed to take shorter numbers; before PyTorch 2.9 there is one switch for all.
+_UNITS: tuple[Any, ...] = ()
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    _on_cpu: Any = torch.backends.mkldnn
+    _UNITS = (torch.backends.cuda.matmul, _on_cpu.matmul, _on_cpu.conv)
 # Of float64, for products of a sum and a 31-bit multiplier that are not clamped anyway.
 _LARGEST_EXACT_SHIFT = 12
 
@@ -88,6 +93,23 @@ def accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor
     """The device's accumulators: float32 where it holds them, else float64."""
     with _without_transforms(steps):
         return _accumulated(layer, steps, codes, bias, parts)
+
+
+@contextmanager
+def in_full_float32(device_type: str) -> Iterator[None]:
+    """Float32 as it is written: neither autocast nor, where the program allows them, products of matrices in TF32 or
+    bfloat16, which round codes of 16 bits."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(device_type, enabled=False))
+        for unit in _UNITS:
+            given = unit.fp32_precision
+            if given not in ("none", "ieee"):
+                stack.callback(setattr, unit, "fp32_precision", given)
+                unit.fp32_precision = "ieee"
+        if not _UNITS and (given := torch.get_float32_matmul_precision()) != "highest":
+            stack.callback(torch.set_float32_matmul_precision, given)
+            torch.set_float32_matmul_precision("highest")
+        yield
 
 
 @contextmanager
