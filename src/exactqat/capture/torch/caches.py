@@ -18,26 +18,33 @@ _CACHED = type(functools.lru_cache(len))
 _OTHERS = frozenset({"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys.stdlib_module_names})
 
 
-def forget_tensors_without_values() -> None:
-    """Empties the caches that hold some."""
-    for each in list(_caches()):
-        if each.cache_info().currsize and _holds(each):
-            each.cache_clear()
+class Caches:
+    """Those of functions and methods in modules that may be a model's; modules that come later are looked at, too."""
+
+    def __init__(self) -> None:
+        self._read: set[str] = set()
+        self._found: list[Any] = []
+
+    def forget_tensors_without_values(self) -> None:
+        """Empties the caches that hold some."""
+        for name in [name for name in sys.modules if name not in self._read]:
+            self._read.add(name)
+            if name == "__main__" or name.partition(".")[0] not in _OTHERS:
+                self._found += _caches_of(sys.modules.get(name))
+        for each in self._found:
+            if each.cache_info().currsize and _holds(each):
+                each.cache_clear()
 
 
-def _caches() -> Iterator[Any]:
-    """Those of functions and methods in modules that may be a model's."""
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and name.partition(".")[0] in _OTHERS:
-            continue
-        for value in list(getattr(module, "__dict__", {}).values()):
-            if type(value) is _CACHED:
-                yield value
-            elif issubclass(type(value), type):
-                for each in list(vars(value).values()):
-                    function = each.__func__ if type(each) in (staticmethod, classmethod) else each
-                    if type(function) is _CACHED:
-                        yield function
+def _caches_of(module: Any) -> Iterator[Any]:
+    for value in list(getattr(module, "__dict__", {}).values()):
+        if type(value) is _CACHED:
+            yield value
+        elif issubclass(type(value), type):
+            for each in list(vars(value).values()):
+                function = each.__func__ if type(each) in (staticmethod, classmethod) else each
+                if type(function) is _CACHED:
+                    yield function
 
 
 def _holds(cache: Any) -> bool:
@@ -53,4 +60,4 @@ def _holds(cache: Any) -> bool:
     return False
 
 
-__all__ = ["forget_tensors_without_values"]
+__all__ = ["Caches"]

@@ -25,7 +25,7 @@ from ..core.watched import Watch
 
 # Their handlers enter themselves into the converter's table.
 from . import batch, elementwise, layers, movement, reduction, sequence  # noqa: F401
-from .caches import forget_tensors_without_values
+from .caches import Caches
 from .contents import Content, Meta, Storage, View
 from .converter import CUMULATIVE, Converter
 from .export import exported, takes
@@ -246,14 +246,14 @@ def draft_of(
         made: batch.Arguments = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
         return made
 
-    watch = Watch(taken)
+    watch, caches = Watch(taken), Caches()
 
     def recorded(count: int, watching: bool = False) -> batch.Run | None:
         make, watched = partial(copied_with, model, training), (watch, count) if watching else None
         try:
             return batch.recorded(make, partial(given, count), watched)
         finally:
-            forget_tensors_without_values()
+            caches.forget_tensors_without_values()
 
     few = recorded(batch.FEW)
     prime = batch.stand_in(taken, few)
@@ -278,7 +278,7 @@ def draft_of(
         misfit = misfit_of_example(reason, shapes, partial(takes, copied, args, kwargs))
         raise CaptureError(text if misfit is None else misfit) from error.__cause__
     finally:
-        forget_tensors_without_values()
+        caches.forget_tensors_without_values()
     converter = Converter(copied, program, prime, any(training.values()), marked)
     paths = [
         words_of(key) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)
