@@ -262,7 +262,7 @@ def test_only_files_of_others_are_tried_first(tmp_path: Path, monkeypatch: pytes
     assert not verify(graph, path, codes).differing and len(tried) == 2
 
 
-def test_what_a_child_does_is_not_told(tmp_path: Path) -> None:
+def test_what_a_child_does_is_not_shown(tmp_path: Path) -> None:
     """Refusals are left to this process, which says them better; only death counts, and what keeps a child from it."""
     trial = sys.modules["exactqat.deploy.runtimes.trial"]
     trial.try_in_a_child(np.testing.assert_array_equal, 1, 2)

@@ -204,7 +204,7 @@ def test_a_table_in_a_file_of_any_batch(tmp_path: Path) -> None:
             assert report.differing == 0 and [row.kind for row in report.operators] == ["TABLE", "TABLE", "ADD"]
 
 
-def test_a_table_that_hangs_on_the_last_bit_of_a_library_stands_in_the_file(tmp_path: Path) -> None:
+def test_a_table_that_hangs_on_the_last_bit_of_a_library_is_in_the_file(tmp_path: Path) -> None:
     """Found in a network: at one code glibc's erfc gave 137.49999 steps, and the float64 one, rounded, 137.5."""
     source, output = (
         per_tensor(float(np.uint32(bits).view(np.float32)), zero_point)

@@ -104,7 +104,7 @@ def test_what_does_not_fill_a_vector(tmp_path: Path) -> None:
 
 
 @needs_emulation
-def test_what_the_emulated_runtime_refuses_is_told() -> None:
+def test_what_the_emulated_runtime_refuses_is_named() -> None:
     with pytest.raises(RuntimeError, match="Model|model"):
         emulation.EmulatedInterpreter(b"\0" * 64)
 

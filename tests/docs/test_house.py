@@ -280,7 +280,7 @@ def kinds_compared(tree: ast.AST, among: set[int] | None = None) -> set[int]:
     return found
 
 
-def test_device_operators_are_told_apart_in_their_declarations_only() -> None:
+def test_device_operators_are_distinguished_in_their_declarations_only() -> None:
     sample = ast.parse('a = step.kind == "CONV_2D"\nb = kind in TABLE\nc = kind in OPERATORS\nd = "CONV_2D"')
     assert kinds_named(sample) == {1, 4} and kinds_compared(sample) == {1, 2}
     assert kinds_compared(sample, kinds_named(sample)) == {1}
@@ -310,7 +310,7 @@ def profiles_compared(tree: ast.AST) -> set[int]:
     }
 
 
-def test_devices_are_told_apart_by_their_properties() -> None:
+def test_devices_are_distinguished_by_their_properties() -> None:
     assert profiles_compared(ast.parse('a = profile == "micro"\nb = "micro"\nc = p in ("reference", "x")')) == {1, 3}
     for path in PACKAGE.rglob("*.py"):
         found = profiles_compared(ast.parse(path.read_text()))

@@ -23,7 +23,7 @@ def test_the_version_is_one() -> None:
 
 
 @pytest.mark.parametrize("missing", [(), ("typer", "torch", "jax", "rich")])
-def test_the_version_is_told_without_what_the_commands_need(missing: tuple[str, ...]) -> None:
+def test_the_version_is_shown_without_what_the_commands_need(missing: tuple[str, ...]) -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({missing!r})); sys.argv = ['exactqat', '--version']\n"
         "from exactqat.cli import main; main()"

@@ -125,7 +125,7 @@ def test_torch_fuses_and_quantizes_every_convolution(step: Any, learned: bool) -
     assert all(scale.grad is not None for scale in scales) and bool(scales) == learned
 
 
-def test_the_network_is_told_to_keras_as_it_is(step: Any) -> None:
+def test_the_network_is_given_to_keras_as_it_is(step: Any) -> None:
     given = step.task("mobilenet_v2")
     layers = step.keras_layers(given.model, given.shape)
     kinds = [layer["kind"] for layer in layers]

@@ -95,7 +95,7 @@ def test_jobs_stand_side_by_side(jobs: Path, call: Call) -> None:
     assert call("one", "two", "--html", "page.html")[0] == 2 and (jobs / "page.html").read_text() == page
 
 
-def test_other_images_are_told(jobs: Path, call: Call) -> None:
+def test_other_images_are_named(jobs: Path, call: Call) -> None:
     job = json.loads((jobs / "two" / "job.json").read_text())
     (jobs / "two" / "job.json").write_text(json.dumps(job | {"images": "def"}))
     assert "The jobs have different images" in call("one", "two")[1]

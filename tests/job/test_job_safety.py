@@ -704,7 +704,7 @@ def test_strange_members_of_data_are_named(folder: Path, call: Call, member: str
     )
 
 
-def test_settings_are_told_from_the_users_word() -> None:
+def test_settings_are_kept_apart_from_the_users_word() -> None:
     assert models.named_in(Path("x"), "dscnn", None) == "dscnn"
     with pytest.raises(ValueError, match="--model"):
         models.named_in(Path("x"), "a:b", None)

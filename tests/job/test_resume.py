@@ -470,7 +470,7 @@ def test_two_commands_with_one_directory_do_not_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_job_is_told_again_without_training(tmp_path: Path) -> None:
+def test_a_finished_job_is_shown_again_without_training(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     x, y = patterns()
     np.savez(tmp_path / "data.npz", x=x, y=y)

@@ -90,7 +90,7 @@ def test_safetensors_fit(tmp_path: Path) -> None:
             put(content, tmp_path)
 
 
-def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     """The usual case: a network of other classes, one layer gone and one too many."""
     source, before = network(classes=10), network(seed=1)
     state = source.state_dict()

@@ -127,7 +127,7 @@ def test_constants_of_zeros_beside_small_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["ema", "min_max", "learned"])
-def test_calibration_anew_forgets(policy: str) -> None:
+def test_calibration_from_the_start_forgets(policy: str) -> None:
     prepared = prepare(lambda p, x: x @ p["w"], LINEAR, X, [qat.Rule("input", ranges="fixed", fixed_range=(-9.0, 9.0)),
                                                             qat.Rule(ranges=policy)])  # fmt: skip
     once = prepared.calibrate(*prepared.init(), [X])
@@ -265,7 +265,7 @@ def test_rules(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", ["ema", "min_max", "percentile", "learned"])
-def test_what_is_not_finite_moves_no_range_and_is_told(ranges: str) -> None:
+def test_what_is_not_finite_moves_no_range_and_is_named(ranges: str) -> None:
     prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), LINEAR, X, [qat.Rule(ranges=ranges)])
     params, state = prepared.calibrate(*prepared.init(), [X])
     for odd in (np.nan, np.inf):

@@ -129,7 +129,7 @@ def test_the_check_is_traced_and_knows_rows_of_examples() -> None:
         ((3, 12, 12), r"example, input \[3, 12, 12\]: it has no batch axis"),
     ],
 )
-def test_an_example_that_does_not_fit_is_told_in_its_own_sizes(shape: tuple[int, ...], words: str) -> None:
+def test_an_example_that_does_not_fit_is_described_in_its_own_sizes(shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(UnsupportedOperator, match=words) as found:
         qat.prepare(image_network(), torch.randn(shape))
     assert "1009" not in str(found.value)

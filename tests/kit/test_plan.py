@@ -37,7 +37,7 @@ def step(made: Plan, path: str) -> PlanStep:
 # Fusing
 
 
-def test_batch_norm_and_activation_behind_a_convolution_are_one_operator() -> None:
+def test_batch_norm_and_activation_after_a_convolution_are_one_operator() -> None:
     sketch = Sketch()
     x = sketch.conv(sketch.input(1, 3, 8, 8), 6, 3, padding=((1, 1), (1, 1)), module="stem")
     x = sketch.add("identity", sketch.batch_norm(sketch.add("identity", x), "stem_norm"))
@@ -100,7 +100,7 @@ def test_kinds_of_convolutions() -> None:
     assert made.steps[2].grid == "depthwise"
 
 
-def test_batch_norm_behind_linear_must_be_over_its_features() -> None:
+def test_batch_norm_after_linear_must_be_over_its_features() -> None:
     for axis, count in ((1, 2), (2, 1)):
         sketch = Sketch()
         x = sketch.batch_norm(sketch.linear(sketch.input(1, 5, 6), 5), channel_axis=axis)
@@ -204,7 +204,7 @@ def test_a_module_called_again_has_its_weights_and_rule_and_a_range_of_its_own()
     assert first.weights == second.weights and first.weights.rule.weight_bits == 3  # type: ignore[union-attr]
 
 
-def test_parts_obey_the_rule_of_the_whole_and_unused_rules_are_told() -> None:
+def test_parts_obey_the_rule_of_the_whole_and_unused_rules_are_named() -> None:
     sketch = Sketch()
     made = plan(
         sketch.network(sketch.add("silu", sketch.input(1, 3), module="act")),
@@ -708,7 +708,7 @@ def test_padding_in_front_of_a_maximum(value: float, activation: str, count: int
     assert made.steps[-1].attributes["padding"] == ("SAME" if count == 1 else "VALID")
 
 
-def test_batch_norm_behind_joined_tokens_belongs_to_the_linear_layer() -> None:
+def test_batch_norm_after_joined_tokens_belongs_to_the_linear_layer() -> None:
     sketch = Sketch()
     x = sketch.linear(sketch.input(1, 4, 6), 5)
     x = sketch.batch_norm(sketch.add("reshape", x, shape=(4, 5)))

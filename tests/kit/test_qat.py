@@ -252,7 +252,7 @@ def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, mo
 
 @pytest.mark.parametrize("policy", ["ema", "last_batch", "min_max", "percentile", "learned"])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_what_is_not_finite_is_told_when_it_comes(policy: str, odd: float) -> None:
+def test_what_is_not_finite_is_reported_when_it_comes(policy: str, odd: float) -> None:
     batch = images()
     broken = batch.clone()
     broken[3, 1, 2, 2] = odd
@@ -309,7 +309,7 @@ def test_models_that_cannot_be_prepared_say_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("ranges", ["ema", "learned"])
-def test_one_backward_behind_two_forwards(ranges: str) -> None:
+def test_one_backward_after_two_forwards(ranges: str) -> None:
     """As with two views of a batch: the second forward moves what the first has used."""
     model = prepared(Residual(), images(), qat.Rule(ranges=ranges)).train()
     (model(images()).sum() + model(2 * images()).square().sum()).backward()
@@ -663,7 +663,7 @@ def test_statistics_that_are_settled_are_frozen_without_a_word(
     assert not recwarn.list
 
 
-def test_calibration_anew_forgets_and_its_failure_does_not() -> None:
+def test_calibration_from_the_start_forgets_and_its_failure_does_not() -> None:
     batch = images()
     model, fresh = (
         prepared(Residual(), batch * 100, qat.Rule()),

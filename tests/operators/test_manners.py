@@ -103,7 +103,7 @@ def test_every_operator_has_a_plain_call() -> None:
     assert set(PLAIN) == set(BY_RAW_NAME) - {"QuantizeAndDequantize"}  # which TensorFlow refuses in any form
 
 
-def test_differences_are_told() -> None:
+def test_differences_are_named() -> None:
     documented = {entry["about"] for entry in tomllib.loads(DIFFERENCES.read_text())["difference"]}
     assert documented >= set(STATED)
 

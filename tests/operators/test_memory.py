@@ -55,7 +55,7 @@ def test_freed_memory_is_used_again(framework: str) -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the variables are glibc's")
-def test_jax_uses_freed_memory_again_if_told_to() -> None:
+def test_jax_uses_freed_memory_again_if_asked_to() -> None:
     pytest.importorskip("jax")
     page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
     (line,) = re.findall(r"^ *(MALLOC_.*) python", page, re.M)

@@ -392,7 +392,7 @@ def test_unknown_ranks() -> None:
 # Operands and errors.
 
 
-def test_what_stands_beside_tensors() -> None:
+def test_what_is_given_beside_tensors() -> None:
     x = tf.constant(X, tf.float32)
     wanted = eq.fake_quant_with_min_max_vars_per_channel(X.astype(np.float32), LOW, HIGH)
     for low in (LOW, LOW.tolist(), LOW.astype(np.float32), tf.Variable(LOW, dtype="float32"), [tf.constant(-1.1)] * 3):

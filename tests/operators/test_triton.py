@@ -110,7 +110,7 @@ def test_operands_need_not_be_dense(ran: list[str]) -> None:
     assert ran
 
 
-def test_a_machine_without_triton_is_told_what_to_install() -> None:
+def test_a_machine_without_triton_hears_what_to_install() -> None:
     script = "import sys; sys.modules['triton'] = None; import exactqat.triton"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "pip install 'exactqat[triton]'" in done.stderr
