@@ -16,7 +16,7 @@ from exactqat.deploy import Builder, Graph, Quantization, per_tensor
 from exactqat.device import ACTIVATIONS, OPERATORS, Tensor
 from exactqat.device.activation import FUNCTIONS
 from exactqat.device.conditions import COMPARISONS
-from exactqat.device.operator import FLOAT
+from exactqat.device.operator import BOOL, FLOAT
 from exactqat.device.operator import in_int16 as kinds_in_int16
 from exactqat.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN
 from exactqat.device.weighted import FULL_RANGE
@@ -524,6 +524,19 @@ def random_dequantize(rng: Random, builder: Builder) -> str:
     return builder.dequantize("x", INDICES, name="y")
 
 
+def random_cast(rng: Random, builder: Builder) -> str:
+    """Of conditions, or of integers without a grid."""
+    to = [FLOAT, "int32", BOOL]
+    match int(rng.integers(3)):
+        case 0:
+            (source,) = random_conditions(rng, builder, 1)
+        case 1:
+            source = builder.input("x", (1, 16, 16), INDICES, "uint8")
+        case 2:
+            source = builder.input("x", (1, int(rng.integers(1, 300))), INDICES)
+    return builder.cast(source, INDICES, to=str(rng.choice(to)), name="y")
+
+
 def random_quantize_real(rng: Random, builder: Builder) -> str:
     """Of real numbers: `random_codes` draws some on the edges of codes."""
     builder.input("x", (1, 256), None)
@@ -744,6 +757,7 @@ CASES: dict[str, Case] = {
     "SPLIT_V": random_split_v,
     "UNPACK": random_unpack,
     "DEQUANTIZE": random_dequantize,
+    "CAST": random_cast,
     **{kind: partial(random_comparison, kind=kind) for kind, *_ in COMPARISONS},
     **{kind: partial(random_logic, kind=kind) for kind in ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
     **{kind: partial(random_choice, kind=kind) for kind in ("SELECT_V2", "SELECT")},

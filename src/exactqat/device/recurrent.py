@@ -5,7 +5,7 @@ inside."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,8 +22,10 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
+from .floating import Floating
 from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, FileStep, Shape, Unreadable, need, register
 from .profile import Profile
+from .real import real_numbers
 from .tensor import INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Quantization, Tensor, per_tensor
 
 PURPOSE = "files: a plan writes such a layer step by step"
@@ -163,6 +165,66 @@ class Svdf(Recurrent):
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         return {"rank": read.option("rank"), "activation": read.activation()}
 
+
+@register
+class UnidirectionalSequenceRnn(Floating):
+    """A recurrent layer in float32, all of whose states are the result; its weights may be integers.
+
+    Operands: x [1, time, in]; weights of x [units, in] and of the state [units, units]; bias float32 [units]; the state
+    float32 [1, units]. Attributes: function, which is applied to the sums.
+    """
+
+    kind = "UNIDIRECTIONAL_SEQUENCE_RNN"
+    attributes = {"function": "TANH"}
+    operands = (5, 5)
+    weights = (1, 2, 3)
+    states = (4,)
+    any_batch = False
+    options = "SequenceRNNOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        x, own, other, bias, state = map(tuple, shapes)
+        need(len(x) == 3 and len(own) == 2, f"x must be [1, time, in] and its weights [units, in], got {x} and {own}")
+        units = own[0]
+        expected = (units, x[2]), (units, units), (units,), (x[0], units)
+        given = own, other, bias, state
+        need(given == expected, f"weights, bias and state must be {list(expected)}, got {list(given)}")
+        return (x[0], x[1], units)
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        need(attributes["function"] in FUSED, f"function must be one of {', '.join(FUSED)}, got {attributes['function']}")
+
+    def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
+        return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in inputs[1:3])
+
+    def all_results(
+        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
+    ) -> tuple[np.ndarray, ...]:
+        x, own, other, bias, state = (real_numbers(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
+        function, result = FUSED[attributes["function"]], np.empty((*x.shape[:2], len(own)), np.float32)
+        with np.errstate(all="ignore"):
+            for moment in range(x.shape[1]):
+                state = function(x[:, moment] @ own.T + state @ other.T + bias).astype(np.float32)
+                result[:, moment] = state
+        return result, state
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"fusedActivationFunction": ("ActivationFunctionType", attributes["function"])}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        if read.option("timeMajor"):
+            raise Unreadable(f"{self.kind} over a first axis of time")
+        return {"function": read.activation()}
+
+
+# Functions of sums in float32.
+FUSED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "NONE": lambda x: x,
+    "RELU": lambda x: np.maximum(x, 0),
+    "RELU6": lambda x: np.clip(x, 0, 6),
+    "TANH": np.tanh,
+}
 
 GATES = ("input", "forget", "cell", "output")
 # Where a file has the graph's operands: x, weights of x and of the hidden state, biases, both states.
@@ -363,4 +425,4 @@ def by_operators(
     return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8), cell
 
 
-__all__ = ["Recurrent", "Svdf", "UnidirectionalSequenceLstm"]
+__all__ = ["Recurrent", "Svdf", "UnidirectionalSequenceLstm", "UnidirectionalSequenceRnn"]

@@ -19,6 +19,7 @@ from ..footprint import Footprint, footprint
 from ..graph import Graph
 from ..signature import Port
 from ..simulate import check_inputs, simulate
+from .read_tflite import CUSTOM
 from .tflite import import_deploy, tflite_bytes, write_whole
 
 # With which every header begins.
@@ -156,7 +157,14 @@ def _operators(upper: str, content: bytes) -> list[str]:
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     words = {code: word for word, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
     model = schema.ModelT.InitFromPackedBuf(content)
-    kinds = sorted({words[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in model.operatorCodes})
+    kinds = sorted(
+        {
+            CUSTOM[code.customCode.decode()]
+            if code.customCode
+            else words[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            for code in model.operatorCodes
+        }
+    )
     calls = [f"(resolver).Add{_resolver_name(kind)}()" for kind in kinds]
     return [
         f"#define {upper}_OPERATOR_COUNT {len(kinds)}",
