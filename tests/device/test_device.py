@@ -95,6 +95,8 @@ def test_profiles_differ_by_one_step_at_most(kind: str) -> None:
         if kind == "SOFTMAX" and graph.tensors["x"].shape[-1] == 1:
             # A defect of onnxruntime's kernel: it makes 0 of a row's only value, where 1 is right.
             profiles.remove("onnxruntime-x86")
+        if kind.endswith(":projection"):
+            profiles.remove("micro")  # which has none
         results = [simulate(graph, codes, profile)[graph.outputs[0]].astype(np.int64) for profile in profiles]
         for other in results[1:]:
             assert np.abs(other - results[0]).max() <= FURTHER_APART.get(kind, 2), graph.operators
