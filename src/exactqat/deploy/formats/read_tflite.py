@@ -255,6 +255,7 @@ class _Reader:
         self.tensors = self.read_tensors()
         ends = [[self.at(index) for index in self.numbers(self.subgraph, side)] for side in ("Inputs", "Outputs")]
         steps = [self.read_step(entry) for entry in self.entries(self.subgraph, "Operators")]
+        self.need_one_writer(ends[0], steps)
         self.steps = without_wrapping(steps)
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
@@ -276,6 +277,16 @@ class _Reader:
         positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
         words = dict(Counter(word for word, _ in steps))
         return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
+
+    def need_one_writer(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
+        """Refuses what is written twice: runtimes keep other tensors there in between. Of operators that a graph does
+        not have, nothing else sees it."""
+        made = {*names_of(inputs), *self.known}
+        for _, step in steps:
+            for tensor in step.outputs:
+                if tensor.name in made:
+                    raise Refusal(f"it is damaged: tensor {shortened(tensor.name)!r} is written twice")
+                made.add(tensor.name)
 
     def at(self, index: int) -> Tensor:
         if not 0 <= index < len(self.tensors):
