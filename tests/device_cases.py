@@ -16,8 +16,9 @@ from exactqat.deploy import Builder, Graph, Quantization, per_tensor
 from exactqat.device import ACTIVATIONS, OPERATORS, Tensor
 from exactqat.device.activation import FUNCTIONS
 from exactqat.device.conditions import COMPARISONS
-from exactqat.device.operator import FLOAT
+from exactqat.device.operator import BOOL, FLOAT
 from exactqat.device.operator import in_int16 as kinds_in_int16
+from exactqat.device.recurrent import PROJECTED
 from exactqat.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN
 from exactqat.device.weighted import FULL_RANGE
 
@@ -524,6 +525,19 @@ def random_dequantize(rng: Random, builder: Builder) -> str:
     return builder.dequantize("x", INDICES, name="y")
 
 
+def random_cast(rng: Random, builder: Builder) -> str:
+    """Of conditions, or of integers without a grid."""
+    to = [FLOAT, "int32", BOOL]
+    match int(rng.integers(3)):
+        case 0:
+            (source,) = random_conditions(rng, builder, 1)
+        case 1:
+            source = builder.input("x", (1, 16, 16), INDICES, "uint8")
+        case 2:
+            source = builder.input("x", (1, int(rng.integers(1, 300))), INDICES)
+    return builder.cast(source, INDICES, to=str(rng.choice(to)), name="y")
+
+
 def random_quantize_real(rng: Random, builder: Builder) -> str:
     """Of real numbers: `random_codes` draws some on the edges of codes."""
     builder.input("x", (1, 256), None)
@@ -650,14 +664,19 @@ def random_svdf(rng: Random, builder: Builder) -> str:
     return builder.operator("SVDF", operands, output, name="y", rank=rank, activation="RELU")
 
 
-def random_lstm(rng: Random, builder: Builder) -> str:
+def random_projected_lstm(rng: Random, builder: Builder) -> str:
+    return random_lstm(rng, builder, int(rng.choice([1, 3, 7])))
+
+
+def random_lstm(rng: Random, builder: Builder, out: int | None = None) -> str:
+    """out: of a projection, how wide it is."""
     inputs, units, moments = int(rng.choice([1, 3, 16])), int(rng.choice([1, 4, 10])), int(rng.integers(1, 6))
     x, hidden = random_quantization(rng), random_quantization(rng, random_scale(rng, -9, -6))
     cell = per_tensor(2.0 ** int(rng.integers(-17, -8)), 0, "int16")
     operands = [builder.input("x", (1, moments, inputs), x)]
     # From sums that saturate to such as stay small.
     reach = rng.uniform(-2, 4)
-    for name, width, grid in (("x", inputs, x), ("hidden", units, hidden)):
+    for name, width, grid in (("x", inputs, x), ("hidden", out or units, hidden)):
         for gate in ("input", "forget", "cell", "output"):
             scale = np.float32(2 ** (reach + rng.uniform(-1, 1)) / (float(grid.scale[0]) * 73 * 74 * np.sqrt(width)))
             codes = rng.integers(-127, 128, (units, width)).astype(np.int8)
@@ -668,9 +687,17 @@ def random_lstm(rng: Random, builder: Builder) -> str:
         most = int(min(2 / float(scale), 2**28)) + 1
         codes = rng.integers(-most, most + 1, units).astype(np.int32)
         operands.append(builder.bias(f"bias_{gate}", codes, per_tensor(scale, 0)))
-    operands += [builder.variable("hidden", (1, units), hidden), builder.variable("cell", (1, units), cell)]
+    operands += [builder.variable("hidden", (1, out or units), hidden), builder.variable("cell", (1, units), cell)]
     clip = float(rng.choice([0.0, 0.0, 1.0, 10.0]))
     grid = {"hidden_scale": float(hidden.scale[0]), "hidden_zero_point": int(hidden.zero_point[0])}
+    if out is not None:
+        shown, scale = random_quantization(rng, random_scale(rng, -9, -6)), random_scale(rng, -10, -5)
+        codes = rng.integers(-127, 128, (out, units)).astype(np.int8)
+        operands.append(builder.constant("projection", codes, per_tensor(scale, 0)))
+        bias = rng.integers(-3000, 3001, out).astype(np.int32)
+        operands.append(builder.bias("projection_bias", bias, per_tensor(scale * shown.scale[0], 0)))
+        grid = {"hidden_scale": float(shown.scale[0]), "hidden_zero_point": int(shown.zero_point[0])}
+        grid["projection_clip"] = float(rng.choice([0.0, 0.0, 0.3, 1.0]))
     return builder.operator("UNIDIRECTIONAL_SEQUENCE_LSTM", operands, hidden, name="y", cell_clip=clip, **grid)
 
 
@@ -744,6 +771,7 @@ CASES: dict[str, Case] = {
     "SPLIT_V": random_split_v,
     "UNPACK": random_unpack,
     "DEQUANTIZE": random_dequantize,
+    "CAST": random_cast,
     **{kind: partial(random_comparison, kind=kind) for kind, *_ in COMPARISONS},
     **{kind: partial(random_logic, kind=kind) for kind in ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
     **{kind: partial(random_choice, kind=kind) for kind in ("SELECT_V2", "SELECT")},
@@ -851,6 +879,7 @@ def random_quantize_wide(rng: Random, builder: Builder) -> str:
 WIDE_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_wide, "LOOKUP": random_lookup_wide}
 # Others are float32 throughout, of which no equality is claimed.
 REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
+PROJECTED_CASES: dict[str, Case] = {"UNIDIRECTIONAL_SEQUENCE_LSTM": random_projected_lstm}
 # TRANSPOSE_CONV of no runtime takes filters of four bits.
 FOUR_BIT_KINDS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 FULL_RANGE_KINDS = [kind for kind, operator in OPERATORS.items() if len(operator.weights) == 2]
@@ -860,6 +889,7 @@ NAMES = (
     *(f"{kind}:int16" for kind in kinds_in_int16()),
     *(f"{kind}:{FULL_RANGE}" for kind in FULL_RANGE_KINDS),
     *(f"{kind}:{FLOAT}" for kind in REAL_CASES),
+    *(f"{kind}:{PROJECTED}" for kind in PROJECTED_CASES),
     *(f"{kind}:{INT4}" for kind in FOUR_BIT_KINDS),
 )
 
@@ -868,7 +898,7 @@ def random_graph(rng: Random, name: str) -> Graph:
     """A graph of the operator of that name."""
     kind, _, dtype = name.partition(":")
     builder = Builder()
-    own = {"int16": WIDE_CASES, FLOAT: REAL_CASES}.get(dtype, CASES)
+    own = {"int16": WIDE_CASES, FLOAT: REAL_CASES, PROJECTED: PROJECTED_CASES}.get(dtype, CASES)
     graph = builder.graph(builder.results(own.get(kind, CASES[kind])(rng, builder)))
     if dtype in (FULL_RANGE, INT4):
         return with_full_range(rng, graph) if dtype == FULL_RANGE else with_four_bits(rng, graph)

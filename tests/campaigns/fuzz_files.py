@@ -84,6 +84,18 @@ def fork_instead(yes: bool) -> None:
         module.try_in_a_child = forked if yes else trial.try_in_a_child  # type: ignore[attr-defined]
 
 
+def import_runtimes(onnx: bool = False) -> None:
+    """So that processes that are forked have them."""
+    for module in ("onnx", "onnxruntime") if onnx else ("ai_edge_litert.interpreter", "tflite_micro"):
+        importlib.import_module(module)
+
+
+def prepare_to_fork() -> None:
+    """From now on processes of runtimes are forked."""
+    import_runtimes()
+    fork_instead(True)
+
+
 def drawn(seed: int, count: int, onnx: Path | None) -> Iterator[bytes]:
     """The files of a campaign; onnx: a folder of .onnx files, if it is about these."""
     return cases(seed, count) if onnx is None else onnx_cases(seed, count, sorted(onnx.glob("*.onnx")))
@@ -110,8 +122,7 @@ def inspected(content: bytes, folder: Path, seconds: float, onnx: bool) -> str:
 
 def work(seed: int, first: int, count: int, seconds: float, plain: int, onnx: Path | None) -> None:
     """Runs cases in this process and prints what became of each."""
-    for module in ("ai_edge_litert.interpreter", "tflite_micro") if onnx is None else ("onnx", "onnxruntime"):
-        importlib.import_module(module)
+    import_runtimes(onnx is not None)
     # What the interpreter of a runtime writes goes where its own errors go.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inspects every .tflite file of some folders: files, integers, differing, by runtime, and what is refused and why.
 
-    python tests/campaigns/run_files.py FOLDER ... [--examples 4]
+    python tests/campaigns/run_files.py FOLDER ... [--examples 4] [--fork]
 
 `python tests/campaigns/record_files.py --all FOLDER` makes such files with TensorFlow's converter.
 """
@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import _tests_folder  # noqa: F401
+from fuzz_files import prepare_to_fork
 
 from exactqat.deploy.inspect import inspect
 
@@ -24,7 +25,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--examples", type=int, default=4)
+    parser.add_argument("--fork", action="store_true", help="fork the processes of runtimes, which is much faster")
     arguments = parser.parse_args()
+    if arguments.fork:
+        prepare_to_fork()
     ran: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()
     read = refused = 0

@@ -446,3 +446,23 @@ def test_fewer_bits_are_clamped_around_a_table(tmp_path: Path) -> None:
     for profile in profiles_here():
         path = write_tflite(graph, tmp_path / "model.tflite")
         assert verify(graph, path, CODES.reshape(1, 256), profile).differing == 0
+
+
+@pytest.mark.parametrize("kind", ["RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1"])
+def test_scales_as_far_apart_as_kernels_shift(kind: str, tmp_path: Path) -> None:
+    """Beyond, they shift by more bits than there are."""
+    x = CODES.reshape(1, 16, 16)
+
+    def graph(exponent: int) -> Graph:
+        builder = Builder()
+        builder.input("x", (1, 16, 16), per_tensor(np.float32(1.1) * np.float32(2.0) ** (exponent - 7), 109))
+        return builder.graph([builder.operator(kind, ["x"], per_tensor(2.0**-7, 0), name="y")])
+
+    for exponent in (30, -30):
+        made = graph(exponent)
+        content = write_tflite(made, tmp_path / "model.tflite").read_bytes()
+        for profile in {"xnnpack-x86", "reference"}.intersection(profiles_here()):
+            device = open_runtime(content, made.inputs, made.outputs, profile).run({"x": x})["y"]
+            np.testing.assert_array_equal(device, simulate(made, x, profile)["y"])
+    with pytest.raises(Refusal, match="input scale / output scale must be below"):
+        graph(31)

@@ -12,7 +12,7 @@ pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 from test_read_tflite import FILES
 
-from exactqat.deploy import Builder, profiles_here, simulate
+from exactqat.deploy import Builder, per_tensor, profiles_here, simulate
 from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.formats.tflite import tflite_bytes, with_outputs_at
 from exactqat.deploy.inspect import inspect
@@ -90,6 +90,65 @@ def test_what_we_write_in_float_is_near_the_runtime(
         np.testing.assert_allclose(found, device[name], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("profile", ["xnnpack-x86", "reference"])
+@pytest.mark.parametrize("function", ["TANH", "RELU", "RELU6", "NONE"])
+@pytest.mark.parametrize("integers", [False, True])
+def test_a_recurrent_layer_in_float_is_near_the_runtime(integers: bool, function: str, profile: str) -> None:
+    """From call to call; with integer weights runtimes also quantize what goes in, to a code in 127."""
+    if profile not in profiles_here():
+        pytest.skip("another processor")
+    rng, builder = np.random.default_rng(0), Builder()
+
+    def weights(name: str, shape: tuple[int, ...]) -> str:
+        if integers:
+            return builder.constant(name, rng.integers(-127, 128, shape).astype(np.int8), per_tensor(0.004, 0))
+        return builder._constant(name, rng.normal(size=shape).astype(np.float32) * np.float32(0.4), INDICES)
+
+    operands = [builder.input("x", (1, 5, 3), None), weights("own", (4, 3)), weights("other", (4, 4))]
+    operands.append(builder._constant("bias", rng.normal(size=4).astype(np.float32), INDICES))
+    operands.append(builder.variable("state", (1, 4), None))
+    builder.operator("UNIDIRECTIONAL_SEQUENCE_RNN", operands, INDICES, name="y", function=function)
+    graph = builder.graph(["y"])
+    content = tflite_bytes(graph)
+    assert tflite_bytes(read_content(content).graph) == content
+    runtime, state = open_runtime(content, graph.inputs, graph.outputs, profile), {}
+    for _ in range(3):
+        given = {"x": rng.normal(size=(1, 5, 3)).astype(np.float32)}
+        found = simulate(graph, given, profile, state=state)["y"]
+        tolerance = 0.02 if integers else 2e-6
+        np.testing.assert_allclose(found, runtime.run(given)["y"], rtol=2e-5, atol=tolerance)
+    assert state["state"].dtype == np.float32 and state["state"].any()
+
+
+@pytest.mark.parametrize("to", ["float32", "int32", "bool"])
+def test_a_cast_of_real_numbers(to: str) -> None:
+    builder = Builder()
+    graph = builder.graph([builder.cast(builder.input("x", (1, 64), None), INDICES, to=to, name="y")])
+    x = np.concatenate([np.linspace(-3, 3, 60), [0.0, -0.0, 2.0**24 + 2, 1e-30]]).astype(np.float32)[None]
+    content = tflite_bytes(graph)
+    device = open_runtime(content, graph.inputs, graph.outputs, "reference").run({"x": x})["y"]
+    (found,) = simulate(read_content(content).graph, x, "reference").values()
+    assert found.dtype == device.dtype == to
+    np.testing.assert_array_equal(found, device)
+
+
+def test_images_without_a_grid(tmp_path: Path) -> None:
+    """As Keras' `Rescaling` makes it of uint8 inputs: what is compared begins where it is brought onto a grid."""
+    builder = Builder()
+    real = builder.cast(builder.input("image", (1, 4, 4, 3), INDICES, "uint8"), INDICES, to="float32", name="real")
+    codes = builder.quantize(real, per_tensor(1.0, -128), name="codes")
+    y = builder.relu(codes, per_tensor(1.0, -128), name="y")
+    path = tmp_path / "image.tflite"
+    path.write_bytes(tflite_bytes(builder.graph([y])))
+    found = inspect(path, {"image": np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)}, devices=["xnnpack"])
+    (device,) = (each for each in found.devices if each.values)
+    assert found.equal and device.differing == 0 and {row.kind for row in device.operators if row.values} == {
+        "CAST", "QUANTIZE:float32", "RELU"
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"must hold integers in 0\.\.255, got 256"):
+        simulate(read_content(path.read_bytes()).graph, np.full((1, 4, 4, 3), 256))
+
+
 def test_which_operators_were_compared_in_float() -> None:
     """Those that a model can be made of in one line each; the rest are written down here."""
     compared = set()
@@ -99,7 +158,7 @@ def test_which_operators_were_compared_in_float() -> None:
               "PRELU", "QUANTIZE", "REDUCE_MIN", "RELU_0_TO_1", "RELU_N1_TO_1", "SLICE", "SPACE_TO_DEPTH", "SPLIT",
               "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "SUB", "TILE", "UNPACK", "ADD", "TRANSPOSE", "ARG_MAX", "ARG_MIN",
               "BATCH_TO_SPACE_ND", "BROADCAST_TO", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
-              "NOT_EQUAL", "REVERSE_V2", "SELECT", "SELECT_V2", "SPACE_TO_BATCH_ND"}  # fmt: skip
+              "NOT_EQUAL", "REVERSE_V2", "SELECT", "SELECT_V2", "SPACE_TO_BATCH_ND", "CAST", "UNIDIRECTIONAL_SEQUENCE_RNN", "DETECTION_POSTPROCESS"}  # fmt: skip
     others |= {kind for kind, _ in WRITTEN}
     assert {kind for kind, operator in OPERATORS.items() if operator.floats} - compared <= others
 

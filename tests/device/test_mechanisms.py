@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ import pytest
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 from device_cases import NAMES, fully_connected_ties, random_codes, random_graph
+from test_read_tflite import changed
 
-from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, write_tflite
+from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, profiles_here, simulate, write_tflite
+from exactqat.deploy.formats.tflite import tflite_bytes, with_outputs
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.mechanism import mechanism_of
+from exactqat.deploy.runtimes import open_runtime
 from exactqat.device.profile import MECHANISMS
 from exactqat.report.file_page import file_page
 
@@ -110,6 +114,31 @@ def test_the_mechanism_is_found_from_the_file(name: str, tmp_path: Path) -> None
     )
     text = " ".join(found.text().split())
     assert f"{words[0].upper()}{words[1:]}" in text
+
+
+def test_xnnpack_leaves_constants_of_subnormal_scale_to_other_kernels() -> None:
+    """Why such files are refused: LiteRT then rounds this layer as its own kernels do."""
+    if "xnnpack-x86" not in profiles_here():
+        pytest.skip("another processor")
+    graph, codes = made("half to even or away")
+    def subnormal(model: Any) -> None:
+        names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+        grid = model.subgraphs[0].tensors[names.index("first/bias")].quantization
+        grid.scale = np.full_like(grid.scale, 1e-39)
+
+    content = tflite_bytes(graph)
+    built_in = replace(PROFILES["xnnpack-x86"], delegates=False)
+    for file, profile, other in (
+        (content, PROFILES["xnnpack-x86"], built_in),
+        (changed(content, subnormal), built_in, PROFILES["xnnpack-x86"]),
+    ):
+        parts = []
+        for example in range(len(codes["x"])):
+            runtime = open_runtime(with_outputs(file, ("first",)), graph.inputs, ("first",), "xnnpack-x86", True)
+            parts.append(runtime.run({"x": codes["x"][example : example + 1]})["first"])
+        found = np.concatenate(parts)
+        np.testing.assert_array_equal(found, simulate(graph, codes, profile, ["first"])["first"])
+        assert np.any(found != simulate(graph, codes, other, ["first"])["first"])
 
 
 def test_every_difference_of_the_sweep_has_a_mechanism() -> None:

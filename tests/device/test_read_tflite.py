@@ -138,6 +138,20 @@ def test_constants_with_a_subnormal_scale_are_refused() -> None:
         read_content(changed(tflite_bytes(small_graph()), subnormal))
 
 
+def test_what_is_written_twice_is_refused() -> None:
+    """Also by operators that no graph has: runtimes keep other tensors there in between."""
+
+    def again(model: Any) -> None:
+        words = [each.builtinCode for each in model.operatorCodes]
+        select = words.index(schema.BuiltinOperator.SELECT_V2)
+        graph = model.subgraphs[0]
+        graph.operators.append(next(each for each in graph.operators if each.opcodeIndex == select))
+
+    content = (FILES / "embedded.int8.tflite").read_bytes()
+    with pytest.raises(Refusal, match="is written twice"):
+        read_content(changed(content, again))
+
+
 def test_codes_are_not_quantized_into_real_numbers() -> None:
     def into_reals(model: Any) -> None:
         graph = model.subgraphs[0]

@@ -185,3 +185,20 @@ def test_an_operator_that_computes_otherwise_is_found(
     found = inspect_network(other, None, 1, None, 0, 60.0, None)
     wrong = [each for each in found.devices[0].operators if each.differing]
     assert not found.equal and wrong[0].name == given.name and all(each.exact for each in wrong)
+
+
+def test_less_than_no_padding_is_refused(tmp_path: Path) -> None:
+    """Of windows that stand further apart than they are wide; onnxruntime moves them."""
+    onnx = pytest.importorskip("onnx")
+    builder = deploy.Builder()
+    builder.input("x", (1, 2, 7, 3), deploy.per_tensor(0.5, 3))
+    builder.max_pool_2d("x", name="y", filter_size=(2, 2), strides=(1, 1), padding="SAME")
+    path = deploy.write_onnx(builder.graph(["y"]), tmp_path / "pool.onnx")
+    assert qat.inspect_onnx(path, examples=2).equal
+    model = onnx.load(path)
+    (pool,) = (node for node in model.graph.node if node.op_type == "MaxPool")
+    strides = next(each for each in pool.attribute if each.name == "strides")
+    strides.ints[:] = [1, 4]
+    onnx.save(model, path)
+    with pytest.raises(UnsupportedOperator, match="SAME_UPPER asks for less than no padding of 7 values"):
+        qat.inspect_onnx(path)

@@ -18,7 +18,7 @@ import numpy as np
 from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, per_tensor
 from ..device.arithmetic import same_padding
 from ..device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
-from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, initial_codes
+from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, RAW, initial_codes
 from ..display import listed, table
 from .signature import Signature, plain_signature
 
@@ -149,7 +149,8 @@ class Graph:
         return replace(self, outputs=tuple(outputs), ports=None)
 
     def limits(self, name: str) -> tuple[int, int]:
-        """The lowest and the highest allowed value of an input of integers: of codes, or of indices into tables."""
+        """The lowest and the highest allowed value of an input of integers: of codes, of indices into tables, or of
+        what stands for itself."""
         tensor = self.tensors[name]
         port = next((each for each in self.signature.inputs if each.tensor == name), None)
         if tensor.dtype in CODE_RANGES:
@@ -160,19 +161,22 @@ class Graph:
             for position in OPERATORS[operator.kind].index_operands
             if operator.inputs[position] == name
         ]
-        return 0, min(rows, default=2**31) - 1
+        if not rows:
+            whole = np.iinfo(tensor.dtype)
+            return int(whole.min), int(whole.max)
+        return 0, min(rows) - 1
 
     def as_indices(self, name: str, array: np.ndarray) -> np.ndarray:
-        """What an input of indices is given, in int32.
+        """What an input of integers that stand for themselves is given, in its dtype.
 
         Raises:
-            ValueError: an index lies outside of a table.
+            ValueError: one lies outside of it, or of a table.
         """
         lowest, highest = self.limits(name)
         outside = array[(array < lowest) | (array > highest)]
         if outside.size:
-            raise ValueError(f"input {name!r} must hold indices in {lowest}..{highest}, got {outside.reshape(-1)[0]}")
-        return array.astype(np.int32)
+            raise ValueError(f"input {name!r} must hold integers in {lowest}..{highest}, got {outside.reshape(-1)[0]}")
+        return array.astype(self.tensors[name].dtype)
 
     def results(self) -> tuple[str, ...]:
         """Names of all computed tensors, in order of execution."""
@@ -322,19 +326,24 @@ class Builder:
             raise ValueError(f"tensor {name!r} does not exist")
         return self._tensors[name]
 
-    def input(self, name: str, shape: Sequence[int], quantization: Quantization | None) -> str:
-        """shape: with batch 1; quantization: None for real numbers, `INDICES` for int32."""
+    def input(
+        self, name: str, shape: Sequence[int], quantization: Quantization | None, dtype: str = "int32"
+    ) -> str:
+        """shape: with batch 1; quantization: None for real numbers, `INDICES` for integers of `dtype`, int32 or uint8,
+        that stand for themselves."""
         shape = tuple(int(size) for size in shape)
-        dtype, grid = (FLOAT, INDICES) if quantization is None else (quantization.dtype, quantization)
-        dtype = "int32" if quantization is INDICES else dtype
+        grid = INDICES if quantization is None else quantization
+        dtype = FLOAT if quantization is None else dtype if grid is INDICES else grid.dtype
         result = self._add_tensor(Tensor(name, shape, dtype, grid))
         self._inputs.append(name)
         return result
 
-    def variable(self, name: str, shape: Sequence[int], quantization: Quantization) -> str:
-        """A tensor that lasts from one call to the next, for operators that have such `states`; shape: with batch 1."""
+    def variable(self, name: str, shape: Sequence[int], quantization: Quantization | None) -> str:
+        """A tensor that lasts from one call to the next, for operators that have such `states`; shape: with batch 1;
+        quantization: None for real numbers."""
         shape = tuple(int(size) for size in shape)
-        return self._add_tensor(Tensor(name, shape, quantization.dtype, quantization, variable=True))
+        dtype, grid = (FLOAT, INDICES) if quantization is None else (quantization.dtype, quantization)
+        return self._add_tensor(Tensor(name, shape, dtype, grid, variable=True))
 
     def constant(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
         """codes: int8, or int32 or int64 for biases; other integers are converted to the quantization's dtype if they
@@ -462,7 +471,7 @@ def _need(where: str, condition: bool, message: str) -> None:
 def _check_tensor(tensor: Tensor) -> None:
     where = f"tensor {tensor.name!r}"
     quantization = tensor.quantization
-    dtypes = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL)
+    dtypes = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, RAW)
     if tensor.dtype == INT4 and tensor.data is not None:
         fits = tensor.data.dtype == np.int8 and bool(np.all((tensor.data >= INT4_MIN) & (tensor.data <= INT4_MAX)))
         _need(where, fits, f"codes of {INT4} must be int8 within {INT4_MIN}..{INT4_MAX}")

@@ -29,7 +29,7 @@ import numpy as np
 from ..device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
 from ..device.operator import FLOAT
 from ..device.profile import profile_named, that_run
-from ..device.tensor import CODE_RANGES, dequantize
+from ..device.tensor import CODE_RANGES, RAW, dequantize
 from ..display import printable, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
 from .comparison import Comparison, Tally
@@ -377,7 +377,7 @@ def read_codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarr
         array, dtype = arrays[port.name], graph.tensors[port.tensor].dtype
         if np.issubdtype(array.dtype, np.floating):
             real[port.name] = array
-        elif array.dtype == np.uint8 and ends[port.tensor].dtype == "uint8":
+        elif array.dtype == np.uint8 and ends[port.tensor].dtype == RAW != dtype:
             codes[port.tensor] = (array.astype(np.int16) - 128).astype(np.int8)
         elif array.dtype == dtype:
             codes[port.tensor] = array
@@ -420,7 +420,8 @@ def _from_file(array: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
         if not np.array_equal(dequantize(codes, grid), array):
             raise RuntimeRefusal(f"output {end.name!r} is not on its grid")
         return codes
-    return (array.astype(np.int16) - 128).astype(np.int8) if end.dtype == "uint8" else array
+    shifted = end.dtype == RAW != tensor.dtype
+    return (array.astype(np.int16) - 128).astype(np.int8) if shifted else array
 
 
 def _run_in_a_child(content: bytes, file: TfliteFile, profile: str, folder: str, seconds: float) -> str:

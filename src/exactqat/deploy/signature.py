@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..device.tensor import CODE_RANGES, Quantization, Tensor, dequantize, quantize
+from ..device.tensor import CODE_RANGES, RAW, Quantization, Tensor, dequantize, quantize
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -140,7 +140,7 @@ def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
         )
         if not fits:
             raise ValueError(f"input {port.name!r} must have shape {wanted}, got {list(array.shape)}")
-        if tensor.dtype == "int32":
+        if tensor.dtype in ("int32", RAW):
             if not np.issubdtype(array.dtype, np.integer):
                 raise ValueError(f"input {port.name!r} must be integers, got {array.dtype}")
             codes[port.tensor] = graph.as_indices(port.tensor, port.to_graph(array))

@@ -16,7 +16,7 @@ from importlib import resources
 import numpy as np
 
 from ..device import PROFILES, Profile, profile_named
-from ..device.tensor import dequantize, quantize
+from ..device.tensor import RAW, dequantize, quantize
 from ..engine import Compiled, compiled_for
 from ..progress import Clock
 from .graph import Graph, Operator, require_graph
@@ -86,7 +86,7 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
             )
         expected = graph.tensors[name].shape
         dtype = graph.tensors[name].dtype
-        if dtype == "int32" and np.issubdtype(array.dtype, np.integer):
+        if dtype in ("int32", RAW) and np.issubdtype(array.dtype, np.integer):
             arrays[name] = graph.as_indices(name, array)
         elif array.dtype != dtype:
             raise TypeError(_wrong_dtype(name, dtype, array.dtype))
@@ -99,8 +99,8 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
 
 
 def _wrong_dtype(name: str, dtype: str, given: np.dtype) -> str:
-    if dtype == "int32":
-        return f"input {name!r} must be integers, which are indices into a table, got {given}"
+    if dtype in ("int32", RAW):
+        return f"input {name!r} must be integers, got {given}"
     return f"input {name!r} must be {dtype} codes, got {given}; use `quantize`"
 
 

@@ -21,7 +21,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .functions import NumPyPrimitives
-from .operator import Attributes, DeviceOperator, Shape, need, register
+from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, need, register
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor, dequantize
 
@@ -136,6 +136,9 @@ class Bounded(OfFiles, Unary):
 
     bounds: ClassVar[tuple[float, float]]
     float_kind = "clamp"
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return ScaleLimits("each", highest=2.0**31)
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         return {"min": self.bounds[0], "max": self.bounds[1]}

@@ -16,6 +16,7 @@ import numpy as np
 from .arithmetic import Arrays, Tensors, broadcast_shape
 from .functions import FUNCTIONS
 from .operator import (
+    BOOL,
     FLOAT,
     OPERATORS,
     REQUIRED,
@@ -28,7 +29,7 @@ from .operator import (
 )
 from .profile import Profile
 from .real import real_numbers
-from .tensor import Tensor
+from .tensor import RAW, Tensor
 
 ISLAND = "files: what converters leave in float32"
 
@@ -52,6 +53,42 @@ class Dequantize(DeviceOperator):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return real_numbers(codes[0], inputs[0])
+
+
+@register
+class Cast(DeviceOperator):
+    """The same numbers in another dtype: of conditions, of integers without a grid, or of real numbers, which are cut
+    toward 0."""
+
+    kind = "CAST"
+    attributes = {"to": REQUIRED}
+    dtypes = (BOOL, "int32", RAW)
+    changes_dtype = True
+    floats = True
+    options = "CastOptions"
+    purpose = ISLAND
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        allowed = (FLOAT, "int32", BOOL)
+        need(attributes["to"] in allowed, f"to must be one of {', '.join(allowed)}, got {attributes['to']}")
+
+    def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
+        return str(attributes["to"])
+
+    def results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return codes[0].astype(attributes["to"])
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        types = (inputs[0].dtype, attributes["to"])
+        names = ("inDataType", "outDataType")
+        return {name: ("TensorType", dtype.upper()) for name, dtype in zip(names, types, strict=True)}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        return {"to": read.output.dtype}
 
 
 class Floating(DeviceOperator):

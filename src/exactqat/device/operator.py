@@ -141,6 +141,7 @@ class DeviceOperator:
         version: the lowest version of the operator in a .tflite file that carries its int8 form.
         wide_version: likewise its int16 form, if that is another one; else 0.
         options: the name of its options table in the .tflite schema, without the final T.
+        custom_code: of an operator that the schema does not have, what files call it; its options are a map.
         weights: positions of the operands that must be constants.
         states: positions of the operands that are variables: read, and written for the next call. `all_results` then
             returns what they hold afterwards too, after the results.
@@ -183,6 +184,7 @@ class DeviceOperator:
     version: ClassVar[int] = 1
     wide_version: ClassVar[int] = 0
     options: ClassVar[str] = ""
+    custom_code: ClassVar[str] = ""
     weights: ClassVar[tuple[int, ...]] = ()
     states: ClassVar[tuple[int, ...]] = ()
     constants: ClassVar[bool] = False

@@ -5,7 +5,7 @@ inside."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,11 +22,15 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
+from .floating import Floating
 from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, FileStep, Shape, Unreadable, need, register
 from .profile import Profile
-from .tensor import INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Quantization, Tensor, per_tensor
+from .real import real_numbers
+from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Quantization, Tensor, per_tensor
 
 PURPOSE = "files: a plan writes such a layer step by step"
+# What an LSTM whose hidden state is a projection is measured as.
+PROJECTED = "projection"
 
 
 class Recurrent(DeviceOperator):
@@ -42,6 +46,8 @@ class Recurrent(DeviceOperator):
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         for position, dtype in zip(self.weights, self.weight_dtypes, strict=True):
+            if position >= len(inputs):
+                continue
             tensor = inputs[position]
             need(tensor.dtype == dtype, f"{tensor.name!r} must be a constant of dtype {dtype}, got {tensor.dtype}")
             one = tensor.quantization.axis is None and not np.any(tensor.quantization.zero_point)
@@ -164,55 +170,127 @@ class Svdf(Recurrent):
         return {"rank": read.option("rank"), "activation": read.activation()}
 
 
+@register
+class UnidirectionalSequenceRnn(Floating):
+    """A recurrent layer in float32, all of whose states are the result; its weights may be integers.
+
+    Operands: x [1, time, in]; weights of x [units, in] and of the state [units, units]; bias float32 [units]; the state
+    float32 [1, units]. Attributes: function, which is applied to the sums.
+    """
+
+    kind = "UNIDIRECTIONAL_SEQUENCE_RNN"
+    attributes = {"function": "TANH"}
+    operands = (5, 5)
+    weights = (1, 2, 3)
+    states = (4,)
+    any_batch = False
+    options = "SequenceRNNOptions"
+
+    def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+        x, own, other, bias, state = map(tuple, shapes)
+        need(len(x) == 3 and len(own) == 2, f"x must be [1, time, in] and its weights [units, in], got {x} and {own}")
+        units = own[0]
+        expected = (units, x[2]), (units, units), (units,), (x[0], units)
+        given = own, other, bias, state
+        need(given == expected, f"weights, bias and state must be {list(expected)}, got {list(given)}")
+        return (x[0], x[1], units)
+
+    def check_attributes(self, attributes: Attributes) -> None:
+        super().check_attributes(attributes)
+        need(attributes["function"] in FUSED, f"function must be one of {', '.join(FUSED)}, got {attributes['function']}")
+
+    def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
+        return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in inputs[1:3])
+
+    def all_results(
+        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
+    ) -> tuple[np.ndarray, ...]:
+        x, own, other, bias, state = (real_numbers(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
+        function, result = FUSED[attributes["function"]], np.empty((*x.shape[:2], len(own)), np.float32)
+        with np.errstate(all="ignore"):
+            for moment in range(x.shape[1]):
+                state = function(x[:, moment] @ own.T + state @ other.T + bias).astype(np.float32)
+                result[:, moment] = state
+        return result, state
+
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+        return {"fusedActivationFunction": ("ActivationFunctionType", attributes["function"])}
+
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        if read.option("timeMajor"):
+            raise Unreadable(f"{self.kind} over a first axis of time")
+        return {"function": read.activation()}
+
+
+# Functions of sums in float32.
+FUSED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "NONE": lambda x: x,
+    "RELU": lambda x: np.maximum(x, 0),
+    "RELU6": lambda x: np.clip(x, 0, 6),
+    "TANH": np.tanh,
+}
+
 GATES = ("input", "forget", "cell", "output")
 # Where a file has the graph's operands: x, weights of x and of the hidden state, biases, both states.
-PLACES = (0, *range(1, 5), *range(5, 9), *range(12, 16), 18, 19)
+PLACES = (0, *range(1, 5), *range(5, 9), *range(12, 16), 18, 19, 16, 17)
 # And what it may leave out, which no graph has.
-VARIANTS = {9: "peepholes", 16: "a projection", 20: "layer normalization"}
+VARIANTS = {9: "peepholes", 20: "layer normalization"}
 FILE_OPERANDS = 24
 # Of what goes into the functions of the gates, and comes out of them.
 GATE_SCALE, FUNCTION_SCALE = 2.0**-12, 2.0**-15
 HIDDEN = 4
+# Where a graph's operands are: the states, and the weights and bias of a projection, if there is one.
+STATE, CELL, PROJECTION, PROJECTION_BIAS = range(13, 17)
 
 
 @register
 class UnidirectionalSequenceLstm(Recurrent):
     """An LSTM over a sequence, all of whose hidden states are the result.
 
-    Operands: x [1, time, in]; int8 weights of x [units, in] and of the hidden state [units, units], and int32 biases
-    [units], each for the gates input, forget, cell, output; the hidden state int8 and that of the cell int16, whose
-    scale is a power of two: [1, units].
+    Operands: x [1, time, in]; int8 weights of x [units, in] and of the hidden state [units, out], and int32 biases
+    [units], each for the gates input, forget, cell, output; the hidden state int8 [1, out] and that of the cell int16
+    [1, units], whose scale is a power of two; and, where the hidden state is a projection of what the cell shows, its
+    int8 weights [out, units] and int32 bias [out], which TFLite-Micro refuses. Otherwise out is units.
 
     Attributes: cell_clip, the largest magnitude of the cell in real numbers (0: none); hidden_scale and
-    hidden_zero_point, by which LiteRT stores the hidden state, whatever the grid of the result.
+    hidden_zero_point, by which LiteRT stores the hidden state before the projection, whatever the grid of the result;
+    projection_clip, the largest magnitude of a projection (0: none), which LiteRT takes for one of codes, whatever
+    their zero point.
     """
 
     kind = "UNIDIRECTIONAL_SEQUENCE_LSTM"
-    attributes = {"cell_clip": 0.0, "hidden_scale": REQUIRED, "hidden_zero_point": REQUIRED}
-    operands = (15, 15)
-    weights = tuple(range(1, 13))
-    weight_dtypes = ("int8",) * 8 + ("int32",) * 4
-    states = (13, 14)
+    attributes = {"cell_clip": 0.0, "hidden_scale": REQUIRED, "hidden_zero_point": REQUIRED, "projection_clip": 0.0}
+    operands = (15, 17)
+    weights = (*range(1, 13), PROJECTION, PROJECTION_BIAS)
+    weight_dtypes = (*("int8",) * 8, *("int32",) * 4, "int8", "int32")
+    states = (STATE, CELL)
     state_dtypes = (("int8",), ("int16",))
     options = "UnidirectionalSequenceLSTMOptions"
 
+    def measured_as(self, inputs: Sequence[Tensor], output: Tensor) -> str:
+        return f"{self.kind}:{PROJECTED}" if len(inputs) > PROJECTION else self.kind
+
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
-        x, first = shapes[0], shapes[1]
+        x, first, projects = shapes[0], shapes[1], len(shapes) > PROJECTION
         need(len(x) == 3 and len(first) == 2, f"x must be [1, time, in] and its weights [units, in], got {shapes[:2]}")
+        need(not projects or len(shapes) > PROJECTION_BIAS, "a projection must have a bias")
         units = first[0]
-        expected = [(units, x[2])] * 4 + [(units, units)] * 4 + [(units,)] * 4 + [(x[0], units)] * 2
+        out = shapes[PROJECTION][0] if projects else units
+        expected = [(units, x[2])] * 4 + [(units, out)] * 4 + [(units,)] * 4 + [(x[0], out), (x[0], units)]
+        expected += [(out, units), (out,)] if projects else []
         for shape, whole in zip(shapes[1:], expected, strict=True):
             need(tuple(shape) == whole, f"weights, biases and states must be {expected}, got {list(shapes[1:])}")
-        return (x[0], x[1], units)
+        return (x[0], x[1], out)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)
-        hidden, cell = inputs[13], inputs[14]
+        hidden, cell = inputs[STATE], inputs[CELL]
         need(hidden.quantization.equals(output.quantization), "the hidden state must be on the grid of the result")
         power = cell_power(cell)
         fits = power is not None and -24 <= power <= -9
         need(fits, f"the scale of the cell must be a power of two in 2**-24..2**-9, got {scale_of(cell):g}")
-        need(attributes["cell_clip"] >= 0, f"cell_clip must be 0 or more, got {attributes['cell_clip']}")
+        for name in ("cell_clip", "projection_clip"):
+            need(attributes[name] >= 0, f"{name} must be 0 or more, got {attributes[name]}")
         need(attributes["hidden_scale"] > 0, f"hidden_scale must be positive, got {attributes['hidden_scale']}")
         for gate in range(len(GATES)):
             own, other, bias = inputs[1 + gate], inputs[5 + gate], inputs[9 + gate]
@@ -225,14 +303,24 @@ class UnidirectionalSequenceLstm(Recurrent):
                 multiplier = gate_multiplier(operand, weights)
                 need(multiplier < 256, f"scales of an operand and its weights must be below 1 / 16, got {multiplier:g}")
                 need_32_bits(bound * max(math.ceil(multiplier), 1))
+        if len(inputs) > PROJECTION:
+            weights, bias = inputs[PROJECTION], inputs[PROJECTION_BIAS]
+            assert bias.data is not None
+            multiplier = projection_multiplier(inputs, attributes)
+            need(2.0**-31 <= multiplier < 256, f"the projection's multiplier must be in [2**-31, 256), got {multiplier:g}")
+            bound = magnitudes(weights) * (INT8_MAX - INT8_MIN) + np.abs(bias.data.astype(np.int64))
+            need_32_bits(bound * max(math.ceil(multiplier), 1))
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
-        return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in inputs[1:9])
+        weights = (*inputs[1:9], *inputs[PROJECTION : PROJECTION + 1])
+        return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in weights)
 
     def all_results(
         self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
     ) -> tuple[np.ndarray, ...]:
-        x, hidden, cell = codes[0], codes[13], codes[14].astype(np.int64)
+        x, hidden, cell = codes[0], codes[STATE], codes[CELL].astype(np.int64)
+        fits = not profile.lstm_of_operators or len(inputs) <= PROJECTION
+        need(fits, "TFLite-Micro has no LSTM with a projection")
         compute = by_operators if profile.lstm_of_operators else by_one_kernel
         result = np.empty((len(x), *outputs[0].shape[1:]), np.int8)
         for moment in range(x.shape[1]):
@@ -242,11 +330,12 @@ class UnidirectionalSequenceLstm(Recurrent):
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         operands: list[int | str | Tensor | None] = [None] * FILE_OPERANDS
-        for position, place in enumerate(PLACES):
+        for position, place in enumerate(PLACES[: len(inputs)]):
             operands[place] = position
         fields = {
             "fusedActivationFunction": ("ActivationFunctionType", "TANH"),
             "cellClip": attributes["cell_clip"],
+            "projClip": attributes["projection_clip"],
         }
         gate = per_tensor(GATE_SCALE, 0, "int16")
         hidden = per_tensor(attributes["hidden_scale"], attributes["hidden_zero_point"])
@@ -258,11 +347,18 @@ class UnidirectionalSequenceLstm(Recurrent):
 
     def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
         for place, what in VARIANTS.items():
-            if any(tensor is not None for tensor in read.inputs[place : place + (2 if place == 16 else 4)][:3]):
+            if any(tensor is not None for tensor in read.inputs[place : place + 3]):
                 raise Unreadable(f"{self.kind} with {what}")
         if not any(tensor is not None for tensor in read.inputs[1:2]):
             raise Unreadable(f"{self.kind} whose input and forget gates are one")
-        return tuple(read.operand(place) for place in PLACES)
+        weights, bias = (*read.inputs[16:18], None, None)[:2]
+        operands = tuple(read.operand(place) for place in PLACES[:PROJECTION])
+        if weights is None:
+            return operands
+        if bias is None:  # a bias that a file leaves out is 0
+            zeros = np.zeros(weights.shape[:1], np.int32)
+            bias = Tensor(f"{read.output.name}/projection_bias", zeros.shape, "int32", INDICES, zeros)
+        return (*operands, weights, bias)
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         word = read.activation()
@@ -275,6 +371,7 @@ class UnidirectionalSequenceLstm(Recurrent):
         grid = read.intermediates[HIDDEN].quantization
         return {
             "cell_clip": float(read.option("cellClip") or 0),
+            "projection_clip": float(read.option("projClip") or 0),
             "hidden_scale": float(grid.scale[0]),
             "hidden_zero_point": int(grid.zero_point[0]),
         }
@@ -291,12 +388,31 @@ def gate_multiplier(operand: Tensor, weights: Tensor) -> float:
     return float(scale_of(weights) * scale_of(operand) / np.float32(GATE_SCALE))
 
 
+def projection_multiplier(inputs: Tensors, attributes: Attributes) -> float:
+    """Of the sums of what the cell shows by a projection's weights, to the scale of the result."""
+    hidden = np.float32(attributes["hidden_scale"])
+    return float(scale_of(inputs[PROJECTION]) * hidden / scale_of(inputs[STATE]))
+
+
+def projected(steps: np.ndarray, codes: Arrays, inputs: Tensors, attributes: Attributes) -> np.ndarray:
+    """The hidden state of what the cell shows, in steps from real 0, which LiteRT takes the zero point from instead of
+    adding it: other codes saturate."""
+    zero_point = -attributes["hidden_zero_point"]
+    shown = np.clip(steps, INT8_MIN - zero_point, INT8_MAX - zero_point)
+    sums = products(shown, codes[PROJECTION]) + codes[PROJECTION_BIAS]
+    steps = multiply_fixed_point(sums, *fixed_point(projection_multiplier(inputs, attributes)))
+    result = np.clip(steps + zero_point_of(inputs[STATE]), INT8_MIN, INT8_MAX)
+    clip = attributes["projection_clip"]
+    most = int(min(np.float32(clip) / scale_of(inputs[STATE]), INT8_MAX))
+    return (np.clip(result, -most, most) if clip > 0 and most > 0 else result).astype(np.int8)
+
+
 def clipped_cell(cell: np.ndarray, inputs: Tensors, attributes: Attributes) -> np.ndarray:
     """The cell within its clip, which keeps whole steps."""
     clip = attributes["cell_clip"]
     if clip <= 0:
         return cell
-    steps = min(int(np.float32(clip) / scale_of(inputs[14])), INT16_MAX)
+    steps = min(int(np.float32(clip) / scale_of(inputs[CELL])), INT16_MAX)
     return np.clip(cell, -steps, steps) if steps > 0 else cell
 
 
@@ -306,8 +422,8 @@ def gate_sums(
     """What a gate has from x, within int16, and from the hidden state."""
     own, other, bias = codes[1 + gate], codes[5 + gate], codes[9 + gate]
     first = products(centered(x, inputs[0]), own) + bias
-    second = products(centered(hidden, inputs[13]), other)
-    multipliers = (gate_multiplier(inputs[0], inputs[1 + gate]), gate_multiplier(inputs[13], inputs[5 + gate]))
+    second = products(centered(hidden, inputs[STATE]), other)
+    multipliers = (gate_multiplier(inputs[0], inputs[1 + gate]), gate_multiplier(inputs[STATE], inputs[5 + gate]))
     first, second = (
         multiply_fixed_point(sums, *fixed_point(each)) for sums, each in zip((first, second), multipliers, strict=True)
     )
@@ -329,7 +445,7 @@ def by_one_kernel(
     sums = [within_int16(np.add(*gate_sums(gate, x, hidden, codes, inputs))) for gate in range(len(GATES))]
     enter, forget, leave = (short.logistic(sums[gate]) for gate in (0, 1, 3))
     candidate = short.tanh(sums[2])
-    power = cell_power(inputs[14])
+    power = cell_power(inputs[CELL])
     assert power is not None
     old = rounding_shift(forget * cell, 15).astype(np.int16)
     new = rounding_shift(enter * candidate, 30 + power).astype(np.int16)
@@ -337,6 +453,8 @@ def by_one_kernel(
     scale = np.float32(FUNCTION_SCALE) / np.float32(attributes["hidden_scale"]) * np.float32(FUNCTION_SCALE)
     shown = short.tanh(cell, 15 + power) if power >= -15 else enter
     steps = multiply_fixed_point(leave * shown, *fixed_point(float(scale)))
+    if len(inputs) > PROJECTION:
+        return projected(steps, codes, inputs, attributes), cell
     steps = steps + attributes["hidden_zero_point"]
     return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8), cell
 
@@ -351,16 +469,16 @@ def by_operators(
         sums.append(within_int16(first + within_int16(second)))
     enter, forget, leave = (interpolated.logistic_at(3 * sums[gate]) for gate in (0, 1, 3))
     candidate = interpolated.tanh_at(3 * sums[2])
-    scale, power = float(scale_of(inputs[14])), cell_power(inputs[14])
+    scale, power = float(scale_of(inputs[CELL])), cell_power(inputs[CELL])
     assert power is not None
     old = within_int16(multiply_fixed_point(forget * cell, *fixed_point(FUNCTION_SCALE * scale / scale)))
     new = within_int16(multiply_fixed_point(enter * candidate, *fixed_point(FUNCTION_SCALE**2 / scale)))
     cell = clipped_cell(within_int16(old + new), inputs, attributes)
     shift = 12 + power
     position = 3 * cell << shift if shift >= 0 else (3 * cell + (1 << (-shift - 1))) >> -shift
-    factor = fixed_point(FUNCTION_SCALE**2 / float(scale_of(inputs[13])))
-    steps = multiply_fixed_point(leave * interpolated.tanh_at(position), *factor) + zero_point_of(inputs[13])
+    factor = fixed_point(FUNCTION_SCALE**2 / float(scale_of(inputs[STATE])))
+    steps = multiply_fixed_point(leave * interpolated.tanh_at(position), *factor) + zero_point_of(inputs[STATE])
     return np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8), cell
 
 
-__all__ = ["Recurrent", "Svdf", "UnidirectionalSequenceLstm"]
+__all__ = ["Recurrent", "Svdf", "UnidirectionalSequenceLstm", "UnidirectionalSequenceRnn"]

@@ -14,6 +14,9 @@ INT16_MIN, INT16_MAX = -32768, 32767
 # What weights of others' files may be packed in, two to a byte; a graph holds them one to a byte.
 INT4, INT4_MIN, INT4_MAX = "int4", -8, 7
 
+# Of inputs that stand for themselves, as cameras give them.
+RAW = "uint8"
+
 # What activations are stored in: dtype -> lowest and highest code.
 CODE_RANGES = {"int8": (INT8_MIN, INT8_MAX), "int16": (INT16_MIN, INT16_MAX)}
 
@@ -81,7 +84,7 @@ class Tensor:
 
     shape: channels last, the batch first; of an activation the batch's axis holds the number of rows that one example
     takes, 1 unless the network folds other axes into the batch. dtype: "int8" or "int16", as the quantization says;
-    "int32" or "int64" for indices and biases, "float32" for real numbers in others' files, "int4" for their weights,
+    "int32" or "int64" for indices and biases, "uint8" for inputs without a grid, "float32" for real numbers in others' files, "int4" for their weights,
     whose data are int8. variable: it lasts from one call of the network to the next, and begins at its zero point.
     """
 

@@ -168,7 +168,12 @@ def pads_of(given: dict[str, Any], sizes: Sequence[int], window: Sequence[int]) 
         pads = list(given.get("pads") or [0] * (2 * spatial))
         return [(int(pads[at]), int(pads[at + spatial])) for at in range(spatial)]
     strides, dilations = (given.get(name) or [1] * spatial for name in ("strides", "dilations"))
-    found = [same_padding(*axis) for axis in zip(sizes, window, strides, dilations, strict=True)]
+    axes = list(zip(sizes, window, strides, dilations, strict=True))
+    for size, side, stride, dilation in axes:
+        if (-(-size // stride) - 1) * stride + (side - 1) * dilation + 1 < size:
+            # onnxruntime pads with fewer than none: it rejects floats, and moves the window of integers.
+            raise Refused(f"{word} asks for less than no padding of {size} values; export it with pads")
+    found = [same_padding(*axis) for axis in axes]
     return [pair if word == "SAME_UPPER" else pair[::-1] for pair in found]
 
 

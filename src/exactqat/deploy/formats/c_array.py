@@ -19,12 +19,13 @@ from ..footprint import Footprint, footprint
 from ..graph import Graph
 from ..signature import Port
 from ..simulate import check_inputs, simulate
+from .read_tflite import CUSTOM
 from .tflite import import_deploy, tflite_bytes, write_whole
 
 # With which every header begins.
 MADE_BY = "// Made by exactqat"
 _WIDTH = 120
-_TYPES = {"int8": "signed char", "int16": "short", "int32": "int", "int64": "long long"}
+_TYPES = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "int32": "int", "int64": "long long"}
 
 
 def write_c_array(
@@ -70,13 +71,18 @@ def c_array(
         device: what the header's program runs on: "micro" for a board, "xnnpack-arm64" for a phone.
 
     Raises:
-        ValueError: `name` is not a C identifier, x or class_names do not match the network, or there is no such device.
+        ValueError: `name` is not a C identifier, x or class_names do not match the network, there is no such device, or
+            the network takes or returns real numbers.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError(
             f"name must be a C identifier (letters, digits and _, not starting with a digit), got {name!r}"
         )
     profile = profile_named(device)
+    for end in (*graph.inputs, *graph.outputs):
+        dtype = graph.tensors[end].dtype
+        if dtype not in _TYPES:
+            raise ValueError(f"graph must take and return integers, {end!r} is {dtype}; allowed are {', '.join(_TYPES)}")
     values = graph.tensors[graph.outputs[0]].shape[-1]
     if class_names and len(class_names) != values:
         raise ValueError(
@@ -156,7 +162,14 @@ def _operators(upper: str, content: bytes) -> list[str]:
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     words = {code: word for word, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
     model = schema.ModelT.InitFromPackedBuf(content)
-    kinds = sorted({words[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in model.operatorCodes})
+    kinds = sorted(
+        {
+            CUSTOM[code.customCode.decode()]
+            if code.customCode
+            else words[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            for code in model.operatorCodes
+        }
+    )
     calls = [f"(resolver).Add{_resolver_name(kind)}()" for kind in kinds]
     return [
         f"#define {upper}_OPERATOR_COUNT {len(kinds)}",

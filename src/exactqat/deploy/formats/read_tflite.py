@@ -34,7 +34,7 @@ from ...device.file_forms import (
     without_wrapping,
 )
 from ...device.operator import BOOL, FLOAT, Refusal, in_float
-from ...device.tensor import CODE_RANGES, INDICES, INT4, Quantization, Tensor, dequantize
+from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, Quantization, Tensor, dequantize
 from ...display import listed, shortened
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
@@ -53,6 +53,14 @@ _OTHERWISE = {
 }
 # What a graph's tensors may be of.
 DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
+
+# Operators that the schema does not have, by what files call them.
+CUSTOM = {each.custom_code: kind for kind, each in OPERATORS.items() if each.custom_code}
+
+
+def is_known(tensor: Tensor) -> bool:
+    """Whether a graph's tensors may be of its dtype; uint8 may not lie on a grid."""
+    return tensor.dtype in DTYPES or (tensor.dtype == RAW and tensor.quantization is INDICES)
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def to_file(graph: Graph, codes: np.ndarray, end: FileEnd) -> np.ndarray:
     """What the file takes for codes: on a grid's points, every rounding gives the code again."""
     if end.dtype == FLOAT and codes.dtype != np.float32:
         return dequantize(codes, graph.tensors[end.tensor].quantization)
-    return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == "uint8" else codes
+    return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == RAW != str(codes.dtype) else codes
 
 
 def path_of_file(path: str | os.PathLike[str]) -> Path:
@@ -247,6 +255,7 @@ class _Reader:
         self.tensors = self.read_tensors()
         ends = [[self.at(index) for index in self.numbers(self.subgraph, side)] for side in ("Inputs", "Outputs")]
         steps = [self.read_step(entry) for entry in self.entries(self.subgraph, "Operators")]
+        self.need_one_writer(ends[0], steps)
         self.steps = without_wrapping(steps)
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
@@ -268,6 +277,16 @@ class _Reader:
         positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
         words = dict(Counter(word for word, _ in steps))
         return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
+
+    def need_one_writer(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
+        """Refuses what is written twice: runtimes keep other tensors there in between. Of operators that a graph does
+        not have, nothing else sees it."""
+        made = {*names_of(inputs), *self.known}
+        for _, step in steps:
+            for tensor in step.outputs:
+                if tensor.name in made:
+                    raise Refusal(f"it is damaged: tensor {shortened(tensor.name)!r} is written twice")
+                made.add(tensor.name)
 
     def at(self, index: int) -> Tensor:
         if not 0 <= index < len(self.tensors):
@@ -361,14 +380,16 @@ class _Reader:
         code = self.codes[index]
         # The deprecated byte is all that old files have, and stops at 127.
         word = self.word("BuiltinOperator", max(code.BuiltinCode(), code.DeprecatedBuiltinCode()))
+        option, meaning = self.options(entry)
         if code.CustomCode():
-            word = f"the custom operator {shortened(self.text(code.CustomCode()))}"
+            custom = self.text(code.CustomCode())
+            word = CUSTOM.get(custom, f"the custom operator {shortened(custom)}")
+            option = self.custom_options(entry)
         given = [int(at) for at in self.numbers(entry, "Inputs")]
         inputs = [None if at == -1 else self.at(at) for at in given]
         outputs = tuple(self.at(int(at)) for at in self.numbers(entry, "Outputs"))
         if not outputs:
             raise Refusal(f"it is damaged: {word} has no result")
-        option, meaning = self.options(entry)
         declaration = OPERATORS.get(word)
         if declaration is not None and declaration.order is not None:
             # In the order of the declaration, those that are left out at the end included.
@@ -406,6 +427,22 @@ class _Reader:
             return self.word(enumeration, 0 if value is None else value)
 
         return option, meaning
+
+    def custom_options(self, entry: Any) -> Callable[[str], Any]:
+        """Likewise, of an operator that the schema does not have: numbers by name."""
+        content = bytes(self.numbers(entry, "CustomOptions"))
+
+        def option(field: str) -> Any:
+            if not content:
+                return None
+            options = import_deploy("flatbuffers.flexbuffers").GetRoot(content).AsMap
+            try:
+                found = options[field]
+            except KeyError:
+                return None
+            return found.AsFloat if found.IsFloat else found.AsBool if found.IsBool else found.AsInt
+
+        return option
 
     # --- ends -----------------------------------------------------------------------------------------------------
 
@@ -452,9 +489,9 @@ class _Reader:
 
     def check_end(self, side: str, end: FileEnd) -> None:
         tensor = self.used[end.tensor]
-        if tensor.dtype not in DTYPES:
+        if not is_known(tensor):
             self.problems.add(f"an {side} in {tensor.dtype}", end.name)
-        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT, "int32"):
+        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT, "int32", RAW):
             self.problems.add(f"an input in {tensor.dtype}, which is no quantized type", end.name)
         if not tensor.shape:
             self.problems.add(f"an {side} without axes", end.name)
@@ -537,7 +574,7 @@ class _Reader:
                     return len(form), self.checked(declaration.kind, *found, steps[-1].outputs)
         word, step = self.steps[number]
         for tensor in (*step.inputs, *step.outputs):
-            if tensor is not None and tensor.dtype not in DTYPES:
+            if tensor is not None and not is_known(tensor):
                 raise Unreadable(f"{word} in {tensor.dtype}{_OTHERWISE.get(tensor.dtype, '')}")
         if word not in OPERATORS:
             raise Unreadable(word if " " in word else f"the operator {word}")
@@ -586,7 +623,8 @@ class _Reader:
         if self.looks < 0:
             raise Refusal("it is damaged: too many operators share its constants")
         names = tuple(tensor.name for tensor in outputs)
-        if self.unknown_shape.intersection(names):
+        unnamed = bool(declaration.custom_code) and not all(tensor.shape for tensor in outputs)
+        if unnamed or self.unknown_shape.intersection(names):
             # Where the writer left sizes open, what it put in their place need not be one example's.
             given = [tensors[tensor.name].shape for tensor in operands]
             try:

@@ -238,9 +238,11 @@ class _Writer:
         )
 
     def operator_code(self, kind: str, version: int) -> Any:
-        code = getattr(self.schema.BuiltinOperator, kind)
+        custom = OPERATORS[kind].custom_code if kind in OPERATORS else ""
+        code = getattr(self.schema.BuiltinOperator, "CUSTOM" if custom else kind)
         # Readers from before the 32-bit field look at the deprecated byte, which stops at 127.
-        return self.table("OperatorCode", builtinCode=code, deprecatedBuiltinCode=min(code, 127), version=version)
+        fields = {"builtinCode": code, "deprecatedBuiltinCode": min(code, 127), "customCode": custom or None}
+        return self.table("OperatorCode", version=version, **fields)
 
     def operator(self, operator: Operator) -> list[Any]:
         """The operators of the file for one operator of the graph."""
@@ -285,7 +287,10 @@ class _Writer:
             entry.intermediates = [
                 self.add_tensor(replace(each, name=f"{output.name}/{each.name}")) for each in step.intermediates
             ]
-        if step.options:
+        if step.kind in OPERATORS and OPERATORS[step.kind].custom_code:
+            options = import_deploy("flatbuffers.flexbuffers").Dumps(fields)
+            entry.customOptions = np.frombuffer(options, np.uint8)
+        elif step.options:
             entry.builtinOptionsType = getattr(schema.BuiltinOptions, step.options)
             entry.builtinOptions = self.table(step.options, **fields)
         return entry
