@@ -60,6 +60,8 @@ def test_tables_hold_means_over_seeds() -> None:
     one = replace(PEER, tool="nncf")
     wide = replace(ours[0], note="results in 16 bits, as proposed")
     assert "| 91.0 * |" in rows.page_text([*plain, wide, ours[1], *peers], {"digits8": "digits"})
+    both = replace(wide, note="results in 16 bits and 8 bits before a pool, as proposed")
+    assert "| 91.0 * ‡ |" in rows.page_text([*plain, both, ours[1], *peers], {"digits8": "digits"})
     text = rows.page_text([*plain, *ours, *peers, one], {"digits8": "digits", "vit": "a ViT"})
     assert "## W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text
     # NNCF has one of two seeds.
