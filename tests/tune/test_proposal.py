@@ -123,7 +123,7 @@ def searched_means(pool: torch.nn.Module, rules: Any) -> tuple[Any, Any]:
         classes = model(torch.from_numpy(NOISE)).argmax(1).numpy()
     prepared = qat.prepare(model, torch.from_numpy(NOISE[:2]), rules)
     qat.calibrate(prepared, [torch.from_numpy(NOISE)])
-    return prepared, tune.search(prepared, (NOISE, classes), budget=10)
+    return prepared, tune.search(prepared, (NOISE, classes), budget=3)
 
 
 FEW = (qat.Rule("input", activation_bits=8), qat.Rule("scores", weight_bits=4, activation_bits=8),

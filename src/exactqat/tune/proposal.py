@@ -153,14 +153,15 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
 def _averaged(candidate: Candidate) -> set[str]:
     """The grids on which the device computes fewer values from many, such as the means of a pool: results between codes
     are rounded to them."""
-    graph, found = candidate.graph(), set()
+    graph, plan, found = candidate.graph(), candidate.plan, set()
     for operator in graph.operators:
         declaration = OPERATORS[operator.kind]
-        (made,), read = operator.outputs, operator.inputs[0]
         if not declaration.same_quantization or declaration.moves_codes or len(operator.inputs) != 1:
             continue
-        if math.prod(graph.tensors[made].shape) < math.prod(graph.tensors[read].shape):
-            found.add(candidate.plan.stored(layer_of(made)).grid)
+        (read,), (made,) = operator.inputs, operator.outputs
+        path = layer_of(made)
+        if plan.is_stored(path) and math.prod(graph.tensors[made].shape) < math.prod(graph.tensors[read].shape):
+            found.add(plan.stored(path).grid)
     return found
 
 
