@@ -157,9 +157,12 @@ def verdict(rows: Sequence[Row]) -> list[str]:
             f"beside the peer that validation examples choose, not test examples: {100 * beside:+.2f} points on average"
         )
     for precision in PRECISIONS:
-        part = [match.difference for match in found if match.ours.precision == precision]
-        if part:
-            lines.append(f"{precision}: {100 * mean(part):+.2f} points on average in {len(part)} rows")
+        part = [match for match in found if match.ours.precision == precision]
+        few = [match for match in part if PROPOSED[8] not in match.ours.note]
+        for matched, which in ((part, ""), (few, f" without {PROPOSED[8]}")) if len(few) < len(part) else ((part, ""),):
+            if matched:
+                average = mean([match.difference for match in matched])
+                lines.append(f"{precision}{which}: {100 * average:+.2f} points on average in {len(matched)} rows")
     for tool in (OURS, *PEERS):
         judged = [row for row in rows if row.tool == tool and row.unlike is not None]
         if judged:

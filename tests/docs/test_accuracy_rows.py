@@ -53,6 +53,13 @@ def test_rows_are_compared_within_their_interval() -> None:
     assert said[-1] == "lost: digits8 seed 0 w4a4 by 3.0 points (interval 2.0) to NNCF"
 
 
+def test_rows_with_more_bits_are_counted_apart() -> None:
+    more = replace(OURS, seed=1, runtime=0.95, note="8 bits before a pool, as proposed")
+    said = rows.verdict([OURS, more, PEER, replace(PEER, seed=1)])
+    assert "w4a4: +7.50 points on average in 2 rows" in said
+    assert "w4a4 without 8 bits before a pool: +5.00 points on average in 1 rows" in said
+
+
 def test_tables_hold_means_over_seeds() -> None:
     plain = [Row("digits8", seed, "float", rows.FLOAT, "float", None, 0.95) for seed in range(2)]
     ours = [replace(OURS, seed=seed, predicted=0.9 + seed / 50, runtime=0.9 + seed / 50) for seed in range(2)]
