@@ -40,7 +40,7 @@ CALIBRATION = 256
 sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
 from networks import QAT_EPOCHS, TASKS, Task, fingerprint, fit, kept, outputs_of, qat_rates  # noqa: E402
 from report import with_table  # noqa: E402
-from rows import FLOAT, OURS, PEERS, PRECISIONS, WIDE_RESULTS, Row, append, page_text, printed, read, verdict  # noqa: E402
+from rows import FLOAT, OURS, PEERS, PRECISIONS, PROPOSED, Row, append, page_text, printed, read, verdict  # noqa: E402
 
 from exactqat import deploy, qat, tune  # noqa: E402
 
@@ -107,8 +107,8 @@ def answers(outputs: np.ndarray) -> np.ndarray:
 
 
 def rules_of(case: Case, prepared: Callable[[Any], Any], quick: bool) -> tuple[list[qat.Rule], str]:
-    """The rules of a precision, with what `tune` proposes for the network's end, and a note on that. Inputs keep 8
-    bits, as on every device. For mixed bits a plan: half the multiply-adds of 8 by 8 bits.
+    """The rules of a precision, with what `tune` proposes for some results, and a note on that. Inputs keep 8 bits, as
+    on every device. For mixed bits a plan: half the multiply-adds of 8 by 8 bits.
 
     prepared: calibrates the network by rules.
     """
@@ -126,7 +126,8 @@ def rules_of(case: Case, prepared: Callable[[Any], Any], quick: bool) -> tuple[l
     if proposal is not None:
         rules, kept = list(proposal.rules), [*kept, *proposal.layers]
         arena = "" if proposal.arena is None else f", {proposal.arena:+,} of arena"
-        note = f"{WIDE_RESULTS}, as proposed: {proposal.flash:+,} bytes of flash{arena}"
+        what = [said for bits, said in PROPOSED.items() if bits in proposal.layers.values()]
+        note = f"{' and '.join(what)}, as proposed: {proposal.flash:+,} bytes of flash{arena}"
     if case.precision == "mixed":
         judges, metric = case.parts[1], case.task.metric
         work = tune.plan(prepared([qat.Rule()]), judges, metric, multiply_adds="1G", weight_bits=[8],

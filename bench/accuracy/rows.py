@@ -13,8 +13,9 @@ OURS, FLOAT = "exactqat", "PyTorch"
 TITLES = {"onnxruntime": "ONNX Runtime", "nncf": "NNCF", "brevitas": "Brevitas", "torchao": "torchao", "aimet": "AIMET",
           "ai_edge": "ai-edge-quantizer", "tensorflow": "TensorFlow", OURS: "exactqat", FLOAT: "float"}  # fmt: skip
 PRECISIONS = ("w8a8", "w4a8", "w4a4", "mixed")
-# How a note begins that says it.
-WIDE_RESULTS = "results in 16 bits"
+# What a note says, by what it proposes, and what marks a cell of such rows.
+PROPOSED = {16: "results in 16 bits", 8: "8 bits before a pool"}
+MARKS = {16: " *", 8: " ‡"}
 # What marks a cell of float networks that are not those of our row.
 OTHER_NETWORKS = " †"
 Key = tuple[str, int, str, str]
@@ -156,9 +157,12 @@ def verdict(rows: Sequence[Row]) -> list[str]:
             f"beside the peer that validation examples choose, not test examples: {100 * beside:+.2f} points on average"
         )
     for precision in PRECISIONS:
-        part = [match.difference for match in found if match.ours.precision == precision]
-        if part:
-            lines.append(f"{precision}: {100 * mean(part):+.2f} points on average in {len(part)} rows")
+        part = [match for match in found if match.ours.precision == precision]
+        few = [match for match in part if PROPOSED[8] not in match.ours.note]
+        for matched, which in ((part, ""), (few, f" without {PROPOSED[8]}")) if len(few) < len(part) else ((part, ""),):
+            if matched:
+                average = mean([match.difference for match in matched])
+                lines.append(f"{precision}{which}: {100 * average:+.2f} points on average in {len(matched)} rows")
     for tool in (OURS, *PEERS):
         judged = [row for row in rows if row.tool == tool and row.unlike is not None]
         if judged:
@@ -206,11 +210,13 @@ def page_text(rows: Sequence[Row], titles: dict[str, str]) -> str:
                 of_tool = [row for row in part if row.network == name and row.tool == tool and row.seed in seeds]
                 same = [row for row in of_tool if row.weights == ours[row.seed].weights]
                 of_tool = same if any(row.runtime is not None for row in same) else of_tool
-                wide = any(row.note.startswith(WIDE_RESULTS) for row in of_tool)
+                marks = "".join(
+                    MARKS[bits] for bits, said in PROPOSED.items() if any(said in row.note for row in of_tool)
+                )
                 other = (
                     OTHER_NETWORKS if of_tool is not same and any(row.runtime is not None for row in of_tool) else ""
                 )
-                cells.append(_cell(of_tool, len(seeds)) + (" *" if wide else "") + other)
+                cells.append(_cell(of_tool, len(seeds)) + marks + other)
             lines.append(_line(cells))
         lines.append("")
     return "\n".join(lines)
@@ -232,5 +238,5 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-__all__ = ["FLOAT", "OURS", "PEERS", "PRECISIONS", "WIDE_RESULTS", "Row", "append", "matches", "page_text", "printed",
+__all__ = ["FLOAT", "OURS", "PEERS", "PRECISIONS", "PROPOSED", "Row", "append", "matches", "page_text", "printed",
            "read", "verdict"]  # fmt: skip

@@ -53,6 +53,13 @@ def test_rows_are_compared_within_their_interval() -> None:
     assert said[-1] == "lost: digits8 seed 0 w4a4 by 3.0 points (interval 2.0) to NNCF"
 
 
+def test_rows_with_more_bits_are_counted_apart() -> None:
+    more = replace(OURS, seed=1, runtime=0.95, note="8 bits before a pool, as proposed")
+    said = rows.verdict([OURS, more, PEER, replace(PEER, seed=1)])
+    assert "w4a4: +7.50 points on average in 2 rows" in said
+    assert "w4a4 without 8 bits before a pool: +5.00 points on average in 1 rows" in said
+
+
 def test_tables_hold_means_over_seeds() -> None:
     plain = [Row("digits8", seed, "float", rows.FLOAT, "float", None, 0.95) for seed in range(2)]
     ours = [replace(OURS, seed=seed, predicted=0.9 + seed / 50, runtime=0.9 + seed / 50) for seed in range(2)]
@@ -60,6 +67,8 @@ def test_tables_hold_means_over_seeds() -> None:
     one = replace(PEER, tool="nncf")
     wide = replace(ours[0], note="results in 16 bits, as proposed")
     assert "| 91.0 * |" in rows.page_text([*plain, wide, ours[1], *peers], {"digits8": "digits"})
+    both = replace(wide, note="results in 16 bits and 8 bits before a pool, as proposed")
+    assert "| 91.0 * ‡ |" in rows.page_text([*plain, both, ours[1], *peers], {"digits8": "digits"})
     text = rows.page_text([*plain, *ours, *peers, one], {"digits8": "digits", "vit": "a ViT"})
     assert "## W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text
     # NNCF has one of two seeds.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""16 bits are proposed where what a network returns shares a grid badly, with what they cost, and nowhere else."""
+"""More bits are proposed where what a network returns shares a grid badly and where few codes are averaged, with what
+they cost, and nowhere else."""
 
 from __future__ import annotations
 
@@ -71,9 +72,10 @@ def test_16_bits_are_proposed_and_keep_what_they_promise(joined: bool, tmp_path:
     proposal = found.proposal
     assert proposal is not None and proposal.alone < proposal.reference - 0.2
     assert set(proposal.layers) <= ({"cat", "scores", "boxes"} if joined else {"both"})
+    assert set(proposal.layers.values()) == {16} and proposal.then > proposal.alone
     assert {rule.weight_bits for rule in proposal.rules} == {4}
     assert "16" in proposal.text() and max(map(len, found.text().splitlines())) <= 80
-    assert json.loads(found.as_json())["proposal"]["layers"] == list(proposal.layers)
+    assert json.loads(found.as_json())["proposal"]["layers"] == proposal.layers
     contents = [tflite_bytes(graph) for graph in (found.graph, proposal.graph)]
     assert len(contents[1]) - len(contents[0]) == proposal.flash
     arenas = [arena_of(content)[0] for content in contents]
@@ -90,6 +92,68 @@ def test_16_bits_are_proposed_and_keep_what_they_promise(joined: bool, tmp_path:
     pytest.importorskip("ai_edge_litert")
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
     assert deploy.verify(graph, path, data=IMAGES).differing == 0
+
+
+class Means(torch.nn.Module):
+    """The quarter of an image whose pool is largest: averages lie between the codes of what they are averages of."""
+
+    def __init__(self, pool: torch.nn.Module) -> None:
+        super().__init__()
+        self.pixels, self.pool, self.scores = torch.nn.Conv2d(1, 1, 1), pool, torch.nn.Linear(4, 4)
+        with torch.no_grad():
+            self.pixels.weight.fill_(1.0)
+            self.scores.weight.copy_(torch.eye(4))
+            for layer in (self.pixels, self.scores):
+                assert layer.bias is not None
+                layer.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.scores(self.pool(torch.relu(self.pixels(x))).flatten(1))
+
+
+RNG = np.random.default_rng(0)
+BRIGHTNESS = RNG.permuted(np.tile([0.7, 0.8, 0.9, 1.0], (256, 1)), axis=1).reshape(256, 1, 2, 2)
+NOISE = (RNG.uniform(0, 1, (256, 1, 8, 8)) * BRIGHTNESS.repeat(4, 2).repeat(4, 3)).astype(np.float32)
+
+
+def searched_means(pool: torch.nn.Module, rules: Any) -> tuple[Any, Any]:
+    """The prepared network and what its search found; its classes are the float network's."""
+    model = Means(pool).eval()
+    with torch.no_grad():
+        classes = model(torch.from_numpy(NOISE)).argmax(1).numpy()
+    prepared = qat.prepare(model, torch.from_numpy(NOISE[:2]), rules)
+    qat.calibrate(prepared, [torch.from_numpy(NOISE)])
+    return prepared, tune.search(prepared, (NOISE, classes), budget=3)
+
+
+FEW = (qat.Rule("input", activation_bits=8), qat.Rule("scores", weight_bits=4, activation_bits=8),
+       qat.Rule(weight_bits=4, activation_bits=4))  # fmt: skip
+
+
+def test_8_bits_are_proposed_where_few_codes_are_averaged(tmp_path: Path) -> None:
+    _, found = searched_means(torch.nn.AvgPool2d(4), FEW)
+    proposal = found.proposal
+    assert proposal is not None and proposal.layers == {"pixels": 8}
+    assert proposal.alone < proposal.reference - 0.1 and proposal.then > proposal.reference - 0.05
+    assert proposal.flash <= 0 and proposal.arena in (0, None)
+    assert "where results are averaged" in " ".join(proposal.text().split()) and "network ends" not in proposal.text()
+    assert max(map(len, found.text().splitlines())) <= 80
+    prepared, again = searched_means(torch.nn.AvgPool2d(4), proposal.rules)
+    assert again.proposal is None and again.after.metric > found.after.metric + 0.1
+    assert [prepared.plan.grids[name].bits for name in ("input", "pixels", "scores")] == [8, 8, 8]
+    assert {step.weights.rule.weight_bits for step in prepared.plan.steps if step.weights is not None} == {4}
+    again.apply(prepared)
+    qat.freeze(prepared)
+    graph = deploy.lower(prepared)
+    pytest.importorskip("ai_edge_litert")
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    assert deploy.verify(graph, path, data=NOISE).differing == 0
+
+
+def test_8_bits_are_proposed_for_nothing_else() -> None:
+    """A largest value is one of the codes, and 8 bits are enough for means."""
+    assert searched_means(torch.nn.MaxPool2d(4), FEW)[1].proposal is None
+    assert searched_means(torch.nn.AvgPool2d(4), qat.Rule(weight_bits=4))[1].proposal is None
 
 
 def test_nothing_is_proposed_for_classes() -> None:

@@ -218,8 +218,8 @@ class Assignments:
             free = grid.fixed is None and grid.rule.ranges != "fixed"
             if free and grid.bits < FEW and origin in self._seen:
                 low, high = chosen("least squares", self._seen[origin], plan, name)
-            elif free and grid.bits > FEW and origin in self._seen:
-                # Clipping gains nothing on so fine a grid.
+            elif free and origin in self._seen and (grid.bits > FEW or base.plan.grids[origin].bits < grid.bits):
+                # Clipping gains nothing on so fine a grid, or was for a coarser one.
                 low, high = min(low, self._seen[origin].least), max(high, self._seen[origin].most)
             ranges[name] = (low, high)
         return replace(base, plan=plan, ranges=ranges).settled()

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results in 16 bits, proposed where a network ends: what it returns may be of several kinds, such as scores and boxes,
-which share one grid of 8 bits badly. No training can mend that, and there 16 bits cost next to nothing."""
+"""More bits for results that no training can mend, and where bits cost next to nothing.
+
+Where a network ends, what it returns may be of several kinds, such as scores and boxes, which share one grid of 8 bits
+badly: 16 bits are proposed. Where fewer than 8 bits are averaged on their own grid, the means are rounded to the few
+codes of what they are means of: 8 bits are proposed, which take no more memory.
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +20,12 @@ from ..deploy.footprint import arena_of
 from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
+from ..device import OPERATORS
 from ..device.operator import Refusal
-from ..planning.plans import Plan
+from ..planning.plans import Plan, PlanInput, PlanStep
 from ..planning.rule_text import rules_text
 from ..planning.rules import Rule
-from .assignment import Assignments, Unit
+from .assignment import FEW, Assignments, Unit
 from .metrics import Data, Mark, Metric
 from .network import Candidate
 from .observing import Observer
@@ -34,18 +40,21 @@ class Proposal:
     """Rules with which a network would be better than a search of ranges and weights can make it.
 
     Attributes:
-        layers: paths of the layers whose results get 16 bits.
+        layers: paths of the layers whose results get more bits, with how many: 16 where the network ends, 8 where they
+            are averaged on their own grid.
         rules: all rules, for `qat.prepare`.
         reference: the metric of the float network (in 16 bits).
         alone: the metric with nothing but these results in their present bits.
+        then: the metric with nothing but these results in the proposed bits.
         flash, arena: bytes that the file and TFLite-Micro's arena get more; arena None: it cannot be measured here.
         graph: the network with these rules, otherwise as the search left it.
     """
 
-    layers: tuple[str, ...]
+    layers: Mapping[str, int]
     rules: tuple[Rule, ...]
     reference: float
     alone: float
+    then: float
     flash: int
     arena: int | None
     graph: Graph = field(repr=False, compare=False)
@@ -53,20 +62,24 @@ class Proposal:
     def as_json(self) -> dict[str, Any]:
         """What is proposed, for a file."""
         return {
-            "layers": list(self.layers),
+            "layers": dict(self.layers),
             "rules": rules_text(self.rules).splitlines(),
             "reference": self.reference,
             "alone": self.alone,
+            "then": self.then,
             "flash": self.flash,
             "arena": self.arena,
         }
 
     def text(self) -> str:
         """Why, what it costs, and the rules."""
+        places = {WIDE: "where the network ends", FEW: "where results are averaged on their own grid"}
+        wanted = [bits for bits in places if bits in self.layers.values()]
         arena = "" if self.arena is None else f" and {self.arena:+,} of arena"
         said = (
-            f"Where the network ends, its bits alone take the metric from {self.reference:.4g} to {self.alone:.4g}. "
-            f"These rules with 16 bits there cost {self.flash:+,} bytes of flash{arena}:"
+            f"The bits {' and '.join(places[bits] for bits in wanted)} alone take the metric from {self.reference:.4g} "
+            f"to {self.alone:.4g}. These rules with {' and '.join(map(str, wanted))} bits there take it to "
+            f"{self.then:.4g} and cost {self.flash:+,} bytes of flash{arena}:"
         )
         return f"{textwrap.fill(said, 80)}\n{rules_text(self.rules)}"
 
@@ -75,7 +88,9 @@ class Proposal:
 
 
 def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, higher_is_better: bool) -> Proposal | None:
-    """16 bits at the end of a network, if its present bits clearly cost accuracy even with all else in 16 bits.
+    """16 bits at the end of a network and 8 bits where fewer are averaged on their own grid.
+
+    Only if the present bits clearly cost accuracy even with all else in 16 bits, and the proposed ones clearly less.
 
     Args:
         start: the network as it was given: ranges that clip what is large may spare the metric, but in training they
@@ -83,21 +98,23 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
         best: as a search left it.
         data: nothing is chosen by it but this.
     """
-    end = _end_of(best.plan)
-    plan = best.plan
-    others = [
-        path for path in [*(each.path for each in plan.inputs), *(step.path for step in plan.steps)] if path not in end
-    ]
-    assignments = Assignments(best, Observer(best, data).seen(), (), (WIDE,), keep=others)
-    units = [
-        unit
-        for unit, bits in assignments.units.items()
-        if not unit.weights and bits == (WIDE,) and assignments.given[unit] < WIDE
-    ]
-    found = _with(assignments, units)
-    if not units or found is None:
+    plan, seen = best.plan, Observer(best, data).seen()
+    end, averaged = _end_of(plan), _averaged(best)
+    stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+    others = [each.path for each in stored if each.path not in end and each.grid not in averaged]
+    assignments = Assignments(best, seen, (), (FEW, WIDE), keep=others)
+    offered: dict[Unit, int] = {}
+    for unit, options in assignments.units.items():
+        now = assignments.given[unit]
+        of_means = plan.stored(unit.layer).grid in averaged
+        bits = FEW if of_means and now < FEW else WIDE
+        if not unit.weights and bits in options and now < bits and (bits == FEW or unit.layer in end):
+            offered[unit] = bits
+    found = _with(assignments, offered)
+    if not offered or found is None:
         return None
-    alone = _alone(start, assignments, units, data)
+    groups = [[*offered], *([unit] for unit in offered if len(offered) > 1)]
+    alone = _alone(start, assignments, groups, data)
     reference, *marks = [Mark.of(each, data, metric, alone[0]) for each in alone]
 
     def costs(mark: Mark) -> bool:
@@ -105,27 +122,47 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
 
     if not costs(marks[0]):
         return None
-    needed, mark = units, marks[0]
-    single = [unit for unit, each in zip(units, marks[1:], strict=False) if costs(each)]
-    if 0 < len(single) < len(units):
+    needed, mark = offered, marks[0]
+    single = [unit for unit, each in zip(offered, marks[1:], strict=False) if costs(each)]
+    if 0 < len(single) < len(offered):
         # Two that cost nothing alone may cost something together.
-        fewer = _with(assignments, single)
-        if fewer is not None:
-            needed, found = single, fewer
-            mark = marks[1 + units.index(single[0])] if len(single) == 1 else mark
+        fewer = {unit: offered[unit] for unit in single}
+        other = _with(assignments, fewer)
+        if other is not None:
+            needed, found = fewer, other
+            mark = Mark.of(_alone(start, assignments, [single], data)[1], data, metric, alone[0])
+    then = Mark.of(_alone(found, assignments, [[*needed]], data)[1], data, metric, alone[0])
+    if not then.clearly_better_than(mark, higher_is_better):
+        return None
     before, after = (packed(each.graph(), best.device) for each in (best, found))
     contents = [tflite_bytes(each) for each in (before, after)]
     (narrow, _), (wide, _) = map(arena_of, contents)
-    assert reference.metric is not None and mark.metric is not None
+    assert reference.metric is not None and mark.metric is not None and then.metric is not None
     return Proposal(
-        tuple(unit.layer for unit in needed),
-        assignments.rules(_bits(assignments, needed)),
+        {unit.layer: bits for unit, bits in needed.items()},
+        assignments.rules({**assignments.given, **needed}),
         reference.metric,
         mark.metric,
+        then.metric,
         len(contents[1]) - len(contents[0]),
         None if narrow is None or wide is None else wide - narrow,
         after,
     )
+
+
+def _averaged(candidate: Candidate) -> set[str]:
+    """The grids on which the device computes fewer values from many, such as the means of a pool: results between codes
+    are rounded to them."""
+    graph, plan, found = candidate.graph(), candidate.plan, set()
+    for operator in graph.operators:
+        declaration = OPERATORS[operator.kind]
+        if not declaration.same_quantization or declaration.moves_codes or len(operator.inputs) != 1:
+            continue
+        (read,), (made,) = operator.inputs, operator.outputs
+        path = layer_of(made)
+        if plan.is_stored(path) and math.prod(graph.tensors[made].shape) < math.prod(graph.tensors[read].shape):
+            found.add(plan.stored(path).grid)
+    return found
 
 
 def _end_of(plan: Plan) -> set[str]:
@@ -143,22 +180,18 @@ def _end_of(plan: Plan) -> set[str]:
     return found - given
 
 
-def _bits(assignments: Assignments, wide: Sequence[Unit]) -> Mapping[Unit, int]:
-    return {**assignments.given, **dict.fromkeys(wide, WIDE)}
-
-
-def _with(assignments: Assignments, wide: Sequence[Unit]) -> Candidate | None:
-    """The network with results of some units in 16 bits; None: the device has no such network."""
+def _with(assignments: Assignments, wanted: Mapping[Unit, int]) -> Candidate | None:
+    """The network with other bits for the results of some units; None: the device has no such network."""
     try:
-        return assignments.possible(_bits(assignments, wide))
+        return assignments.possible({**assignments.given, **wanted})
     except (ValueError, Refusal):
         return None
 
 
 def _alone(
-    candidate: Candidate, assignments: Assignments, units: Sequence[Unit], data: Data
+    candidate: Candidate, assignments: Assignments, groups: Sequence[Sequence[Unit]], data: Data
 ) -> list[dict[str, np.ndarray]]:
-    """The outputs with everything in 16 bits, with nothing but all units in their bits, and with each unit alone."""
+    """The outputs with everything in 16 bits, and with nothing but each group of units in its bits."""
     precisions, device, ends = at_two_precisions(candidate, None)
     every = frozenset(precisions.parts)
 
@@ -170,12 +203,11 @@ def _alone(
             and any(assignments.unit_of(layer_of(name)) in wanted for name in precisions.tensors_of[part])
         )
 
-    choices = [units, *([unit] for unit in units if len(units) > 1)]
     variants: dict[Key, frozenset[Part]] = {("device", None): frozenset(), ("reference", None): every}
     keys: list[Key] = [("reference", None)]
-    for number, choice in enumerate(choices):
-        keys.append((f"choice {number}", precisions.parts[0]))
-        variants[keys[-1]] = every - parts_of(choice)
+    for number, group in enumerate(groups):
+        keys.append((f"group {number}", precisions.parts[0]))
+        variants[keys[-1]] = every - parts_of(group)
     outputs = Evaluation(precisions, device, data, ends).run(variants, False)
     return [outputs[key] for key in keys]
 

@@ -66,8 +66,8 @@ class Search:
         reference: the metric of the float network (in 16 bits) on the examples that were held out.
         fitted, held_out: how many examples.
         evaluations: of networks, in all.
-        proposal: 16 bits where the network ends, if its bits cost accuracy by themselves. They take other rules:
-            prepare the network with them, and search or train.
+        proposal: more bits for some results, if their bits cost accuracy by themselves. They take other rules: prepare
+            the network with them, and search or train.
     """
 
     device: str
@@ -178,8 +178,9 @@ def search(
     held out, agrees: by the metric, and where that differs by no more than its standard error by the noise of the
     outputs. If the network that was given is better in the end, that is the result.
 
-    Where the bits of what the network returns cost accuracy by themselves, as of scores and boxes on one grid, the
-    result has a `proposal`: rules with 16 bits there, and what they cost in flash and memory.
+    Where the bits of some results cost accuracy by themselves, the result has a `proposal`: rules with more bits there,
+    and what they cost in flash and memory. 16 bits where the network ends, as of scores and boxes on one grid; 8 where
+    fewer are averaged on their own grid, as by an average pool.
 
     Args:
         network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
