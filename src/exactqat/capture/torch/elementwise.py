@@ -315,7 +315,7 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         chosen, other = (as_number(c, each, meta) if is_truth(each) else each for each in (chosen, other))
         made = _parametric_relu(c, mask, chosen, other, meta)
         return composed(c, "where", [mask, chosen, other], {}, meta) if made is None else made
-    if masks.is_mask(c, mask) and meta.dtype.is_floating_point:
+    if masks.is_mask(c, mask) and meta.dtype != torch.bool:
         return masks.chosen(c, mask, chosen, other, meta)
     require_fixed(mask, "condition")
     dtype = meta.dtype
