@@ -265,6 +265,8 @@ def _matmul(operands: Sequence[Any], attributes: Mapping[str, Any]) -> Array:
         "counter": Attribute("a word", ""),
         # The running variance is divided by the count.
         "biased": Attribute("a boolean", False),
+        # They begin at 0, and are divided by what they have seen of 1, as `counter` says.
+        "debiased": Attribute("a boolean", False),
     },
 )
 def _batch_norm(operands: Sequence[Any], attributes: Mapping[str, Any]) -> Array:
