@@ -144,7 +144,7 @@ zoo: $(VENV)-zoo/.installed
 
 packages: $(VENV)-packages/.installed
 	$(VENV)-packages/bin/python tests/campaigns/run_packages.py --rows build/packages.jsonl $(ARGS)
-	$(VENV)-packages/bin/python -m pytest tests/docs/test_yolo_page.py
+	$(VENV)-packages/bin/python -m pytest tests/docs/test_yolo_page.py tests/kit/test_haiku.py
 
 $(VENV)-packages/.installed: $(SOURCES) tests/campaigns/packages_requirements.txt
 	$(PYTHON) -m venv $(VENV)-packages

@@ -350,6 +350,19 @@ def random_embedding(rng: Random, builder: Builder) -> str:
     return builder.embedding("x", "table", name="y")
 
 
+def random_coded_embedding(rng: Random, builder: Builder, dtype: str = "int8") -> str:
+    """All codes of 8 bits or many of 16, and a table that ends before the last of them or after it."""
+    sizes = [int(size) for size in rng.integers(1, 20, rng.integers(1, 3))]
+    numbers = per_tensor(1.0, random_zero_point(rng)) if rng.integers(2) else per_tensor(1.0, 0, "int16")
+    builder.input("x", (1, *sizes), numbers)
+    table = (int(rng.choice([1, 2, 40, 127, 128, 256, 400])), int(rng.integers(1, 33)))
+    lowest, highest = CODE_RANGES[dtype]
+    codes = rng.integers(lowest, highest + 1, table).astype(dtype)
+    zero_point = 0 if dtype == "int16" else random_zero_point(rng)
+    builder.constant("table", codes, per_tensor(random_scale(rng), zero_point, dtype))
+    return builder.coded_embedding("x", "table", name="y")
+
+
 def random_quantize(rng: Random, builder: Builder) -> str:
     tensor = builder.tensor(random_input(rng, builder))
     output = random_quantization(rng, tensor.quantization.scale[0] * random_scale(rng, -6.99, 7.99))
@@ -747,6 +760,7 @@ CASES: dict[str, Case] = {
     "DEPTH_TO_SPACE": random_depth_to_space,
     "GATHER": random_gather,
     "EMBEDDING": random_embedding,
+    "CODED_EMBEDDING": random_coded_embedding,
     "LOGISTIC": unary("LOGISTIC"),
     "TANH": unary("TANH"),
     "GELU": random_gelu,
@@ -876,7 +890,11 @@ def random_quantize_wide(rng: Random, builder: Builder) -> str:
 
 
 # Those whose int16 form has cases of its own; others' are made of their int8 form.
-WIDE_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_wide, "LOOKUP": random_lookup_wide}
+WIDE_CASES: dict[str, Case] = {
+    "QUANTIZE": random_quantize_wide,
+    "LOOKUP": random_lookup_wide,
+    "CODED_EMBEDDING": partial(random_coded_embedding, dtype="int16"),
+}
 # Others are float32 throughout, of which no equality is claimed.
 REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
 PROJECTED_CASES: dict[str, Case] = {"UNIDIRECTIONAL_SEQUENCE_LSTM": random_projected_lstm}

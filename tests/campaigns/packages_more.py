@@ -216,7 +216,8 @@ def rt_detr() -> Built:
                                        decoder_in_channels=[16, 16, 16], decoder_ffn_dim=32,
                                        encoder_attention_heads=2, decoder_attention_heads=2,
                                        anchor_image_size=None)  # fmt: skip
-    return transformers.RTDetrForObjectDetection(config).train(), (torch.rand(_IMAGE),)
+    # As from_pretrained gives it; in training it needs labels besides.
+    return transformers.RTDetrForObjectDetection(config).eval(), (torch.rand(_IMAGE),)
 
 
 # --- other packages ---------------------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ def test_the_sample_is_of_the_networks() -> None:
 # --- functions, each as people write it -----------------------------------------------------------------------------
 
 MOVEMENT = [
+    lambda m, x: (x.cumsum(1), torch.cumsum(x, -1).flip(3).cumsum(3), x.transpose(0, 1).cumsum(0).transpose(0, 1)),
     lambda m, x: x.roll(3, 2) + torch.roll(x, (1, -1), (2, 3)),
     lambda m, x: (x.tile(1, 1, 2, 2), x.repeat(1, 2, 1, 1), x.repeat_interleave(2, dim=2), x[:, :1].repeat(1, 4, 1, 1)),
     lambda m, x: (x[:, [0, 2, 1]], x[:, :, [0, 1], [1, 2]], x[..., None].squeeze(-1), x[:, 1:5:2], x[:, -2:], x[:, -1]),
@@ -476,7 +477,7 @@ def test_writing_in_place_is_seen_through_every_view(function) -> None:
 
 
 UNKNOWN = {
-    "torch.cumsum": lambda m, x: torch.cumsum(x, 1),
+    "torch.cumprod": lambda m, x: torch.cumprod(x, 1),
     "torch.sort": lambda m, x: torch.sort(x, 1)[0],
     "torch.prod": lambda m, x: x.prod(1),
     "torch.atan2": lambda m, x: torch.atan2(x, x + 3),

@@ -636,8 +636,8 @@ def test_a_refusal_lists_causes_and_no_echoes() -> None:
     text = refusal(Embedded(), torch.zeros(2, 5, dtype=torch.int64))
     assert "by numbers that the network computes" in text and "an input of integers" in text and "1 place(s)" in text
 
-    text = refusal(Net(lambda self, x: self.conv(x).sort(1)[0].cumsum(1), **conv()))
-    assert "torch.sort" in text and "torch.cumsum" in text  # each an obstacle of its own
+    text = refusal(Net(lambda self, x: self.conv(x).sort(1)[0].cumprod(1), **conv()))
+    assert "torch.sort" in text and "torch.cumprod" in text  # each an obstacle of its own
 
 
 def test_attention_without_dropout_draws_nothing() -> None:

@@ -321,13 +321,13 @@ def test_bits_between_are_refused() -> None:
 
 
 class Logarithms(nn.Module):
-    def __init__(self, summed: bool = True) -> None:
+    def __init__(self, multiplied: bool = True) -> None:
         super().__init__()
-        self.first, self.last, self.summed = nn.Linear(6, 6), nn.Linear(6, 3), summed
+        self.first, self.last, self.multiplied = nn.Linear(6, 6), nn.Linear(6, 3), multiplied
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.log_softmax(torch.log_softmax(self.first(x), -1), -1)
-        return self.last(x.cumsum(-1) if self.summed else x)
+        return self.last(x.cumprod(-1) if self.multiplied else x)
 
 
 def test_what_no_runtime_has_is_refused_in_one_list() -> None:
@@ -335,12 +335,12 @@ def test_what_no_runtime_has_is_refused_in_one_list() -> None:
         qat.prepare(Logarithms(), torch.randn(2, 6), [WIDE])
     message = str(caught.value)
     assert message.startswith("3 place(s) of the model cannot run on the device:")
-    assert "torch.log_softmax, 2 places, first at" in message and "cumsum" in message
+    assert "torch.log_softmax, 2 places, first at" in message and "cumprod" in message
     assert "in 16 bits (rule match='*'): no runtime has LOG_SOFTMAX in int16; give it an 8-bit rule" in message
     assert message.count("CONV_2D, DEPTHWISE_CONV_2D") == 1 and "in 16 bits LOGISTIC, TANH" in message
     assert "test_int16.py, line" in message
     rules = [qat.Rule("log_softmax*"), WIDE]
-    graph = lower(trained(Logarithms(summed=False), torch.randn(2, 6), rules))
+    graph = lower(trained(Logarithms(multiplied=False), torch.randn(2, 6), rules))
     kinds = [operator.kind for operator in graph.operators]
     # Down to int8 in front of the first of them, and up again after the last.
     assert kinds.count("QUANTIZE") == 2 and graph.tensors[graph.outputs[0]].dtype == "int16"

@@ -96,6 +96,94 @@ def test_integers_are_compared_in_pytorch(how: str, tmp_path: Path) -> None:
     computes_the_devices_integers(deploy.lower(model), tmp_path, data, model=model)
 
 
+# What is counted of words, and not of masks.
+OF_WORDS = ("words", "once")
+
+
+def counting(how: str, length: int) -> Any:
+    torch = pytest.importorskip("torch")
+    from torch import nn
+
+    class Counting(nn.Module):
+        """A row for each position, which the network counts as libraries of transformers do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(WORDS, 2)
+            self.places = nn.Embedding(length + 3, FEATURES)
+
+        def positions(self, given: Any) -> Any:
+            if how == "words":
+                shown = given.ne(1).int()
+                return (torch.cumsum(shown, dim=1).type_as(shown) * shown).long() + 1
+            if how == "less one":
+                return (torch.cumsum(given, dim=1) * given - 1).long() + 2
+            if how == "filled":
+                return (given.long().cumsum(-1) - 1).masked_fill(given == 0, 1)
+            if how == "from the end":
+                return given.flip(1).cumsum(1).flip(1)
+            return (given == 1).long()
+
+        def forward(self, given: Any) -> Any:
+            places = self.places(self.positions(given))
+            return (places, self.words(given)) if how in OF_WORDS else places
+
+    return Counting()
+
+
+@pytest.mark.parametrize(
+    ("how", "length"),
+    [(how, 7) for how in (*OF_WORDS, "less one", "filled", "from the end")]
+    + [(how, 300) for how in ("words", "less one", "filled")],  # counted in 16 bits
+)
+def test_positions_are_counted_in_pytorch(how: str, length: int, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from exactqat import qat
+
+    rng = np.random.default_rng(0)
+    words = rng.integers(2, WORDS, (4, length))
+    words[1:, length // 2 :], words[2, :2] = 1, 1
+    given = torch.from_numpy(words if how in OF_WORDS else (words > 1).astype(np.int64))
+    network = counting(how, length)
+    positions = network.positions(given)
+    model = qat.prepare(network, given)
+    qat.calibrate(model, [given])
+    qat.freeze(model)
+    sum(each.square().mean() for each in torch.utils._pytree.tree_leaves(model(given))).backward()
+    graph, data = deploy.lower(model.eval()), given.numpy().astype(np.int32)
+    computes_the_devices_integers(graph, tmp_path, data, model=model)
+    looked_up = next(each for each in graph.operators if each.outputs[0] == graph.outputs[0])
+    codes = graph.tensors[looked_up.inputs[1]].data
+    if how not in OF_WORDS:
+        data = deploy.quantize(data.astype(np.float32), graph.tensors[graph.inputs[0]].quantization)
+    for device in ("xnnpack", "reference", "micro"):
+        assert np.array_equal(deploy.simulate(graph, data, device)[graph.outputs[0]], codes[positions])
+
+
+def test_an_integer_that_is_counted_is_a_mask_only_if_the_example_is_one() -> None:
+    torch = pytest.importorskip("torch")
+    from exactqat import qat
+
+    with pytest.raises(qat.UnsupportedOperator, match="by numbers that the network computes"):
+        qat.prepare(counting("less one", LENGTH), torch.full((2, LENGTH), 2))
+
+
+def test_rows_that_pytorch_would_take_from_the_end_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    from exactqat import qat
+
+    class Indexed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(LENGTH, FEATURES))
+
+        def forward(self, mask: Any) -> Any:
+            return self.table[mask.cumsum(1) - 1]
+
+    with pytest.raises(qat.UnsupportedOperator, match=f"can be -1..{LENGTH - 1}, of a table of {LENGTH} rows"):
+        qat.prepare(Indexed(), torch.ones(2, LENGTH, dtype=torch.int64))
+
+
 def test_lengths_beyond_the_longest_are_refused() -> None:
     torch = pytest.importorskip("torch")
     from exactqat import qat

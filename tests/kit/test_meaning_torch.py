@@ -278,6 +278,33 @@ FUNCTIONS = {
 }
 
 
+def normalized_unless_zero(x, axis=1):
+    """As kornia writes it: a row of 0 has no direction, and its gradient is 0."""
+    return torch.where(x.abs().amax(axis, keepdim=True) == 0, torch.zeros_like(x), F.normalize(x, dim=axis))
+
+
+def test_a_row_of_zero_has_no_gradient_where_the_user_says_so() -> None:
+    given = rows(8)
+    given[1] = 0
+    model = Model(lambda m, x: m.last(normalized_unless_zero(F.relu(x) @ m.weight.t())))
+    assert_same(model, given)
+    prepared = prepared_quietly(model, given)
+    with unquantized(prepared):
+        prepared(given).sum().backward()
+    model(given).sum().backward()
+    ours, theirs = prepared.weight.grad, model.weight.grad
+    assert theirs.abs().max() < 100 and torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_row_of_zero_along_another_axis_is_no_such_row() -> None:
+    def forward(m, x):
+        y = m.first(x).view(-1, 2, 4)
+        zero = y.abs().amax(1, keepdim=True) == 0
+        return m.last(torch.where(zero, torch.zeros_like(y), F.normalize(y, dim=2)).flatten(1))
+
+    refused(Model(forward), rows(8), match="torch.eq has no int8 operator")
+
+
 def _without(function):
     with torch.no_grad():
         return function()

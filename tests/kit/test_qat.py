@@ -406,8 +406,8 @@ class Unsupported(nn.Module):
         self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        sums = torch.cumsum(self.body(batch), 1)
-        ordered, _ = torch.sort(torch.cumsum(torch.relu(sums), 2), dim=1)
+        products = torch.cumprod(self.body(batch), 1)
+        ordered, _ = torch.sort(torch.cumprod(torch.relu(products), 2), dim=1)
         return torch.sigmoid(ordered) * 2.0
 
 
@@ -417,7 +417,7 @@ def test_every_unsupported_operator_is_named_with_its_place() -> None:
     text = str(caught.value)
     # What is done to a result that cannot be had is no problem of its own.
     assert text.startswith("3 place(s)"), text
-    assert "cumsum, 2 places, first at" in text and "sort has no int8 operator" in text
+    assert "cumprod, 2 places, first at" in text and "sort has no int8 operator" in text
     assert "test_qat.py, line" in text and "Supported: " in text
 
 
@@ -438,7 +438,7 @@ def called(forward: object) -> nn.Module:
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (lambda self, x: x.cumsum(1), "cumsum has no int8 operator"),
+        (lambda self, x: x.cumprod(1), "cumprod has no int8 operator"),
         (lambda self, x: self.conv(x) - x.mean(), "it mixes the examples of a batch"),
         (lambda self, x: self.conv(x) if x.sum() > 0 else x, "what it does depends on the values of a tensor"),
         (lambda self, x: torch.bmm(x[:, 0], x[:, 1]).sort(-1)[0], "sort has no int8 operator"),

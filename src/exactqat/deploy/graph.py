@@ -564,7 +564,9 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
             _need(where, tensor.dtype == BOOL, f"{tensor.name!r} must be {BOOL}, got {tensor.dtype}")
             continue
         if position in declaration.index_operands:
-            _need(where, tensor.dtype == "int32", f"{tensor.name!r} must be int32, got {tensor.dtype}")
+            allowed = " or ".join(declaration.index_dtypes)
+            fits = tensor.dtype in declaration.index_dtypes
+            _need(where, fits, f"{tensor.name!r} must be {allowed}, got {tensor.dtype}")
             continue
         dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
         allowed = " or ".join(dtypes)

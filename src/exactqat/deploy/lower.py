@@ -263,11 +263,12 @@ class Lowering:
 
     def looked_up(self, operator: DeviceOperator, step: PlanStep) -> Stored:
         """Rows of a constant table: the axes of the indices, then the table's own."""
-        layout = self.layout(step.operands[0])
-        operands = self.operand(step.operands[0], layout), self.constant(step, 1, Layout((0, 1)), 2)
+        path = step.operands[0]
+        layout = Layout(tuple(axis for axis in self.layout(path).axes if axis >= 0))
+        operands = self.operand(path, layout), self.constant(step, 1, Layout((0, 1)), 2)
         name = self.name(step.path)
         result = self.builder.operator(operator.kind, operands, self.stored_placement(step), name=name)
-        return Stored(str(result), Layout((*layout.axes, len(layout.axes))))
+        return Stored(str(result), Layout((*layout.axes, len(self.shape(path)))))
 
     def name(self, wanted: str) -> str:
         """A free name for a tensor."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors
-from .operator import Attributes, DeviceOperator, FileOperator, FileStep, Shape, need, register
+from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
+from .operator import Attributes, DeviceOperator, FileOperator, FileStep, Shape, are_steps, need, register
 from .profile import Profile
 from .tensor import INDICES, Tensor
 
@@ -40,7 +40,7 @@ class Embedding(DeviceOperator):
     wide_version = 4
     options = "GatherOptions"
     order = (1, 0)
-    other_forms = (
+    other_forms: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("RESHAPE", "EMBEDDING_LOOKUP", "RESHAPE"),
         ("RESHAPE", "GATHER", "RESHAPE"),
         ("EMBEDDING_LOOKUP",),
@@ -102,6 +102,76 @@ class Embedding(DeviceOperator):
         table = writer.graph.tensors[operator.inputs[1]]
         operands = [writer.dequantized(table, table.data, None), *writer.operands(operator)]
         computed = writer.node("Gather", operands, f"{output.name}/computed", axis=0)
+        writer.result_in_graph_order(operator, output, computed)
+
+
+@register
+class CodedEmbedding(Embedding):
+    """Rows of a constant table [rows, features] by whole numbers that the network computes, on a grid of scale 1: of x
+    [batch, ...] the result is [batch, ..., features]. Numbers beyond the table choose its first or last row.
+
+    In the file it is CAST, ADD, MAXIMUM, MINIMUM and GATHER, all but the last on int32.
+    """
+
+    kind = "CODED_EMBEDDING"
+    index_dtypes = ("int8", "int16")
+    other_forms = (("CAST", "ADD", "MAXIMUM", "MINIMUM", "GATHER"),)
+    float_kind = ""
+
+    def measured_as(self, inputs: Tensors, output: Tensor) -> str:
+        return super().measured_as((), output)
+
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        scale = float(scale_of(inputs[0]))
+        need(scale == 1, f"{inputs[0].name!r} must be whole numbers on a grid of scale 1, got scale {scale:g}")
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        x, table = operands
+        index = primitives.clip(primitives.round(primitives.stop_gradient(x)), 0.0, float(table.shape[0] - 1))
+        return super().real(primitives, (index, table), attributes)
+
+    def integers(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        x, table = codes
+        return table[np.clip(x.astype(np.int32) - zero_point_of(inputs[0]), 0, len(table) - 1)]
+
+    def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
+        x, table = inputs
+        (gather,) = super().tflite_steps(inputs, output, attributes)
+
+        def whole(name: str, value: int) -> Tensor:
+            return Tensor(name, (), "int32", INDICES, np.array(value, np.int32))
+
+        types = {"inDataType": ("TensorType", x.dtype.upper()), "outDataType": ("TensorType", "INT32")}
+        shift, last = whole("shift", -zero_point_of(x)), whole("last_row", table.shape[0] - 1)
+        limits = "MaximumMinimumOptions"
+        return (
+            FileStep("CAST", (0,), 1, "CastOptions", types, "cast", "int32", x.shape),
+            FileStep("ADD", ("cast", shift), 1, "AddOptions", {}, "number", "int32", x.shape),
+            FileStep("MAXIMUM", ("number", whole("first_row", 0)), 1, limits, {}, "not_before", "int32", x.shape),
+            FileStep("MINIMUM", ("not_before", last), 1, limits, {}, "row", "int32", x.shape),
+            replace(gather, operands=(1, "row"), version=2 if output.dtype == "int8" else self.wide_version),
+        )
+
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        x, gather = steps[0].operand(0), steps[-1]
+        table, output = gather.operand(0), gather.output
+        if x.dtype not in self.index_dtypes or table.data is None or len(table.shape) != 2:
+            return None
+        fits = float(scale_of(x)) == 1 and table.dtype == output.dtype and not gather.option("axis")
+        written = self.tflite_steps((x, table), output, {})
+        return ((x, table), {}) if fits and are_steps(steps, written) else None
+
+    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+        name, table = output.name, writer.graph.tensors[operator.inputs[1]]
+        real = writer.in_graph_order(operator.inputs[0], f"{name}/numbers")
+        ends = {"first_row": 0, "last_row": table.shape[0] - 1}
+        limits = [writer.constant(f"{name}/{word}", np.float32(end)) for word, end in ends.items()]
+        row = writer.node("Clip", [real, *limits], f"{name}/row")
+        row = writer.node("Cast", [row], f"{name}/index", to=writer.onnx.TensorProto.INT64)
+        operands = [writer.dequantized(table, table.data, None), row]
+        computed = writer.node("Gather", operands, f"{name}/computed", axis=0)
         writer.result_in_graph_order(operator, output, computed)
 
 

@@ -118,7 +118,8 @@ class DeviceOperator:
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
         conditions: positions of the operands that are true or false.
-        index_operands: positions of the operands that are int32 and no codes; see `rows`.
+        index_operands: positions of the operands that are numbers of rows, which need not lie on the result's grid.
+        index_dtypes: of these: int32, which are no codes (see `rows`), or codes.
         moves_codes: every code of the result is one of the operands' codes or the zero point, whatever the profile; so
             `real` says exactly what the device does, with any numbers in place of the codes.
         dtypes: what its activations can be stored in, all of them in the same: "int8", "int16".
@@ -170,6 +171,7 @@ class DeviceOperator:
     floats: ClassVar[bool] = False
     conditions: ClassVar[tuple[int, ...]] = ()
     index_operands: ClassVar[tuple[int, ...]] = ()
+    index_dtypes: ClassVar[tuple[str, ...]] = ("int32",)
     moves_codes: ClassVar[bool] = False
     adds: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None

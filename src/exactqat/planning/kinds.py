@@ -265,6 +265,8 @@ def _matmul(operands: Sequence[Any], attributes: Mapping[str, Any]) -> Array:
         "counter": Attribute("a word", ""),
         # The running variance is divided by the count.
         "biased": Attribute("a boolean", False),
+        # They begin at 0, and are divided by what they have seen of 1, as `counter` says.
+        "debiased": Attribute("a boolean", False),
     },
 )
 def _batch_norm(operands: Sequence[Any], attributes: Mapping[str, Any]) -> Array:
@@ -446,11 +448,12 @@ declare("flip", "x", {"axes": INTEGERS})(lambda operands, attributes: np.flip(op
 declare("gather", "x", {"axis": INTEGER, "indices": INTEGERS})(
     lambda operands, attributes: operands[0].take(attributes["indices"], attributes["axis"])
 )
-# fixed_row: a row of which training leaves the numbers as they are (of padding).
+# fixed_row: a row of which training leaves the numbers as they are (of padding). checked: the framework itself refuses
+# integers beyond the table.
 declare(
     "embedding",
     "indices weight",
-    {"fixed_row": Attribute("an integer", None, optional=True)},
+    {"fixed_row": Attribute("an integer", None, optional=True), "checked": Attribute("a boolean", False)},
     reads="indices: integers, weight [rows, features]",
 )(lambda operands, attributes: operands[1][operands[0]])
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS
+from . import whole
 from .network import Step
 from .planner import Planner, SharedGrid, Stored
 from .plans import BatchNorm, PlanStep, Weights
@@ -206,18 +207,21 @@ class Maker:
         """Rows of a constant table, which lies on the grid of the result.
 
         Args:
-            bounds: the ends of that grid, of 8 bits.
+            indices: an input of integers, or on a grid of scale 1.
+            bounds: the ends of the result's grid, of 8 bits.
         """
         path = self.name(None)
         rule = self.rule(path)
         if bounds is not None:
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=bounds)
-        self._need_dtype("EMBEDDING", rule)
-        given, features = self.planner.given(indices), self.shape_of(table)[1]
+        as_given = bool(indices.grid.root().indices)
+        kind = "EMBEDDING" if as_given else "CODED_EMBEDDING"
+        self._need_dtype(kind, rule)
+        given, features = self.planner.given(indices) if as_given else indices, self.shape_of(table)[1]
         shape = (*given.shape, features)
         stored = Stored(path, shape, given.batch_axis, SharedGrid(path, rule), len(shape) - 1)
         attributes = {} if fixed_row is None else {"fixed_row": fixed_row}
-        step = PlanStep(path, "EMBEDDING", (), attributes, "", shape, given.batch_axis, place=self.step.place)
+        step = PlanStep(path, kind, (), attributes, "", shape, given.batch_axis, place=self.step.place)
         made = self.planner.draft(stored, step, [given, table])
         if indices.shape == given.shape:
             return made
@@ -277,7 +281,10 @@ class Maker:
         return self.path if part is None else self.planner.free(f"{self.path}_{part}")
 
     def rule(self, path: str) -> Rule:
-        return self.planner.rule(path, self.owner)
+        rule, ends = self.planner.rule(path, self.owner), self.planner.whole.get(self.planner.end)
+        if ends is None:
+            return rule
+        return whole.on_whole_grid(rule, ends if path == self.path else (-whole.LARGEST, whole.LARGEST))
 
     def _on_one_grid(self, tensors: list[Stored], path: str) -> list[Stored]:
         """The tensors on one grid, joined where their rules allow it, else stored once more."""

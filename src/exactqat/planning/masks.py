@@ -28,11 +28,12 @@ HOLDS: dict[tuple[str, float], bool] = {
     **{("ne", 0): True, ("gt", 0): True, ("ge", 1): True, ("eq", 1): True},
     **{("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("ne", 1): False},
 }
-_MOVES = ("reshape", "permute", "expand", "identity", "gather", "slice")
+MOVES = ("reshape", "permute", "expand", "identity", "gather", "slice", "flip")
 
 
 def is_mask(network: Network, name: str) -> bool:
-    """Whether an input holds zeros and ones: truth values, or integers that are made such or that hide scores."""
+    """Whether an input holds zeros and ones: truth values, or integers that are made such, that hide scores or, if the
+    example has no others, that are counted."""
     dtype = network.values[name].dtype
     if dtype in ("bool", "float32"):
         return dtype == "bool"
@@ -42,11 +43,11 @@ def is_mask(network: Network, name: str) -> bool:
             continue
         if step.kind == "clamp" and (step.attributes["min"], step.attributes["max"]) == TRUTH:
             return True
-        if is_of_truth(network, step):
+        if is_of_truth(network, step) or (step.kind == "linear" and network.values[name].truth):
             return True
         if step.kind == "mul" and any(not isinstance(each, str) and (each or 0) <= HIDES for each in step.inputs):
             return True
-        if step.kind in (*_MOVES, "sub") or (step.kind == "mul" and known.issuperset(step.inputs)):
+        if step.kind in (*MOVES, "sub") or (step.kind == "mul" and known.issuperset(step.inputs)):
             known.add(step.output)
     return False
 
@@ -57,15 +58,16 @@ def hides(array: np.ndarray) -> bool:
 
 
 def with_examples(network: Network, examples: Sequence[Any]) -> Network:
-    """The network, with its inputs of real numbers that are masks known as such, by what the example holds.
+    """The network, with its inputs that may be masks known as such, by what the example holds.
 
     Args:
         examples: an array for each of its inputs.
     """
     values = dict(network.values)
     for name, given in zip(network.inputs, examples, strict=True):
-        if hides(np.asarray(given)):
-            values[name] = replace(values[name], hides=True)
+        array = np.asarray(given)
+        truth = array.dtype.kind in "iu" and array.size and bool(array.min() >= 0 and array.max() <= 1)
+        values[name] = replace(values[name], hides=hides(array), truth=bool(truth))
     return replace(network, values=values)
 
 
@@ -150,7 +152,7 @@ def hides_scores(planner: Planner, name: str) -> bool:
     return bool(readers) and all(
         step.kind == "softmax"
         or (step.kind == "attention" and step.inputs.index(name) == 3)
-        or (step.kind in ("add", "sub", *_MOVES) and hides_scores(planner, step.output))
+        or (step.kind in ("add", "sub", *MOVES) and hides_scores(planner, step.output))
         for step in readers
     )
 
@@ -159,6 +161,7 @@ __all__ = [
     "HIDES",
     "HIDING",
     "HOLDS",
+    "MOVES",
     "SURELY_MASKED",
     "TRUTH",
     "are_zeros_and_ones",

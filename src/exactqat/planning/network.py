@@ -37,6 +37,7 @@ class Value:
         batch_axis: the axis of the batch.
         dtype: "float32", or "int64" for an index such as argmax's.
         hides: of an input: its numbers are 0, or so far below 0 that what they are added to counts no more.
+        truth: of an input of integers: those of the example are 0 or 1.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Value:
     batch_axis: int = 0
     dtype: str = "float32"
     hides: bool = False
+    truth: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..device.operator import in_int16
-from . import files, masks
+from . import files, masks, whole
 from .network import KINDS, Constant, Network, Place, Step
 from .plans import Derived, Grid, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from .refusals import Problems, Refused, no_operator, word
@@ -140,6 +140,7 @@ class Planner:
         self.keep_final_activation = keep_final_activation
         self.constants: dict[str, Constant] = dict(network.constants)
         self.stored: dict[str, Stored] = {}
+        self.whole = whole.extents(network)
         # Recurrent layers that were unrolled, by what they read.
         self.unrolled: dict[tuple[Any, ...], Any] = {}
         # Values of steps that were fused into one in front of what they read.

@@ -104,6 +104,7 @@ class BatchNorm:
 
     training: whether statistics follow the batches until `freeze` (False: the user has frozen them).
     biased: whether the running variance takes the batch's biased one, as in Flax and Keras.
+    debiased: whether statistics begin at 0 and are divided by what they have seen of 1, as in Haiku.
     """
 
     weight: str | None
@@ -115,6 +116,7 @@ class BatchNorm:
     momentum: float | None
     training: bool = True
     biased: bool = False
+    debiased: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ _INSTEAD = {
     **dict.fromkeys(("embeddingbag", "onehot"), "use an Embedding, or look it up outside the device's network"),
     **dict.fromkeys(("topk", "sort", "argsort", "nms", "nonzero"), "leave it to the program that runs the network"),
     **dict.fromkeys(("where", "maskedfill", "gt", "lt", "ge", "le", "eq"), "multiply by a mask, or use ReLU"),
-    **dict.fromkeys(("cumsum", "cumprod"), "use a convolution over the axis"),
     **dict.fromkeys(("maxunpool2d",), "upsample with ConvTranspose2d or interpolate"),
     **dict.fromkeys(("remainder", "fmod", "floor", "round", "ceil", "sign"), "remove it, it has no gradient"),
     **dict.fromkeys(("sin", "cos", "erf"), "compute it outside the device's network"),

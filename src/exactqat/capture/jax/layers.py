@@ -93,6 +93,8 @@ def _layer(c: Converter, equation: Any, operands: list[Any]) -> Item:
     attributes = dict(params["attributes"])
     if params["kind"] == "batch_norm":
         tensors[2:] = [_statistic(each) for each in tensors[2:]]
+        counter = tensors.pop()
+        attributes["counter"] = "" if counter is None else counter.node.path
         attributes["training"] = id(equation) not in c.fixed_in_training
     shape = equation.outvars[0].aval.shape
     module = next((c.module_of(each) for each in tensors if each is not None), "")
@@ -127,8 +129,10 @@ def batch_norm(
     axis: int,
     biased: bool = False,
     trains: bool = True,
+    counter: Any = None,
 ) -> Any:
-    """momentum: as in Flax, how much of the old statistics stays. biased: of the running variance."""
+    """momentum: as in Flax, how much of the old statistics stays. biased: of the running variance. counter: of batches,
+    with which statistics that begin at 0 are divided by what they have seen of 1."""
     return layer(
         "batch_norm",
         x,
@@ -136,12 +140,13 @@ def batch_norm(
         bias,
         mean,
         variance,
+        counter,
         epsilon=float(epsilon),
         momentum=1.0 - float(momentum),
         channel_axis=axis % x.ndim,
         training=True,
-        counter="",
         biased=biased,
+        debiased=counter is not None,
         trains=trains,
     )
 
@@ -283,6 +288,41 @@ def _attention_weights(original: Any) -> Any:
     return weights
 
 
+# --- Haiku ------------------------------------------------------------------------------------------------------------
+
+
+def _haiku(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    """An interceptor of Haiku's methods: its batch norm over all axes but one, with statistics of this process."""
+    import haiku as hk
+
+    norm = context.module
+    if type(norm) is not hk.BatchNorm or context.method_name != "__call__":
+        return next_function(*args, **kwargs)
+    call = inspect.signature(hk.BatchNorm.__call__).bind(norm, *args, **kwargs)
+    call.apply_defaults()
+    x, trains, given = call.arguments["inputs"], call.arguments["is_training"], call.arguments
+    axis = norm.channel_index % x.ndim
+    others = sorted(at for at in range(x.ndim) if at != axis)
+    usual = norm.axis is None or sorted(at % x.ndim for at in norm.axis) == others
+    own = given["scale"] is None and given["offset"] is None and not given["test_local_stats"]
+    if not (usual and own and isinstance(trains, bool)) or norm.cross_replica_axis:
+        return next_function(*args, **kwargs)
+    shape = [size if at == axis else 1 for at, size in enumerate(x.shape)]
+    scale, offset = (
+        hk.get_parameter(name, shape, x.dtype, init).reshape(-1) if made else None
+        for name, made, init in (
+            ("scale", norm.create_scale, norm.scale_init),
+            ("offset", norm.create_offset, norm.offset_init),
+        )
+    )
+    mean, variance = norm.mean_ema, norm.var_ema
+    counter = hk.get_current_state()[mean.module_name]["counter"]
+    return batch_norm(
+        x, scale, offset, mean.average, variance.average, norm.eps, mean.decay, axis, biased=True, trains=trains,
+        counter=counter,
+    )  # fmt: skip
+
+
 # --- resizing ---------------------------------------------------------------------------------------------------------
 
 
@@ -325,6 +365,10 @@ def telling() -> Iterator[None]:
     token = _capturing.set(True)
     with context_of_its_own(), ExitStack() as stack:
         try:
+            if sys.modules.get("haiku") is not None:
+                import haiku
+
+                stack.enter_context(haiku.intercept_methods(_haiku))
             if sys.modules.get("flax") is not None:
                 from flax import linen, nnx
 

@@ -170,6 +170,18 @@ class UnitLength:
         return x / straight_through(length, least)
 
 
+@dataclasses.dataclass(frozen=True)
+class UnitLengthOrZero:
+    """Rows of length 1, and 0 without a gradient where a row is 0."""
+
+    axis: int
+    epsilon: float
+
+    def __call__(self, index: int, x: Tensor) -> Tensor:
+        zero = x.abs().amax(self.axis, keepdim=True) == 0
+        return torch.where(zero, 0.0, nn.functional.normalize(x, 2.0, self.axis, self.epsilon))
+
+
 def _same(one: Any, other: Any) -> bool:
     """Equality that looks into functions: each export of a model makes lambdas of its own."""
     if isinstance(one, nn.Module) and isinstance(other, nn.Module):
@@ -213,6 +225,7 @@ def with_hooks(parameter: nn.Parameter, original: nn.Parameter) -> nn.Parameter:
 __all__ = [
     "GradientHooks",
     "UnitLength",
+    "UnitLengthOrZero",
     "UsersFunction",
     "held_by",
     "is_differentiated",

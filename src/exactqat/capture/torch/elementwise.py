@@ -17,6 +17,8 @@ from . import masks
 from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
 from .converter import Converter, handles, require_fixed, require_numbers
+from .custom import UnitLengthOrZero
+from .gradients import with_gradient
 from .schema import DROPOUTS, base_name
 
 aten = torch.ops.aten
@@ -305,6 +307,24 @@ def _parametric_relu(c: Converter, condition: Content, on: Any, off: Any, meta: 
     return c.emit("prelu", [x, weight], meta, ("", "weight"), channel_axis=axis)
 
 
+def _unit_length_or_zero(c: Converter, mask: Content, chosen: Any, other: Any) -> Content | None:
+    """where(row is 0, 0, row of length 1): the length divides 0 as well, so only the gradient there is another one."""
+    if mask.formula.name != "eq" or uniform(c, chosen) != 0 or not isinstance(other, Content):
+        return None
+    largest, number = mask.formula.operands
+    unit, greatest = (c.producers.get(getattr(each, "name", "")) for each in (other, largest))
+    absolute = None if greatest is None else c.producers.get(greatest[1][0].name)
+    kinds = [each and each[0].kind for each in (unit, greatest, absolute)]
+    if number != 0 or unit is None or greatest is None or absolute is None or kinds != ["normalize", "amax", "abs"]:
+        return None
+    (x, *_), axis = unit[1], unit[0].attributes["axis"]
+    how = greatest[0].attributes
+    if absolute[1][0].name != x.name or tuple(how["axes"]) != (axis,) or not how["keep_dims"]:
+        return None
+    call = UnitLengthOrZero(axis, unit[0].attributes["epsilon"])
+    return with_gradient(c, other, call, 0, [x], "torch.where")
+
+
 @handles("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", "masked_fill")
 def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if hasattr(a, "mask"):
@@ -313,9 +333,9 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         mask, chosen, other = a.condition, a.self, a.other
     if is_composed(mask) and meta.dtype.is_floating_point:
         chosen, other = (as_number(c, each, meta) if is_truth(each) else each for each in (chosen, other))
-        made = _parametric_relu(c, mask, chosen, other, meta)
+        made = _parametric_relu(c, mask, chosen, other, meta) or _unit_length_or_zero(c, mask, chosen, other)
         return composed(c, "where", [mask, chosen, other], {}, meta) if made is None else made
-    if masks.is_mask(c, mask) and meta.dtype.is_floating_point:
+    if masks.is_mask(c, mask) and meta.dtype != torch.bool:
         return masks.chosen(c, mask, chosen, other, meta)
     require_fixed(mask, "condition")
     dtype = meta.dtype

@@ -225,7 +225,7 @@ def _embedding(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
         raise Refused.argument("scale_grad_by_freq", True, "False is allowed")
     row = a.padding_idx
     fixed = None if row is None or row < 0 else int(row)
-    return c.emit("embedding", [a.indices, a.weight], meta, ("", "weight"), fixed_row=fixed)
+    return c.emit("embedding", [a.indices, a.weight], meta, ("", "weight"), fixed_row=fixed, checked=True)
 
 
 def _looked_up(c: Converter, table: Content, indices: Content, meta: Meta) -> Content:
@@ -237,16 +237,6 @@ def _looked_up(c: Converter, table: Content, indices: Content, meta: Meta) -> Co
     shape = (*indices.shape, math.prod(features))
     picked = c.emit("embedding", [indices, table], Meta(shape, meta.dtype), ("", "weight"), fixed_row=None)
     return c.call(aten.reshape.default, picked, list(meta.shape))
-
-
-@handles("cumsum")
-def _cumulative_sum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
-    """Networks of text count their words to know their positions."""
-    if masks.is_given(c, a.self):
-        raise Refused(
-            "it counts what the network is given; give the result as an input of integers, such as position_ids"
-        )
-    raise Refused("")
 
 
 @handles("index_select")
@@ -315,6 +305,10 @@ def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 @handles("gather")
 def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    if a.index.is_value and not a.self.is_value and not meta.dtype.is_floating_point:
+        held = c.data(a.self)
+        if bool((held == held.reshape(-1)[0]).all()):  # whatever is chosen, as of kinds of words that are all alike
+            return c.call(aten.full.default, list(meta.shape), held.reshape(-1)[0].item(), dtype=meta.dtype)
     index, axis = c.data(a.index), a.dim % len(a.self.shape)
     line = index.movedim(axis, -1).reshape(-1, index.shape[axis])
     others = [size for k, size in enumerate(c.for_one(a.self.shape)) if k != axis]

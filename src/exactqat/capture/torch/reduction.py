@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..core.refusals import MIXES, Refused
 from .contents import Content, Meta
 from .converter import Converter, handles, require_numbers
 from .custom import UnitLength
+from .expression import Node
 from .gradients import with_gradient
 from .schema import base_name
 
@@ -44,6 +46,21 @@ def _reduce(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     axes = _axes(c, a.self, getattr(a, "dim", None))
     kind = _REDUCTIONS.get(name) or _REDUCTIONS[f"{name}.default"]
     return c.emit(kind, [a.self], meta, axes=axes, keep_dims=bool(getattr(a, "keepdim", False)))
+
+
+@handles("cumsum")
+def _cumulative_sum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+    """A product with a triangle of ones."""
+    (axis,) = _axes(c, a.self, a.dim)
+    # What is counted is numbers, too, whatever the model stores them in.
+    x = replace(a.self, meta=Meta(meta.shape, torch.float32))
+    size = meta.shape[axis]
+    ones = Content(Meta((size, size), torch.float32), node=Node("data", (torch.ones(size, size).tril(),)))
+    moved = c.call(aten.movedim.int, x, axis, -1)
+    summed = c.call(aten.linear.default, moved, ones)
+    if not meta.dtype.is_floating_point:
+        c.integers.add(summed.name)
+    return replace(c.call(aten.movedim.int, summed, -1, axis), meta=meta)
 
 
 @handles("max.dim", "min.dim")

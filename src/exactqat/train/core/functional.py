@@ -20,6 +20,7 @@ import numpy as np
 from ...device import DEFAULT_PROFILE, OPERATORS, profile_named
 from ...planning.fitting import constant_limits
 from ...planning.plans import (
+    BatchNorm,
     Derived,
     Grid,
     Numbers,
@@ -128,7 +129,8 @@ class Functional:
             if norm is not None and norm.training:
                 trained = int(ranges[step.grid]["trained"])
                 batches = int(tensors[norm.counter]) if norm.counter else trained
-                yield Settling(step.path, norm.momentum, batches, trained, np.asarray(tensors[norm.variance]))
+                momentum = None if norm.debiased else norm.momentum  # from the first batch on nothing is left of the 0
+                yield Settling(step.path, momentum, batches, trained, np.asarray(tensors[norm.variance]))
 
     def _wanted_scales(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> dict[tuple[str, int], float]:
         """The scales that constants and weights ask for."""
@@ -215,17 +217,21 @@ class Functional:
         return list(found)
 
     @property
+    def _trained_norms(self) -> list[BatchNorm]:
+        norms = [step.weights.batch_norm for step in self.plan.steps if step.weights is not None]
+        return [norm for norm in norms if norm is not None and norm.training]
+
+    @property
     def statistics(self) -> list[str]:
         """Names of the user's tensors that training moves without gradients."""
-        norms = [step.weights.batch_norm for step in self.plan.steps if step.weights is not None]
-        names = [
-            name
-            for norm in norms
-            if norm is not None and norm.training
-            for name in (norm.mean, norm.variance, norm.counter)
-            if name
-        ]
-        return list(dict.fromkeys(names))
+        held = [(norm.mean, norm.variance, norm.counter) for norm in self._trained_norms]
+        return list(dict.fromkeys(name for names in held for name in names if name))
+
+    @property
+    def decays(self) -> dict[str, float]:
+        """How much of a running mean stays at each batch, by its name, where it began at 0 and is divided by what it
+        has seen of 1."""
+        return {norm.mean: 1.0 - norm.momentum for norm in self._trained_norms if norm.debiased and norm.momentum}
 
     def initial(self, tensors: Mapping[str, Any]) -> Arrays:
         """NumPy arrays to begin with; `tensors` are the user's."""

@@ -80,17 +80,24 @@ class RunNormalization:
         weight, bias = run.optional(norm.weight), run.optional(norm.bias)
         weight = p.ones_like(mean) if weight is None else weight
         bias = p.zeros_like(mean) if bias is None else bias
-        share = norm.momentum
+        share, counted = norm.momentum, None
         if norm.counter:
             count = run.tensors[norm.counter] + 1
             run.tensors[norm.counter] = count
-            share = share if share is not None else 1.0 / count
-        y, mean, new = p.batch_norm(x, weight, bias, mean, variance, norm.epsilon, share, axis)
+            if share is None:
+                counted = 1.0 / count
+            elif norm.debiased:
+                counted = share / (1.0 - (1.0 - share) ** p.to_float(count))
+        # A share that follows the count is no number that the operator takes: it gives the batch's own statistics.
+        share = share if counted is None else 1.0
+        y, new_mean, new = p.batch_norm(x, weight, bias, mean, variance, norm.epsilon, share, axis)
         if norm.biased and share is not None:
             rows = math.prod(size for at, size in enumerate(x.shape) if at != axis) * p.count_of_replicas()
             kept = variance * (1.0 - share)
             new = kept + (new - kept) * ((rows - 1) / rows if rows > 1 else 1.0)
-        run.tensors[norm.mean], run.tensors[norm.variance] = mean, new
+        if counted is not None:
+            new_mean, new = mean + (new_mean - mean) * counted, variance + (new - variance) * counted
+        run.tensors[norm.mean], run.tensors[norm.variance] = new_mean, new
         return y
 
     def factor_and_offset(self) -> tuple[Any, Any]:

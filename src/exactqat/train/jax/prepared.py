@@ -47,6 +47,7 @@ from ..core.frameworks import elsewhere, framework_of
 from ..core.functional import Functional
 from ..core.trained import TrainedNetwork
 from . import primitives as primitives_jax
+from .moving_averages import MovingAverages
 
 if TYPE_CHECKING:
     from ...deploy import Graph
@@ -501,7 +502,8 @@ def prepare(
     if not (is_nnx or is_linen):
         # Only now it is known which of its leaves are statistics, and whether it has layers that train by themselves,
         # which it does not do alone.
-        known = _function_model(model, named["variables"], args, kwargs, frozenset(functional.statistics))
+        statistics, decays = frozenset(functional.statistics), functional.decays
+        known = _function_model(model, named["variables"], args, kwargs, statistics, decays)
         known = replace(known, trains=known.trains and not (functional.statistics or functional.random_steps))
     prepared = Prepared(known, functional)
     if check:
@@ -638,41 +640,55 @@ def _function_model(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     statistics: frozenset[str] = frozenset(),
+    decays: Mapping[str, float] | None = None,
 ) -> _Model:
+    """
+    Args:
+        statistics: leaves that training moves without gradients.
+        decays: of moving averages; see `MovingAverages`.
+    """
     found = named_leaves(params)
     definition = jax.tree.structure(params)
-    names = [name for name, _ in found]
     if not found:
         raise TypeError("variables must be a tree of arrays, got one without a leaf")
-    statistics |= _statistics(params)
+    averages = MovingAverages(found, decays or {})
+    names, leaves_seen = averages.names, [averages.seen(name) for name in averages.names]
+    statistics |= _statistics(params) | averages.averages
     trained = frozenset(
-        name for name, leaf in found if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and name not in statistics
+        name
+        for name, leaf in zip(names, leaves_seen, strict=True)
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and name not in statistics
     )
 
     def tree(leaves: Mapping[str, Any]) -> Any:
-        return jax.tree.unflatten(definition, [leaves[name] if name in trained else None for name in names])
+        return jax.tree.unflatten(definition, [leaves[name] if name in trained else None for name, _ in found])
 
     def names_of_tree(tree: Any) -> dict[str, Any]:
         return {name: leaf for name, leaf in named_leaves(tree) if name in trained}
 
     def restore(leaves: Mapping[str, Any]) -> Any:
-        return jax.tree.unflatten(definition, [leaves[name] for name in names])
+        return jax.tree.unflatten(definition, averages.tree_leaves(leaves))
+
+    def given(leaves: Sequence[Any]) -> Any:
+        # Where layers tell what they are, averages are vectors, as they are trained.
+        shaped = not capturing()
+        return jax.tree.unflatten(definition, averages.tree_leaves(dict(zip(names, leaves, strict=True)), shaped))
 
     signature = _without_first(function)
     flags = {} if signature is None else _unused_flags(signature, args, kwargs)
 
     def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return function(jax.tree.unflatten(definition, list(leaves)), *args, **_in_mode(flags, False), **kwargs)
+        return function(given(leaves), *args, **_in_mode(flags, False), **kwargs)
 
     def run(
         leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
     ) -> tuple[Any, dict[str, Any]]:
-        params = jax.tree.unflatten(definition, list(leaves))
-        return function(params, *args, **_in_mode(flags, training), **kwargs), dict(zip(names, leaves, strict=True))
+        return function(given(leaves), *args, **_in_mode(flags, training), **kwargs), dict(
+            zip(names, leaves, strict=True)
+        )
 
-    leaves = [leaf for _, leaf in found]
     return _Model(
-        call, names, leaves, trained, tree, names_of_tree, restore, run, bool(flags), signature, _words(flags)
+        call, names, leaves_seen, trained, tree, names_of_tree, restore, run, bool(flags), signature, _words(flags)
     )
 
 

@@ -945,8 +945,8 @@ def _shares_batches() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _ends(tensor: Tensor) -> list[float]:
-    """The smallest and the largest number; none of integers, and of nothing."""
-    if not tensor.is_floating_point() or not tensor.numel():
+def _ends(tensor: Tensor) -> list[float | int]:
+    """The smallest and the largest number; none of truth values, and of nothing."""
+    if tensor.dtype == torch.bool or not tensor.numel():
         return []
-    return [float(end) for end in tensor.detach().aminmax()]
+    return [end.item() for end in tensor.detach().aminmax()]
