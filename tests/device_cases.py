@@ -565,7 +565,7 @@ def random_of_positive(rng: Random, builder: Builder, kind: str) -> str:
     builder.input("x", (1, 16, 16), per_tensor(source, -128))
     scale = random_scale(rng)
     if kind == "RSQRT":
-        scale = np.float32(random_scale(rng, -9, 11) / np.sqrt(source))
+        scale = np.float32(random_scale(rng, -19, 11) / np.sqrt(source))
     return builder.operator(kind, ["x"], random_quantization(rng, scale), name="y")
 
 

@@ -58,7 +58,8 @@ class InverseSquareRoot(OfFiles, Unary):
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         steps = np.maximum(centered(CODES, source), 0)
         factor, exponent = fixed.inverse_square_root(steps)
-        multiplier = 1 / float(np.sqrt(scale_of(source)) * scale_of(output))
+        numbers = np.float64 if profile.scale_root_in_float64 else np.float32
+        multiplier = 1 / float(np.sqrt(numbers(scale_of(source))) * numbers(scale_of(output)))
         significand, shift = fixed_point(multiplier)
         inverse = multiply_fixed_point(np.ones_like(steps), factor, FRACTION - exponent)
         result = multiply_fixed_point(inverse, significand, shift - FRACTION) + zero_point_of(output)
@@ -66,8 +67,8 @@ class InverseSquareRoot(OfFiles, Unary):
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         multiplier = 1 / float(np.sqrt(scale_of(inputs[0])) * scale_of(output))
-        fits = 2.0**-12 <= multiplier < 2.0**10
-        need(fits, f"1 / (sqrt(input scale) * output scale) must be in [2**-12, 2**10), got {multiplier:g}")
+        fits = 2.0**-12 <= multiplier < 2.0**FRACTION
+        need(fits, f"1 / (sqrt(input scale) * output scale) must be in [2**-12, 2**{FRACTION}), got {multiplier:g}")
 
 
 # Bits of the fraction of 1 / sqrt(x).

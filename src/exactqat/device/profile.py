@@ -35,6 +35,7 @@ class Profile:
         fully_connected_in_float64: the runtime's own FULLY_CONNECTED multiplies in float64 and rounds once; otherwise
             in fixed point, as the convolutions do.
         fixed_point_functions: LOGISTIC and TANH of int8 are computed in fixed point; otherwise in floating point.
+        scale_root_in_float64: RSQRT takes the root of its operand's scale in float64; otherwise in float32.
         sums_as_unsigned: SUM takes int8 codes for uint8 ones.
         blocks_filled_with_code_zero: SPACE_TO_BATCH_ND pads with what lies in memory that its kernel never sets, most
             often code 0; otherwise with real 0.
@@ -66,6 +67,7 @@ class Profile:
     vectors_of_eight: bool = False
     fully_connected_in_float64: bool = True
     fixed_point_functions: bool = False
+    scale_root_in_float64: bool = False
     sums_as_unsigned: bool = False
     blocks_filled_with_code_zero: bool = False
     relu6_keeps_codes: bool = False
@@ -101,6 +103,8 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
         "vectors_of_eight": "vectors: eight values at a time round halves up, those that fill no vector away from zero",
         "fully_connected_in_float64": "two roundings: TFLite-Micro multiplies by a 31-bit integer and shifts, and "
         "rounds each time; LiteRT's own kernel multiplies in float64 and rounds once",
+        "scale_root_in_float64": "another multiplier: TFLite-Micro takes the root of the scale in float64, LiteRT in "
+        "float32",
         "fixed_point_functions": "a function in fixed point: TFLite-Micro computes it by integers, LiteRT with real "
         "numbers",
         "sums_as_unsigned": "a defect: LiteRT's reference kernel takes the int8 codes for uint8 ones",
@@ -221,6 +225,7 @@ MICRO = declare(
         description="TFLite-Micro's reference kernels, and CMSIS-NN",
         fully_connected_in_float64=False,
         fixed_point_functions=True,
+        scale_root_in_float64=True,
         blocks_filled_with_code_zero=True,
         relu6_keeps_codes=True,
         lstm_of_operators=True,
