@@ -157,7 +157,6 @@ def networks() -> dict[str, Entry]:
     help_ = {
         "Wav2Vec2": ("model.eval()", _evaluating),
         "Conformer": ("its layers one after the other, without lengths", packages_more.without_lengths),
-        **dict.fromkeys(("Roberta", "MPNet"), ("position_ids as an argument", packages_more.with_positions)),
     }
     more = {
         name: Entry(build, *next((each for word, each in help_.items() if word in name), ()))

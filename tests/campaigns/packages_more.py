@@ -124,14 +124,9 @@ class Called(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.has_kinds = hasattr(getattr(model, "embeddings", None), "token_type_embeddings")
 
-    def forward(
-        self, given: torch.Tensor, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        kinds = None if positions is None or not self.has_kinds else torch.zeros_like(given)
-        more = {"attention_mask": mask, "position_ids": positions, "token_type_ids": kinds}
-        result = self.model(given, **{name: each for name, each in more.items() if each is not None})
+    def forward(self, given: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        result = self.model(given) if mask is None else self.model(given, attention_mask=mask)
         return result if isinstance(result, torch.Tensor) else result[0]
 
 
@@ -150,12 +145,6 @@ def of_transformers(name: str, masked: bool = False) -> Built:
     mask = torch.ones(shape, dtype=torch.long)
     mask[1, shape[1] // 2 :] = 0
     return Called(made).train(), (given, mask) if masked else (given,)
-
-
-def with_positions(model: nn.Module, examples: tuple[Any, ...]) -> Built:
-    """The positions of words as an argument, as RoBERTa and its kin count them: from 2 on."""
-    given, *mask = examples
-    return model, (given, mask[0] if mask else torch.ones_like(given), 2 + torch.arange(given.shape[1]).expand(2, -1))
 
 
 def whisper() -> Built:
