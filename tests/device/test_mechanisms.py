@@ -121,6 +121,7 @@ def test_xnnpack_leaves_constants_of_subnormal_scale_to_other_kernels() -> None:
     if "xnnpack-x86" not in profiles_here():
         pytest.skip("another processor")
     graph, codes = made("half to even or away")
+
     def subnormal(model: Any) -> None:
         names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
         grid = model.subgraphs[0].tensors[names.index("first/bias")].quantization

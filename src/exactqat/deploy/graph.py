@@ -326,9 +326,7 @@ class Builder:
             raise ValueError(f"tensor {name!r} does not exist")
         return self._tensors[name]
 
-    def input(
-        self, name: str, shape: Sequence[int], quantization: Quantization | None, dtype: str = "int32"
-    ) -> str:
+    def input(self, name: str, shape: Sequence[int], quantization: Quantization | None, dtype: str = "int32") -> str:
         """shape: with batch 1; quantization: None for real numbers, `INDICES` for integers of `dtype`, int32 or uint8,
         that stand for themselves."""
         shape = tuple(int(size) for size in shape)

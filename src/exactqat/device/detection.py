@@ -85,14 +85,14 @@ class DetectionPostprocess(Floating):
         fits = not several or profile.runtime != "tflite-micro"
         need(fits, "TFLite-Micro writes several classes of a box beyond the end of its results")
         with np.errstate(all="ignore"):
-            rows = [detected(*example, codes[2], attributes) for example in zip(*codes[:2], strict=True)]
+            rows = [detected(boxes, scores, codes[2], attributes) for boxes, scores in zip(*codes[:2], strict=True)]
         shapes = [tensor.shape for tensor in outputs]
         return tuple(
             np.stack(column).astype(np.float32).reshape(-1, *shape[1:])
             for column, shape in zip(zip(*rows, strict=True), shapes, strict=True)
         )
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Mapping[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         scales = {f"{name}_scale": float(scale) for name, scale in zip("yxhw", attributes["scales"], strict=True)}
         return {**{field: attributes[name] for name, field in FIELDS.items()}, **scales}
 

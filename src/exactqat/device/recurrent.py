@@ -197,7 +197,8 @@ class UnidirectionalSequenceRnn(Floating):
 
     def check_attributes(self, attributes: Attributes) -> None:
         super().check_attributes(attributes)
-        need(attributes["function"] in FUSED, f"function must be one of {', '.join(FUSED)}, got {attributes['function']}")
+        function = attributes["function"]
+        need(function in FUSED, f"function must be one of {', '.join(FUSED)}, got {function}")
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in inputs[1:3])
@@ -307,7 +308,8 @@ class UnidirectionalSequenceLstm(Recurrent):
             weights, bias = inputs[PROJECTION], inputs[PROJECTION_BIAS]
             assert bias.data is not None
             multiplier = projection_multiplier(inputs, attributes)
-            need(2.0**-31 <= multiplier < 256, f"the projection's multiplier must be in [2**-31, 256), got {multiplier:g}")
+            fits = 2.0**-31 <= multiplier < 256
+            need(fits, f"the projection's multiplier must be in [2**-31, 256), got {multiplier:g}")
             bound = magnitudes(weights) * (INT8_MAX - INT8_MIN) + np.abs(bias.data.astype(np.int64))
             need_32_bits(bound * max(math.ceil(multiplier), 1))
 
@@ -403,7 +405,7 @@ def projected(steps: np.ndarray, codes: Arrays, inputs: Tensors, attributes: Att
     steps = multiply_fixed_point(sums, *fixed_point(projection_multiplier(inputs, attributes)))
     result = np.clip(steps + zero_point_of(inputs[STATE]), INT8_MIN, INT8_MAX)
     clip = attributes["projection_clip"]
-    most = int(min(np.float32(clip) / scale_of(inputs[STATE]), INT8_MAX))
+    most = int(min(float(np.float32(clip) / scale_of(inputs[STATE])), INT8_MAX))
     return (np.clip(result, -most, most) if clip > 0 and most > 0 else result).astype(np.int8)
 
 

@@ -84,8 +84,9 @@ class Tensor:
 
     shape: channels last, the batch first; of an activation the batch's axis holds the number of rows that one example
     takes, 1 unless the network folds other axes into the batch. dtype: "int8" or "int16", as the quantization says;
-    "int32" or "int64" for indices and biases, "uint8" for inputs without a grid, "float32" for real numbers in others' files, "int4" for their weights,
-    whose data are int8. variable: it lasts from one call of the network to the next, and begins at its zero point.
+    "int32" or "int64" for indices and biases, "uint8" for inputs without a grid, "float32" for real numbers in others'
+    files, "int4" for their weights, whose data are int8. variable: it lasts from one call of the network to the next,
+    and begins at its zero point.
     """
 
     name: str

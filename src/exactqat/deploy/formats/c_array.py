@@ -82,7 +82,8 @@ def c_array(
     for end in (*graph.inputs, *graph.outputs):
         dtype = graph.tensors[end].dtype
         if dtype not in _TYPES:
-            raise ValueError(f"graph must take and return integers, {end!r} is {dtype}; allowed are {', '.join(_TYPES)}")
+            allowed = ", ".join(_TYPES)
+            raise ValueError(f"graph must take and return integers, {end!r} is {dtype}; allowed are {allowed}")
     values = graph.tensors[graph.outputs[0]].shape[-1]
     if class_names and len(class_names) != values:
         raise ValueError(
