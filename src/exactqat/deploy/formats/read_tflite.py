@@ -482,7 +482,8 @@ class _Reader:
         if inner.dtype not in CODE_RANGES or outer.shape != inner.shape:
             return False
         if outer.dtype == "float32":
-            return True
+            # Of which every code is a real number.
+            return bool(np.all(inner.quantization.scale < 2.0**111))
         same = np.array_equal(outer.quantization.scale, inner.quantization.scale)
         shifted = np.array_equal(outer.quantization.zero_point, inner.quantization.zero_point + 128)
         return outer.dtype == "uint8" and inner.dtype == "int8" and same and shifted
