@@ -6,7 +6,7 @@ Computed in real numbers, as the runtimes do; their exponentials are their own, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
