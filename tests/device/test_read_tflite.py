@@ -328,10 +328,27 @@ def test_what_litert_rejects_is_refused() -> None:
         (constant_output, "an output that no operator computes"),
         (constant_variable, "is a variable and a constant at once"),
         (no_zero_point, "another number of zero points than of scales"),
-        (other_options, "asks for 'beta' has Pool2DOptions, which has none"),
+        (other_options, "SOFTMAX has Pool2DOptions, which runtimes take for missing, not SoftmaxOptions"),
     ):
         with pytest.raises(Refusal, match=message):
             read_content(changed(content, change))
+
+
+def test_options_of_another_operator_are_refused_though_they_have_the_field() -> None:
+    """LiteRT reads nothing from them, and leaves out the activation."""
+    builder = Builder()
+    builder.input("x", (1, 8), per_tensor(0.1, 0))
+    content = tflite_bytes(builder.graph([builder.add("x", "x", per_tensor(0.2, 0), name="y", activation="RELU")]))
+
+    def another(model: Any) -> None:
+        (add,) = model.subgraphs[0].operators
+        add.builtinOptionsType = schema.BuiltinOptions.SubOptions
+        add.builtinOptions = schema.SubOptionsT()
+        add.builtinOptions.fusedActivationFunction = schema.ActivationFunctionType.RELU
+
+    read_content(content)
+    with pytest.raises(Refusal, match="ADD has SubOptions, which runtimes take for missing, not AddOptions"):
+        read_content(changed(content, another))
 
 
 def test_depth_multipliers_fit_the_filter() -> None:

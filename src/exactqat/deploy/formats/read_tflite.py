@@ -380,7 +380,7 @@ class _Reader:
         code = self.codes[index]
         # The deprecated byte is all that old files have, and stops at 127.
         word = self.word("BuiltinOperator", max(code.BuiltinCode(), code.DeprecatedBuiltinCode()))
-        option, meaning = self.options(entry)
+        option, meaning = self.options(entry, word)
         if code.CustomCode():
             custom = self.text(code.CustomCode())
             word = CUSTOM.get(custom, f"the custom operator {shortened(custom)}")
@@ -399,8 +399,8 @@ class _Reader:
         between = tuple(self.at(int(at)) for at in self.numbers(entry, "Intermediates"))
         return word, FileOperator(tuple(inputs), outputs, option, meaning, self.known, between)
 
-    def options(self, entry: Any) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
-        """How an operator's options are read: fields, and names of enumerations' values."""
+    def options(self, entry: Any, word: str) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
+        """How the options of an operator of that name are read: fields, and names of enumerations' values."""
         kind, table = entry.BuiltinOptionsType(), entry.BuiltinOptions()
         name = self.word("BuiltinOptions", kind)
         maker = getattr(self.schema, name, None) if kind else None
@@ -408,12 +408,17 @@ class _Reader:
         if maker is not None and table is not None:
             options = maker()
             options.Init(table.Bytes, table.Pos)
+        declaration = OPERATORS.get(word)
+        own = declaration.options if declaration is not None else ""
 
         def option(field: str) -> Any:
             # Fields that are left out have the schema's default, which a table without any has too.
             if options is None:
                 return None
             known = f"{field[0].upper()}{field[1:]}"
+            if own and name != own:
+                # Others may have a field of that name, too.
+                raise Refusal(f"it is damaged: {word} has {name}, which runtimes take for missing, not {own}")
             if hasattr(options, f"{known}AsNumpy"):
                 values = self.numbers(options, known)
                 return [int(value) for value in values] if values.size else None
