@@ -205,7 +205,7 @@ def rt_detr() -> Built:
                                        decoder_in_channels=[16, 16, 16], decoder_ffn_dim=32,
                                        encoder_attention_heads=2, decoder_attention_heads=2,
                                        anchor_image_size=None)  # fmt: skip
-    # As from_pretrained gives it; in training it needs labels besides.
+    # As from_pretrained gives it.
     return transformers.RTDetrForObjectDetection(config).eval(), (torch.rand(_IMAGE),)
 
 
