@@ -150,7 +150,7 @@ class Graph:
 
     def limits(self, name: str) -> tuple[int, int]:
         """The lowest and the highest allowed value of an input of integers: of codes, of indices into tables, or of
-        what stands for itself."""
+        integers without a grid."""
         tensor = self.tensors[name]
         port = next((each for each in self.signature.inputs if each.tensor == name), None)
         if tensor.dtype in CODE_RANGES:
