@@ -161,7 +161,7 @@ def test_numbers_outside_of_the_table(wrong: int) -> None:
         prepared(given)
     assert all(int(count) == 0 for count in prepared._batches_seen().values())
     graph = deploy.lower(trained(Classifier(), words(2)))
-    with pytest.raises(ValueError, match=f"indices in 0..39, got {wrong}"):
+    with pytest.raises(ValueError, match=f"must hold integers in 0..39, got {wrong}"):
         deploy.simulate(graph, given.numpy())
     with pytest.raises(TypeError, match="must contain integers, which choose rows of a table, got torch.float32"):
         prepared(given.float())
