@@ -7,13 +7,14 @@ OUT ?= demo
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels release-check test-wheel test test-all test-kernels test-kit test-jobs test-gpu test-tensorflow check docs versions goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
+.PHONY: help demo wheels release-check test-wheel test test-all test-every-case test-kernels test-kit test-jobs test-gpu test-tensorflow check docs versions goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on letters that it renders; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
 	@echo "make test     build, install and run a sample of all tests, without the slow ones"
-	@echo "make test-all build, install and run all tests; test-kernels, test-kit and test-jobs run those of some rooms"
+	@echo "make test-all build, install and run all tests, those of many cases outside of the operators with a quarter of them"
+	@echo "make test-every-case every case of every test (three quarters of an hour); test-kernels, test-kit and test-jobs those of some rooms"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
 	@echo "make test-tensorflow compare what runs on TensorFlow's tensors with the reference; EXACTQAT_TENSORFLOW_STEP=1 for all cases"
 	@echo "make check    formatting, lint and types"
@@ -60,9 +61,12 @@ PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses auto --m
 	--no-loadscope-reorder --durations 20
 
 test: $(VENV)/.installed
-	$(PYTEST) --sample
+	$(PYTEST) --cases few
 
 test-all: $(VENV)/.installed
+	$(PYTEST) --cases most
+
+test-every-case: $(VENV)/.installed
 	$(PYTEST)
 
 test-kernels: $(VENV)/.installed

@@ -44,11 +44,15 @@ LONG = [
 ] + [f"test_{name}.py" for name in ("stubs", "frontends", "docs", "notebooks", "devices", "train", "end_to_end")]
 
 
-SHARE = 8  # `--sample` runs one in so many cases of a test, and at least one
+# Of a test with many cases, `--cases` runs one in so many, and at least one.
+SHARES = {"few": 8, "most": 4, "every": 1}
+# What is compared with TensorFlow's goldens and with the reference is cheap, and `most` runs it whole.
+WHOLE = "tests/operators/"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: `make test` leaves it out, `make test-all` runs it")
+    config.addinivalue_line("markers", "campaign: `make test-every-case` runs it")
     share_what_jax_compiles()
 
 
@@ -64,29 +68,32 @@ def share_what_jax_compiles() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--sample",
-        action="store_true",
-        help=f"no slow tests, and one in {SHARE} cases of every other test",
+        "--cases",
+        choices=SHARES,
+        default="every",
+        help=f"few: no slow tests, and one in {SHARES['few']} cases of every other test; most: no campaigns, and one "
+        f"in {SHARES['most']} cases of every test outside of {WHOLE}",
     )
 
 
-def sample(items: list[Any]) -> list[Any]:
-    """Tests that are not slow; of one with many cases a fixed share, chosen by their names."""
-    cases: dict[str, list[Any]] = {}
+def sample(items: list[Any], cases: str) -> list[Any]:
+    """Tests without those that take too long for `cases`; of one with many cases a fixed share, by their names."""
+    left_out = {"few": ("slow", "campaign"), "most": ("campaign",), "every": ()}[cases]
+    by_test: dict[str, list[Any]] = {}
     for item in items:
-        if item.get_closest_marker("slow") is None:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if not any(item.get_closest_marker(marker) for marker in left_out):
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = set()
-    for of_one_test in cases.values():
+    for test, of_one_test in by_test.items():
         of_one_test.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        count = -(-len(of_one_test) // SHARE)
-        kept.update(item.nodeid for item in of_one_test[:count])
+        share = 1 if cases == "most" and test.startswith(WHOLE) else SHARES[cases]
+        kept.update(item.nodeid for item in of_one_test[: -(-len(of_one_test) // share)])
     return [item for item in items if item.nodeid in kept]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    if config.getoption("--sample"):
-        kept = sample(items)
+    if config.getoption("--cases") != "every":
+        kept = sample(items, config.getoption("--cases"))
         config.hook.pytest_deselected(items=list(set(items).difference(kept)))
         items[:] = kept
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))

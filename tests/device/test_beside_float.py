@@ -79,6 +79,7 @@ def test_a_network_of_another_framework(tmp_path: Path) -> None:
     assert row.clipped is not None and row.clipped > 0.2
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     graph, weights = quantized(4.0)
     path = write_tflite(graph, tmp_path / "model.tflite")

@@ -90,6 +90,7 @@ def test_detections_are_the_runtimes(case: dict[str, Any], profile: str) -> None
         assert count == MOST or case
 
 
+@pytest.mark.slow
 def test_a_detector_is_inspected_up_to_its_tail(tmp_path: Path) -> None:
     path = tmp_path / "detector.tflite"
     path.write_bytes(tflite_bytes(head(integers=True)))

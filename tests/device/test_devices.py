@@ -153,6 +153,7 @@ def test_without_tflite_micro_the_arena_is_not_known(monkeypatch: pytest.MonkeyP
         npu_footprint(small_graph())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MLPERF_TINY)
 def test_vela_leaves_nothing_to_the_processor(name: str, graphs: dict[str, Graph]) -> None:
     pytest.importorskip("ethosu", reason="needs exactqat[npu]")
@@ -201,6 +202,7 @@ int main() {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_the_header_holds_the_network(tmp_path: Path) -> None:
     graph = small_graph()

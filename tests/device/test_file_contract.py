@@ -269,6 +269,7 @@ class TestKeras:
         assert all(np.mean(onnx[name] != own[name]) < 0.02 for name in own)
         return results
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("shape", [(28, 28, 1), (16, 16, 16)])
     def test_images_flattened(self, shape: tuple[int, ...], tmp_path: Path) -> None:
         layers = self.keras.layers
@@ -340,6 +341,7 @@ class TestJax:
         window = (3, 3, 6, 6) if layout[1] == "HWIO" else (6, 6, 3, 3)
         self.check(function, {"w": random(*window)}, x, {"x": x}, tmp_path)
 
+    @pytest.mark.slow
     def test_dictionaries(self, tmp_path: Path) -> None:
         data = {"image": random(*CUBE), "bias": random(BATCH, 5, seed=1)}
 
@@ -520,6 +522,7 @@ def test_what_argmax_cannot_be_in_the_file() -> None:
         trained(model, x, keep_final_activation=True, rules=[qat.Rule(activation_bits=16)])
 
 
+@pytest.mark.slow
 def test_a_last_step_in_jax_and_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax")
     x = random(BATCH, 6)

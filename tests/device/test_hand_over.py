@@ -135,6 +135,7 @@ def test_the_page_of_the_phone_runs(graph: Graph, tmp_path: Path, monkeypatch: p
     assert [(tmp_path / name).stat().st_size for name in ("input.bin", "output.bin")] == [9 * 9 * 3, 40]
 
 
+@pytest.mark.slow
 def test_devices_of_headers(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got 'phone'"):
         write_c_array(graph, tmp_path / "recorded.h", device="phone")

@@ -46,6 +46,7 @@ def test_files_of_others_run_as_simulated(name: str) -> None:
     assert max(map(len, found.text(80).splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_data_are_codes_or_real_numbers() -> None:
     path = FILES / "convolutions.float_ends.tflite"
     real = np.random.default_rng(0).normal(size=(3, 10, 10, 3)).astype(np.float32)
@@ -125,6 +126,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
     return status, " ".join(output.split()), " ".join(errors.split())
 
 
+@pytest.mark.slow
 def test_the_exit_status_says_what_was_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

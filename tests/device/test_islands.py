@@ -175,6 +175,7 @@ def test_an_island_is_written_again() -> None:
     assert measured[1:4] == ["DEQUANTIZE", "ELU:float32", "QUANTIZE:float32"]
 
 
+@pytest.mark.slow
 def test_an_island_is_inspected_at_its_ends() -> None:
     found = inspect(FILES / "float_island.int8.tflite", examples=3, devices=["xnnpack"])
     (device,) = (each for each in found.devices if each.values)
@@ -184,6 +185,7 @@ def test_an_island_is_inspected_at_its_ends() -> None:
     assert found.equal and "1 operator computes in float32" in found.text()
 
 
+@pytest.mark.slow
 def test_nothing_is_claimed_of_a_network_in_float() -> None:
     found = inspect(FILES / "convolutions.dynamic_range.tflite", examples=2, devices=["reference"])
     assert not found.equal and not any(device.values for device in found.devices)

@@ -96,6 +96,7 @@ def made(name: str) -> tuple[Graph, dict[str, np.ndarray]]:
     return graph, {each: values.astype(np.int8) for each, values in codes.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_mechanism_is_found_from_the_file(name: str, tmp_path: Path) -> None:
     graph, codes = made(name)
@@ -142,6 +143,7 @@ def test_xnnpack_leaves_constants_of_subnormal_scale_to_other_kernels() -> None:
         assert np.any(found != simulate(graph, codes, other, ["first"])["first"])
 
 
+@pytest.mark.slow
 def test_every_difference_of_the_sweep_has_a_mechanism() -> None:
     """In random graphs of every operator, some set of properties explains all codes that differ."""
     rng = np.random.default_rng(0)

@@ -93,6 +93,7 @@ def test_a_runtime_that_is_not_as_simulated() -> None:
     assert not difference("reference", "reference")(small, left)
 
 
+@pytest.mark.slow
 def test_nothing_to_reduce(tmp_path: Path) -> None:
     builder = Builder()
     builder.input("x", (1, 4), per_tensor(0.1, 0))

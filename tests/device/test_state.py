@@ -155,6 +155,7 @@ def test_a_variable_has_its_place() -> None:
         builder.graph([builder.reshape("x", (1, 4), name="y")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm.int8", "lstm_sequences.float_ends"])
 def test_kerass_lstm_from_tensorflows_converter(name: str) -> None:
     """In the second one a cell is so small that LiteRT leaves its tanh out."""
@@ -165,6 +166,7 @@ def test_kerass_lstm_from_tensorflows_converter(name: str) -> None:
     assert all(device.differing == 0 for device in found.devices)
 
 
+@pytest.mark.slow
 def test_a_network_with_variables_is_not_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["exactqat.deploy.reduce"], "_sought", lambda found: object())
     path = write_tflite(wake_word(), tmp_path / "stream.tflite")

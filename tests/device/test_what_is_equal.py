@@ -73,6 +73,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
+@pytest.mark.slow
 def test_another_device_is_not_what_was_trained(job: tuple[Path, Results], call: Call) -> None:
     """The file runs there as simulated, and yet status 0 would be wrong."""
     out, _ = job

@@ -329,6 +329,7 @@ def test_any_iterable_of_pairs() -> None:
         data.from_pairs([(image, 0.5) for image, _ in lists])
 
 
+@pytest.mark.slow
 def test_skipped_images_are_shown_and_counted(tmp_path: Path) -> None:
     pytest.importorskip("typer")
     path = folder(tmp_path / "pets", count=4)

@@ -383,6 +383,7 @@ def test_help_names_the_networks() -> None:
     assert all(name in shown for name in NETWORKS) and re.search("-w, --weight-bits|--weight-bits, -w", shown)
 
 
+@pytest.mark.slow
 def test_errors_in_pipes_are_lines() -> None:
     for arguments, message in (
         (["train", "--out", "x", "--weight-bits", "9"], "Error: Invalid value for '--weight-bits' / '-w': "),
@@ -539,6 +540,7 @@ def test_a_missing_library_is_named_with_the_command_that_gets_it() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_export_writes_the_files_again(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     for precision in PRECISIONS:
         files.write_atomically(

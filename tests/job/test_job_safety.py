@@ -119,6 +119,7 @@ def test_a_checkpoint_runs_nothing(folder: Path, call: Call, command: str, netwo
     assert not (folder / "canary").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["report", "job"], ["train", "--out", "job", "--resume"]])
 def test_a_job_runs_nothing_from_the_working_directory(folder: Path, call: Call, command: list[str]) -> None:
     job = json.loads((folder / "job" / "job.json").read_text())
@@ -516,6 +517,7 @@ def test_a_reader_that_goes_ends_no_training(
     assert (folder / "other" / "report.html").exists() and (folder / "other" / "metrics.json").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_changes_no_status(folder: Path, no_reader: IO[str]) -> None:
     done = subprocess.run([*RUN, "verify", "nowhere"], cwd=folder, stdout=no_reader, stderr=no_reader, check=False)
     assert done.returncode == 2

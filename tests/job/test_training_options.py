@@ -328,6 +328,7 @@ def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, t
     assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
 
 
+@pytest.mark.slow
 def test_rules_and_distillation_name_layers_of_the_network(dataset: data.Dataset, tmp_path: Path) -> None:
     for given, message in (
         ({"rules": "stem9 W4A8"}, "rules do not fit model small_mobilenet: .*no rule matches"),

@@ -125,6 +125,7 @@ def test_nan_in_a_step() -> None:
     assert all(np.isnan(leaf).any() for leaf in jax.tree.leaves(gradients["model"]))
 
 
+@pytest.mark.slow
 def test_no_layer_asks_the_host_in_a_step() -> None:
     """But once for the numbers of all, and for what has no sums."""
     prepared, params, state = frozen("perceptron")

@@ -373,11 +373,13 @@ GROUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_functions(group: str) -> None:
     agree(Function(lambda m, x: [function(m, x) for function in GROUPS[group]]), IMAGE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RECOGNISED)
 def test_comparisons_that_are_known_functions(kind: str) -> None:
     for function in RECOGNISED[kind]:
@@ -836,6 +838,7 @@ def test_stand_ins_are_no_divisors_of_the_models_numbers() -> None:
     assert stand_ins.fitting((7, 11, 13), [1 / 22, math.inf, math.nan, -1.0]) == [7, 13]
 
 
+@pytest.mark.slow
 def test_networks_side_by_side() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.ReLU())
     trained, evaluated = captured(model.train(), torch.randn(2, 4)), captured(model.eval(), torch.randn(2, 4))

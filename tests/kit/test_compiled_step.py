@@ -74,6 +74,7 @@ def test_one_graph_with_the_same_bits(ranges: str, backend: str) -> None:
             assert torch.equal(value, compiled.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_layers_of_several_sizes_one_after_the_other() -> None:
     torch.compiler.reset()
     for size in (8, 12):
@@ -85,6 +86,7 @@ def test_layers_of_several_sizes_one_after_the_other() -> None:
         assert torch.equal(torch.compile(layers, backend="eager", fullgraph=True)(images), layers(images))
 
 
+@pytest.mark.slow
 def test_the_frozen_phase_stays_outside() -> None:
     plain, compiled = prepared(ranges="ema"), prepared(ranges="ema")
     for each in (plain, compiled):
@@ -96,6 +98,7 @@ def test_the_frozen_phase_stays_outside() -> None:
     assert found == losses and torch.equal(compiled_result, result)
 
 
+@pytest.mark.slow
 def test_a_range_without_data_is_noticed_in_a_graph() -> None:
     model = prepared(ranges="ema").eval()
     torch.compiler.reset()

@@ -128,6 +128,7 @@ def test_learned_queries_are_not_random() -> None:
     assert differences(network, model, (torch.cat([images, images.flip(0)]),), False) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_prepared_decoder_trains_its_queries_with_their_dropout() -> None:
     from exactqat import qat
 

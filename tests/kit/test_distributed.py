@@ -195,6 +195,7 @@ def units_apart(first: Any, second: Any) -> int:
     return int((codes[0] - codes[1]).abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", SHARES)
 def test_batch_norm_over_two_shares_is_batch_norm_over_the_whole(
     ranks: tuple[Path, list[dict[str, Any]]], shares: str

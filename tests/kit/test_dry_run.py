@@ -61,6 +61,7 @@ def test_a_model_that_will_not_go() -> None:
     assert "cannot run on xnnpack-x86" in str(found) and "Conv3d over 3 axes" in str(found)
 
 
+@pytest.mark.slow
 def test_warnings_are_kept() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
     (sentence,) = qat.explain(model, torch.zeros(1, 4)).warnings

@@ -312,6 +312,7 @@ def test_prepare_inside_of_autocast(models: Any) -> None:
             assert torch.equal(value, wanted[name])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_done_before_prepare_is_kept() -> None:
     """The self-check compares with the user's own model; the weights that are trained stay masked, and normed."""

@@ -125,6 +125,7 @@ def whole_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_an_evaluation_computes_the_whole_network_at_once(name: str, whole_runs: list[str]) -> None:
     """From the second one with the same weights on, with the bits of the first one, layer by layer."""

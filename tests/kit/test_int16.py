@@ -311,6 +311,7 @@ def test_biases_are_of_64_bits(tmp_path: Path) -> None:
 # Rules
 
 
+@pytest.mark.slow
 def test_bits_between_are_refused() -> None:
     for bits in (9, 12, 15):
         with pytest.raises(

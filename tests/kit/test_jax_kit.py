@@ -92,6 +92,7 @@ def test_functions_are_known_by_what_they_compute(function: Any, kind: str, attr
     assert {key: step.attributes[key] for key in attributes} == attributes
 
 
+@pytest.mark.slow
 def test_a_function_that_only_resembles_is_none_of_them() -> None:
     assert kinds(lambda p, x: x * jax.nn.sigmoid(1.7 * x)) == ["mul", "sigmoid", "mul"]
     assert kinds(lambda p, x: jnp.clip(x, -2000, 2000)) == ["clamp"]
@@ -101,6 +102,7 @@ def test_a_function_that_only_resembles_is_none_of_them() -> None:
     assert [step.kind for step in twice.plan.steps] == ["FULLY_CONNECTED", "MUL"]
 
 
+@pytest.mark.slow
 def test_biases_and_norms_of_plain_functions_become_part_of_the_layer() -> None:
     params = {**weights(kernel=(3, 3, 4, 6), b=(6,), head=(6, 2), c=(2,)), "norm": norm(6)}
 
@@ -117,6 +119,7 @@ def test_biases_and_norms_of_plain_functions_become_part_of_the_layer() -> None:
     assert last.weights is not None and last.weights.bias is not None
 
 
+@pytest.mark.slow
 def test_constants_of_zeros_beside_small_values(tmp_path: Path) -> None:
     params = {"place": np.zeros((1, 5, 6), np.float32), **weights(head=(6, 2))}
     x = numbers(4, 5, 6)
@@ -137,6 +140,7 @@ def test_calibration_from_the_start_forgets(policy: str) -> None:
     assert not jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), once, averaged))
 
 
+@pytest.mark.slow
 def test_ranges_that_do_not_fit_one_another_are_moved(tmp_path: Path) -> None:
     """A difference of nearly equal values, a layer after values that vanish, a constant a few steps from zero."""
     params = {
@@ -264,6 +268,7 @@ def test_rules(name: str, tmp_path: Path) -> None:
     assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranges", ["ema", "min_max", "percentile", "learned"])
 def test_what_is_not_finite_moves_no_range_and_is_named(ranges: str) -> None:
     prepared = prepare(lambda p, x: jax.nn.relu(x @ p["w"]), LINEAR, X, [qat.Rule(ranges=ranges)])
@@ -347,6 +352,7 @@ def test_statistics_follow_the_batches() -> None:
     np.testing.assert_array_equal(back["norm"]["mean"], state.variables["norm.mean"])
 
 
+@pytest.mark.slow
 def test_dropout_drops_in_training_only() -> None:
     prepared = prepare(lambda p, x: dropout(x, 0.5), {"unused": np.zeros(1, np.float32)}, X)
     params, state = prepared.init()
@@ -369,6 +375,7 @@ def test_the_float_network_is_the_users_function() -> None:
             np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_sharded_batches() -> None:
     """On one device or several: the batch's sharding changes nothing."""
     prepared, batch = shared("perceptron")
@@ -447,6 +454,7 @@ def test_a_frozen_network_is_a_custom_call() -> None:
         export.export(evaluate)(params, x)
 
 
+@pytest.mark.slow
 def test_a_program_outlives_the_model_it_computes() -> None:
     x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
 
@@ -559,6 +567,7 @@ def test_a_network_goes_to_the_device(name: str, tmp_path: Path) -> None:
     assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-4])
 def test_a_branch_that_is_nearly_nothing_goes_through(scale: float, tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
@@ -672,6 +681,7 @@ def test_weights_move_between_frameworks() -> None:
             assert mine.data is None or np.array_equal(mine.data, yours.data), (a, b)
 
 
+@pytest.mark.slow
 def test_flax_is_asked_for_by_its_extra() -> None:
     """Whoever has no Flax is not asked for it: functions need JAX alone."""
     program = (

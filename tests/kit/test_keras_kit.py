@@ -37,7 +37,7 @@ def run(backend: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("backend", "name", "options"),
     [
-        pytest.param("jax", "ds_cnn", [], marks=pytest.mark.slow),
+        pytest.param("jax", "ds_cnn", [], marks=pytest.mark.campaign),
         ("torch", "functional", ["--learned"]),
         pytest.param("torch", "recurrent", [], marks=pytest.mark.slow),
         ("tensorflow", "ds_cnn", []),
@@ -54,7 +54,8 @@ def test_a_network_goes_to_the_device(backend: str, name: str, options: list[str
 @pytest.mark.parametrize(
     ("backend", "module", "count"),
     [
-        pytest.param("jax", "keras_training.py", 5, marks=pytest.mark.slow),
+        pytest.param("jax", "keras_training.py", 5, marks=pytest.mark.campaign),
+        pytest.param("torch", "keras_training.py", 5, marks=pytest.mark.slow),
         pytest.param("jax", "keras_evaluation.py", 1, marks=pytest.mark.slow),
         ("torch", "keras_evaluation.py", 1),
         pytest.param(BACKEND, "keras_arguments.py", 1, marks=pytest.mark.slow),
@@ -70,7 +71,7 @@ def test_checks(backend: str, module: str, count: int, tmp_path: Path, monkeypat
 def test_names_of_tfmot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     monkeypatch.chdir(tmp_path)
-    assert run("jax", str(HERE / "keras_tfmot.py")).endswith("tfmot's names: ok\n")
+    assert run(BACKEND, str(HERE / "keras_tfmot.py")).endswith("tfmot's names: ok\n")
 
 
 @pytest.mark.slow

@@ -149,6 +149,7 @@ def test_jaxs_own_rules_are_no_steps(name: str) -> None:
     assert all(step.kind for step in prepared.plan.steps if not step.attributes.get("stop_gradient"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CUSTOM))
 def test_custom_gradients_reach_the_frozen_network_and_the_device(name: str) -> None:
     prepared = prepare(CUSTOM[name], PARAMS, X[:2])
@@ -309,6 +310,7 @@ EPSILONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(EPSILONS))
 def test_an_epsilon_is_no_rounding(name: str) -> None:
     prepared = prepare(EPSILONS[name], PARAMS, X[:2])
@@ -316,6 +318,7 @@ def test_an_epsilon_is_no_rounding(name: str) -> None:
         assert difference(EPSILONS[name], prepared, PARAMS, [np.float32(scale) * X]) <= ROUNDING, scale
 
 
+@pytest.mark.slow
 def test_a_length_that_looks_like_a_batch() -> None:
     params = {"w": RNG.standard_normal((3, 2, 4)).astype(np.float32)}
     x = RNG.standard_normal((8, 1009, 2)).astype(np.float32)
@@ -588,6 +591,7 @@ BRANCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(BRANCHES))
 def test_what_training_alone_does_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, message = BRANCHES[name]
@@ -640,6 +644,7 @@ def test_flags_by_other_ways_and_names_tell_training(make: Callable[[], tuple[An
         prepare(model, *variables, X[:2], check=False)
 
 
+@pytest.mark.slow
 def test_a_linen_module_made_for_training_is_read_in_evaluation() -> None:
     nn = pytest.importorskip("flax.linen")
 

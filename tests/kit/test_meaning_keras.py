@@ -29,7 +29,7 @@ def test_models_are_kept_or_refused_on_pytorch() -> None:
     run("torch", "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(HERE / "meaning_keras.py"))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_models_are_kept_or_refused_on_jax() -> None:
     # Keras on JAX does not build the branches itself.
     sample = "(gradient or losses or dropout or own or trainable or loses) and not branch"
@@ -39,6 +39,6 @@ def test_models_are_kept_or_refused_on_jax() -> None:
 
 @pytest.mark.slow
 def test_some_random_models() -> None:
-    assert "20 models" in run(
-        "torch", str(HERE.parent / "campaigns" / "fuzz_meaning_keras.py"), "--count", "20", "--seed", "7"
+    assert "6 models" in run(
+        "torch", str(HERE.parent / "campaigns" / "fuzz_meaning_keras.py"), "--count", "6", "--seed", "7"
     )

@@ -64,6 +64,7 @@ def plain(prepared: qat.PreparedModel, *given: torch.Tensor) -> Any:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
@@ -106,6 +107,7 @@ def test_each_input_is_called_by_its_name() -> None:
         prepared(torch.randn(3, 6), torch.randn(3, 1))
 
 
+@pytest.mark.slow
 def test_the_check_is_traced_and_knows_rows_of_examples() -> None:
     prepared = qat.prepare(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), torch.randn(3, 6)).eval()
     qat.calibrate(prepared, [torch.randn(3, 6)])
@@ -266,6 +268,7 @@ def test_nan_in_one_example_leaves_the_others_what_they_are() -> None:
     assert prepared.get_parameter("7.weight").grad.isnan().any()
 
 
+@pytest.mark.slow
 def test_nan_in_jax_breaks_its_example_alone() -> None:
     jax = pytest.importorskip("jax")
     import exactqat.qat.jax as kit
@@ -317,6 +320,7 @@ def test_a_frozen_model_sees_what_is_written_through_data(ranges: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_frozen_jax_state_does_not_thaw(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     checkpoint = pytest.importorskip("orbax.checkpoint")
@@ -401,6 +405,7 @@ def test_results_that_are_one_tensor_are_one_output_with_two_names(
         graph.with_outputs(graph.outputs * 2).validate()
 
 
+@pytest.mark.slow
 def test_jax_results_that_are_one_tensor(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     import exactqat.qat.jax as kit
@@ -421,6 +426,7 @@ def test_jax_results_that_are_one_tensor(tmp_path: Path) -> None:
 # --- the other frameworks ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_jax_says_what_shape_it_was_prepared_for() -> None:
     jax = pytest.importorskip("jax")
     import exactqat.qat.jax as kit
@@ -548,6 +554,7 @@ def test_flax_keeps_epsilons() -> None:
             assert np.abs(got - wanted).max() <= 2e-5 * np.abs(wanted).max(), (norm, scale)
 
 
+@pytest.mark.slow
 def test_clamps_in_16_bits_clamp_without_quantization_too() -> None:
     torch.manual_seed(0)
     wide = qat.Rule(activation_bits=16)

@@ -315,6 +315,7 @@ def test_a_gradient_of_the_users_own_is_kept(name: str) -> None:
     assert_same(Model(FUNCTIONS[name]), rows(8))
 
 
+@pytest.mark.slow
 def test_without_its_mend_a_gradient_of_the_users_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         gradients.Marked, "apply", lambda self, original, function, args, kwargs: original(*args, **kwargs)
@@ -817,6 +818,7 @@ def test_a_question_about_the_batch_without_effect_is_kept(name: str) -> None:
     assert_same(Model(lambda m, x: m.last(m.first(x) * (1.0 if asks(x) else 1.0))), rows(8))
 
 
+@pytest.mark.slow
 def test_numbers_of_examples_that_are_not_tried_are_named() -> None:
     model = Model(lambda m, x: m.last(m.first(x) * (1.0 if any(len(x) == 3 * n for n in range(1, 61)) else 1.0)))
     with pytest.warns(qat.NotComparedWarning, match=r"more than 48 numbers of examples; 1\d of them were not tried"):

@@ -84,6 +84,7 @@ def test_averages_have_the_same_bits_everywhere(policy: str, nonnegative: bool) 
     assert int(states["torch"][1]) == 198 + 2 * nonnegative
 
 
+@pytest.mark.slow
 def test_a_learned_end_beyond_zero_counts_as_zero_and_finds_its_way_back() -> None:
     x = torch.linspace(-1, 1, 64).reshape(8, 8)
     network = torch.nn.Linear(8, 4, bias=False)
@@ -121,6 +122,7 @@ def test_freeze_moves_learned_ranges_in_jax_too() -> None:
     assert frozen.frozen and float(before) == 0 < float(moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["jax", "keras"])
 def test_unsettled_statistics_are_named(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
@@ -207,6 +209,7 @@ def test_a_training_that_fails_shows_it(framework: str, activation: str, monkeyp
     assert np.isnan(result).all()
 
 
+@pytest.mark.slow
 def test_a_batch_without_examples_is_named() -> None:
     """Where ranges and statistics follow it; a frozen network has none to give results for, and gives none."""
     x = np.random.default_rng(0).standard_normal((8, 4)).astype("f")

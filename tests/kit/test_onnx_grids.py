@@ -162,6 +162,7 @@ def status_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.slow
 def test_an_operator_that_computes_otherwise_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ ENTRIES = {
 }
 
 
+@pytest.mark.slow
 def test_a_row_says_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "networks", lambda: ENTRIES)
     rows = [run_packages.one(name) for name in ENTRIES]

@@ -250,6 +250,7 @@ def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, mo
     assert_same_bits(found[0], found[1], what=ranges)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ema", "last_batch", "min_max", "percentile", "learned"])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_reported_when_it_comes(policy: str, odd: float) -> None:
@@ -391,6 +392,7 @@ def test_the_first_matching_rule_decides_and_unused_ones_are_reported() -> None:
     assert bits == {"stem": 4, "filter": 4, "mix": 4, "classifier": 8}
 
 
+@pytest.mark.slow
 def test_a_layer_without_a_rule_and_a_rule_the_device_cannot_run_are_refused() -> None:
     with pytest.raises(ValueError, match="no rule matches layer 'input'"):
         qat.prepare(Residual(), images(), [qat.Rule("stem")])
@@ -532,6 +534,7 @@ def test_eight_bits_stay_close_to_float() -> None:
     assert error < 0.05 * model(batch).abs().max()
 
 
+@pytest.mark.slow
 def test_the_report_tells_noise_by_layer(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     from exactqat.deploy import verify, write_tflite
@@ -571,6 +574,7 @@ def test_the_report_tells_noise_by_layer(tmp_path: Path) -> None:
 # State and the last phase
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranges", ["ema", "last_batch", "percentile", "min_max", "learned"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_state_dict_round_trip(ranges: str, frozen: bool) -> None:
@@ -663,6 +667,7 @@ def test_statistics_that_are_settled_are_frozen_without_a_word(
     assert not recwarn.list
 
 
+@pytest.mark.slow
 def test_calibration_from_the_start_forgets_and_its_failure_does_not() -> None:
     batch = images()
     model, fresh = (
@@ -746,6 +751,7 @@ def test_folded_batch_norm_leaves_one_scale_for_each_layer(ranges: str, tmp_path
     assert not graph.tensors["stem/filter"].data[0].any()
 
 
+@pytest.mark.slow
 def test_folded_batch_norm_is_batch_norm_but_for_the_quantized_weight() -> None:
     batch, network = images(16), Residual()
     models = [prepared(network, batch, qat.Rule(fold_batch_norm=folded, ranges="min_max")) for folded in (False, True)]

@@ -608,6 +608,7 @@ class NarrowSum(nn.Module):
         return features + self.activation(self.branch(features) * self.scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranges", ["ema", "learned"])
 @pytest.mark.parametrize("nonnegative", [False, True])
 @pytest.mark.parametrize(("bits", "scale", "width"), [(4, 0.0, 0.03), (2, 0.0, 0.2), (2, 1e-4, 0.05), (4, 1e-9, 0.01)])
