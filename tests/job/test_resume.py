@@ -129,10 +129,10 @@ def interrupt(moments: int, seed: int) -> None:
 
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_the_bits_are_the_same() -> None:
-    command = [sys.executable, __file__, "--moments", "2", "--quick"]
+    command = [sys.executable, __file__, "--moments", "1", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("killed after") >= 2
+    assert done.stdout.count("killed after") >= 1
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for needed in ("ai_edge_litert", "sklearn"):
         pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)
-    backend = next((each for each in ("jax", "torch", "tensorflow") if importlib.util.find_spec(each)), "jax")
+    backend = next((each for each in ("torch", "jax", "tensorflow") if importlib.util.find_spec(each)), "jax")
     last = run(backend, str(ROOT / "examples" / "digits_keras.py")).splitlines()[-1]
     assert float(last.split()[1].rstrip(";")) > 0.9 and last.endswith(" 0 differ")
     assert (tmp_path / "digits.tflite").exists()
