@@ -148,6 +148,7 @@ MOVEMENT = [
     lambda m, x: torch.cat([x.flatten(0, 1), x.new_ones(x.shape[0] * 6, 2, 8)], 1),
     lambda m, x: torch.cat([x, m.table.view(1, 6, 1, 1).expand(x.shape[0], 6, 8, 8)], axis=1),
     lambda m, x: torch.cat((x, torch.arange(8.0).view(1, 1, 1, 8).repeat(x.shape[0], 1, 8, 1)), 1),
+    lambda m, x: x * m.table.to(x.device, torch.float32).cos().to(x.device, copy=True).view(1, 6, 1, 1),
     lambda m, x: (x.transpose(0, 1).reshape(-1, 8) * 2).view(6, -1, 8, 8).transpose(0, 1),
     lambda m, x: (x.unfold(2, 2, 2).unfold(3, 3, 1), x.unfold(-1, 3, 2), x.unfold(1, 6, 1), F.unfold(x, 3, 1, 1, 2)),
     lambda m, x: (F.fold(x.flatten(2)[:, :, :20], (8, 10), (1, 2), stride=(2, 2)), F.fold(F.unfold(x, 2), (8, 8), 2)),
