@@ -70,6 +70,8 @@ class StepBuilder(Builder):
         self.marked = Marked() if marked is None else marked
         # By the content that a hook has made, what else is registered on the same tensor.
         self.hooked: dict[Any, Any] = {}
+        # Of a complex value by its name: real and imaginary part.
+        self.complexes: dict[str, tuple[Content, Content | None]] = {}
         self.model, self.program_of_export = model, program
         self.tensors: dict[str, torch.Tensor] = {}
         self.paths: dict[str, str] = {}
@@ -149,6 +151,8 @@ class StepBuilder(Builder):
         name = name if name.startswith("_") else name.rstrip("_")
         if (word := next((word for start, word in _WORDS.items() if name.startswith(start)), None)) is not None:
             return word
+        if name.startswith("fft_"):
+            return f"torch.fft.{name.removeprefix('fft_')}"
         if hasattr(torch, name) and not name.startswith("_"):
             return f"torch.{name}"
         if hasattr(nn.functional, name):
