@@ -122,6 +122,11 @@ def test_the_sample_is_of_the_networks() -> None:
 MOVEMENT = [
     lambda m, x: (x.cumsum(1), torch.cumsum(x, -1).flip(3).cumsum(3), x.transpose(0, 1).cumsum(0).transpose(0, 1)),
     lambda m, x: x.roll(3, 2) + torch.roll(x, (1, -1), (2, 3)),
+    lambda m, x: (torch.fft.fftn(x, dim=(1, 2)).real, torch.fft.rfft(x, norm="ortho").imag, torch.fft.fft(x, 8).real),
+    lambda m, x: (
+        torch.fft.ifft(torch.fft.fft2(x), dim=2).real,
+        torch.view_as_real(torch.fft.rfft2(x, norm="forward")),
+    ),
     lambda m, x: (x.tile(1, 1, 2, 2), x.repeat(1, 2, 1, 1), x.repeat_interleave(2, dim=2), x[:, :1].repeat(1, 4, 1, 1)),
     lambda m, x: (x[:, [0, 2, 1]], x[:, :, [0, 1], [1, 2]], x[..., None].squeeze(-1), x[:, 1:5:2], x[:, -2:], x[:, -1]),
     lambda m, x: (
@@ -148,6 +153,7 @@ MOVEMENT = [
     lambda m, x: torch.cat([x.flatten(0, 1), x.new_ones(x.shape[0] * 6, 2, 8)], 1),
     lambda m, x: torch.cat([x, m.table.view(1, 6, 1, 1).expand(x.shape[0], 6, 8, 8)], axis=1),
     lambda m, x: torch.cat((x, torch.arange(8.0).view(1, 1, 1, 8).repeat(x.shape[0], 1, 8, 1)), 1),
+    lambda m, x: x * m.table.to(x.device, torch.float32).cos().to(x.device, copy=True).view(1, 6, 1, 1),
     lambda m, x: (x.transpose(0, 1).reshape(-1, 8) * 2).view(6, -1, 8, 8).transpose(0, 1),
     lambda m, x: (x.unfold(2, 2, 2).unfold(3, 3, 1), x.unfold(-1, 3, 2), x.unfold(1, 6, 1), F.unfold(x, 3, 1, 1, 2)),
     lambda m, x: (F.fold(x.flatten(2)[:, :, :20], (8, 10), (1, 2), stride=(2, 2)), F.fold(F.unfold(x, 2), (8, 8), 2)),

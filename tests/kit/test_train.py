@@ -374,6 +374,21 @@ def test_batch_norm_of_any_rank_trains_as_torchs(layer: nn.Module, norm: nn.Modu
 # Noise
 
 
+@pytest.mark.parametrize("noise, shape", [(nn.Dropout3d, (16, 3, 4, 4)), (nn.Dropout1d, (16, 3))], ids=["3d", "1d"])
+def test_whole_channels_drop_as_the_model_drops_them(noise: type[nn.Module], shape: tuple[int, ...]) -> None:
+    """With an axis too few PyTorch adds one, and whole examples, or numbers, drop."""
+    layer = nn.Conv2d(3, 8, 1) if len(shape) == 4 else nn.Linear(3, 8)
+    model = nn.Sequential(layer, nn.Sigmoid(), noise(0.5)).train()
+    x = torch.rand(shape)
+    prepared = qat.prepare(model, x).train()
+    kept = []
+    for network in (model, prepared):
+        torch.manual_seed(0)
+        kept.append(network(x) != 0)
+    assert kept[0].any() and not kept[0].all()
+    torch.testing.assert_close(kept[1], kept[0])
+
+
 def test_dropout_is_there_in_training_only() -> None:
     def forward(self: Any, x: Any) -> Any:
         x = F.dropout(self.linear(x), 0.5, self.training)

@@ -24,7 +24,7 @@ from ..core.refusals import CaptureError, Refused, first_line
 from ..core.watched import Watch
 
 # Their handlers enter themselves into the converter's table.
-from . import batch, elementwise, layers, movement, reduction, sequence  # noqa: F401
+from . import batch, elementwise, fourier, layers, movement, reduction, sequence  # noqa: F401
 from .caches import Caches
 from .contents import Content, Meta, Storage, View
 from .converter import CUMULATIVE, Converter

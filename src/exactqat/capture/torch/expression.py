@@ -57,8 +57,11 @@ def _overload(name: str) -> Any:
 
 @functools.cache
 def _takes_a_device(name: str) -> bool:
-    """Whether an operator may make a tensor elsewhere than its operands; without being asked to, on the CPU."""
-    return any(argument.name == "device" for argument in _overload(name)._schema.arguments)
+    """Whether an operator may make a tensor elsewhere than its operands; without being asked to, on the CPU.
+
+    Those that must be given a device, as `to.device`, have it among their arguments.
+    """
+    return any(argument.name == "device" and argument.kwarg_only for argument in _overload(name)._schema.arguments)
 
 
 class Expression(nn.Module):

@@ -83,7 +83,7 @@ PERMUTES = {
 }
 IDENTITIES = {
     *("contiguous", "clone", "to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "alias", "lift_fresh"),
-    *("lift_fresh_copy", "lift", "positive", "resolve_conj", "resolve_neg", "real", "cpu", "cuda", "copy"),
+    *("lift_fresh_copy", "lift", "positive", "resolve_conj", "resolve_neg", "cpu", "cuda", "copy"),
 }
 
 

@@ -70,6 +70,8 @@ class StepBuilder(Builder):
         self.marked = Marked() if marked is None else marked
         # By the content that a hook has made, what else is registered on the same tensor.
         self.hooked: dict[Any, Any] = {}
+        # Of a complex value by its name: real and imaginary part.
+        self.complexes: dict[str, tuple[Content, Content | None]] = {}
         self.model, self.program_of_export = model, program
         self.tensors: dict[str, torch.Tensor] = {}
         self.paths: dict[str, str] = {}
@@ -149,6 +151,8 @@ class StepBuilder(Builder):
         name = name if name.startswith("_") else name.rstrip("_")
         if (word := next((word for start, word in _WORDS.items() if name.startswith(start)), None)) is not None:
             return word
+        if name.startswith("fft_"):
+            return f"torch.fft.{name.removeprefix('fft_')}"
         if hasattr(torch, name) and not name.startswith("_"):
             return f"torch.{name}"
         if hasattr(nn.functional, name):
@@ -353,8 +357,14 @@ class StepBuilder(Builder):
         operand_nodes: dict[int, Node] = {}
         args, kwargs = call_form(operator, tree_map(Content, leaf, dict(bound)))
         node = Node(full_name(operator), tuple(args), kwargs, in_place)
+        view = None
         if kind == "dropout":
             values, node = self.with_scale(values, node)
+            if (source := self.before_view(values[0])) is not None:
+                seen = Node("aten.reshape.default", (Node("operand", (0,)), list(values[0].shape)))
+                node = map_nodes(lambda each: seen if each.operator == "operand" else each, node)
+                node = Node("aten.reshape.default", (node, list(source.shape)))
+                values, view, meta = [source], meta, source.meta
         axis = self.batch_axis(values[0]) or 0
         rows = max(self.for_one(values[0].shape)[axis] if values[0].shape else 1, 1)
         several = meta if isinstance(meta, list) else [meta]
@@ -366,6 +376,8 @@ class StepBuilder(Builder):
                 len(self.batch_axes(result.shape)) != 1 or len({value.outer for value in values}) > 1
             )
             results.append(self.emit(kind, values, result, broken=broken, expression=expression))
+        if view is not None:
+            return self.call(aten.reshape.default, results[0], list(view.shape))
         return results if isinstance(meta, list) else results[0]
 
     def frozen(self, node: Node) -> Node:
@@ -396,6 +408,19 @@ class StepBuilder(Builder):
             return values, node
         scaled = Node(f"aten.{step.kind}.Tensor", (Node("operand", (0,)), step.inputs[1]))
         return [operands[0]], map_nodes(lambda leaf: scaled if leaf.operator == "operand" else leaf, node)
+
+    def before_view(self, x: Content) -> Content | None:
+        """What has the same values without axes of one, if the operator's own module made `x` of it.
+
+        PyTorch gives noise that drops whole channels one more axis where it has one too few (nn.Dropout3d of images);
+        evaluation has no such step.
+        """
+        producer = self.producers.get(x.name)
+        if producer is None or producer[0].kind != "reshape" or producer[0].place.path != self.place().path:
+            return None
+        source = producer[1][0]
+        same = [size for size in source.shape if size != 1] == [size for size in x.shape if size != 1]
+        return source if same else None
 
     def unsupported(self, operator: Any, bound: Mapping[str, Any], meta: Any, reason: str) -> Any:
         place = self.place()
