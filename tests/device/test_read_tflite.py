@@ -29,7 +29,8 @@ FILES = Path(__file__).parents[1] / "goldens" / "files"
 READ = ("convolutions.int8", "convolutions.float_ends", "convolutions.uint8", "convolutions.int16",
         "convolutions.per_tensor", "convolutions.fixed_batch", "branches.int8", "sequence.int8", "two_ends.int8",
         "pieces.int8", "dilated.int8", "functions.int8", "enlarged.fixed_batch", "embedded.int8", "one_hot.int8",
-        "scores.float_ends", "with_token.fixed_batch")  # fmt: skip
+        "scores.float_ends", "with_token.fixed_batch", "stacked.fixed_batch", "sequences.fixed_batch",
+        "excited.fixed_batch")  # fmt: skip
 
 
 # What a network in codes begins or ends with is at the end of a file, not in the graph.
@@ -125,6 +126,28 @@ def test_constants_that_a_network_looks_up_or_joins() -> None:
     constant = next(token.tensors[name].data for name in joined.inputs if token.tensors[name].data is not None)
     for example in found[joined.outputs[0]]:  # each has the constant
         np.testing.assert_array_equal(example[:1], constant[0])
+
+
+def test_recurrent_layers_bring_time_to_the_front_and_back() -> None:
+    stacked, sequences = (read_content((FILES / f"{name}.fixed_batch.tflite").read_bytes())
+                          for name in ("stacked", "sequences"))  # fmt: skip
+    for file, packed in ((stacked, 0), (sequences, 1)):
+        kinds = [operator.kind for operator in file.graph.operators]
+        assert (kinds.count("UNPACK"), kinds.count("PACK")) == (1, packed)
+        assert kinds[0] == "UNPACK" and file.graph.operators[0].attributes == {"axis": 1}
+    # Layers in a row take apart what the one before joined: of that nothing is left.
+    assert stacked.words["PACK"] == 1 and stacked.words["UNPACK"] == 2
+
+    def two_entries(model: Any) -> None:
+        """The RESHAPE in front keeps the number of values, and mixes time and features."""
+        graph = model.subgraphs[0]
+        turned = graph.operators[0]
+        shape = graph.tensors[turned.inputs[1]]
+        model.buffers[shape.buffer].data = np.frombuffer(np.array([3, 1, 4], np.int32).tobytes(), np.uint8)
+        graph.tensors[turned.outputs[0]].shape = [3, 1, 4]
+
+    with pytest.raises(Refusal, match=r"UNPACK: axis must be in 1\.\.2, got 0"):
+        read_content(changed((FILES / "sequences.fixed_batch.tflite").read_bytes(), two_entries))
 
 
 def test_constants_with_a_subnormal_scale_are_refused() -> None:
