@@ -161,6 +161,34 @@ def test_constants_with_a_subnormal_scale_are_refused() -> None:
         read_content(changed(tflite_bytes(small_graph()), subnormal))
 
 
+def test_grids_between_that_a_runtime_would_keep_are_refused() -> None:
+    """LiteRT computes an LSTM otherwise whose intermediate tensors are variables."""
+
+    def variable(model: Any) -> None:
+        graph = model.subgraphs[0]
+        at = next(each.intermediates for each in graph.operators if each.intermediates is not None)[2]
+        graph.tensors[at].isVariable = True
+
+    content = (FILES / "lstm.int8.tflite").read_bytes()
+    with pytest.raises(Refusal, match="UNIDIRECTIONAL_SEQUENCE_LSTM with a variable, which it is not known to have"):
+        read_content(changed(content, variable))
+
+
+@pytest.mark.parametrize(("x", "slopes", "what"), [(2.0**32, 2.0**-4, "input scale"), (1.0, 2.0**32, "product")])
+def test_prelu_has_limits_of_scales(x: float, slopes: float, what: str) -> None:
+    """Beyond them kernels shift further than 32 bits; the whole product may be infinite."""
+
+    def graph(factor: float) -> Graph:
+        builder = Builder()
+        builder.input("x", (1, 4), per_tensor(x * factor, 3))
+        builder.constant("z", np.array([5, -7, 1, 100]), per_tensor(slopes, 0))
+        return builder.graph([builder.prelu("x", "z", per_tensor(1.0, 0), name="y")])
+
+    with pytest.raises(Refusal, match=rf"{what}.* must be below 2\.?.*, got"):
+        graph(1.0)
+    graph(0.25)
+
+
 def test_what_is_written_twice_is_refused() -> None:
     """Also by operators that no graph has: runtimes keep other tensors there in between."""
 

@@ -630,7 +630,8 @@ class _Reader:
         except (TypeError, ValueError, OverflowError) as error:
             raise Unreadable(f"{word}: {error}") from None
         states = names_of([operands[position] for position in declaration.states])
-        if any(tensor is not None and tensor.variable and tensor.name not in states for tensor in step.inputs):
+        others = (*step.inputs, *step.outputs, *step.intermediates)
+        if any(tensor is not None and tensor.variable and tensor.name not in states for tensor in others):
             raise Unreadable(f"{word} with a variable, which it is not known to have")
         defaults = {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
         return 1, self.checked(word, operands, {**attributes, **defaults}, step.outputs)
