@@ -54,6 +54,9 @@ GOLDENS = (
     ("one_hot", "int8"),
     ("scores", "float_ends"),
     ("with_token", "fixed_batch"),
+    ("stacked", "fixed_batch"),
+    ("sequences", "fixed_batch"),
+    ("excited", "fixed_batch"),
     ("lstm", "int8"),
     ("lstm_sequences", "float_ends"),
 )
@@ -345,6 +348,10 @@ MODELS: dict[str, Callable[[], Model]] = {
     "gated": lambda: chain((4, 3), layers.GRU(4, unroll=True), layers.Dense(2)),
     "simple_recurrent": lambda: chain((5, 3), layers.SimpleRNN(4, unroll=True), layers.Dense(2)),
     "both_ways": lambda: chain((4, 3), layers.Bidirectional(layers.LSTM(3, unroll=True)), layers.Dense(2)),
+    "stacked": lambda: chain(
+        (4, 3), layers.LSTM(4, unroll=True, return_sequences=True), layers.LSTM(3, unroll=True), layers.Dense(2)
+    ),
+    "sequences": lambda: chain((4, 3), layers.GRU(4, unroll=True, return_sequences=True), layers.Dense(2)),
     "embedded": lambda: chain(
         (6,), layers.Embedding(20, 8), layers.GlobalAveragePooling1D(), layers.Dense(3), dtype="int32"
     ),

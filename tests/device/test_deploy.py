@@ -359,6 +359,10 @@ def broken_graphs() -> list[tuple[str, Graph]]:
             "strides must be two positive integers",
             with_operator(graph, 0, attributes={**attributes, "strides": (0, 1)}),
         ),
+        (
+            r"dilations must be two positive integers below 32768, got \(1, 32768\)",
+            with_operator(graph, 0, attributes={**attributes, "dilations": (1, 2**15)}),
+        ),
         ("takes 3 inputs", with_operator(graph, 0, inputs=("x", "first/filter"))),
         (
             "does not fit 3 input channels",

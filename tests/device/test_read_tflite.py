@@ -29,7 +29,8 @@ FILES = Path(__file__).parents[1] / "goldens" / "files"
 READ = ("convolutions.int8", "convolutions.float_ends", "convolutions.uint8", "convolutions.int16",
         "convolutions.per_tensor", "convolutions.fixed_batch", "branches.int8", "sequence.int8", "two_ends.int8",
         "pieces.int8", "dilated.int8", "functions.int8", "enlarged.fixed_batch", "embedded.int8", "one_hot.int8",
-        "scores.float_ends", "with_token.fixed_batch")  # fmt: skip
+        "scores.float_ends", "with_token.fixed_batch", "stacked.fixed_batch", "sequences.fixed_batch",
+        "excited.fixed_batch")  # fmt: skip
 
 
 # What a network in codes begins or ends with is at the end of a file, not in the graph.
@@ -127,6 +128,28 @@ def test_constants_that_a_network_looks_up_or_joins() -> None:
         np.testing.assert_array_equal(example[:1], constant[0])
 
 
+def test_recurrent_layers_bring_time_to_the_front_and_back() -> None:
+    stacked, sequences = (read_content((FILES / f"{name}.fixed_batch.tflite").read_bytes())
+                          for name in ("stacked", "sequences"))  # fmt: skip
+    for file, packed in ((stacked, 0), (sequences, 1)):
+        kinds = [operator.kind for operator in file.graph.operators]
+        assert (kinds.count("UNPACK"), kinds.count("PACK")) == (1, packed)
+        assert kinds[0] == "UNPACK" and file.graph.operators[0].attributes == {"axis": 1}
+    # Layers in a row take apart what the one before joined: of that nothing is left.
+    assert stacked.words["PACK"] == 1 and stacked.words["UNPACK"] == 2
+
+    def two_entries(model: Any) -> None:
+        """The RESHAPE in front keeps the number of values, and mixes time and features."""
+        graph = model.subgraphs[0]
+        turned = graph.operators[0]
+        shape = graph.tensors[turned.inputs[1]]
+        model.buffers[shape.buffer].data = np.frombuffer(np.array([3, 1, 4], np.int32).tobytes(), np.uint8)
+        graph.tensors[turned.outputs[0]].shape = [3, 1, 4]
+
+    with pytest.raises(Refusal, match=r"UNPACK: axis must be in 1\.\.2, got 0"):
+        read_content(changed((FILES / "sequences.fixed_batch.tflite").read_bytes(), two_entries))
+
+
 def test_constants_with_a_subnormal_scale_are_refused() -> None:
     """XNNPACK leaves such operators to kernels that round otherwise."""
 
@@ -136,6 +159,34 @@ def test_constants_with_a_subnormal_scale_are_refused() -> None:
 
     with pytest.raises(Refusal, match="'first/bias' must not have a subnormal scale"):
         read_content(changed(tflite_bytes(small_graph()), subnormal))
+
+
+def test_grids_between_that_a_runtime_would_keep_are_refused() -> None:
+    """LiteRT computes an LSTM otherwise whose intermediate tensors are variables."""
+
+    def variable(model: Any) -> None:
+        graph = model.subgraphs[0]
+        at = next(each.intermediates for each in graph.operators if each.intermediates is not None)[2]
+        graph.tensors[at].isVariable = True
+
+    content = (FILES / "lstm.int8.tflite").read_bytes()
+    with pytest.raises(Refusal, match="UNIDIRECTIONAL_SEQUENCE_LSTM with a variable, which it is not known to have"):
+        read_content(changed(content, variable))
+
+
+@pytest.mark.parametrize(("x", "slopes", "what"), [(2.0**32, 2.0**-4, "input scale"), (1.0, 2.0**32, "product")])
+def test_prelu_has_limits_of_scales(x: float, slopes: float, what: str) -> None:
+    """Beyond them kernels shift further than 32 bits; the whole product may be infinite."""
+
+    def graph(factor: float) -> Graph:
+        builder = Builder()
+        builder.input("x", (1, 4), per_tensor(x * factor, 3))
+        builder.constant("z", np.array([5, -7, 1, 100]), per_tensor(slopes, 0))
+        return builder.graph([builder.prelu("x", "z", per_tensor(1.0, 0), name="y")])
+
+    with pytest.raises(Refusal, match=rf"{what}.* must be below 2\.?.*, got"):
+        graph(1.0)
+    graph(0.25)
 
 
 def test_what_is_written_twice_is_refused() -> None:

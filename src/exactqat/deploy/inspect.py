@@ -472,7 +472,7 @@ def _run(
         given, results = (tuple(end.name for end in side) for side in (inputs, outputs))
         # An input that is the file's own is not computed.
         own = {end.tensor for end in inputs if end.tensor == end.name}
-        computed = tuple(name for name in (*graph.inputs, *graph.results()) if name not in own)
+        computed = tuple(name for name in (*graph.inputs, *graph.results()) if name not in own and name in positions)
         opened = with_outputs_at(content, [positions[name] for name in computed])
         plain = open_runtime(content, given, results, profile, True)
         whole = open_runtime(opened, given, computed, profile, True)

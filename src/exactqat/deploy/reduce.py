@@ -27,7 +27,7 @@ from .inspect import EXAMPLES, SECONDS, Inspection, inspect, random_codes, read_
 from .mechanism import mechanism_of
 from .runtimes import open_runtime
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
-from .simulate import simulate
+from .simulate import simulate, simulate_results
 
 # Of smaller graphs and inputs that are tried.
 MOST_TRIES = 3000
@@ -166,16 +166,22 @@ def _work(content: bytes, file: TfliteFile, sought: _Sought, folder: str) -> Non
 
 def _values(content: bytes, file: TfliteFile, sought: _Sought, batch: Codes, number: int) -> Codes:
     """What is computed up to an operator: by the runtime where it is sought, else by the first device's simulation."""
-    names = tuple(name for operator in file.graph.operators[:number] for name in operator.outputs)
+    operators = file.graph.operators[:number]
+    names = tuple(name for operator in operators for name in operator.outputs)
     if not names:
         return {}
     if not sought.runtime:
         return simulate(file.graph, batch, sought.first, names, progress=False)
-    ends = tuple(end.name for end in file.inputs)
+    ends, computed = tuple(end.name for end in file.inputs), tuple(name for name in names if name in file.positions)
     opened = open_runtime(
-        with_outputs_at(content, [file.positions[name] for name in names]), ends, names, sought.first, True
+        with_outputs_at(content, [file.positions[name] for name in computed]), ends, computed, sought.first, True
     )
-    return opened.run({end.name: to_file(file.graph, batch[end.tensor], end) for end in file.inputs})
+    found = opened.run({end.name: to_file(file.graph, batch[end.tensor], end) for end in file.inputs})
+    for operator in operators:
+        # The file has no codes of what only moves some.
+        if any(name not in found for name in operator.outputs):
+            found.update(simulate_results(file.graph, operator, {**batch, **found}, sought.first))
+    return found
 
 
 def difference(first: str | Profile, second: str | Profile) -> Differs:

@@ -678,6 +678,10 @@ class PRelu(DeviceOperator):
         need(fits, f"slopes must be int8 per tensor, got {slopes.dtype} {slopes.name!r}")
         fits = len(slopes.shape) < len(output.shape) or slopes.shape[0] == 1
         need(fits, f"slopes must not differ along the batch, got {slopes.shape}")
+        # Beyond these the kernels shift further than their 32 bits.
+        for limits, among in ((ScaleLimits("each", highest=2.0**31), inputs[:1]),
+                              (ScaleLimits("product", highest=2.0**31), inputs)):  # fmt: skip
+            limits.need(among, output)
 
     def float_steps(self, context: Any, operator: Any) -> None:
         x, slope = context.operands(operator)

@@ -8,7 +8,8 @@ network's ends, and others that compute shapes. Neither rounds anything, so a gr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,12 +146,54 @@ def without_wrapping(steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[st
         if bound is not None and rows is not None and not np.any(bound):
             same[step.output.name] = index
             passed += [step, compared[1], added[1]]
+    return reading_others(steps, same, passed)
+
+
+def without_packing(
+    steps: Sequence[tuple[str, FileOperator]], outputs: Collection[str]
+) -> list[tuple[str, FileOperator]]:
+    """Leaves out what joins tensors only to take them apart, as recurrent layers in a row do; outputs: the file's."""
+    readers = Counter(tensor.name for _, step in steps for tensor in step.inputs if tensor is not None)
+    makers = {step.output.name: step for word, step in steps if word == "PACK"}
+    same: dict[str, Tensor] = {}
+    passed: list[FileOperator] = []
+    for word, step in steps:
+        packed = makers.get(step.operand(0).name) if word == "UNPACK" and step.inputs and step.inputs[0] else None
+        if packed is None or readers[packed.output.name] != 1 or len(packed.inputs) != len(step.outputs):
+            continue
+        if (packed.option("axis") or 0) != (step.option("axis") or 0):
+            continue
+        pairs = list(zip(packed.inputs, step.outputs, strict=True))
+        named = {packed.output.name, *(tensor.name for tensor in step.outputs)}
+        if named.isdisjoint(outputs) and all(before and are_alike(before, after) for before, after in pairs):
+            same.update((after.name, before) for before, after in pairs if before)
+            passed += [packed, step]
+    return reading_others(steps, same, passed)
+
+
+def are_alike(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors that are computed have one shape and one grid."""
+    computed = first.data is None and second.data is None and first.dtype == second.dtype
+    return computed and first.shape == second.shape and first.quantization.equals(second.quantization)
+
+
+def reading_others(
+    steps: Sequence[tuple[str, FileOperator]], same: Mapping[str, Tensor], passed: Sequence[FileOperator]
+) -> list[tuple[str, FileOperator]]:
+    """The steps without `passed`; what reads a tensor of `same` reads the other one."""
     left = {id(step) for step in passed}
     return [
         (word, replace(step, inputs=tuple(each and same.get(each.name, each) for each in step.inputs)))
         for word, step in steps
         if id(step) not in left
     ]
+
+
+def with_ones_in_front(step: FileOperator, tensor: Tensor, count: int, name: str) -> tuple[str, FileOperator]:
+    """A RESHAPE that gives an operand of `step` so many axes more; name: of its result."""
+    fields = {"newShape": [*[1] * count, *tensor.shape]}
+    result = replace(tensor, name=name, shape=tuple(fields["newShape"]))
+    return "RESHAPE", replace(step, inputs=(tensor,), outputs=(result,), option=fields.get)
 
 
 # What makes a constant of such a shape.
@@ -167,5 +210,7 @@ __all__ = [
     "SHAPE_OF",
     "FileOperator",
     "Unreadable",
+    "with_ones_in_front",
+    "without_packing",
     "without_wrapping",
 ]

@@ -264,8 +264,9 @@ class DeviceOperator:
             if name in WORDS:
                 need(value in WORDS[name], f"{name} must be one of {', '.join(WORDS[name])}, got {value!r}")
             elif name in PAIRS:
-                fits = np.shape(value) == (2,) and min(value) >= 1
-                need(fits, f"{name} must be two positive integers, got {value}")
+                # TFLite-Micro keeps 16 bits of them.
+                fits = np.shape(value) == (2,) and min(value) >= 1 and max(value) < 2**15
+                need(fits, f"{name} must be two positive integers below 32768, got {value}")
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits | None:
         """What `check` asks of scales, so that freezing can make ranges fit it; None where it asks for nothing.

@@ -98,6 +98,7 @@ class Pack(Movement):
     moves_axes = True
     version = 2
     options = "PackOptions"
+    other_forms = (("PACK", "TRANSPOSE"), ("PACK", "RESHAPE"))
     purpose = PURPOSE.format("RESHAPE and CONCATENATION")
 
     def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
@@ -139,7 +140,14 @@ class Pack(Movement):
         return {"axis": attributes["axis"], "valuesCount": len(inputs)}
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
-        return {"axis": read.axis(read.option("axis"), len(read.operand(0).shape) + 1)}
+        return {"axis": read.axis(read.option("axis") or 0, len(read.operand(0).shape) + 1)}
+
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        packed, turned = steps
+        axis = moved_behind_the_batch(turned)
+        return (
+            (self.read_operands(packed), {"axis": axis}) if axis and not self.read_attributes(packed)["axis"] else None
+        )
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         name, parts = output.name, []
@@ -390,6 +398,8 @@ class Unpack(Parts):
     version = 2
     wide_version = 4
     options = "UnpackOptions"
+    # Keras' recurrent layers bring time to the front to take it apart, and back what they made of it.
+    other_forms = (("TRANSPOSE", "UNPACK"), ("RESHAPE", "UNPACK"))
     purpose = PURPOSE.format("STRIDED_SLICE and RESHAPE")
 
     def ranges(self, shape: Shape, attributes: Attributes) -> list[tuple[int, int]]:
@@ -421,6 +431,36 @@ class Unpack(Parts):
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         return {"axis": read.axis(read.option("axis") or 0)}
+
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        turned, unpacked = steps
+        source, axis = turned.operand(0), moved_to_the_front(turned)
+        return ((source,), {"axis": axis}) if axis and not self.read_attributes(unpacked)["axis"] else None
+
+
+def moved_to_the_front(step: FileOperator) -> int:
+    """The axis that a TRANSPOSE, or a RESHAPE of exactly one example, brings in front of the batch; 0 for others."""
+    source, result = step.operand(0).shape, step.output.shape
+    given = sizes_or_order(step)
+    if sorted(given) == list(range(len(source))):
+        return given[0] if list(given[1:]) == sorted(given[1:]) else 0
+    return int(source[:1] == (1,) and given == result == (*source[1:2], 1, *source[2:]))
+
+
+def moved_behind_the_batch(step: FileOperator) -> int:
+    """Where such an operator brings the axis in front of the batch; 0 for others."""
+    source, result = step.operand(0).shape, step.output.shape
+    given = sizes_or_order(step)
+    if sorted(given) == list(range(len(source))):
+        rest = [axis for axis in given if axis]
+        return given.index(0) if rest == sorted(rest) else 0
+    return int(source[1:2] == (1,) and given == result == (1, *source[:1], *source[2:]))
+
+
+def sizes_or_order(step: FileOperator) -> tuple[int, ...]:
+    """What a RESHAPE or TRANSPOSE says in its second operand, if it is a constant."""
+    said = step.inputs[1] if len(step.inputs) > 1 else None
+    return step.integers(1) if said is not None and said.name in step.known else ()
 
 
 def single_axis(read: FileOperator, position: int) -> int:

@@ -31,6 +31,8 @@ from ...device.file_forms import (
     SHAPE_OF,
     FileOperator,
     Unreadable,
+    with_ones_in_front,
+    without_packing,
     without_wrapping,
 )
 from ...device.operator import BOOL, FLOAT, Refusal, in_float
@@ -87,7 +89,7 @@ class TfliteFile:
     Attributes:
         graph: the network; its inputs and outputs are codes, whatever the file's are.
         inputs, outputs: the file's, in its order.
-        positions: of the graph's computed tensors in the file.
+        positions: of the graph's computed tensors in the file; some that only move codes it does not have.
         words: the number of the file's operators by name, those included that the graph does not have.
         description: as its writer put it.
     """
@@ -256,7 +258,7 @@ class _Reader:
         ends = [[self.at(index) for index in self.numbers(self.subgraph, side)] for side in ("Inputs", "Outputs")]
         steps = [self.read_step(entry) for entry in self.entries(self.subgraph, "Operators")]
         self.need_one_writer(ends[0], steps)
-        self.steps = without_wrapping(steps)
+        self.steps = self.with_all_axes(without_packing(without_wrapping(steps), names_of(ends[1])))
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
         inputs, outputs, ending = self.find_ends(*ends)
@@ -287,6 +289,33 @@ class _Reader:
                 if tensor.name in made:
                     raise Refusal(f"it is damaged: tensor {shortened(tensor.name)!r} is written twice")
                 made.add(tensor.name)
+
+    def with_all_axes(self, steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[str, FileOperator]]:
+        """Puts a RESHAPE in front of operands that broadcast and lack axes: a graph's have all, the batch first.
+
+        Only in files of a fixed batch: in others an axis that is missing could be the batch.
+        """
+        if self.open_batch:
+            return list(steps)
+        made: list[tuple[str, FileOperator]] = []
+        whole: dict[tuple[str, int], Tensor] = {}
+        taken = names_of(self.tensors)
+        for word, step in steps:
+            rank, inputs = len(step.output.shape), list(step.inputs)
+            pointwise = word in OPERATORS and OPERATORS[word].pointwise and step.output.shape[:1] == (1,)
+            for position, tensor in enumerate(inputs if pointwise and len(inputs) > 1 else ()):
+                if tensor is None or tensor.data is not None or tensor.dtype not in (*CODE_RANGES, FLOAT):
+                    continue
+                missing = rank - len(tensor.shape)
+                if missing > 0 and (tensor.name, rank) not in whole:
+                    name = f"{tensor.name}#{rank}"
+                    if name in taken:
+                        continue
+                    made.append(with_ones_in_front(step, tensor, missing, name))
+                    whole[tensor.name, rank] = made[-1][1].output
+                inputs[position] = whole.get((tensor.name, rank), tensor)
+            made.append((word, replace(step, inputs=tuple(inputs))))
+        return made
 
     def at(self, index: int) -> Tensor:
         if not 0 <= index < len(self.tensors):
@@ -601,7 +630,8 @@ class _Reader:
         except (TypeError, ValueError, OverflowError) as error:
             raise Unreadable(f"{word}: {error}") from None
         states = names_of([operands[position] for position in declaration.states])
-        if any(tensor is not None and tensor.variable and tensor.name not in states for tensor in step.inputs):
+        others = (*step.inputs, *step.outputs, *step.intermediates)
+        if any(tensor is not None and tensor.variable and tensor.name not in states for tensor in others):
             raise Unreadable(f"{word} with a variable, which it is not known to have")
         defaults = {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
         return 1, self.checked(word, operands, {**attributes, **defaults}, step.outputs)
