@@ -84,5 +84,5 @@ def _part(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     if imaginary is None:
         return real
     if kind == "view_as_real":
-        return c.call(aten.stack.default, [real, imaginary], -1)  # type: ignore[no-any-return]
+        return c.call(aten.stack.default, [real, imaginary], -1)
     return real if kind == "real" else imaginary
