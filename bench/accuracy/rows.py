@@ -14,7 +14,7 @@ TITLES = {"onnxruntime": "ONNX Runtime", "nncf": "NNCF", "brevitas": "Brevitas",
           "ai_edge": "ai-edge-quantizer", "tensorflow": "TensorFlow", OURS: "exactqat", FLOAT: "float"}  # fmt: skip
 PRECISIONS = ("w8a8", "w4a8", "w4a4", "mixed")
 # What a note says, by what it proposes, and what marks a cell of such rows.
-PROPOSED = {16: "results in 16 bits", 8: "8 bits before a pool"}
+PROPOSED = {16: "results in 16 bits", 8: "8 bits for means"}
 MARKS = {16: " *", 8: " ‡"}
 # What marks a cell of float networks that are not those of our row.
 OTHER_NETWORKS = " †"

@@ -54,10 +54,10 @@ def test_rows_are_compared_within_their_interval() -> None:
 
 
 def test_rows_with_more_bits_are_counted_apart() -> None:
-    more = replace(OURS, seed=1, runtime=0.95, note="8 bits before a pool, as proposed")
+    more = replace(OURS, seed=1, runtime=0.95, note="8 bits for means, as proposed")
     said = rows.verdict([OURS, more, PEER, replace(PEER, seed=1)])
     assert "w4a4: +7.50 points on average in 2 rows" in said
-    assert "w4a4 without 8 bits before a pool: +5.00 points on average in 1 rows" in said
+    assert "w4a4 without 8 bits for means: +5.00 points on average in 1 rows" in said
 
 
 def test_tables_hold_means_over_seeds() -> None:
@@ -67,7 +67,7 @@ def test_tables_hold_means_over_seeds() -> None:
     one = replace(PEER, tool="nncf")
     wide = replace(ours[0], note="results in 16 bits, as proposed")
     assert "| 91.0 * |" in rows.page_text([*plain, wide, ours[1], *peers], {"digits8": "digits"})
-    both = replace(wide, note="results in 16 bits and 8 bits before a pool, as proposed")
+    both = replace(wide, note="results in 16 bits and 8 bits for means, as proposed")
     assert "| 91.0 * ‡ |" in rows.page_text([*plain, both, ours[1], *peers], {"digits8": "digits"})
     text = rows.page_text([*plain, *ours, *peers, one], {"digits8": "digits", "vit": "a ViT"})
     assert "## W4A4\n\n| network | seeds | float | exactqat | NNCF | AIMET |\n" in text

@@ -210,6 +210,10 @@ def test_the_check_finds_a_lost_epsilon(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("pool", "size", "kinds"),
     [
+        (nn.AvgPool2d(7), 7, {"MEAN"}),
+        (nn.AvgPool2d(7, divisor_override=10), 7, {"MEAN", "DEPTHWISE_CONV_2D"}),
+        (nn.AvgPool2d(7), 8, {"AVERAGE_POOL_2D"}),
+        (nn.AvgPool2d((7, 3), 1), 7, {"AVERAGE_POOL_2D"}),
         (nn.AvgPool2d(64, ceil_mode=True), 7, {"MEAN"}),
         (nn.AvgPool2d(64, ceil_mode=True, count_include_pad=False), 49, {"MEAN"}),
         (nn.AvgPool2d(64, ceil_mode=True, divisor_override=10), 7, {"MEAN", "DEPTHWISE_CONV_2D"}),

@@ -150,6 +150,39 @@ def test_8_bits_are_proposed_where_few_codes_are_averaged(tmp_path: Path) -> Non
     assert deploy.verify(graph, path, data=NOISE).differing == 0
 
 
+class WholeMeans(torch.nn.Module):
+    """The image of four that is brightest: a mean over all of it has a grid of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixels, self.pool = torch.nn.Conv2d(4, 4, 1, groups=4), torch.nn.AvgPool2d(8)
+        self.scores = torch.nn.Linear(4, 4)
+        with torch.no_grad():
+            self.pixels.weight.fill_(1.0)
+            self.scores.weight.copy_(torch.eye(4))
+            for layer in (self.pixels, self.scores):
+                assert layer.bias is not None
+                layer.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.scores(self.pool(torch.relu(self.pixels(x))).flatten(1))
+
+
+def test_8_bits_are_proposed_for_a_mean_of_the_whole_map() -> None:
+    images = (RNG.uniform(0, 1, (256, 4, 8, 8)) * BRIGHTNESS.reshape(256, 4, 1, 1)).astype(np.float32)
+    model = WholeMeans().eval()
+    with torch.no_grad():
+        classes = model(torch.from_numpy(images)).argmax(1).numpy()
+    prepared = qat.prepare(model, torch.from_numpy(images[:2]), FEW)
+    qat.calibrate(prepared, [torch.from_numpy(images)])
+    proposal = tune.search(prepared, (images, classes), budget=3).proposal
+    assert proposal is not None and proposal.layers == {"pool": 8}
+    # What is averaged keeps its 4 bits.
+    again = qat.prepare(model, torch.from_numpy(images[:2]), proposal.rules)
+    assert [again.plan.grids[name].bits for name in ("input", "pixels", "pool")] == [8, 4, 8]
+    assert proposal.then > proposal.alone + 0.1 and proposal.flash <= 0 and proposal.arena in (0, None)
+
+
 def test_8_bits_are_proposed_for_nothing_else() -> None:
     """A largest value is one of the codes, and 8 bits are enough for means."""
     assert searched_means(torch.nn.MaxPool2d(4), FEW)[1].proposal is None

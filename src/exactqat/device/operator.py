@@ -139,6 +139,7 @@ class DeviceOperator:
         pointwise: each value of the result follows from one value of each operand, which broadcast, and from nothing
             else.
         adds: a sum, whose operands' steps may be at most 256 times those of the result.
+        averages: each value of the result is the mean of several of the operand's, between whose codes it lies.
         version: the lowest version of the operator in a .tflite file that carries its int8 form.
         wide_version: likewise its int16 form, if that is another one; else 0.
         options: the name of its options table in the .tflite schema, without the final T.
@@ -174,6 +175,7 @@ class DeviceOperator:
     index_dtypes: ClassVar[tuple[str, ...]] = ("int32",)
     moves_codes: ClassVar[bool] = False
     adds: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
     fixed_grid: ClassVar[tuple[float, int] | None] = None
     spatial: ClassVar[bool] = False
     axis_attributes: ClassVar[tuple[str, ...]] = ()

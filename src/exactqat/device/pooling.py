@@ -72,6 +72,7 @@ class AveragePool2D(Pool):
 
     kind = "AVERAGE_POOL_2D"
     float_kind = "avg_pool"
+    averages = True
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         counting = {"over": (0, 0), "count_include_pad": False, "divisor": None}

@@ -106,6 +106,7 @@ class Mean(Reduction):
     """The average."""
 
     kind = "MEAN"
+    averages = True
     as_in_onnx = True
     float_kind = "mean"
     floats = True

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -168,7 +169,9 @@ def average_pool(planner: Planner, step: Step) -> Stored:
         _inside(size, side, stride, *pair)
         for size, side, stride, pair in zip(sizes, window, strides, reach, strict=True)
     ]
-    if any(map(any, reach)) and _better_by_windows(seen, factors):
+    # What covers all of a larger image is a mean, which has a grid of its own; a pool's result keeps its input's.
+    covers = all(each == [(0, size)] for each, size in zip(seen, sizes, strict=True)) and math.prod(sizes) > 1
+    if (covers or any(map(any, reach))) and _better_by_windows(seen, factors):
         return _average_by_windows(maker, x, axis, seen, factors * (_counts(seen) / float(np.prod(window))))
     if any(map(any, reach)):
         x = maker.pad(x, around(x, axis, reach), "padded")

@@ -2,13 +2,12 @@
 """More bits for results that no training can mend, and where bits cost next to nothing.
 
 Where a network ends, what it returns may be of several kinds, such as scores and boxes, which share one grid of 8 bits
-badly: 16 bits are proposed. Where fewer than 8 bits are averaged on their own grid, the means are rounded to the few
-codes of what they are means of: 8 bits are proposed, which take no more memory.
+badly: 16 bits are proposed. Means on a grid of fewer than 8 bits, which may be that of what they are means of, are
+rounded to its few codes: 8 bits are proposed, which take no more memory.
 """
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ class Proposal:
 
     Attributes:
         layers: paths of the layers whose results get more bits, with how many: 16 where the network ends, 8 where they
-            are averaged on their own grid.
+            are averaged.
         rules: all rules, for `qat.prepare`.
         reference: the metric of the float network (in 16 bits).
         alone: the metric with nothing but these results in their present bits.
@@ -73,7 +72,7 @@ class Proposal:
 
     def text(self) -> str:
         """Why, what it costs, and the rules."""
-        places = {WIDE: "where the network ends", FEW: "where results are averaged on their own grid"}
+        places = {WIDE: "where the network ends", FEW: "where results are averaged"}
         wanted = [bits for bits in places if bits in self.layers.values()]
         arena = "" if self.arena is None else f" and {self.arena:+,} of arena"
         said = (
@@ -88,7 +87,7 @@ class Proposal:
 
 
 def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, higher_is_better: bool) -> Proposal | None:
-    """16 bits at the end of a network and 8 bits where fewer are averaged on their own grid.
+    """16 bits at the end of a network and 8 bits where results of fewer are averaged.
 
     Only if the present bits clearly cost accuracy even with all else in 16 bits, and the proposed ones clearly less.
 
@@ -151,17 +150,14 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
 
 
 def _averaged(candidate: Candidate) -> set[str]:
-    """The grids on which the device computes fewer values from many, such as the means of a pool: results between codes
-    are rounded to them."""
-    graph, plan, found = candidate.graph(), candidate.plan, set()
-    for operator in graph.operators:
-        declaration = OPERATORS[operator.kind]
-        if not declaration.same_quantization or declaration.moves_codes or len(operator.inputs) != 1:
-            continue
-        (read,), (made,) = operator.inputs, operator.outputs
-        path = layer_of(made)
-        if plan.is_stored(path) and math.prod(graph.tensors[made].shape) < math.prod(graph.tensors[read].shape):
-            found.add(plan.stored(path).grid)
+    """The grids of means, such as a pool's, which may be that of what they are means of: they lie between codes."""
+    plan, found = candidate.plan, set()
+    for operator in candidate.graph().operators:
+        if OPERATORS[operator.kind].averages:
+            (made,) = operator.outputs
+            path = layer_of(made)
+            if plan.is_stored(path):
+                found.add(plan.stored(path).grid)
     return found
 
 

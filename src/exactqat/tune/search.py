@@ -180,7 +180,7 @@ def search(
 
     Where the bits of some results cost accuracy by themselves, the result has a `proposal`: rules with more bits there,
     and what they cost in flash and memory. 16 bits where the network ends, as of scores and boxes on one grid; 8 where
-    fewer are averaged on their own grid, as by an average pool.
+    results of fewer are averaged, as by an average pool.
 
     Args:
         network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
