@@ -180,7 +180,8 @@ def test_8_bits_are_proposed_for_a_mean_of_the_whole_map() -> None:
     # What is averaged keeps its 4 bits.
     again = qat.prepare(model, torch.from_numpy(images[:2]), proposal.rules)
     assert [again.plan.grids[name].bits for name in ("input", "pixels", "pool")] == [8, 4, 8]
-    assert proposal.then > proposal.alone + 0.1 and proposal.flash <= 0 and proposal.arena in (0, None)
+    assert proposal.alone < proposal.reference - 0.05 and proposal.then > proposal.reference - 0.02
+    assert proposal.flash <= 0 and (proposal.arena is None or proposal.arena <= 0)
 
 
 def test_8_bits_are_proposed_for_nothing_else() -> None:
