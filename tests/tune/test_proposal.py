@@ -95,11 +95,13 @@ def test_16_bits_are_proposed_and_keep_what_they_promise(joined: bool, tmp_path:
 
 
 class Means(torch.nn.Module):
-    """The quarter of an image whose pool is largest: averages lie between the codes of what they are averages of."""
+    """The quarter of an image, or the channel of four, whose pool is largest: averages lie between the codes of what
+    they are averages of."""
 
-    def __init__(self, pool: torch.nn.Module) -> None:
+    def __init__(self, pool: torch.nn.Module, channels: int) -> None:
         super().__init__()
-        self.pixels, self.pool, self.scores = torch.nn.Conv2d(1, 1, 1), pool, torch.nn.Linear(4, 4)
+        self.pixels = torch.nn.Conv2d(channels, channels, 1, groups=channels)
+        self.pool, self.scores = pool, torch.nn.Linear(4, 4)
         with torch.no_grad():
             self.pixels.weight.fill_(1.0)
             self.scores.weight.copy_(torch.eye(4))
@@ -114,16 +116,17 @@ class Means(torch.nn.Module):
 RNG = np.random.default_rng(0)
 BRIGHTNESS = RNG.permuted(np.tile([0.7, 0.8, 0.9, 1.0], (256, 1)), axis=1).reshape(256, 1, 2, 2)
 NOISE = (RNG.uniform(0, 1, (256, 1, 8, 8)) * BRIGHTNESS.repeat(4, 2).repeat(4, 3)).astype(np.float32)
+CHANNELS = (RNG.uniform(0, 1, (256, 4, 8, 8)) * BRIGHTNESS.reshape(256, 4, 1, 1)).astype(np.float32)
 
 
-def searched_means(pool: torch.nn.Module, rules: Any) -> tuple[Any, Any]:
+def searched_means(pool: torch.nn.Module, rules: Any, images: np.ndarray = NOISE) -> tuple[Any, Any]:
     """The prepared network and what its search found; its classes are the float network's."""
-    model = Means(pool).eval()
+    model = Means(pool, images.shape[1]).eval()
     with torch.no_grad():
-        classes = model(torch.from_numpy(NOISE)).argmax(1).numpy()
-    prepared = qat.prepare(model, torch.from_numpy(NOISE[:2]), rules)
-    qat.calibrate(prepared, [torch.from_numpy(NOISE)])
-    return prepared, tune.search(prepared, (NOISE, classes), budget=3)
+        classes = model(torch.from_numpy(images)).argmax(1).numpy()
+    prepared = qat.prepare(model, torch.from_numpy(images[:2]), rules)
+    qat.calibrate(prepared, [torch.from_numpy(images)])
+    return prepared, tune.search(prepared, (images, classes), budget=3)
 
 
 FEW = (qat.Rule("input", activation_bits=8), qat.Rule("scores", weight_bits=4, activation_bits=8),
@@ -150,38 +153,15 @@ def test_8_bits_are_proposed_where_few_codes_are_averaged(tmp_path: Path) -> Non
     assert deploy.verify(graph, path, data=NOISE).differing == 0
 
 
-class WholeMeans(torch.nn.Module):
-    """The image of four that is brightest: a mean over all of it has a grid of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pixels, self.pool = torch.nn.Conv2d(4, 4, 1, groups=4), torch.nn.AvgPool2d(8)
-        self.scores = torch.nn.Linear(4, 4)
-        with torch.no_grad():
-            self.pixels.weight.fill_(1.0)
-            self.scores.weight.copy_(torch.eye(4))
-            for layer in (self.pixels, self.scores):
-                assert layer.bias is not None
-                layer.bias.zero_()
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.scores(self.pool(torch.relu(self.pixels(x))).flatten(1))
-
-
 def test_8_bits_are_proposed_for_a_mean_of_the_whole_map() -> None:
-    images = (RNG.uniform(0, 1, (256, 4, 8, 8)) * BRIGHTNESS.reshape(256, 4, 1, 1)).astype(np.float32)
-    model = WholeMeans().eval()
-    with torch.no_grad():
-        classes = model(torch.from_numpy(images)).argmax(1).numpy()
-    prepared = qat.prepare(model, torch.from_numpy(images[:2]), FEW)
-    qat.calibrate(prepared, [torch.from_numpy(images)])
-    proposal = tune.search(prepared, (images, classes), budget=3).proposal
+    """It has a grid of its own, and what is averaged keeps its 4 bits."""
+    proposal = searched_means(torch.nn.AvgPool2d(8), FEW, CHANNELS)[1].proposal
     assert proposal is not None and proposal.layers == {"pool": 8}
-    # What is averaged keeps its 4 bits.
-    again = qat.prepare(model, torch.from_numpy(images[:2]), proposal.rules)
-    assert [again.plan.grids[name].bits for name in ("input", "pixels", "pool")] == [8, 4, 8]
     assert proposal.alone < proposal.reference - 0.05 and proposal.then > proposal.reference - 0.02
     assert proposal.flash <= 0 and (proposal.arena is None or proposal.arena <= 0)
+    prepared, again = searched_means(torch.nn.AvgPool2d(8), proposal.rules, CHANNELS)
+    assert again.proposal is None
+    assert [prepared.plan.grids[name].bits for name in ("input", "pixels", "pool")] == [8, 4, 8]
 
 
 def test_8_bits_are_proposed_for_nothing_else() -> None:

@@ -144,7 +144,7 @@ class Pack(Movement):
 
     def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
         packed, turned = steps
-        axis = moved_behind_the_batch(turned)
+        axis = moved_after_the_batch(turned)
         return (
             (self.read_operands(packed), {"axis": axis}) if axis and not self.read_attributes(packed)["axis"] else None
         )
@@ -447,7 +447,7 @@ def moved_to_the_front(step: FileOperator) -> int:
     return int(source[:1] == (1,) and given == result == (*source[1:2], 1, *source[2:]))
 
 
-def moved_behind_the_batch(step: FileOperator) -> int:
+def moved_after_the_batch(step: FileOperator) -> int:
     """Where such an operator brings the axis in front of the batch; 0 for others."""
     source, result = step.operand(0).shape, step.output.shape
     given = sizes_or_order(step)
