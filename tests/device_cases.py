@@ -31,9 +31,13 @@ def random_zero_point(rng: Random) -> int:
 
 
 def random_scale(rng: Random, low: float = -9, high: float = 3) -> np.float32:
-    """Every other one a power of two, whose products make exact ties."""
-    exponent = rng.uniform(low, high)
-    return np.float32(2.0 ** (np.round(exponent) if rng.integers(2) else exponent))
+    """Every other one a power of two, whose products make exact ties, and one of four a decimal number as 0.1 or 0.04,
+    whose quotients with those make ties in float32 alone."""
+    exponent, kind = rng.uniform(low, high), int(rng.integers(4))
+    if kind == 3:
+        fifth = 5.0 ** int(rng.integers(1, 4))
+        return np.float32(2.0 ** np.round(exponent + np.log2(fifth)) / fifth)
+    return np.float32(2.0 ** (exponent if kind == 2 else np.round(exponent)))
 
 
 def random_quantization(rng: Random, scale: np.floating | None = None) -> Quantization:

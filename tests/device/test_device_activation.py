@@ -466,3 +466,36 @@ def test_scales_as_far_apart_as_kernels_shift(kind: str, tmp_path: Path) -> None
             np.testing.assert_array_equal(device, simulate(made, x, profile)["y"])
     with pytest.raises(Refusal, match="input scale / output scale must be below"):
         graph(31)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+@pytest.mark.parametrize("kind", ["ABS", "RELU", "LEAKY_RELU", "PRELU", "MUL", "BATCH_MATMUL"])
+def test_quotients_that_tie_in_float32_alone(kind: str, dtype: str, tmp_path: Path) -> None:
+    """1/128 over 0.1 is 5/64 in float32, whose multiples tie, and a little less in float64."""
+    if (kind, dtype) == ("PRELU", "int16"):
+        pytest.skip("it computes int8 alone")
+    values, small = np.concatenate([CODES, CODES]), dtype == "int8"
+    builder = Builder()
+    names = [builder.input("x", (1, 32, 16), per_tensor(2.0**-7, -26 * small, dtype))]
+    attributes: dict[str, Any] = {"alpha": 0.75} if kind == "LEAKY_RELU" else {}
+    if kind in ("PRELU", "MUL", "BATCH_MATMUL"):
+        shape = (16, 1) if kind == "BATCH_MATMUL" else (1,)
+        code = np.zeros(shape, dtype)
+        code.reshape(-1)[0] = 64  # half a unit, and no other products
+        grid = per_tensor(2.0**-7, 0, dtype)
+        names.append(
+            builder.constant("z", code, grid) if kind != "BATCH_MATMUL" else builder.input("z", (1, 16, 1), grid)
+        )
+    builder.operator(
+        kind, names, per_tensor(0.05 if len(names) == 2 else 0.1, -64 * small, dtype), name="y", **attributes
+    )
+    graph = builder.graph(["y"])
+    batch = {"x": values.astype(dtype).reshape(1, 32, 16)}
+    if kind == "BATCH_MATMUL":
+        batch["z"] = code.reshape(1, 16, 1)
+    path = write_tflite(graph, tmp_path / "model.tflite")
+    for profile in profiles_here():
+        if not PROFILES[profile].emulated:
+            assert verify(graph, path, batch, profile).differing == 0, profile
+    if kind in ("RELU", "LEAKY_RELU", "PRELU", "ABS"):  # the case is one where devices differ
+        assert np.any(simulate(graph, batch, "micro")["y"] != simulate(graph, batch, "reference")["y"]) or not small

@@ -13,20 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import flatbuffers
 import numpy as np
 import pytest
 
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
+from ai_edge_litert import schema_py_generated as schema
 from damaged_files import cases
 from test_read_tflite import FILES, READ
 
 from exactqat import cli
 from exactqat.deploy import Builder, per_tensor, profiles_here
-from exactqat.deploy.formats.tflite import tflite_bytes
+from exactqat.deploy.formats.tflite import IDENTIFIER, tflite_bytes
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes.trial import RuntimeRefusal, try_in_a_child
 from exactqat.device import Refusal
+from exactqat.device.tensor import INDICES
 
 
 @pytest.mark.parametrize("name", READ)
@@ -174,3 +177,22 @@ def test_a_difference_is_found(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert not found.equal and wrong == [first] and device.differing_as_claimed > 0
     status, output, _ = run(capsys, monkeypatch, str(path), "--examples", "1", "--device", "reference")
     assert status == 1 and "does not run as simulated" in output
+
+
+def test_sizes_that_the_file_leaves_open_and_states_too_small(tmp_path: Path) -> None:
+    """LiteRT works them out; TFLite-Micro writes beyond the room that the file asks for."""
+    pytest.importorskip("tflite_micro", reason="needs tflite-micro")
+    builder = Builder()
+    x = builder.input("x", (1, 9), INDICES)
+    table = builder.constant("table", np.arange(56, dtype=np.int8).reshape(8, 7), per_tensor(0.1, 0))
+    builder.embedding(x, table, name="y")
+    model = schema.ModelT.InitFromPackedBuf(tflite_bytes(builder.graph(["y"])))
+    result = model.subgraphs[0].tensors[int(model.subgraphs[0].outputs[0])]
+    result.shape, result.shapeSignature = np.array([1, 7, 7], np.int32), np.full(3, -1, np.int32)
+    packed = flatbuffers.Builder(1024)
+    packed.Finish(model.Pack(packed), IDENTIFIER)
+    path = tmp_path / "model.tflite"
+    path.write_bytes(packed.Output())
+    found = {device.profile: device for device in inspect(path).devices}
+    assert found["reference"].values and not found["reference"].differing
+    assert "computes the shape [1, 9, 7] for 'y', for which the file has [1, 7, 7]" in found["micro"].not_run

@@ -21,6 +21,7 @@ from .arithmetic import (
     round_half_away,
     rounding_shift,
     scale_of,
+    scales_for,
     zero_point_of,
 )
 from .functions import FUNCTIONS, TINY, NumPyPrimitives, off_the_pole
@@ -528,9 +529,9 @@ def rescaled(steps: np.ndarray, factor: Any) -> np.ndarray:
 
 
 def ratio_of(source: Tensor, output: Tensor, profile: Profile, factor: float | np.floating = 1.0) -> float:
-    """Input scale * factor / output scale, as the kernels for int16 form it."""
-    real = profile.multiplier_dtype
-    return float(real(scale_of(source)) * real(factor) / real(scale_of(output)))
+    """Input scale * factor / output scale, as a device's own kernels form it."""
+    scale, result = scales_for(profile, source, output)
+    return float(scale * profile.multiplier_dtype(factor) / result)
 
 
 @register
@@ -555,7 +556,7 @@ class Relu(Unary):
         return FUNCTIONS["relu"](primitives, operands[0])
 
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
-        steps = rescaled(centered(CODES, source), scale_of(source) / scale_of(output))
+        steps = rescaled(centered(CODES, source), ratio_of(source, output, profile))
         return within_int8(np.maximum(steps, 0) + zero_point_of(output))
 
     def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
@@ -626,8 +627,8 @@ class LeakyRelu(Unary):
         if profile.delegates and self.delegated(positive, negative):
             factors = np.rint(np.float32(256) * np.where(steps < 0, negative, positive)).astype(np.int64)
             return within_int8(((steps * factors + 128) >> 8) + zero_point_of(output))
-        below = scale_of(source) * alpha / scale_of(output)
-        codes = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps, below))
+        above, below = (rescaled(steps, ratio_of(source, output, profile, each)) for each in (1.0, alpha))
+        codes = np.where(steps >= 0, above, below)
         return within_int8(codes + zero_point_of(output))
 
     def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
@@ -702,8 +703,8 @@ class PRelu(DeviceOperator):
             x, slope = as_onnx.operands(codes, inputs)
             return as_onnx.quantized(np.where(x > 0, x, x * slope), output, attributes)
         steps, slopes = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
-        positive = scale_of(inputs[0]) / scale_of(output)
-        negative = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
+        scale, slope_scale, result_scale = scales_for(profile, *inputs, output)
+        positive, negative = scale / result_scale, scale * slope_scale / result_scale
         result = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps * slopes, negative))
         return within_int8(result + zero_point_of(output))
 

@@ -114,6 +114,15 @@ def scale_of(tensor: Tensor) -> np.float32:
     return np.float32(tensor.quantization.scale[0])
 
 
+def scales_for(profile: Profile, *tensors: Tensor) -> list[np.floating]:
+    """The scales of tensors that have one, in the dtype in which a device's kernels multiply and divide them.
+
+    It decides results where a quotient of float32 is a short fraction, which ties, and the scales' own is not: of 1/128
+    and 0.1, for example.
+    """
+    return [profile.multiplier_dtype(scale_of(tensor)) for tensor in tensors]
+
+
 def zero_point_of(tensor: Tensor) -> int:
     """The zero point of a tensor that has one."""
     return int(tensor.quantization.zero_point[0])

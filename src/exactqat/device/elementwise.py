@@ -22,6 +22,7 @@ from .arithmetic import (
     multiply_round_half_up,
     rounding_shift,
     scale_of,
+    scales_for,
     zero_point_of,
 )
 from .operator import Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, Shape, Unreadable, need, register
@@ -254,7 +255,7 @@ class Multiply(FusedBinary):
         product: np.ndarray, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         """As the runtimes' own kernels multiply; LiteRT's form the multiplier in float32, unlike its convolutions."""
-        first, second, result = (profile.multiplier_dtype(scale_of(tensor)) for tensor in (*inputs, output))
+        first, second, result = scales_for(profile, *inputs, output)
         steps = multiply_fixed_point(product, *fixed_point(first * second / result))
         return finish(steps, output, attributes, profile)
 
@@ -407,17 +408,16 @@ class Absolute(Unary):
         magnitude = np.abs(centered(codes[0], inputs[0]))
         if scale_of(inputs[0]) == scale_of(output):
             return finish(magnitude, output, attributes, profile)
-        multiplier = float(scale_of(inputs[0]) / scale_of(output))
-        return finish(multiply_fixed_point(magnitude, *fixed_point(multiplier)), output, attributes, profile)
+        scale, result = scales_for(profile, inputs[0], output)
+        return finish(multiply_fixed_point(magnitude, *fixed_point(scale / result)), output, attributes, profile)
 
     def wide_integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         if scale_of(inputs[0]) == scale_of(output):
             return self.integers(codes, inputs, output, attributes, profile)
-        real = profile.multiplier_dtype
-        ratio = float(real(scale_of(inputs[0])) / real(scale_of(output)))
-        steps = multiply_fixed_point(np.abs(codes[0].astype(np.int64)), *fixed_point(ratio))
+        scale, result = scales_for(profile, inputs[0], output)
+        steps = multiply_fixed_point(np.abs(codes[0].astype(np.int64)), *fixed_point(scale / result))
         return finish(steps, output, attributes, profile)
 
 
@@ -457,7 +457,7 @@ class Divide(FusedBinary):
         # As far to the left as int32 goes, before the first rounding.
         headroom = fixed.leading_zeros(np.where(first >= 0, first, 2 * -first - 1)) - (first >= 0)
         quotient = fixed.high_multiply(first << headroom, inverse)
-        scales = [profile.multiplier_dtype(scale_of(tensor)) for tensor in (*inputs, output)]
+        scales = scales_for(profile, *inputs, output)
         significand, shift = fixed_point(scales[0] / (scales[1] * scales[2]))
         steps = shifted_as_int32(fixed.high_multiply(quotient, significand), exponent + headroom - shift)
         return finish(steps, output, attributes, profile if not profile.delegates else REFERENCE)

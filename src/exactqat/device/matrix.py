@@ -21,6 +21,7 @@ from .arithmetic import (
     multiply_wide,
     round_half_away,
     scale_of,
+    scales_for,
     zero_point_of,
 )
 from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
@@ -146,6 +147,12 @@ def in_float32(inputs: Tensors, profile: Profile) -> bool:
     return profile.rounds_as_onnx or (profile.delegates and zero_point_of(inputs[1]) == 0)
 
 
+def product_multiplier(inputs: Tensors, output: Tensor, profile: Profile) -> float:
+    """float64 scale * scale / output scale of two activations; the product is rounded where the kernels do."""
+    first, second = scales_for(profile, *inputs)
+    return float(first * second) / float(scale_of(output))
+
+
 @register
 class BatchMatrixMultiply(DeviceOperator):
     """[..., rows, k] times [..., k, columns], leading axes broadcast; adj_x, adj_y: the last two axes stand swapped."""
@@ -216,8 +223,7 @@ class BatchMatrixMultiply(DeviceOperator):
             multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
             steps = np.rint(accumulator.astype(np.float32) * multiplier).astype(np.int64)
         else:
-            exact = float(scale_of(inputs[0]) * scale_of(inputs[1])) / float(scale_of(output))
-            steps = multiply_fixed_point(accumulator, *fixed_point(exact))
+            steps = multiply_fixed_point(accumulator, *fixed_point(product_multiplier(inputs, output, profile)))
         return finish(steps, output, attributes, profile)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
@@ -242,9 +248,7 @@ class BatchMatrixMultiply(DeviceOperator):
             for code, name in zip(codes, ("adj_x", "adj_y"), strict=True)
         ]
         first, second = (code.astype(np.float64) for code in turned)
-        scales = [profile.multiplier_dtype(scale_of(tensor)) for tensor in inputs]
-        product = float(scales[0] * scales[1])
-        multiplier = fixed_point(product / float(scale_of(output)))
+        multiplier = fixed_point(product_multiplier(inputs, output, profile))
         return finish(multiply_wide((first @ second).astype(np.int64), *multiplier), output, attributes, profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:

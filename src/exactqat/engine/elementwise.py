@@ -14,6 +14,7 @@ from ..device.arithmetic import (
     fixed_point,
     fused_multiply_add,
     scale_of,
+    scales_for,
     zero_point_of,
 )
 from ..device.elementwise import Add
@@ -158,8 +159,8 @@ def prelu(
     """Steps, or products with slopes, each rounded on their own."""
     if not is_int8(inputs, output) or leaves_it(output, profile):
         return None
-    positive = scale_of(inputs[0]) / scale_of(output)
-    negative = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
+    scale, slope_scale, result = scales_for(profile, *inputs, output)
+    positive, negative = scale / result, scale * slope_scale / result
     numbers: Numbers = {**fixed_point_numbers(positive, "positive_"), **fixed_point_numbers(negative, "negative_")}
     if max(numbers["positive_exponent"], numbers["negative_exponent"]) > LARGEST_EXPONENT:
         return None
@@ -182,7 +183,7 @@ def multiply(
         "factor": float(factor),
     }
     if not profile.delegates or output.dtype == "int16":
-        first, second, result = (profile.multiplier_dtype(scale_of(tensor)) for tensor in (*inputs, output))
+        first, second, result = scales_for(profile, *inputs, output)
         numbers |= {"steps": 1, **fixed_point_numbers(first * second / result)}
     elif profile.rounds_products_half_up:
         fraction, exponent = np.frexp(np.float64(factor))

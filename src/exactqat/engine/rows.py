@@ -11,7 +11,7 @@ from ..device import Tensor
 from ..device import fixed_point_functions as fixed
 from ..device.arithmetic import fixed_point, reduced, rounding_shift, scale_of, zero_point_of
 from ..device.interpolated import exponential, interpolation_table, one_over_one_plus
-from ..device.matrix import in_float32
+from ..device.matrix import in_float32, product_multiplier
 from ..device.normalization import EXPONENT_BITS, SUM_BITS, scaled_exponents
 from ..device.operator import Attributes, DeviceOperator, Refusal
 from ..device.profile import REFERENCE, Profile
@@ -51,7 +51,7 @@ def batch_matmul(
         factors = np.full(columns, first * second / result, np.float32)
     else:
         numbers["steps"] = STEPS["fixed_point"]
-        pair = fixed_point(float(first * second) / float(result))
+        pair = fixed_point(product_multiplier(inputs, output, profile))
         factors = np.stack([np.full(columns, int(each), np.int32) for each in pair])
     operands: tuple[Part | np.ndarray, ...] = (*matrices(inputs, output), factors)
     return (KernelCall("integer_batch_matmul", operands, part(RESULT, output), numbers),)
@@ -68,8 +68,7 @@ def matrices(inputs: Tensors, output: Tensor) -> list[Part]:
 
 def wide_batch_matmul(inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile) -> Form:
     """Likewise of int16."""
-    first, second = (profile.multiplier_dtype(scale_of(tensor)) for tensor in inputs)
-    significand, exponent = fixed_point(float(first * second) / float(scale_of(output)))
+    significand, exponent = fixed_point(product_multiplier(inputs, output, profile))
     numbers: Numbers = {**clamp_numbers(output, attributes, profile), "significand": int(reduced(significand))}
     numbers |= {"shift": 15 - int(exponent), **{name: int(attributes[name]) for name in ("adj_x", "adj_y")}}
     operands = tuple(matrices(inputs, output))

@@ -35,6 +35,8 @@ class Micro:
         names = [(tensor.name or b"").decode("utf-8", "replace") for tensor in subgraph.tensors]
         self.inputs = _positions([names[index] for index in subgraph.inputs], inputs, in_order)
         self.outputs = _positions([names[index] for index in subgraph.outputs], outputs, in_order)
+        shapes = [subgraph.tensors[index].shape for index in subgraph.outputs]
+        self.shapes = [() if shape is None else tuple(int(size) for size in shape) for shape in shapes]
         try:
             self.interpreter: Any = runtime.Interpreter.from_bytes(content, arena_size=_arena(subgraph))
         except RuntimeError as error:
@@ -61,7 +63,13 @@ class Micro:
             except RuntimeError as error:
                 raise RuntimeRefusal(f"TFLite-Micro fails to run the file: {error}") from error
             for name, position in self.outputs.items():
-                parts[name].append(np.array(self.interpreter.get_output(position)))
+                found = np.array(self.interpreter.get_output(position))
+                if found.shape != self.shapes[position]:  # it has room for the file's shape alone
+                    raise RuntimeRefusal(
+                        f"TFLite-Micro computes the shape {list(found.shape)} for {name!r}, for which the file has "
+                        f"{list(self.shapes[position])} (convert the model with a fixed batch)"
+                    )
+                parts[name].append(found)
         return {name: np.concatenate(part) for name, part in parts.items()}
 
 
