@@ -25,12 +25,18 @@ from .signature import Signature, plain_signature
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes as declared."""
+    """One operator: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes as declared.
+
+    built_in: the file that it was read from computes its sizes when it runs. LiteRT's delegates leave such an operator
+    to the built-in kernels, which round otherwise in single codes: it is simulated as the reference kernel, and claimed
+    to be exact on devices without delegates only. A file that this library writes states all sizes.
+    """
 
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    built_in: bool = False
 
 
 def require_graph(graph: Any) -> None:
@@ -39,6 +45,10 @@ def require_graph(graph: Any) -> None:
         raise TypeError(
             f"graph must be a Graph, as returned by exactqat.deploy.lower(model), got {type(graph).__name__}"
         )
+
+
+# Of operators that delegates leave to built-in kernels, in `Graph.measured_as`.
+BUILT_IN = ":built_in"
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +195,8 @@ class Graph:
     def measured_as(self, operator: Operator) -> str:
         """The name under which `EXACT` and `MEASURED` know an operator: "CONV_2D", or "CONV_2D:int16"."""
         inputs = [self.tensors[name] for name in operator.inputs]
-        return OPERATORS[operator.kind].measured_as(inputs, self.tensors[operator.outputs[0]])
+        name = OPERATORS[operator.kind].measured_as(inputs, self.tensors[operator.outputs[0]])
+        return f"{name}{BUILT_IN}" if operator.built_in else name
 
     def multiply_accumulates(self, operator: Operator) -> int:
         """Multiply-accumulates of one example through `operator`; 0 where nothing is multiplied and summed."""

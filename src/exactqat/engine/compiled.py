@@ -14,6 +14,7 @@ from .. import cpu
 from ..device import OPERATORS, Profile, Tensor, profile_named
 from ..device.blocks import one_thread_for_blas
 from ..device.operator import written
+from ..device.profile import REFERENCE
 from ..device.tensor import initial_codes
 from .arena import LINE, lifetimes, places
 from .declared import by_declaration
@@ -37,6 +38,8 @@ class Step(Protocol):
     def outputs(self) -> tuple[str, ...]: ...
     @property
     def attributes(self) -> Mapping[str, Any]: ...
+    @property
+    def built_in(self) -> bool: ...
 
 
 class Network(Protocol):
@@ -244,7 +247,8 @@ class Compiled:
             inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
             # What has variables changes them too: its declaration's business.
             stateless = len(written(step.kind, step.inputs, step.outputs)) == len(step.outputs)
-            form = make(OPERATORS[step.kind], inputs, output, step.attributes, self.profile) if stateless else ()
+            profile = self._profile_of(step)
+            form = make(OPERATORS[step.kind], inputs, output, step.attributes, profile) if stateless else ()
             self._forms[number] = form
         return self._forms[number]
 
@@ -299,7 +303,12 @@ class Compiled:
         inputs, outputs = ([self._tensors[name] for name in names] for names in (step.inputs, step.outputs))
         codes = [known[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
         with one_thread_for_blas():
-            return by_declaration(OPERATORS[step.kind], codes, inputs, outputs, step.attributes, self.profile)
+            profile = self._profile_of(step)
+            return by_declaration(OPERATORS[step.kind], codes, inputs, outputs, step.attributes, profile)
+
+    def _profile_of(self, step: Step) -> Profile:
+        """Whose arithmetic computes an operator: that of the built-in kernels where delegates leave it to them."""
+        return REFERENCE if step.built_in and self.profile.delegates else self.profile
 
     def _bound(self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:
         """Operators at places in one block of memory, for so many examples."""

@@ -35,7 +35,7 @@ from ...device.file_forms import (
     without_packing,
     without_wrapping,
 )
-from ...device.operator import BOOL, FLOAT, Refusal, in_float
+from ...device.operator import BOOL, FLOAT, Refusal, in_float, is_wide
 from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, Quantization, Tensor, dequantize
 from ...display import listed, shortened
 from ..graph import Graph, Operator, check_operator
@@ -620,10 +620,6 @@ class _Reader:
         computed = any(
             tensor is not None and tensor.data is None and tensor.name in self.known for tensor in step.inputs
         )
-        if computed and not declaration.moves_codes:
-            # What only moves codes gives the same ones on all kernels.
-            raise Unreadable(f"{word} with a shape that the file computes from its batch, which delegates leave to "
-                             "kernels that round otherwise (convert the model with a fixed batch)")  # fmt: skip
         step = replace(step, inputs=tuple(tensor and self.used.get(tensor.name, tensor) for tensor in step.inputs))
         try:
             operands, attributes = declaration.read_operands(step), declaration.read_attributes(step)
@@ -634,7 +630,10 @@ class _Reader:
         if any(tensor is not None and tensor.variable and tensor.name not in states for tensor in others):
             raise Unreadable(f"{word} with a variable, which it is not known to have")
         defaults = {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
-        return 1, self.checked(word, operands, {**attributes, **defaults}, step.outputs)
+        operator = self.checked(word, operands, {**attributes, **defaults}, step.outputs)
+        # What only moves codes gives the same ones on all kernels, and delegates leave int16 anyway.
+        left = computed and not declaration.moves_codes and not is_wide(operands, step.output)
+        return 1, replace(operator, built_in=left)
 
     def chain(self, number: int, form: Sequence[str]) -> list[FileOperator]:
         """The next operators, if their names are these and each reads the one before, which nothing else does."""
