@@ -36,8 +36,10 @@ from ...device.file_forms import (
     without_wrapping,
 )
 from ...device.operator import BOOL, FLOAT, Refusal, in_float, is_wide
-from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, Quantization, Tensor, dequantize
+from ...device.profile import MICRO, REFERENCE, X86
+from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, Quantization, Tensor, code_range, dequantize
 from ...display import listed, shortened
+from ...engine.declared import by_declaration
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
 from .tflite import IDENTIFIER, import_deploy
@@ -46,6 +48,8 @@ from .tflite import IDENTIFIER, import_deploy
 MOST_VALUES, MOST_AXES = 2**31 - 1, 8
 # A file may read its own bytes this often; those that runtimes take read most of them once.
 MOST_READS = 8
+# Codes that a first state of zeros is tried with.
+MOST_FOLDED = 2**24
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
 # What to do about others.
@@ -539,6 +543,8 @@ class _Reader:
         """The graph's operators; what is wrong with the file's becomes a problem."""
         made: list[Operator] = []
         self.used: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}
+        # By name: whether delegates and built-in kernels may differ in them.
+        self.folded: dict[str, bool] = {}
         self.of_the_file = set(map(id, self.tensors))
         number = 0
         while number < len(self.steps):
@@ -549,10 +555,10 @@ class _Reader:
             if self.is_shape_arithmetic(word, step):
                 number += 1
                 continue
-            length, found = 1, None
+            length = 1
             try:
                 length, found = self.read_operator(number)
-                made.append(found)
+                made += [] if found is None else [found]
             except (Unreadable, Refusal) as error:
                 self.problems.add(str(error), step.output.name)
             number += length
@@ -595,8 +601,8 @@ class _Reader:
         self.used[step.output.name] = replace(step.output, shape=shape, data=data)
         return True
 
-    def read_operator(self, number: int) -> tuple[int, Operator]:
-        """How many of the file's operators make the graph's next one, and that one.
+    def read_operator(self, number: int) -> tuple[int, Operator | None]:
+        """How many of the file's operators make the graph's next one, and that one; None where they make constants.
 
         Raises:
             Unreadable, Refusal: it cannot be read.
@@ -629,11 +635,58 @@ class _Reader:
         others = (*step.inputs, *step.outputs, *step.intermediates)
         if any(tensor is not None and tensor.variable and tensor.name not in states for tensor in others):
             raise Unreadable(f"{word} with a variable, which it is not known to have")
-        defaults = {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
-        operator = self.checked(word, operands, {**attributes, **defaults}, step.outputs)
+        attributes |= {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
+        filled = computed or any(tensor.name in self.folded for tensor in operands)
+        if filled and self.fold(declaration, operands, attributes, step.outputs):
+            return 1, None
+        operator = self.checked(word, operands, attributes, step.outputs)
         # What only moves codes gives the same ones on all kernels, and delegates leave int16 anyway.
-        left = computed and not declaration.moves_codes and not is_wide(operands, step.output)
+        left = computed or any(self.folded.get(tensor.name) for tensor in operands)
+        left = left and not declaration.moves_codes and not is_wide(operands, step.output)
         return 1, replace(operator, built_in=left)
+
+    def fold(
+        self, declaration: Any, operands: Sequence[Tensor], attributes: Mapping[str, Any], outputs: Sequence[Tensor]
+    ) -> bool:
+        """Whether an operator's results are constants now: the file fills an operand with zeros, as the first state of
+        a recurrent layer, and what other operands hold does not matter, on any device."""
+        if not all(tensor.dtype in CODE_RANGES and is_known(tensor) for tensor in (*operands[:1], *outputs)):
+            return False
+        open_ones = [tensor for tensor in operands if tensor.data is None]
+        if len(open_ones) > 1 or (open_ones and not declaration.pointwise):
+            return False
+        lowest, highest = code_range(open_ones[0]) if open_ones else (0, 0)
+        if (highest - lowest + 1) * max(math.prod(tensor.shape) for tensor in operands) > MOST_FOLDED:
+            return False
+        # All codes that the open one can have, one after the other.
+        every = np.arange(lowest, highest + 1)
+        codes = [
+            tensor.data if tensor.data is not None
+            else np.broadcast_to(every.reshape(-1, *[1] * (len(tensor.shape) - 1)), (len(every), *tensor.shape[1:]))
+            for tensor in operands
+        ]  # fmt: skip
+        codes = [each.astype(tensor.dtype) for each, tensor in zip(codes, operands, strict=True)]
+        try:
+            shapes = declaration.checked_shapes([tensor.shape for tensor in operands], attributes)
+            if len(shapes) != len(outputs):
+                return False
+            made = [replace(tensor, shape=shape) for tensor, shape in zip(outputs, shapes, strict=True)]
+            first, *others = (
+                by_declaration(declaration, codes, operands, made, attributes, profile)
+                for profile in (REFERENCE, MICRO, X86)
+            )
+        except (ValueError, TypeError, OverflowError, IndexError):
+            return False
+        agree = all(np.array_equal(*pair) for other in others for pair in zip(first, other, strict=True))
+        if not all(np.all(result == result[:1]) for result in first) or not (
+            agree or not is_wide(operands, outputs[0])
+        ):
+            return False
+        for tensor, result in zip(made, first, strict=True):
+            self.used[tensor.name] = replace(tensor, data=result[:1])
+            # Sums of biases are rounded, by LiteRT's built-in kernels in a way of their own.
+            self.folded[tensor.name] = not open_ones and not is_wide(operands, outputs[0])
+        return True
 
     def chain(self, number: int, form: Sequence[str]) -> list[FileOperator]:
         """The next operators, if their names are these and each reads the one before, which nothing else does."""
