@@ -545,6 +545,7 @@ class _Reader:
         self.used: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}
         # By name: whether delegates and built-in kernels may differ in them.
         self.folded: dict[str, bool] = {}
+        undone = self.find_undone()
         self.of_the_file = set(map(id, self.tensors))
         number = 0
         while number < len(self.steps):
@@ -553,6 +554,11 @@ class _Reader:
                 number += 1
                 continue
             if self.is_shape_arithmetic(word, step):
+                number += 1
+                continue
+            if number in undone:
+                for output, operand in zip(step.outputs, undone[number], strict=True):
+                    self.used[output.name] = self.used[operand.name]
                 number += 1
                 continue
             length = 1
@@ -600,6 +606,27 @@ class _Reader:
         self.known[step.output.name] = data
         self.used[step.output.name] = replace(step.output, shape=shape, data=data)
         return True
+
+    def find_undone(self) -> dict[int, tuple[Tensor, ...]]:
+        """The operators whose results are what another one joined, by number, and that one's operands."""
+        found: dict[int, tuple[Tensor, ...]] = {}
+        makers: dict[str, tuple[str, FileOperator]] = {}
+        for number, (word, step) in enumerate(self.steps):
+            source = step.inputs[0] if step.inputs else None
+            maker = makers.get(source.name) if source is not None else None
+            if source is not None and maker is not None and word in OPERATORS:
+                operands = tuple(tensor for tensor in maker[1].inputs if tensor is not None and is_known(tensor))
+                try:
+                    undone = OPERATORS[word].undoes(step, *maker)
+                except (Unreadable, ValueError, TypeError):
+                    continue
+                alike = all(tensor.quantization.equals(source.quantization) and tensor.dtype == source.dtype
+                            for tensor in (*operands, *step.outputs))  # fmt: skip
+                if undone and alike and len(operands) == len(step.outputs):
+                    found[number] = operands
+                    self.readers[source.name] -= 1
+            makers.update((tensor.name, (word, step)) for tensor in step.outputs)
+        return found
 
     def read_operator(self, number: int) -> tuple[int, Operator | None]:
         """How many of the file's operators make the graph's next one, and that one; None where they make constants.
@@ -650,9 +677,10 @@ class _Reader:
     ) -> bool:
         """Whether an operator's results are constants now: the file fills an operand with zeros, as the first state of
         a recurrent layer, and what other operands hold does not matter, on any device."""
-        if not all(tensor.dtype in CODE_RANGES and is_known(tensor) for tensor in (*operands[:1], *outputs)):
-            return False
         open_ones = [tensor for tensor in operands if tensor.data is None]
+        dtypes = CODE_RANGES if open_ones else (*CODE_RANGES, FLOAT)
+        if not all(tensor.dtype in dtypes and is_known(tensor) for tensor in (*operands[:1], *outputs)):
+            return False
         if len(open_ones) > 1 or (open_ones and not declaration.pointwise):
             return False
         lowest, highest = code_range(open_ones[0]) if open_ones else (0, 0)
