@@ -22,7 +22,7 @@ FILES = Path(__file__).parents[1] / "goldens" / "files"
 PAGE = Path(__file__).parents[2] / "docs" / "train-from-a-file.md"
 WAYS = ("convolutions.int8", "convolutions.int16", "convolutions.per_tensor", "convolutions.uint8",
         "convolutions.float_ends", "pieces.int8", "branches.int8", "sequence.int8",
-        "two_ends.int8")  # fmt: skip
+        "two_ends.int8", "stacked.int8")  # fmt: skip
 EXAMPLES = 3
 
 
@@ -110,6 +110,22 @@ def test_what_is_written_after_training_is_what_training_computed(name: str, tmp
     path = deploy.write_tflite(trained, tmp_path / "trained.tflite")
     for ours, theirs in zip(
         results_of(model(*reals)), on_litert(path, [each.numpy() for each in reals], "xnnpack-x86"), strict=True
+    ):
+        assert np.array_equal(ours, theirs)
+
+
+def test_what_delegates_leave_in_a_file_is_written_so_that_they_take_it(tmp_path: Path) -> None:
+    """A transposed convolution of an open batch."""
+    graph = deploy.read_tflite(FILES / "enlarged.int8.tflite")
+    with pytest.warns(
+        UserWarning, match="leaves TRANSPOSE_CONV at .* to built-in kernels.*convert the model with a fixed"
+    ):
+        model = qat.prepare(graph, device="xnnpack-x86").eval()
+    reals = on_the_grid(model.plan)
+    qat.freeze(model)
+    path = deploy.write_tflite(deploy.lower(model), tmp_path / "trained.tflite")
+    for ours, theirs in zip(
+        results_of(model(*map(torch.from_numpy, reals))), on_litert(path, reals, "xnnpack-x86"), strict=True
     ):
         assert np.array_equal(ours, theirs)
 

@@ -9,18 +9,20 @@ scales that a frozen network computes with are the file's, bit for bit, until a 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, Tensor
+from ..device import OPERATORS, Tensor, profile_named
 from ..device.operator import FLOAT, Refusal, need
 from ..device.tensor import CODE_RANGES, dequantize
 from ..device.weighted import Weighted
-from ..display import listed
+from ..display import listed, shortened
 from ..planning import UnsupportedOperator
+from ..planning.callers import users_line
 from ..planning.ends import Ends
 from ..planning.network import Constant, Network, Value
 from ..planning.plans import Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
@@ -269,7 +271,20 @@ class Restoring:
 
 
 def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -> None:
-    """Raises UnsupportedOperator if a plan with these numbers has other integers than the file, on random codes."""
+    """Raises UnsupportedOperator if a plan with these numbers has other integers than the file, on random codes.
+
+    What it trains is written with all sizes, so it is compared with the file as delegates would compute it; a warning
+    names operators that they leave to built-in kernels in the file itself.
+    """
+    left = [f"{each.kind} at {shortened(each.outputs[0])!r}" for each in graph.operators if each.built_in]
+    if left and profile_named(device).delegates:
+        warnings.warn(
+            f"the file computes sizes from its batch, so on {device} LiteRT leaves {listed(left)} to built-in kernels; "
+            "the trained network's file states all sizes, and single codes can differ from this file's (convert the "
+            "model with a fixed batch)",
+            stacklevel=users_line(),
+        )
+        graph = replace(graph, operators=tuple(replace(each, built_in=False) for each in graph.operators))
     try:
         lowered = Lowering(plan, numbers).run()
     except ValueError as error:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ...device import OPERATORS
+from ...device.arithmetic import zero_point_of
 from ...device.file_forms import (
     FILLED,
     MOST_SHAPE_NUMBERS,
@@ -712,8 +713,9 @@ class _Reader:
             return False
         for tensor, result in zip(made, first, strict=True):
             self.used[tensor.name] = replace(tensor, data=result[:1])
-            # Sums of biases are rounded, by LiteRT's built-in kernels in a way of their own.
-            self.folded[tensor.name] = not open_ones and not is_wide(operands, outputs[0])
+            # Sums of biases are rounded, by LiteRT's built-in kernels in a way of their own; nothing is nothing.
+            settled = bool(open_ones) or is_wide(operands, tensor) or bool(np.all(result == zero_point_of(tensor)))
+            self.folded[tensor.name] = not settled
         return True
 
     def chain(self, number: int, form: Sequence[str]) -> list[FileOperator]:
