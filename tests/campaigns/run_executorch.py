@@ -4,6 +4,8 @@ ExecuTorch's XNNPACK flow, run by its runtime, compared code by code with the si
 
     python tests/campaigns/run_executorch.py --count 20                all operators
     python tests/campaigns/run_executorch.py --count 20 CONV_2D ADD    some
+    python tests/campaigns/run_executorch.py --networks                `qat.exported_program` of whole frozen networks
+    python tests/campaigns/run_executorch.py --networks ds_cnn yolo_v8
 
 Needs executorch 1.5 and torchao 0.18 beside the tested environment; nothing else does.
 """
@@ -14,17 +16,20 @@ import argparse
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import _tests_folder  # noqa: F401
 import numpy as np
+import plain_networks
 import torch
 import torch.ao.quantization.fx._decomposed  # noqa: F401 - brings the operators
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
-from exactqat import deploy
+from exactqat import deploy, qat
 from exactqat.deploy import Builder, Graph, Tensor, per_tensor
 
 DEVICES = ("xnnpack-x86", "reference", "onnxruntime-x86")
@@ -127,21 +132,50 @@ def made(kind: str, rng: np.random.Generator) -> Graph:
     return builder.graph([y])
 
 
-def on_executorch(graph: Graph, codes: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
-    """Codes that ExecuTorch's runtime makes, and whether XNNPACK took the whole program."""
+def computed_by_executorch(
+    exported: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor]
+) -> tuple[list[np.ndarray], Counter[str]]:
+    """What its runtime returns, and the calls that the lowered program makes."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
+    from executorch.kernels import quantized  # noqa: F401 - brings the operators that XNNPACK leaves
     from executorch.runtime import Runtime
 
+    lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+    called = Counter(str(node.target) for node in lowered.exported_program().graph.nodes if node.op == "call_function")
+    program = Runtime.get().load_program(lowered.to_executorch().buffer)
+    return [each.numpy().copy() for each in program.load_method("forward").execute(list(inputs))], called
+
+
+def network(name: str) -> str:
+    """One frozen network's results on ExecuTorch beside the kit's, which are the integers of xnnpack-x86."""
+    torch.manual_seed(0)
+    model, examples = plain_networks.NETWORKS[name]()
+    examples = examples if isinstance(examples, tuple) else (examples,)
+    prepared = qat.prepare(model.train(), examples)
+    for _ in range(2):
+        prepared(*examples)
+    qat.freeze(prepared)
+    prepared.eval()
+    with torch.no_grad():
+        expected = [each.numpy() for each in tree_leaves(prepared(*examples)) if isinstance(each, torch.Tensor)]
+    exported = qat.exported_program(prepared, len(examples[0]))
+    found, called = computed_by_executorch(exported, [each for each in examples if isinstance(each, torch.Tensor)])
+    values = sum(each.size for each in expected)
+    differing = sum(int((ours != theirs).sum()) for ours, theirs in zip(expected, found, strict=True))
+    others = sum(count for target, count in called.items() if "executorch_call_delegate" not in target)
+    others -= called["<built-in function getitem>"]
+    return f"{values:>10,}{differing:>10,}{others:>10}"
+
+
+def on_executorch(graph: Graph, codes: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
+    """Codes that ExecuTorch's runtime makes, and whether XNNPACK took the whole program."""
     reals = []
     for name in graph.inputs:
         real = deploy.dequantize(codes[name], graph.tensors[name].quantization)
         reals.append(torch.from_numpy(np.ascontiguousarray(real.transpose(0, 3, 1, 2) if real.ndim == 4 else real)))
     exported = torch.export.export(Program(graph).eval(), tuple(reals), strict=False)
-    lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
-    called = {str(node.target) for node in lowered.exported_program().graph.nodes if node.op == "call_function"}
-    program = Runtime.get().load_program(lowered.to_executorch().buffer)
-    result = program.load_method("forward").execute(reals)[0].numpy()
+    (result, *_), called = computed_by_executorch(exported, reals)
     result = result.transpose(0, 2, 3, 1) if result.ndim == 4 else result
     grid = graph.tensors[graph.outputs[0]].quantization
     return (np.rint(result / grid.scale[0]) + grid.zero_point[0]).astype(np.int64), len(called) == 2
@@ -151,9 +185,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--networks", nargs="*", metavar="NAME", help="whole networks of tests/plain_networks.py")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
+    if options.networks is not None:
+        print(f"{'network':34}{'results':>10}{'differ':>10}{'nodes that XNNPACK leaves':>28}")
+        for name in options.networks or plain_networks.NETWORKS:
+            try:
+                print(f"{name:34}{network(name)}", flush=True)
+            except Exception as error:  # noqa: BLE001 - of ExecuTorch
+                print(f"{name:34}not run: {type(error).__name__}: {' '.join(str(error).split())[:150]}", flush=True)
+        return 0
     print(f"{'operator':20}{'codes':>10}  {'  '.join(DEVICES)}: differ")
     for kind in options.kinds or KINDS:
         rng, values, whole = np.random.default_rng(0), 0, True

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..planning.rules import Rule, UnusedRuleWarning
     from ..train.core.freezing import UnsettledStatisticsWarning
     from ..train.torch.distillation import Distillation
+    from ..train.torch.exported import exported_program
     from ..train.torch.layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
     from ..train.torch.prepared import PreparedModel
@@ -33,6 +34,7 @@ _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
     ".files": ("inspect_onnx",),
     "..train.torch.distillation": ("Distillation",),
+    "..train.torch.exported": ("exported_program",),
     "..train.torch.layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     "..train.torch.modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
     "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
@@ -78,6 +80,7 @@ __all__ = [
     "calibrate",
     "distillation_loss",
     "explain",
+    "exported_program",
     "freeze",
     "inspect_onnx",
     "load_rules",

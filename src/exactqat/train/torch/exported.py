@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frozen network as an `ExportedProgram` with quantize and dequantize nodes, for tools that lower such programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...device import OPERATORS
+from ...planning.plans import Grid, Numbers, Plan, PlanStep
+from ..core.run_steps import attributes_of
+from . import primitives
+from .prepared import PreparedModel
+
+_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+
+
+class _Plain:
+    """The kit's primitives, with convolutions as PyTorch's own operator, which lowering tools look for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(primitives, name)
+
+    def conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        strides: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        dilations: Sequence[int],
+        groups: int = 1,
+        channel_axis: int = 1,
+    ) -> Tensor:
+        """See `primitives.conv`."""
+        if channel_axis != 1:
+            moved = self.conv(x.movedim(channel_axis, 1), weight, bias, strides, padding, dilations, groups)
+            return moved.movedim(1, channel_axis)
+        if weight.dim() == 2 and groups == 1:
+            return F.linear(x, weight, bias)
+        if weight.dim() == 2:
+            return self.conv(x[:, :, None], weight[:, :, None], bias, (1,), ((0, 0),), (1,), groups)[:, :, 0]
+        amounts = [before for before, _ in padding]
+        if any(before != after for before, after in padding):
+            x, amounts = F.pad(x, [side for pair in reversed(padding) for side in pair]), [0] * len(amounts)
+        convolve = cast(Any, _CONVOLUTIONS[len(amounts) - 1])
+        return cast(Tensor, convolve(x, weight, bias, tuple(strides), tuple(amounts), tuple(dilations), groups))
+
+
+_PLAIN = _Plain()
+
+
+def _limits(grid: Grid) -> tuple[int, int, torch.dtype]:
+    if grid.rule.wide:
+        return -(2**15), 2**15 - 1, torch.int16
+    return -(2 ** (grid.bits - 1)), 2 ** (grid.bits - 1) - 1, torch.int8
+
+
+class _Program(nn.Module):
+    """The network in real numbers: every stored tensor passes a quantize node with its grid, and a dequantize node of
+    its own for each reader, as tools look for them."""
+
+    def __init__(self, plan: Plan, numbers: Numbers) -> None:
+        super().__init__()
+        self.plan, self.numbers = plan, numbers
+        self.nodes: Any = torch.ops.quantized_decomposed
+        for number, step in enumerate(plan.steps):
+            if step.weights is not None:
+                weights, scale = numbers.weights[step.path], self.scale(plan.stored(step.operands[0]).grid)
+                self.register_buffer(f"codes_{number}", torch.from_numpy(weights.codes.astype(np.int8)))
+                self.register_buffer(f"scales_{number}", torch.from_numpy(weights.scale.copy()))
+                self.register_buffer(f"zero_points_{number}", torch.zeros(len(weights.scale), dtype=torch.int64))
+                bias = weights.bias * (np.float64(scale) * weights.scale.astype(np.float64))
+                self.register_buffer(f"bias_{number}", torch.from_numpy(bias.astype(np.float32)))
+            for position, name in enumerate(step.operands):
+                if (step.path, position) in numbers.constants and not plan.is_stored(name):
+                    codes, _ = numbers.constants[(step.path, position)]
+                    dtype = np.int16 if plan.grids[step.grid].rule.wide else np.int8
+                    self.register_buffer(f"constant_{number}_{position}", torch.from_numpy(codes.astype(dtype)))
+
+    def scale(self, grid: str) -> float:
+        fixed = self.plan.grids[grid].fixed
+        return float(self.numbers.grids[grid][0] if fixed is None else fixed[0])
+
+    def place(self, name: str) -> tuple[float, int, int, int, torch.dtype]:
+        grid = self.plan.grids[name]
+        lowest, highest, dtype = _limits(grid)
+        # A code of real 0 is counted from the lowest one.
+        zero_point = self.numbers.grids[name][1] + lowest if grid.fixed is None else grid.fixed[1]
+        return self.scale(name), int(zero_point), lowest, highest, dtype
+
+    def stored(self, x: Tensor, name: str) -> Tensor:
+        return x if self.plan.grids[name].indices else self.nodes.quantize_per_tensor.default(x, *self.place(name))
+
+    def read(self, path: str, values: Mapping[str, Tensor]) -> Tensor:
+        name = self.plan.stored(path).grid
+        if values[path].dtype not in (torch.int8, torch.int16):  # indices, and what is computed outside of the device
+            return values[path]
+        return cast(Tensor, self.nodes.dequantize_per_tensor.default(values[path], *self.place(name)))
+
+    def weight(self, number: int, step: PlanStep) -> Tensor:
+        assert step.weights is not None
+        codes, scales, zero_points = (getattr(self, f"{name}_{number}") for name in ("codes", "scales", "zero_points"))
+        if len(scales) == 1:
+            scale = float(self.numbers.weights[step.path].scale[0])
+            return self.nodes.dequantize_per_tensor.default(codes, scale, 0, -127, 127, torch.int8)
+        axis = step.weights.channel_axis
+        return self.nodes.dequantize_per_channel.default(codes, scales, zero_points, axis, -127, 127, torch.int8)
+
+    def operand(self, number: int, step: PlanStep, position: int, values: dict[str, Tensor]) -> Tensor:
+        name = step.operands[position]
+        if name in values:
+            return self.read(name, values)
+        scale = float(self.numbers.constants[(step.path, position)][1])
+        codes, wide = getattr(self, f"constant_{number}_{position}"), self.plan.grids[step.grid].rule.wide
+        limits = (-(2**15), 2**15 - 1, torch.int16) if wide else (-128, 127, torch.int8)
+        return self.nodes.dequantize_per_tensor.default(codes, scale, 0, *limits)
+
+    def step(self, number: int, step: PlanStep, values: dict[str, Tensor]) -> Tensor:
+        if step.outside:
+            return primitives.FUNCTIONS[step.kind](self.read(step.operands[0], values), **step.attributes)
+        if step.expression is not None or not step.kind:  # for training only
+            return values[step.operands[0]]
+        operator, attributes = OPERATORS[step.kind], attributes_of(step)
+        operands = [self.operand(number, step, position, values) for position in range(len(step.operands))]
+        if step.weights is not None:
+            operands += [self.weight(number, step), getattr(self, f"bias_{number}")]
+        if operator.uses_operand_scale:
+            attributes["operand_scale"] = self.scale(self.plan.stored(step.operands[0]).grid)
+        result = operator.real(_PLAIN, operands, attributes)
+        if step.activation != "NONE":
+            result = F.relu6(result) if step.activation == "RELU6" else F.relu(result)
+        if step.bounds is not None:
+            result = result.clamp(*step.bounds)
+        return self.stored(result, step.grid)
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        values = {each.path: self.stored(x, each.grid) for each, x in zip(self.plan.inputs, inputs, strict=True)}
+        for number, step in enumerate(self.plan.steps):
+            values[step.path] = self.step(number, step, values)
+        return [self.read(path, values) for path in self.plan.outputs]
+
+
+def exported_program(model: PreparedModel, batch: int = 1) -> torch.export.ExportedProgram:
+    """A frozen network of PyTorch as a program of ATen operators between `quantized_decomposed` nodes, in the user's
+    order of axes: what `convert_pt2e` makes, with the ranges, weights and biases that training ended with.
+
+    ExecuTorch lowers such programs (`executorch.exir.to_edge_transform_and_lower`), and so do other tools. The program
+    itself computes in float32, and rounds otherwise than the device in rare codes; what a backend makes of it is the
+    backend's arithmetic (see docs/bring-your-model.md).
+
+    Args:
+        model: prepared by `qat.prepare` from a PyTorch module, and frozen.
+        batch: how many examples the program takes.
+
+    Returns:
+        Its inputs are the model's tensors, its results the model's tensors in order, as a list.
+
+    Raises:
+        TypeError: `model` is not a prepared model of PyTorch, or `batch` no integer.
+        ValueError: the model is not frozen, or `batch` is below 1.
+    """
+    if not isinstance(model, PreparedModel):
+        raise TypeError(f"model must come from exactqat.qat.prepare of a PyTorch module, got {type(model).__name__}")
+    if isinstance(batch, bool) or not isinstance(batch, int):
+        raise TypeError(f"batch must be an integer, got {type(batch).__name__}")
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    if not model.frozen:
+        raise ValueError(
+            "model must be frozen before it is exported: call exactqat.qat.freeze and train its last phase"
+        )
+    import torch.ao.quantization.fx._decomposed  # noqa: F401 - brings the operators
+
+    examples = []
+    for each in model.plan.inputs:
+        shape = [batch * size if axis == each.batch_axis else size for axis, size in enumerate(each.shape)]
+        examples.append(torch.zeros(shape, dtype=torch.int64 if each.rows else torch.float32))
+    program = _Program(model.plan, model.numbers()).eval()
+    return torch.export.export(program, tuple(examples), strict=False)
+
+
+__all__ = ["exported_program"]
