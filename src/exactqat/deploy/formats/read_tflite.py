@@ -49,8 +49,8 @@ from .tflite import IDENTIFIER, import_deploy
 MOST_VALUES, MOST_AXES = 2**31 - 1, 8
 # A file may read its own bytes this often; those that runtimes take read most of them once.
 MOST_READS = 8
-# Codes that a first state of zeros is tried with.
-MOST_FOLDED = 2**24
+# Codes with which first states of zeros are tried, by all operators together.
+MOST_FOLDED = 2**26
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
 # What to do about others.
@@ -546,6 +546,7 @@ class _Reader:
         self.used: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}
         # By name: whether delegates and built-in kernels may differ in them.
         self.folded: dict[str, bool] = {}
+        self.left_to_fold = MOST_FOLDED
         undone = self.find_undone()
         self.of_the_file = set(map(id, self.tensors))
         number = 0
@@ -685,7 +686,8 @@ class _Reader:
         if len(open_ones) > 1 or (open_ones and not declaration.pointwise):
             return False
         lowest, highest = code_range(open_ones[0]) if open_ones else (0, 0)
-        if (highest - lowest + 1) * max(math.prod(tensor.shape) for tensor in operands) > MOST_FOLDED:
+        self.left_to_fold -= (highest - lowest + 1) * max(math.prod(tensor.shape) for tensor in operands)
+        if self.left_to_fold < 0:
             return False
         # All codes that the open one can have, one after the other.
         every = np.arange(lowest, highest + 1)
