@@ -666,7 +666,7 @@ class _Reader:
             raise Unreadable(f"{word} with a variable, which it is not known to have")
         attributes |= {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
         filled = computed or any(tensor.name in self.folded for tensor in operands)
-        if filled and self.fold(declaration, operands, attributes, step.outputs):
+        if filled and self.fold(declaration, operands, attributes, step.outputs, computed):
             return 1, None
         operator = self.checked(word, operands, attributes, step.outputs)
         # What only moves codes gives the same ones on all kernels, and delegates leave int16 anyway.
@@ -675,10 +675,18 @@ class _Reader:
         return 1, replace(operator, built_in=left)
 
     def fold(
-        self, declaration: Any, operands: Sequence[Tensor], attributes: Mapping[str, Any], outputs: Sequence[Tensor]
+        self,
+        declaration: Any,
+        operands: Sequence[Tensor],
+        attributes: Mapping[str, Any],
+        outputs: Sequence[Tensor],
+        built_in: bool,
     ) -> bool:
         """Whether an operator's results are constants now: the file fills an operand with zeros, as the first state of
-        a recurrent layer, and what other operands hold does not matter, on any device."""
+        a recurrent layer, and what other operands hold does not matter, on any device.
+
+        built_in: delegates leave it.
+        """
         open_ones = [tensor for tensor in operands if tensor.data is None]
         dtypes = CODE_RANGES if open_ones else (*CODE_RANGES, FLOAT)
         if not all(tensor.dtype in dtypes and is_known(tensor) for tensor in (*operands[:1], *outputs)):
@@ -704,19 +712,17 @@ class _Reader:
             made = [replace(tensor, shape=shape) for tensor, shape in zip(outputs, shapes, strict=True)]
             first, *others = (
                 by_declaration(declaration, codes, operands, made, attributes, profile)
-                for profile in (REFERENCE, MICRO, X86)
+                for profile in ((REFERENCE, MICRO) if built_in else (REFERENCE, MICRO, X86))
             )
         except (ValueError, TypeError, OverflowError, IndexError):
             return False
         agree = all(np.array_equal(*pair) for other in others for pair in zip(first, other, strict=True))
-        if not all(np.all(result == result[:1]) for result in first) or not (
-            agree or not is_wide(operands, outputs[0])
-        ):
+        if not agree or not all(np.all(result == result[:1]) for result in first):
             return False
         for tensor, result in zip(made, first, strict=True):
             self.used[tensor.name] = replace(tensor, data=result[:1])
-            # Sums of biases are rounded, by LiteRT's built-in kernels in a way of their own; nothing is nothing.
-            settled = bool(open_ones) or is_wide(operands, tensor) or bool(np.all(result == zero_point_of(tensor)))
+            # LiteRT's built-in kernels round sums of biases in a way of their own; zero is zero.
+            settled = not built_in or is_wide(operands, tensor) or bool(np.all(result == zero_point_of(tensor)))
             self.folded[tensor.name] = not settled
         return True
 
