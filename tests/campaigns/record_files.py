@@ -46,6 +46,7 @@ GOLDENS = (
     ("loop", "int8"),
     ("dilated", "int8"),
     ("functions", "int8"),
+    ("convolutions", "float16"),
     ("convolutions", "float32"),
     ("enlarged", "float32"),
     ("pooled", "float32"),
@@ -62,8 +63,8 @@ GOLDENS = (
     ("lstm", "int8"),
     ("lstm_sequences", "float_ends"),
 )
-WAYS = ("int8", "float_ends", "uint8", "int16", "per_tensor", "dynamic_range", "float_fallback", "fixed_batch",
-        "float32")  # fmt: skip
+WAYS = ("int8", "float_ends", "uint8", "int16", "per_tensor", "dynamic_range", "float16", "float_fallback",
+        "fixed_batch", "float32")  # fmt: skip
 
 
 class Pieces(layers.Layer):  # type: ignore[misc]
@@ -455,12 +456,14 @@ def converted(model: Model, way: str, examples: int = 16) -> bytes:
     if way == "float32":
         return bytes(converter.convert())
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    if way != "dynamic_range":
+    if way not in ("dynamic_range", "float16"):
         converter.representative_dataset = data
     sets = tf.lite.OpsSet
+    if way == "float16":
+        converter.target_spec.supported_types = [tf.float16]
     if way == "int16":
         converter.target_spec.supported_ops = [sets.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8]
-    elif way not in ("dynamic_range", "float_fallback"):
+    elif way not in ("dynamic_range", "float16", "float_fallback"):
         converter.target_spec.supported_ops = [sets.TFLITE_BUILTINS_INT8]
     ends = {"int8": tf.int8, "per_tensor": tf.int8, "fixed_batch": tf.int8, "uint8": tf.uint8, "int16": tf.int16}
     if way in ends:

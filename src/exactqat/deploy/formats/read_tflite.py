@@ -60,6 +60,8 @@ _OTHERWISE = {
 }
 # What a graph's tensors may be of.
 DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
+# Constants may be, which the file brings into float32.
+HALF = "float16"
 
 # Operators that the schema does not have, by what files call them.
 CUSTOM = {each.custom_code: kind for kind, each in OPERATORS.items() if each.custom_code}
@@ -368,7 +370,7 @@ class _Reader:
     def data(self, entry: Any, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """A constant, as it lies in the file."""
         content = self.buffer(entry.Buffer()) if entry.Buffer() else None
-        if content is None or dtype not in DTYPES:
+        if content is None or dtype not in (*DTYPES, HALF):
             return None
         if dtype == INT4:
             return unpacked(content, name, shape)
@@ -555,7 +557,7 @@ class _Reader:
             if number in passed:
                 number += 1
                 continue
-            if self.is_shape_arithmetic(word, step):
+            if self.is_shape_arithmetic(word, step) or self.is_real_constant(word, step):
                 number += 1
                 continue
             if number in undone:
@@ -595,6 +597,35 @@ class _Reader:
         except (ValueError, IndexError, TypeError, Unreadable):
             return False
         return True
+
+    def is_real_constant(self, word: str, step: FileOperator) -> bool:
+        """Whether the operator brings a constant off its grid, or out of float16; it is then one of real numbers."""
+        source = step.inputs[0] if len(step.inputs) == 1 else None
+        if word not in OFF_A_GRID or source is None or source.data is None or step.output.dtype != FLOAT:
+            return False
+        if source.dtype == HALF:
+            real = source.data.astype(np.float32)
+        elif source.dtype in (*CODE_RANGES, INT4) and source.quantization is not INDICES:
+            grid, shape = source.quantization, [1] * source.data.ndim
+            if grid.axis is not None:
+                if not 0 <= grid.axis < len(shape) or source.data.shape[grid.axis] != len(grid.scale):
+                    return False
+                shape[grid.axis] = -1
+            scale, zero_point = (
+                each if each.size == 1 else each.reshape(shape) for each in (grid.scale, grid.zero_point)
+            )
+            real = (source.data.astype(np.int32) - zero_point.astype(np.int32)).astype(np.float32) * scale
+        else:
+            return False
+        self.look_at(real)
+        self.used[step.output.name] = replace(step.output, shape=real.shape, data=real)
+        return True
+
+    def look_at(self, *constants: np.ndarray) -> None:
+        """Counts what checks look at: every value of a constant, which many operators may share."""
+        self.looks -= sum(constant.nbytes for constant in constants)
+        if self.looks < 0:
+            raise Refusal("it is damaged: too many operators share its constants")
 
     def is_filled(self, step: FileOperator) -> bool:
         """Whether the operator makes a constant as large as the batch says; it is then one."""
@@ -744,10 +775,7 @@ class _Reader:
         declaration = OPERATORS[word]
         operands = [self.named_apart(tensor) for tensor in operands]
         tensors = {tensor.name: self.used.get(tensor.name, tensor) for tensor in operands}
-        # Checks look at every value of a constant, which many operators may share.
-        self.looks -= sum(tensor.data.nbytes for tensor in operands if tensor.data is not None)
-        if self.looks < 0:
-            raise Refusal("it is damaged: too many operators share its constants")
+        self.look_at(*(tensor.data for tensor in operands if tensor.data is not None))
         names = tuple(tensor.name for tensor in outputs)
         unnamed = bool(declaration.custom_code) and not all(tensor.shape for tensor in outputs)
         if unnamed or self.unknown_shape.intersection(names):
