@@ -53,6 +53,7 @@ def test_its_grids_are_the_files_and_its_results_the_kits(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_each_reader_has_a_dequantize_node_of_its_own() -> None:
     """Tools that look for operators between such nodes take no other network apart."""
     model, example = frozen("yolo_v8")
