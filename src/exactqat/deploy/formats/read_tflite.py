@@ -562,7 +562,7 @@ class _Reader:
                 continue
             if number in undone:
                 for output, operand in zip(step.outputs, undone[number], strict=True):
-                    self.used[output.name] = self.used[operand.name]
+                    self.used[output.name] = self.used.get(operand.name, operand)
                 number += 1
                 continue
             length = 1
