@@ -47,6 +47,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return deploy.write_tflite(deploy.lower(model), folder / "model.tflite"), folder / "examples.npz"
 
 
+@pytest.mark.slow
 def test_a_shell_script_is_stopped_by_the_gate(files: tuple[Path, Path], tmp_path: Path) -> None:
     path, data = files
     script = tmp_path / "deploy.sh"
