@@ -46,10 +46,11 @@ LONG = [
 
 
 # Of a test with many cases, `--cases` runs one in so many, and at least one.
-SHARES = {"few": 12, "most": 6, "every": 1}
-# What is compared with TensorFlow's goldens and with the reference is cheap, and `most` runs it whole; but not where
-# kernels are interpreted.
+SHARES = {"few": 12, "most": 8, "every": 1}
+# What is compared with TensorFlow's goldens and with the reference is cheap, and `most` runs it whole: all operators
+# but not where kernels are interpreted, and not what compiles each case or draws it at random.
 WHOLE = "tests/operators/"
+SAMPLED = {f"test_{name}.py" for name in ("frontends", "fuzz", "gradients", "jax", "jax_portable", "jax_table")}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=SHARES,
         default="every",
         help=f"few: no slow tests, and one in {SHARES['few']} cases of every other test; most: no campaigns, and one "
-        f"in {SHARES['most']} cases of every test outside of {WHOLE} and of GPU kernels where they are interpreted",
+        f"in {SHARES['most']} cases of every test that compares no operators, or compiles or interprets them",
     )
 
 
@@ -84,13 +85,13 @@ def sample(items: list[Any], cases: str) -> list[Any]:
     by_test: dict[tuple[str, bool], list[Any]] = {}
     for item in items:
         if not any(item.get_closest_marker(marker) for marker in left_out):
-            called_with = getattr(item, "callspec", SimpleNamespace(params={})).params
-            slow = called_with.get("device") in SLOW
-            by_test.setdefault((item.nodeid.partition("[")[0], slow), []).append(item)
+            device = getattr(item, "callspec", SimpleNamespace(params={})).params.get("device")
+            whole = item.nodeid.startswith(WHOLE) and item.path.name not in SAMPLED and device not in SLOW
+            by_test.setdefault((item.nodeid.partition("[")[0], whole), []).append(item)
     kept = set()
-    for (test, slow), of_one_test in by_test.items():
+    for (_, whole), of_one_test in by_test.items():
         of_one_test.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        share = 1 if cases == "most" and test.startswith(WHOLE) and not slow else SHARES[cases]
+        share = 1 if cases == "most" and whole else SHARES[cases]
         kept.update(item.nodeid for item in of_one_test[: -(-len(of_one_test) // share)])
     return [item for item in items if item.nodeid in kept]
 

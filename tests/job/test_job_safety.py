@@ -716,7 +716,7 @@ def test_settings_are_kept_apart_from_the_users_word() -> None:
 @pytest.mark.slow
 def test_damaged_and_hostile_folders() -> None:
     """A sample of the campaign."""
-    command = [sys.executable, fuzz_jobs.__file__, "--cases", "8", "--seed", "20"]
+    command = [sys.executable, fuzz_jobs.__file__, "--cases", "6", "--seed", "20"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 cases of seed 20" in done.stdout and ": 0 failures" in done.stdout
+    assert "6 cases of seed 20" in done.stdout and ": 0 failures" in done.stdout
