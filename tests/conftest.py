@@ -127,6 +127,12 @@ def seeded(request: pytest.FixtureRequest) -> None:
         sys.modules["torch"].manual_seed(seed)
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, whose drawing takes a third of a small job's time, for tests of what is around them."""
+    monkeypatch.setattr("exactqat.report.charts.svg", lambda figure, caption: "")
+
+
 BY_RAW_NAME = {op.raw_name: op for op in OPERATORS.values() if op.raw_name}
 
 
