@@ -452,13 +452,8 @@ def test_a_directory_belongs_to_one_process_at_a_time(dataset: data.Dataset, tmp
 def test_two_commands_with_one_directory_do_not_mix(tmp_path: Path) -> None:
     x, y = patterns()
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    program = (
-        "from exactqat.job import settings\n"
-        "settings.METHODS = settings.METHODS[:1] + settings.METHODS[2:3]\n"
-        "from exactqat.cli import main; main()"
-    )
     command = [
-        sys.executable, "-c", program, "train", "--out", "out", "--data", "data.npz", "--quiet",
+        sys.executable, "-m", "exactqat.cli", "train", "--out", "out", "--data", "data.npz", "--quiet",
         "--epochs-float", "60", "--epochs-qat", "1", "--weight-bits", "4", "--activation-bits", "4",
     ]  # fmt: skip
     both = [
