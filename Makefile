@@ -12,8 +12,8 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo     train, quantize and verify a network on letters that it renders; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
-	@echo "make test     build, install and run a sample of all tests, without the slow ones"
-	@echo "make test-all build, install and run all tests, those of many cases outside of the operators with a quarter of them"
+	@echo "make test     build, install and run a sample of all tests, one in twelve cases of each, without the slow ones"
+	@echo "make test-all build, install and run all tests, those that do not compare operators with one in eight of their cases"
 	@echo "make test-every-case every case of every test (three quarters of an hour); test-kernels, test-kit and test-jobs those of some rooms"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
 	@echo "make test-tensorflow compare what runs on TensorFlow's tensors with the reference; EXACTQAT_TENSORFLOW_STEP=1 for all cases"
@@ -56,9 +56,9 @@ demo: $(VENV)/.job
 	$(BIN)/exactqat train --data glyphs --epochs-float 40 --epochs-qat 30 --out $(OUT) --restart
 
 # Files side by side, as two processes share out their tests better than two threads their loops. Whoever waits for the other
-# thread of a loop leaves the core to the other process meanwhile.
-PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
-	--no-loadscope-reorder --durations 20
+# thread of a loop leaves the core to the other process meanwhile. Compiled tests are kept for the next run.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 \
+	--dist loadfile --no-loadscope-reorder --durations 20
 
 test: $(VENV)/.installed
 	$(PYTEST) --cases few

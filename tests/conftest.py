@@ -8,6 +8,7 @@ which fills the results with NaN before the kernel runs.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import shutil
@@ -45,9 +46,11 @@ LONG = [
 
 
 # Of a test with many cases, `--cases` runs one in so many, and at least one.
-SHARES = {"few": 8, "most": 4, "every": 1}
-# What is compared with TensorFlow's goldens and with the reference is cheap, and `most` runs it whole.
+SHARES = {"few": 12, "most": 8, "every": 1}
+# What is compared with TensorFlow's goldens and with the reference is cheap, and `most` runs it whole: all operators
+# but not where kernels are interpreted, and not what compiles each case or draws it at random.
 WHOLE = "tests/operators/"
+SAMPLED = {f"test_{name}.py" for name in ("frontends", "fuzz", "gradients", "jax", "jax_portable", "jax_table")}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,21 +75,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=SHARES,
         default="every",
         help=f"few: no slow tests, and one in {SHARES['few']} cases of every other test; most: no campaigns, and one "
-        f"in {SHARES['most']} cases of every test outside of {WHOLE}",
+        f"in {SHARES['most']} cases of every test that compares no operators, or compiles or interprets them",
     )
 
 
 def sample(items: list[Any], cases: str) -> list[Any]:
     """Tests without those that take too long for `cases`; of one with many cases a fixed share, by their names."""
     left_out = {"few": ("slow", "campaign"), "most": ("campaign",), "every": ()}[cases]
-    by_test: dict[str, list[Any]] = {}
+    by_test: dict[tuple[str, bool], list[Any]] = {}
     for item in items:
         if not any(item.get_closest_marker(marker) for marker in left_out):
-            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            device = getattr(item, "callspec", SimpleNamespace(params={})).params.get("device")
+            whole = item.nodeid.startswith(WHOLE) and item.path.name not in SAMPLED and device not in SLOW
+            by_test.setdefault((item.nodeid.partition("[")[0], whole), []).append(item)
     kept = set()
-    for test, of_one_test in by_test.items():
+    for (_, whole), of_one_test in by_test.items():
         of_one_test.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        share = 1 if cases == "most" and test.startswith(WHOLE) else SHARES[cases]
+        share = 1 if cases == "most" and whole else SHARES[cases]
         kept.update(item.nodeid for item in of_one_test[: -(-len(of_one_test) // share)])
     return [item for item in items if item.nodeid in kept]
 
@@ -97,6 +102,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
         config.hook.pytest_deselected(items=list(set(items).difference(kept)))
         items[:] = kept
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected and imported stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +125,12 @@ def seeded(request: pytest.FixtureRequest) -> None:
     np.random.seed(seed)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, whose drawing takes a third of a small job's time, for tests of what is around them."""
+    monkeypatch.setattr("exactqat.report.charts.svg", lambda figure, caption: "")
 
 
 BY_RAW_NAME = {op.raw_name: op for op in OPERATORS.values() if op.raw_name}

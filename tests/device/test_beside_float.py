@@ -64,6 +64,7 @@ def onnx_file(path: Path, weights: np.ndarray) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_network_of_another_framework(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     codes = {"x": np.random.default_rng(0).integers(-128, 128, (4, 6, 6, 2)).astype(np.int8)}

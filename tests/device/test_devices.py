@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,7 @@ needs_micro = pytest.mark.skipif("micro" not in profiles_here(), reason="needs e
 needs_emulation = pytest.mark.skipif(not emulation.is_set_up(), reason=f"ARM64: {emulation.SET_UP} sets it up")
 
 
-@pytest.fixture(scope="module")
-def graphs() -> dict[str, Graph]:
-    return {name: graph_of(name) for name in MLPERF_TINY}
+made = cache(graph_of)
 
 
 def small_graph() -> Graph:
@@ -122,8 +121,8 @@ with open(sys.argv[1], "rb") as file:
 @pytest.mark.slow
 @needs_micro
 @pytest.mark.parametrize("name", ["dscnn", "autoencoder"])
-def test_the_arena_is_the_smallest_that_does(name: str, graphs: dict[str, Graph], tmp_path: Path) -> None:
-    graph = graphs[name]
+def test_the_arena_is_the_smallest_that_does(name: str, tmp_path: Path) -> None:
+    graph = made(name)
     path = write_tflite(graph, tmp_path / "model.tflite")
     found = footprint(graph)
     assert found.flash_bytes == path.stat().st_size and found.arena_bytes is not None and not found.why_not
@@ -155,9 +154,9 @@ def test_without_tflite_micro_the_arena_is_not_known(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MLPERF_TINY)
-def test_vela_leaves_nothing_to_the_processor(name: str, graphs: dict[str, Graph]) -> None:
+def test_vela_leaves_nothing_to_the_processor(name: str) -> None:
     pytest.importorskip("ethosu", reason="needs exactqat[npu]")
-    found = npu_footprint(graphs[name])
+    found = npu_footprint(made(name))
     assert not found.operators_on_cpu
     assert 0 < found.sram_bytes < found.flash_bytes and found.cycles > 0
 
@@ -229,10 +228,10 @@ def test_the_header_holds_the_network(tmp_path: Path) -> None:
 
 
 @needs_micro
-def test_the_recorded_example_is_what_tflite_micro_answers(graphs: dict[str, Graph]) -> None:
+def test_the_recorded_example_is_what_tflite_micro_answers() -> None:
     from tflite_micro import runtime
 
-    text = c_array(graphs["dscnn"], name="net")
+    text = c_array(made("dscnn"), name="net")
 
     def recorded(name: str) -> list[int]:
         found = re.search(rf"{name}\[\d+\] = {{(.*?)}};", text, re.DOTALL)

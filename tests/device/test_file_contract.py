@@ -301,6 +301,7 @@ class TestKeras:
             assert list(self.check(model, [x, y], {"image": x, "extra": y}, tmp_path)) == ["mask", "scores"]
 
 
+@pytest.mark.slow
 class TestJax:
     @pytest.fixture(autouse=True)
     def jax(self) -> Any:

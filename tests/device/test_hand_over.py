@@ -52,6 +52,7 @@ def run(folder: Path, device: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", COMPILERS)
 def test_a_phone_answers_what_was_recorded(device: str, graph: Graph, tmp_path: Path) -> None:
     if device not in profiles_here() or shutil.which(COMPILERS[device]) is None:

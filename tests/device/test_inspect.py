@@ -109,6 +109,7 @@ def test_damaged_files_are_refused_or_inspected(tmp_path: Path) -> None:
     assert len(answers) == 20 and all(answers)
 
 
+@pytest.mark.slow
 def test_devices_that_disagree_are_named() -> None:
     """From the first layer on that they round otherwise."""
     found = inspect(FILES / "branches.int8.tflite", examples=4)

@@ -115,6 +115,7 @@ def test_its_own_device_computes_what_was_trained(job: tuple[Path, Results], cal
     assert results.equal and results.training_differing == 0 < results.training_values
 
 
+@pytest.mark.slow
 def test_all_devices_beside_training_need_no_runtime(job: tuple[Path, Results]) -> None:
     """What is said of every device is what its simulation gives for the trained network's own codes."""
     out, results = job
@@ -171,6 +172,7 @@ def test_a_report_of_a_deployment_states_three_things(tmp_path: Path) -> None:
     assert unknown.equal and "trained for is unknown" in unknown.sentences()[2]
 
 
+@pytest.mark.slow
 def test_a_runtime_that_is_not_here_is_no_proof(
     job: tuple[Path, Results], call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_job_is_trained_on_for_another_device(job: tuple[Path, Results], call:
     assert f"--from {source} --device {NOW} --epochs-qat 3" in page and "were trained for" in page
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
     source, _ = job
     new = ["train", "--from", str(source), "--out", str(tmp_path / "new")]
@@ -279,6 +282,7 @@ def test_a_device_without_its_runtime_is_said(
     assert "The files were not run there: this machine does not have TFLite-Micro" in sentences[2]
 
 
+@pytest.mark.slow
 def test_an_unfinished_job_is_called_one(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
     source, _ = job
     out = tmp_path / "cut short"
@@ -293,6 +297,7 @@ def test_an_unfinished_job_is_called_one(job: tuple[Path, Results], call: Call, 
         assert status == 2 and "contains an unfinished job" in errors and "run `exactqat train` first" not in errors
 
 
+@pytest.mark.slow
 def test_luck_is_judged_pair_by_pair(job: tuple[Path, Results]) -> None:
     binomtest = pytest.importorskip("scipy.stats").binomtest
     generator = np.random.default_rng(0)

@@ -123,6 +123,7 @@ def test_docstrings_are_taken_apart() -> None:
     assert docstrings.table(["x"], [["a|b"]]).splitlines()[-1] == r"| a\|b |"
 
 
+@pytest.mark.slow
 def test_the_quick_start_runs() -> None:
     for needed in ("torch", "jax"):
         pytest.importorskip(needed)

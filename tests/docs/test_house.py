@@ -7,6 +7,7 @@ import ast
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,14 @@ FRONTENDS = ("numpy.py", "torch.py", "jax.py", "tensorflow.py")
 ARRAY_LIBRARIES = {"numpy", "torch", "jax", "jaxlib", "tensorflow", "triton", "ml_dtypes"}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports_of(path: Path, *, top_level_only: bool = False) -> set[str]:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     nodes = tree.body if top_level_only else list(ast.walk(tree))
     found = set()
     for node in nodes:
@@ -127,7 +134,7 @@ def test_gpu_kernels_know_triton_only(path: Path) -> None:
 def test_parameters_of_gpu_kernels_are_in_order() -> None:
     """Pointers, numbers, constexprs, each written as what it is: launches rely on it."""
     for path in (PACKAGE / "triton").glob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text())):
+        for function in ast.walk(tree_of(path)):
             if not isinstance(function, ast.FunctionDef) or "triton.jit" not in map(
                 ast.unparse, function.decorator_list
             ):
@@ -157,7 +164,7 @@ def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
 def test_files_are_written_and_read_without_runtimes() -> None:
     for path in (PACKAGE / "deploy" / "formats").glob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        used = set().union(*(imported_by(node, parts) for node in ast.walk(ast.parse(path.read_text()))))
+        used = set().union(*(imported_by(node, parts) for node in ast.walk(tree_of(path))))
         assert not {name for name in used if name.startswith("deploy.runtimes") or name == "deploy.verify"}, path.name
 
 
@@ -165,7 +172,7 @@ def test_every_framework_answers_all_that_declarations_ask() -> None:
     asked = {
         node.func.attr
         for path in (PACKAGE / "device").glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func.value) in ("primitives", "p")
@@ -195,7 +202,7 @@ def test_the_kit_uses_public_operators_only() -> None:
 def test_device_operators_know_numpy_only(path: Path) -> None:
     # threadpoolctl: the threads of NumPy's BLAS.
     allowed = set(sys.stdlib_module_names) | {"numpy"} | ({"threadpoolctl"} if path.name == "blocks.py" else set())
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             assert roots({alias.name for alias in node.names}) <= allowed
         elif isinstance(node, ast.ImportFrom):
@@ -233,7 +240,7 @@ def test_no_room_uses_one_above_it() -> None:
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         room = "" if parts == ("__init__",) else parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             for used in {name.split(".")[0] for name in imported_by(node, parts)} - {room}:
                 # A word of the package itself (`from exactqat import ...`) is looked up by name.
                 assert floor.get(used, floor[""]) < floor[room], f"{path.relative_to(ROOT)} uses {used or 'exactqat'}"
@@ -289,7 +296,7 @@ def test_device_operators_are_distinguished_in_their_declarations_only() -> None
         for room in ("planning", "capture", "train", "qat", "tune", "deploy")
         for path in (PACKAGE / room).rglob("*.py")
     ]:
-        where, tree = path.relative_to(PACKAGE), ast.parse(path.read_text())
+        where, tree = path.relative_to(PACKAGE), tree_of(path)
         named = kinds_named(tree)
         if "planning" in where.parts:  # says which operators a step becomes, and asks nothing of them
             named = kinds_compared(tree, named)
@@ -313,7 +320,7 @@ def profiles_compared(tree: ast.AST) -> set[int]:
 def test_devices_are_distinguished_by_their_properties() -> None:
     assert profiles_compared(ast.parse('a = profile == "micro"\nb = "micro"\nc = p in ("reference", "x")')) == {1, 3}
     for path in PACKAGE.rglob("*.py"):
-        found = profiles_compared(ast.parse(path.read_text()))
+        found = profiles_compared(tree_of(path))
         assert not found, f"{path.relative_to(PACKAGE)} asks for a device by name on lines {sorted(found)}; ask Profile"
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -306,11 +307,18 @@ def on_a_terminal(columns: int, arguments: list[str]) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode().replace("\r\n", "\n").replace("\r", "\n"))
 
 
+@pytest.fixture
+def one_network(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
+    """The job with one of its networks."""
+    shutil.copytree(finished[0] / "w8a8", tmp_path / "w8a8")
+    return tmp_path
+
+
 @pytest.mark.slow
-def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    shown = on_a_terminal(40, ["verify", str(finished[0])])
+def test_forty_columns_are_enough(one_network: Path) -> None:
+    shown = on_a_terminal(40, ["verify", str(one_network)])
     assert "computes what was trained: none of 3,590 integers" in " ".join(shown.split())
-    paths = [line for line in shown.splitlines() if str(finished[0]) in line]
+    paths = [line for line in shown.splitlines() if str(one_network) in line]
     words = [line for line in shown.splitlines() if line not in paths]
     assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
     assert "\nstem.0 CONV_2D\n  values " in shown
@@ -322,8 +330,8 @@ def test_forty_columns_are_enough(finished: tuple[Path, subprocess.CompletedProc
 
 
 @pytest.mark.slow
-def test_wide_terminals_show_tables(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    shown = on_a_terminal(100, ["verify", str(finished[0])])
+def test_wide_terminals_show_tables(one_network: Path) -> None:
+    shown = on_a_terminal(100, ["verify", str(one_network)])
     assert "│ stem.0 " in shown
 
 
@@ -411,7 +419,15 @@ def test_help_on_benchmarks_needs_no_checkout(
     assert end.value.code in (0, None) and "--step" in captured.out and "not part of" in captured.err
 
 
+@pytest.fixture
+def fewer_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One network is quantized without training and one with it, for tests of what is around them."""
+    kept = ("ptq_min_max", "qat_ema")
+    monkeypatch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("fewer_networks")
 def test_a_job_for_another_device(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     given = {"epochs_float": 1, "epochs_qat": 1, "weight_bits": 4, "activation_bits": 8}
@@ -510,11 +526,21 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
         (["report", "."], "contains no job.json; run `exactqat train` first"),
     ],
 )
-def test_errors_are_one_clear_message(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+def test_errors_are_one_clear_message(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["exactqat", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capfd.readouterr().err
+    assert end.value.code == 2
+    assert message in " ".join(said.split())
+    assert "Traceback" not in said
     assert not list(tmp_path.iterdir())
 
 
@@ -658,6 +684,7 @@ def test_a_variable_that_is_not_set_is_not_the_working_directory(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fewer_networks")
 def test_one_job_for_several_widths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

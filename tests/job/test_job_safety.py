@@ -132,7 +132,7 @@ def test_a_job_runs_nothing_from_the_working_directory(folder: Path, call: Call,
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fewer_networks")
+@pytest.mark.usefixtures("fewer_networks", "no_pictures")
 def test_the_users_word_runs_the_users_network(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users_network.py").write_text(
@@ -506,7 +506,7 @@ def no_reader() -> Iterator[IO[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fewer_networks")
+@pytest.mark.usefixtures("fewer_networks", "no_pictures")
 def test_a_reader_that_goes_ends_no_training(
     folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch, no_reader: IO[str]
 ) -> None:
@@ -677,7 +677,7 @@ def test_markup_is_no_markup(name: str, call: Call, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fewer_networks")
+@pytest.mark.usefixtures("fewer_networks", "no_pictures")
 def test_the_command_says_where_the_old_job_is(folder: Path, call: Call) -> None:
     """As `make demo` does it, again and again."""
     before = fuzz_jobs.contents(folder / "job")
@@ -716,7 +716,7 @@ def test_settings_are_kept_apart_from_the_users_word() -> None:
 @pytest.mark.slow
 def test_damaged_and_hostile_folders() -> None:
     """A sample of the campaign."""
-    command = [sys.executable, fuzz_jobs.__file__, "--cases", "8", "--seed", "20"]
+    command = [sys.executable, fuzz_jobs.__file__, "--cases", "6", "--seed", "20"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 cases of seed 20" in done.stdout and ": 0 failures" in done.stdout
+    assert "6 cases of seed 20" in done.stdout and ": 0 failures" in done.stdout

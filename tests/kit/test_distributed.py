@@ -217,6 +217,7 @@ def test_batch_norm_over_two_shares_is_batch_norm_over_the_whole(
     assert parts[0]["batches"] == whole["batches"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", SHARES)
 def test_elements_of_16_bits_are_those_of_float32_rounded_once(
     ranks: tuple[Path, list[dict[str, Any]]], shares: str
@@ -230,6 +231,7 @@ def test_elements_of_16_bits_are_those_of_float32_rounded_once(
         assert (together != whole[name]).float().mean() <= 0.01, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", SHARES)
 def test_folded_batch_norm_over_two_shares_is_that_over_the_whole(
     ranks: tuple[Path, list[dict[str, Any]]], shares: str
@@ -248,12 +250,14 @@ def test_folded_batch_norm_over_two_shares_is_that_over_the_whole(
         torch.testing.assert_close(parts[0]["statistics"][name], statistic, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_folded_batch_norm_refuses_to_train_in_several_processes_that_are_not_synchronized(
     ranks: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     assert all("Rule.fold_batch_norm" in found["not synchronized"] for found in ranks[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ranges_are_those_of_all_data(ranks: tuple[Path, list[dict[str, Any]]], shares: str, policy: str) -> None:
@@ -282,6 +286,7 @@ def test_a_training_by_two_processes_is_that_of_one(
     assert (apart / moved) ** 0.5 < TOLERANCE
 
 
+@pytest.mark.slow
 def test_only_the_first_process_writes(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
     assert sorted(path.name for path in (ranks[0] / "rank0").iterdir()) == sorted(f"{kind}.pt" for kind in TRAININGS)
     assert not (ranks[0] / "rank1").exists()

@@ -22,6 +22,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU6(), nn.Flatten(), nn.Linear(512, 10))
 
 
+@pytest.mark.slow
 def test_what_is_explained_is_what_is_lowered() -> None:
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -609,6 +609,7 @@ def conv() -> dict[str, nn.Module]:
     return {"conv": nn.Conv2d(3, 4, 3, padding=1)}
 
 
+@pytest.mark.slow
 def test_a_refusal_lists_causes_and_no_echoes() -> None:
     def suppressed(self: Any, x: Any) -> Any:
         y = self.conv(x)

@@ -324,12 +324,13 @@ def linen_attention() -> tuple[Any, tuple[np.ndarray, ...]]:
     return Network(), (words, shown_of(words))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
         *("integers", "booleans", "decoder", "lengths", "softmax", "added", "vmap"),
         *(
-            pytest.param(each, marks=pytest.mark.slow)
+            pytest.param(each, marks=pytest.mark.campaign)
             for each in ("linen", "empty rows", "words", "product", "least", "real numbers")
         ),
     ],

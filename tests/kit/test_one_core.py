@@ -30,6 +30,7 @@ SAMPLE = (
 )
 
 
+@pytest.mark.slow
 def test_the_same_network_trains_to_the_same_bits_in_all_frameworks() -> None:
     """In a process of its own, as Keras has one backend only."""
     if importlib.util.find_spec("keras") is None:

@@ -35,6 +35,7 @@ from exactqat import reference
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "advisories.md"
 WAYS = ("numpy", "torch", "torch.compile", "jax", "jax.jit")
+COMPILERS = ("torch.compile", "jax.jit")
 
 REFUSED: tuple[type[Exception], ...] = (ValueError, TypeError)
 TOO_LARGE: tuple[type[Exception], ...] = (MemoryError, ValueError, RuntimeError)  # by framework
@@ -807,7 +808,7 @@ def collect(output: str, status: int, errors: str, found: dict[str, Any]) -> str
 
 
 PARAMETERS = [
-    pytest.param(way, made, id=f"{way}-{made.name}", marks=[pytest.mark.slow] if way == "torch.compile" else [])
+    pytest.param(way, made, id=f"{way}-{made.name}", marks=[pytest.mark.slow] if way in COMPILERS else [])
     for made in CALLS.values()
     for way in WAYS
     if way in ways_of(made)

@@ -244,6 +244,7 @@ def forks() -> None:
     print("all right")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_fork() -> None:
     assert in_process("here.forks()") == "all right\n"

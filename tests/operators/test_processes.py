@@ -58,6 +58,7 @@ def test_forked_children(before: str) -> None:
     run(BEFORE[before] + FORK)
 
 
+@pytest.mark.slow
 def test_a_process_pool() -> None:
     pytest.importorskip("torch")
     run("""

@@ -362,6 +362,7 @@ def test_results_can_be_pickled_and_copied(op: str, framework: str) -> None:
         assert all(map(operator.is_, copy.copy(results), results))
 
 
+@pytest.mark.slow
 def test_random_calls() -> None:
     """In a process of its own, which a bad call may end."""
     totals = fuzz.Totals()

@@ -116,6 +116,7 @@ def test_a_machine_without_triton_hears_what_to_install() -> None:
     assert "pip install 'exactqat[triton]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_importing_the_library_leaves_triton_alone() -> None:
     script = "import sys; import torch, exactqat, exactqat.torch; assert 'exactqat.triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -138,6 +138,7 @@ def test_a_weight_or_value_that_needs_the_exact_way(poison: float) -> None:
             compare(*call)
 
 
+@pytest.mark.slow
 def test_both_ways_through_the_taps_and_all_tiles_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = random(10)
     calls = convolutions("channels_first", lambda shape: generator.standard_normal(shape).astype(np.float32))

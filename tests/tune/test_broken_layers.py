@@ -91,7 +91,7 @@ require_all_found_first(build)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs exactqat[keras]")
 def test_keras_finds_it_first() -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

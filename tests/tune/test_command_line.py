@@ -47,6 +47,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return deploy.write_tflite(deploy.lower(model), folder / "model.tflite"), folder / "examples.npz"
 
 
+@pytest.mark.slow
 def test_a_shell_script_is_stopped_by_the_gate(files: tuple[Path, Path], tmp_path: Path) -> None:
     path, data = files
     script = tmp_path / "deploy.sh"
@@ -109,6 +110,7 @@ def test_the_command_that_repeats_a_job_names_the_search(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_networks_of_a_job(tmp_path: Path) -> None:
     out = tmp_path / "job"
     status, said = exactqat("train", "--out", out, "--epochs-float", 4, "--epochs-qat", 1, "--weight-bits", 4,
@@ -139,6 +141,7 @@ def test_networks_of_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_post_training_quantization_is_delivered_where_it_is_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def test_the_smallest_that_loses_little() -> None:
     assert bits["last"] == (8, 8) and bits["first"][1] == bits["mix"][1] == 16 and bits["spread"][1] == 8
 
 
+@pytest.mark.slow
 def test_budgets_that_cannot_be_met_say_what_is_nearest() -> None:
     found = tune.plan(calibrated(), DATA, flash="4k", candidates=8)
     assert not found and set(found.missed) == {"flash"}
@@ -297,7 +298,7 @@ def in_pytorch() -> list[Any]:
     return described(found, trained.plan, len(tflite_bytes(deploy.packed(deploy.lower(trained)))))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_jax_finds_and_trains_the_same_plan() -> None:
     jax = pytest.importorskip("jax")
 
