@@ -99,6 +99,7 @@ def bits_of(plan: Any) -> dict[str, tuple[int | None, int | None]]:
 # --- a budget that only a mixed plan meets ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_a_mixed_plan_keeps_to_the_budgets_and_is_found(found: tune.PrecisionPlan, tmp_path: Path) -> None:
     pytest.importorskip("tflite_micro")
     assert found and found.budgets == Budgets(0.04, 11000, 12 * 1024)
@@ -123,6 +124,7 @@ def test_only_a_mixed_plan_keeps_to_the_budgets_and_is_found(found: tune.Precisi
     assert tune.gate(found.graph, DATA).score == found.chosen.metric >= found.reference - 0.04
 
 
+@pytest.mark.slow
 def test_its_rules_train_to_the_same_plan(found: tune.PrecisionPlan, tmp_path: Path) -> None:
     rules = qat.load_rules(found.save_rules(tmp_path / "rules.txt"))
     assert rules == found.rules
@@ -148,6 +150,7 @@ def test_the_answer_is_the_same_again_and_with_an_executor(found: tune.Precision
     assert again.points == found.points and again.chosen == found.chosen
 
 
+@pytest.mark.slow
 def test_what_was_found_is_shown(found: tune.PrecisionPlan, tmp_path: Path) -> None:
     text = found.text()
     assert max(map(len, text.splitlines())) <= 80 and "bulk" in text and "10,904 bytes of flash" in text
