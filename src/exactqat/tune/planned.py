@@ -160,9 +160,9 @@ class PrecisionPlan:
         rows = [HEADER, *(point.cells() for point in self.front)]
         sizes = [max(len(row[at]) for row in rows) for at in range(5)]
         lines = [*textwrap.wrap(self.sentence(), width), "", rules_text(self.rules).rstrip(), ""]
-        for point in self.to_train[1:]:
-            said = f"Train this one too, and keep what is better afterwards. {self._costs(point)}"
-            lines += [*textwrap.wrap(said, width), "", rules_text(point.rules).rstrip(), ""]
+        for other in self.to_train[1:]:
+            said = f"Train this one too, and keep what is better afterwards. {self._costs(other)}"
+            lines += [*textwrap.wrap(said, width), "", rules_text(other.rules).rstrip(), ""]
         lines.append("Plans that no other one beats in everything:")
         for row, point in zip(rows, (None, *self.front), strict=True):
             cells = [cell.rjust(size) for cell, size in zip(row[:5], sizes, strict=True)]
