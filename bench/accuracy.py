@@ -130,8 +130,9 @@ def rules_of(case: Case, prepared: Callable[[Any], Any], quick: bool) -> tuple[d
     if case.precision != "mixed":
         return {"": rules}, note
     judges, metric = case.parts[1], case.task.metric
-    work = tune.plan(prepared([qat.Rule(weight_bits=4)]), judges, metric, multiply_adds="1G", weight_bits=[4],
-                     activation_bits=[8], candidates=1, progress=False).chosen.multiply_adds  # fmt: skip
+    four = prepared([replace(rule, weight_bits=4) for rule in rules])
+    work = tune.plan(four, judges, metric, multiply_adds="1G", weight_bits=[4], activation_bits=[8], keep=kept,
+                     candidates=1, progress=False).chosen.multiply_adds  # fmt: skip
     found = tune.plan(
         prepared(rules), judges, metric, multiply_adds=math.ceil(work), activation_bits=[4, 8], keep=kept,
         candidates=8 if quick else 24, progress=False,
