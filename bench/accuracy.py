@@ -17,6 +17,7 @@ training on another one gives other weights. --page writes the tables of docs/ac
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -106,38 +107,37 @@ def answers(outputs: np.ndarray) -> np.ndarray:
 # --- ours -------------------------------------------------------------------------------------------------------------
 
 
-def rules_of(case: Case, prepared: Callable[[Any], Any], quick: bool) -> tuple[list[qat.Rule], str]:
-    """The rules of a precision, with what `tune` proposes for some results, and a note on that. Inputs keep 8 bits, as
-    on every device. For mixed bits a plan: half the multiply-adds of 8 by 8 bits.
+def rules_of(case: Case, prepared: Callable[[Any], Any], quick: bool) -> tuple[dict[str, list[qat.Rule]], str]:
+    """The rules of a precision by their name, with what `tune` proposes for some results, and a note on that. Inputs
+    keep 8 bits, as on every device. For mixed bits plans with the multiply-adds of weights of four bits throughout.
 
     prepared: calibrates the network by rules.
     """
     last = prepared([qat.Rule()]).plan.device_outputs[0]
-    rules = [qat.Rule()]
-    if case.precision != "mixed":
-        weights, activations = bits_of(case.precision)
-        rules = [
-            qat.Rule("input", activation_bits=8),
-            qat.Rule(last, weight_bits=weights, activation_bits=8),
-            qat.Rule(weight_bits=weights, activation_bits=activations),
-        ]
+    weights, activations = (8, 8) if case.precision == "mixed" else bits_of(case.precision)
+    rules = [
+        qat.Rule("input", activation_bits=8),
+        qat.Rule(last, weight_bits=weights, activation_bits=8),
+        qat.Rule(weight_bits=weights, activation_bits=activations),
+    ]
     proposal = tune.search(prepared(rules), case.calibration, case.task.metric, budget=1, progress=False).proposal
     note, kept = "", ["input"]
     if proposal is not None:
-        rules, kept = list(proposal.rules), [*kept, *proposal.layers]
+        rules, kept = list(proposal.rules), [*kept, *(f"{layer} (result)" for layer in proposal.layers)]
         arena = "" if proposal.arena is None else f", {proposal.arena:+,} of arena"
         what = [said for bits, said in PROPOSED.items() if bits in proposal.layers.values()]
         note = f"{' and '.join(what)}, as proposed: {proposal.flash:+,} bytes of flash{arena}"
-    if case.precision == "mixed":
-        judges, metric = case.parts[1], case.task.metric
-        work = tune.plan(prepared([qat.Rule()]), judges, metric, multiply_adds="1G", weight_bits=[8],
-                         activation_bits=[8], candidates=1, progress=False).chosen.multiply_adds  # fmt: skip
-        found = tune.plan(
-            prepared(rules), judges, metric, multiply_adds=int(work / 2), activation_bits=[4, 8], keep=kept,
-            candidates=8 if quick else 24, progress=False,
-        )  # fmt: skip
-        rules = list(found.rules)
-    return rules, note
+    if case.precision != "mixed":
+        return {"": rules}, note
+    judges, metric = case.parts[1], case.task.metric
+    four = prepared([replace(rule, weight_bits=4) for rule in rules])
+    work = tune.plan(four, judges, metric, multiply_adds="1G", weight_bits=[4], activation_bits=[8], keep=kept,
+                     candidates=1, progress=False).chosen.multiply_adds  # fmt: skip
+    found = tune.plan(
+        prepared(rules), judges, metric, multiply_adds=math.ceil(work), activation_bits=[4, 8], keep=kept,
+        candidates=8 if quick else 24, progress=False,
+    )  # fmt: skip
+    return {name: list(point.rules) for name, point in zip(("", " even"), found.to_train, strict=False)}, note
 
 
 def bits_of(precision: str) -> tuple[int, int]:
@@ -146,7 +146,8 @@ def bits_of(precision: str) -> tuple[int, int]:
 
 
 def ours(case: Case, quick: bool) -> Row:
-    """The best one, by the validation part on the device's integers, of a searched PTQ and of QAT from there."""
+    """The best one, by the validation part on the device's integers, of a searched PTQ and of QAT from there; of each
+    of the plans that are worth training."""
     inputs = torch.from_numpy(case.parts[0][0])
 
     def prepared(rules: Any) -> Any:
@@ -154,21 +155,22 @@ def ours(case: Case, quick: bool) -> Row:
         qat.calibrate(made, [inputs[:CALIBRATION]])
         return made
 
-    rules, note = rules_of(case, prepared, quick)
+    plans, note = rules_of(case, prepared, quick)
     found: dict[str, deploy.Graph] = {}
     budget = 30 if quick else 80
-    searched = tune.search(prepared(rules), case.calibration, case.task.metric, budget=budget, progress=False)
-    found["PTQ"] = searched.graph
-    # Training starts from what was searched, and learns the ranges too.
-    learned = [replace(rule, ranges="learned") for rule in rules]
-    for rate in qat_rates(*((8, 4) if case.precision == "mixed" else bits_of(case.precision))):
-        network = searched.apply(prepared(learned))
-        torch.manual_seed(0)
-        # The ranges of weights are trained more slowly.
-        groups = qat.parameter_groups(network, rate, range_lr=rate)
-        fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate, groups)
-        qat.freeze(network)
-        found[f"QAT {rate:g}"] = deploy.lower(network.eval())
+    for name, rules in plans.items():
+        searched = tune.search(prepared(rules), case.calibration, case.task.metric, budget=budget, progress=False)
+        found[f"PTQ{name}"] = searched.graph
+        # Training starts from what was searched, and learns the ranges too.
+        learned = [replace(rule, ranges="learned") for rule in rules]
+        for rate in qat_rates(*((8, 4) if case.precision == "mixed" else bits_of(case.precision))):
+            network = searched.apply(prepared(learned))
+            torch.manual_seed(0)
+            # The ranges of weights are trained more slowly.
+            groups = qat.parameter_groups(network, rate, range_lr=rate)
+            fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate, groups)
+            qat.freeze(network)
+            found[f"QAT {rate:g}{name}"] = deploy.lower(network.eval())
     scores = {method: tune.gate(graph, case.parts[1], metric=case.task.metric).score for method, graph in found.items()}
     best = max(scores, key=lambda method: scores[method])
     graph, test = found[best], case.parts[2][0]

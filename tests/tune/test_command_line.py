@@ -133,6 +133,8 @@ def test_networks_of_a_job(tmp_path: Path) -> None:
     status, said = exactqat("tune", out, "--examples", 64, "--plan", rules, "--max-drop", "5%", "--flash", "1M")
     assert status == 0 and "It keeps to the budgets" in " ".join(said.split()), said
     assert qat.load_rules(rules)[-1].match == "*"
+    other = tmp_path / "rules-even.txt"
+    assert ("Train this one too" in said) == (str(other.name) in said.replace("\n", "")) == other.exists(), said
     status, said = exactqat("tune", out, "--examples", 64, "--plan", rules, "--flash", "1k")
     assert status == 1 and "this is the nearest" in " ".join(said.split()), said
     for drop, message in (("0.5", "for 0.5 points say 0.5%"), ("5k", "the metric has no k")):

@@ -114,6 +114,7 @@ def test_only_a_mixed_plan_keeps_to_the_budgets_and_is_found(found: tune.Precisi
             score, footprint = tune.gate(graph, DATA).score, deploy.footprint(graph)
             costs = {"flash": footprint.flash_bytes, "arena": footprint.arena_bytes}
             assert found.budgets.excess(costs, found.reference - score)
+    assert found.even is None and found.to_train == (found.chosen,)
     # What is promised is so: on the file.
     path = deploy.write_tflite(found.graph, tmp_path / "model.tflite")
     measured = deploy.footprint(found.graph, path.read_bytes())
@@ -193,6 +194,34 @@ def test_multiply_adds_and_cycles() -> None:
     found = tune.plan(calibrated(), DATA, cycles="100k", weight_bits=[8], candidates=3)
     assert found and 0 < (found.chosen.cycles or 0) <= 100_000
     assert not tune.plan(calibrated(), DATA, cycles=10, weight_bits=[8], candidates=1)
+
+
+@pytest.mark.slow
+def test_the_same_bits_everywhere_are_trained_too_where_they_keep_to_the_budgets() -> None:
+    prepared = calibrated(qat.Rule(weight_bits=4))
+    work = tune.plan(prepared, DATA, multiply_adds="1G", weight_bits=[4], activation_bits=[8], candidates=1).chosen
+    found = tune.plan(calibrated(), DATA, multiply_adds=work.multiply_adds, activation_bits=[4, 8], candidates=12)
+    assert found and found.even is not None and found.to_train == (found.chosen, found.even)
+    assert set(bits_of(calibrated(*found.even.rules).plan).values()) == {(4, 8)} != bits_of(found.candidate.plan)
+    qat.freeze(prepared)
+    graph = deploy.packed(deploy.lower(prepared))
+    assert (tune.gate(graph, DATA).score, len(tflite_bytes(graph))) == (found.even.metric, found.even.flash)
+    text = found.text()
+    assert "Train this one too" in text and rules_text(found.even.rules) in text
+    assert parse_rules(json.loads(found.as_json())["even"]["rules"]) == found.even.rules
+    # Where the smallest is wanted, it is the only one.
+    assert tune.plan(calibrated(), DATA, max_drop=0.5, candidates=6).to_train[1:] == ()
+
+
+@pytest.mark.slow
+def test_a_result_keeps_its_bits_and_its_layer_s_weights_do_not() -> None:
+    rules = qat.Rule("last", activation_bits=16), qat.Rule()
+    settings: dict[str, Any] = {"weight_bits": [4], "activation_bits": [8], "flash": "1M", "candidates": 1}
+    for keep, bits in (("last (result)", (4, 16)), ("last (weights)", (8, 8)), ("last", (8, 16))):
+        found = tune.plan(calibrated(*rules), DATA, keep=[keep], **settings)
+        assert bits_of(found.candidate.plan)["last"] == bits
+    with pytest.raises(ValueError, match=r"keep names 'last \(bias\)', which matches no layer; there are input, first"):
+        tune.plan(calibrated(), DATA, keep=["last (bias)"], **settings)
 
 
 # --- budgets and bits in words --------------------------------------------------------------------------------------

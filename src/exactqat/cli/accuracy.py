@@ -126,9 +126,11 @@ def plan(
     budgets: Mapping[str, str | None],
     as_json: bool,
 ) -> bool:
-    """Finds the bits of each layer, writes them as rules, and says whether they keep to the budgets."""
+    """Finds the bits of each layer, writes them as rules, and says whether they keep to the budgets. If another plan
+    is worth training, its rules are written beside."""
     from .. import tune
     from ..job.judged import networks_of
+    from ..qat import save_rules
 
     _require_folders({"--picture": picture, "--plan": rules})
     console = console_of()
@@ -142,10 +144,17 @@ def plan(
         )
     found = tune.plan(network.model, _first(network.data, examples), device=device, **budgets)  # type: ignore[arg-type]
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
-    written = [found.save_rules(rules), *([] if picture is None else [found.picture(picture)])]
+    written = [found.save_rules(rules)]
+    written += [save_rules(each.rules, _beside(rules)) for each in found.to_train[1:]]
+    written += [] if picture is None else [found.picture(picture)]
     for each in written if not as_json else ():
         say(console, "Written: ", (str(each), "bold"), whole=True)
     return bool(found)
+
+
+def _beside(rules: Path) -> Path:
+    """The file of the even plan."""
+    return rules.with_name(f"{rules.stem}-even{rules.suffix}")
 
 
 def _require_folders(written: Mapping[str, Path | None]) -> None:

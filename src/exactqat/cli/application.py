@@ -387,7 +387,8 @@ def command_line() -> Any:
             typer.Option(
                 metavar="FILE",
                 help="Find the bits of each layer with which the network keeps to the budgets below, and write them to "
-                "this text file of rules, which people and `qat.load_rules` read.",
+                "this text file of rules, which people and `qat.load_rules` read. If the same bits in all layers keep "
+                "to the budgets too, they go beside it, as rules-even.txt beside rules.txt: train both.",
             ),
         ] = None,
         max_drop: Annotated[

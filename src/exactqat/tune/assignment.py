@@ -34,6 +34,10 @@ class Unit:
     layer: str
     weights: bool
 
+    def named_by(self, pattern: str) -> bool:
+        """Whether a glob is of the layer, or of this alone, such as ``head (result)``."""
+        return fnmatchcase(self.layer, pattern) or fnmatchcase(str(self), pattern)
+
     @property
     def kind(self) -> str:
         """``weights`` or ``result``."""
@@ -68,9 +72,9 @@ class Assignments:
         """
         Args:
             seen: what the base's grids hold.
-            keep: globs of layers that keep the bits of the base.
+            keep: globs of layers, or of their weights or results, that keep the bits of the base.
         """
-        self.base, self._seen = base, seen
+        self.base, self._seen, self._keep = base, seen, keep
         self._unclaimed = unclaimed(base.graph(), base.device)
         plan = base.plan
         self._stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
@@ -87,18 +91,18 @@ class Assignments:
         self._unit_of_grid = {grid: Unit(path, False) for grid, path in first_layer.items()}
         for each in self._stored:
             weights = getattr(each, "weights", None)
-            kept = any(fnmatchcase(each.path, pattern) for pattern in keep)
             if weights is not None:
-                self._offer(Unit(each.path, True), weights.rule.weight_bits, () if kept else weight_bits)
+                self._offer(Unit(each.path, True), weights.rule.weight_bits, weight_bits)
             unit = self._unit_of_grid[each.grid]
             if unit.layer == each.path and each.grid in plan.grids and not _off_device(each):
                 grid = plan.grids[each.grid]
                 # Where the device fixes the grid, 8 bits are what it has, or 16.
-                few = () if kept else [bits for bits in activation_bits if grid.fixed is None or bits >= FEW]
+                few = [bits for bits in activation_bits if grid.fixed is None or bits >= FEW]
                 self._offer(unit, grid.bits, few)
 
     def _offer(self, unit: Unit, now: int, wanted: Sequence[int]) -> None:
-        self.units[unit], self.given[unit] = tuple(sorted(set(wanted), reverse=True)) or (now,), now
+        kept = not wanted or any(unit.named_by(pattern) for pattern in self._keep)
+        self.units[unit], self.given[unit] = (now,) if kept else tuple(sorted(set(wanted), reverse=True)), now
 
     def require_possible(self) -> None:
         """Takes bits away that a layer cannot have by itself, and says so in `left_out`."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -85,7 +84,8 @@ def plan(
         weight_bits: those that a layer's weights may have, 2 to 8. No file holds weights of 16.
         activation_bits: those that a layer may store, 2 to 8, or 16; by default 8 and 16, and with a budget of
             multiply-adds 4 as well: fewer than 8 save neither flash nor memory on these devices.
-        keep: globs of layers that keep their bits, such as ``["input"]``; each has to match one.
+        keep: globs of layers that keep their bits, such as ``["input"]``, or of the weights or the result of layers
+            alone, such as ``["head (result)"]``; each has to match one.
         candidates: the most plans that are evaluated whole, beside each layer's loss.
         device: whose integers; by default the one that the network was prepared for. Weights of four bits save flash
             only where the device's runtime computes the same with them: see `deploy.packed`.
@@ -116,8 +116,9 @@ def plan(
     given = Data(data, True)
     base = Candidate.of(network, None if device is None else profile_named(device).name).settled()
     paths = [*(each.path for each in base.plan.inputs), *(step.path for step in base.plan.steps)]
+    units = [Unit(path, of_weights) for path in paths for of_weights in (True, False)]
     for pattern in keep:
-        if not any(fnmatchcase(path, pattern) for path in paths):
+        if not any(unit.named_by(pattern) for unit in units):
             raise ValueError(f"keep names {pattern!r}, which matches no layer; there are {', '.join(paths[:20])}")
     assignments = Assignments(base, Observer(base, given).seen(), weight_bits, activation_bits, keep)
     assignments.require_possible()
@@ -234,14 +235,14 @@ class _Planning:
                 self._evaluate(bits)
 
     def _uniform(self) -> Iterator[dict[Unit, int]]:
-        """As far as layers can have them."""
+        """The same bits everywhere, as far as layers can have them; those with the finest results first."""
         units = self.assignments.units
-        for weights, result in itertools.product(
+        for result, weights in itertools.product(
             *(
                 sorted(
                     {bits for unit, options in units.items() if unit.weights == kind for bits in options}, reverse=True
                 )
-                for kind in (True, False)
+                for kind in (False, True)
             )
         ):
             wanted = {unit: weights if unit.weights else result for unit in units}
@@ -492,8 +493,17 @@ class _Planning:
 
     # --- the result ---------------------------------------------------------------------------------------------------
 
+    def _even(self) -> _Plan | None:
+        """Of the plans with the same bits everywhere that keep to the budgets the one with the finest results; none
+        where the smallest is wanted."""
+        if not self.budgets.of_resources:
+            return None
+        known = (self.plans.get(self._key(bits)) for bits in self._uniform())
+        return next((found for found in known if found is not None and not self._excess(found)), None)
+
     def _finished(self, chosen: _Plan, missed: dict[str, float]) -> PrecisionPlan:
         plans = [found for found in self.plans.values() if found is not None]
+        even = self._even()
         if importlib.util.find_spec("tflite_micro") is not None:
             front = front_of(tuple(self._point(found) for found in plans), self.higher)
             shown = [found for found in plans if self._point(found) in front]
@@ -511,6 +521,7 @@ class _Planning:
             missed,
             tuple(points.values()),
             front,
+            None if even is None else points[id(even)],
             chosen.graph,
             chosen.candidate,
             self.assignments.left_out,

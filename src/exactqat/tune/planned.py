@@ -75,6 +75,8 @@ class PrecisionPlan:
         missed: by which budget by how much the chosen plan is beyond it; empty if all are met.
         points: all plans that were evaluated whole.
         front: those of them that no other one beats in everything.
+        even: the plan with the same bits everywhere, as far as layers can have them, that keeps to the budgets and has
+            the finest results; None: none does, or nothing but the metric has a budget.
         graph: the chosen network in the integers that post-training quantization gives it, as it is written to a file:
             filters of four bits are packed where the device has them.
         candidate: its numbers, as `sensitivity` and `search` take them.
@@ -91,6 +93,7 @@ class PrecisionPlan:
     missed: Mapping[str, float]
     points: tuple[PlanPoint, ...]
     front: tuple[PlanPoint, ...]
+    even: PlanPoint | None
     graph: Graph
     candidate: Candidate
     left_out: Mapping[str, str]
@@ -107,6 +110,13 @@ class PrecisionPlan:
         return self.chosen.rules
 
     @property
+    def to_train(self) -> tuple[PlanPoint, ...]:
+        """The plans to train; keep the one that is better on the device afterwards: the chosen one, and the even one if
+        it is another. Training mends weights of few bits more than results of few bits, so what is better before
+        training need not be better after it."""
+        return (self.chosen, *(() if self.even is None or self.even.rules == self.rules else (self.even,)))
+
+    @property
     def drop(self) -> float:
         """How much worse the metric of the chosen plan is than the float network's, before any training."""
         return (self.reference - self.chosen.metric) * (1 if self.higher_is_better else -1)
@@ -117,18 +127,20 @@ class PrecisionPlan:
 
     def sentence(self) -> str:
         """What was chosen, and whether it keeps to the budgets."""
-        chosen = self.chosen
-        arena = "" if chosen.arena is None else f", {chosen.arena:,} bytes of arena"
-        cycles = "" if chosen.cycles is None else f", {chosen.cycles:,} cycles"
-        said = (
-            f"{self.device}: {chosen.metric:.4g} before training ({self.reference:.4g} in float), {chosen.flash:,} "
-            f"bytes of flash{arena}, {chosen.multiply_adds:,.0f} multiply-adds{cycles}: {chosen.layers}."
-        )
+        said = self._costs(self.chosen)
         if not self.missed:
             return f"{said} It keeps to the budgets: {self.budgets.text()}."
         beyond = "; ".join(f"{self._beyond(name, by)}" for name, by in self.missed.items())
         none = f"No plan that was found keeps to the budgets ({self.budgets.text()})"
         return f"{said} {none}; this is the nearest: {beyond}."
+
+    def _costs(self, point: PlanPoint) -> str:
+        arena = "" if point.arena is None else f", {point.arena:,} bytes of arena"
+        cycles = "" if point.cycles is None else f", {point.cycles:,} cycles"
+        return (
+            f"{self.device}: {point.metric:.4g} before training ({self.reference:.4g} in float), {point.flash:,} "
+            f"bytes of flash{arena}, {point.multiply_adds:,.0f} multiply-adds{cycles}: {point.layers}."
+        )
 
     def _beyond(self, name: str, by: float) -> str:
         if not math.isfinite(by):
@@ -143,10 +155,14 @@ class PrecisionPlan:
         return (self.reference - point.metric) * (1 if self.higher_is_better else -1)
 
     def text(self, width: int = 80) -> str:
-        """What was chosen, its rules, and the front, of that many columns where the rules are short enough."""
+        """What was chosen, its rules, what else to train, and the front, of that many columns where the rules are short
+        enough."""
         rows = [HEADER, *(point.cells() for point in self.front)]
         sizes = [max(len(row[at]) for row in rows) for at in range(5)]
         lines = [*textwrap.wrap(self.sentence(), width), "", rules_text(self.rules).rstrip(), ""]
+        for other in self.to_train[1:]:
+            said = f"Train this one too, and keep what is better afterwards. {self._costs(other)}"
+            lines += [*textwrap.wrap(said, width), "", rules_text(other.rules).rstrip(), ""]
         lines.append("Plans that no other one beats in everything:")
         for row, point in zip(rows, (None, *self.front), strict=True):
             cells = [cell.rjust(size) for cell, size in zip(row[:5], sizes, strict=True)]
@@ -178,6 +194,7 @@ class PrecisionPlan:
             "missed": {name: by if math.isfinite(by) else None for name, by in self.missed.items()},
             "chosen": of(self.chosen),
             "front": [of(point) for point in self.front],
+            "even": None if self.even is None else of(self.even),
             "left_out": dict(self.left_out),
             "evaluations": self.evaluations,
         }
