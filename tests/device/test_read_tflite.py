@@ -268,6 +268,36 @@ def test_weights_that_the_file_brings_into_float32(name: str) -> None:
     np.testing.assert_allclose(simulate(graph, x)[graph.outputs[0]], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_options_that_count_something_else() -> None:
+    """LiteRT refuses them, and TFLite-Micro computes as many results as they say."""
+
+    def fewer(model: Any) -> None:
+        for operator in model.subgraphs[0].operators:
+            for name in ("num", "numSplits", "valuesCount"):
+                if hasattr(operator.builtinOptions, name):
+                    setattr(operator.builtinOptions, name, 1)
+
+    for kind, words in (("UNPACK", "num is 1"), ("SPLIT_V", "numSplits is 1"), ("PACK", "valuesCount is 1")):
+        rng = np.random.default_rng(1)
+        content = next(
+            tflite_bytes(graph)
+            for graph in (random_graph(rng, kind) for _ in range(50))
+            if max(len(graph.operators[0].inputs), len(graph.operators[0].outputs)) > 2
+        )
+        with pytest.raises(Refusal, match=f"{kind}: {words}, where there are"):
+            read_content(changed(content, fewer))
+
+
+def test_an_lstm_whose_hidden_state_is_no_int8() -> None:
+    def otherwise(model: Any) -> None:
+        graph = model.subgraphs[0]
+        (operator,) = (each for each in graph.operators if each.intermediates is not None)
+        graph.tensors[operator.intermediates[4]].type = schema.TensorType.UINT16
+
+    with pytest.raises(Refusal, match="with a hidden state in uint16 on the way"):
+        read_content(changed((FILES / "lstm.int8.tflite").read_bytes(), otherwise))
+
+
 def test_what_others_write_and_we_do_not() -> None:
     graph = small_graph()
     content = tflite_bytes(graph)

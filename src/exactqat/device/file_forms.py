@@ -80,6 +80,11 @@ class FileOperator:
             raise Unreadable(f"axis must be in {-rank}..{rank - 1}, got {axis}")
         return axis % rank
 
+    def need_count(self, field: str, count: int) -> None:
+        """Refuses an option that says another number of operands or results than there are: runtimes follow either."""
+        if self.option(field) != count:
+            raise Unreadable(f"{field} is {self.option(field)}, where there are {count}")
+
     def pairs(self, position: int) -> tuple[tuple[int, int], ...]:
         """Likewise, as pairs."""
         values = self.integers(position)

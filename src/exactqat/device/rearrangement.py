@@ -140,6 +140,7 @@ class Pack(Movement):
         return {"axis": attributes["axis"], "valuesCount": len(inputs)}
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        read.need_count("valuesCount", len(read.inputs))
         return {"axis": read.axis(read.option("axis") or 0, len(read.operand(0).shape) + 1)}
 
     def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
@@ -384,6 +385,7 @@ class SplitV(Parts):
         return ("sizes", list(attributes["sizes"])), ("axis", np.array(attributes["axis"], np.int32))
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        read.need_count("numSplits", len(read.outputs))
         axis = single_axis(read, 2)
         return {"sizes": whole_sizes(read.integers(1), read.operand(0).shape[axis]), "axis": axis}
 
@@ -430,6 +432,7 @@ class Unpack(Parts):
         return {"num": inputs[0].shape[attributes["axis"]], "axis": attributes["axis"]}
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        read.need_count("num", len(read.outputs))
         return {"axis": read.axis(read.option("axis") or 0)}
 
     def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:

@@ -370,7 +370,10 @@ class UnidirectionalSequenceLstm(Recurrent):
             raise Unreadable(f"{self.kind} over a first axis of time")
         if len(read.intermediates) != HIDDEN + 1:
             raise Unreadable(f"{self.kind} without the grids of what it computes on the way")
-        grid = read.intermediates[HIDDEN].quantization
+        hidden = read.intermediates[HIDDEN]
+        if hidden.dtype != "int8":
+            raise Unreadable(f"{self.kind} with a hidden state in {hidden.dtype} on the way")
+        grid = hidden.quantization
         return {
             "cell_clip": float(read.option("cellClip") or 0),
             "projection_clip": float(read.option("projClip") or 0),
