@@ -234,6 +234,7 @@ def test_the_plan_is_the_same_in_all_frameworks(make: Callable[[], Any]) -> None
     assert prepared.plan.inputs[0].rows == WORDS
 
 
+@pytest.mark.slow
 def test_flax_trains_the_table() -> None:
     prepared = of_flax()
     import jax

@@ -65,7 +65,9 @@ def calibrated(model: Any, rules: Any) -> Any:
     return prepared
 
 
-@pytest.mark.parametrize("joined", [False, True], ids=["one layer", "two joined"])
+@pytest.mark.parametrize(
+    "joined", [pytest.param(False, id="one layer"), pytest.param(True, id="two joined", marks=pytest.mark.slow)]
+)
 def test_16_bits_are_proposed_and_keep_what_they_promise(joined: bool, tmp_path: Path) -> None:
     model = Heads(joined)
     found = tune.search(calibrated(model, qat.Rule(weight_bits=4)), (IMAGES, TARGETS), found_well, budget=10)

@@ -80,6 +80,7 @@ def test_a_network_is_better_afterwards(bits: int) -> None:
     assert max(map(len, found.text().splitlines())) <= 80 and "equalization" in found.text()
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_same_with_any_executor() -> None:
     prepared, data = calibrated(unequal(), weight_bits=4), examples(256, 5)
     alone = tune.search(prepared, data, seed=3, budget=40)
@@ -415,6 +416,7 @@ def test_smoothing_changes_no_real_number(strength: float) -> None:
     assert reach.max() / np.median(reach) < (12 if strength == 0.5 else 2.5)
 
 
+@pytest.mark.slow
 def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
     model, data = block()
     prepared = prepared_block(model, data[0])
