@@ -49,8 +49,8 @@ from .tflite import IDENTIFIER, import_deploy
 MOST_VALUES, MOST_AXES = 2**31 - 1, 8
 # A file may read its own bytes this often; those that runtimes take read most of them once.
 MOST_READS = 8
-# Codes with which first states of zeros are tried, by all operators together.
-MOST_FOLDED = 2**26
+# Codes with which first states of zeros are tried, by one operator (some hundred MiB) and by all together.
+MOST_FOLDED_AT_ONCE, MOST_FOLDED = 2**22, 2**26
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
 # What to do about others.
@@ -725,8 +725,9 @@ class _Reader:
         if len(open_ones) > 1 or (open_ones and not declaration.pointwise):
             return False
         lowest, highest = code_range(open_ones[0]) if open_ones else (0, 0)
-        self.left_to_fold -= (highest - lowest + 1) * max(math.prod(tensor.shape) for tensor in operands)
-        if self.left_to_fold < 0:
+        tried = (highest - lowest + 1) * max(math.prod(tensor.shape) for tensor in operands)
+        self.left_to_fold -= tried
+        if tried > MOST_FOLDED_AT_ONCE or self.left_to_fold < 0:
             return False
         # All codes that the open one can have, one after the other.
         every = np.arange(lowest, highest + 1)
