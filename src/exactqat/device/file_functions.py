@@ -168,8 +168,12 @@ class Relu6(Bounded):
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         if not profile.relu6_keeps_codes:
             return super().table(source, output, attributes, profile)
-        lowest = zero_point_of(source)
-        highest = lowest + int(round_half_away(np.float32(6) / scale_of(source)))
+        lowest, scale = zero_point_of(source), scale_of(source)
+        # The kernel brings 6 onto the operand's grid in 32 bits.
+        need(
+            bool(scale >= 6 * 2.0**-30), f"input scale must be at least {6 * 2.0**-30:g} on this device, got {scale:g}"
+        )
+        highest = lowest + int(round_half_away(np.float32(6) / scale))
         return np.clip(CODES, lowest, min(highest, INT8_MAX))
 
 

@@ -291,8 +291,11 @@ class UnidirectionalSequenceLstm(Recurrent):
         fits = power is not None and -24 <= power <= -9
         need(fits, f"the scale of the cell must be a power of two in 2**-24..2**-9, got {scale_of(cell):g}")
         for name in ("cell_clip", "projection_clip"):
-            need(attributes[name] >= 0, f"{name} must be 0 or more, got {attributes[name]}")
-        need(attributes["hidden_scale"] > 0, f"hidden_scale must be positive, got {attributes['hidden_scale']}")
+            need(0 <= attributes[name] < np.inf, f"{name} must be finite and 0 or more, got {attributes[name]}")
+        scale, zero_point = attributes["hidden_scale"], attributes["hidden_zero_point"]
+        need(scale > 0, f"hidden_scale must be positive, got {scale}")
+        fits = INT8_MIN <= zero_point <= INT8_MAX
+        need(fits, f"hidden_zero_point must be in {INT8_MIN}..{INT8_MAX}, got {zero_point}")
         for gate in range(len(GATES)):
             own, other, bias = inputs[1 + gate], inputs[5 + gate], inputs[9 + gate]
             assert bias.data is not None
