@@ -444,7 +444,7 @@ class Unpack(Parts):
         # Between recurrent layers, which Keras writes with time in front of the batch.
         if word != "PACK" or len(made.inputs) != len(read.outputs):
             return False
-        return int(made.option("axis") or 0) % (len(read.operand(0).shape)) == self.read_attributes(read)["axis"]
+        return int(made.option("axis") or 0) % len(read.operand(0).shape) == self.read_attributes(read)["axis"]
 
 
 def moved_to_the_front(step: FileOperator) -> int:

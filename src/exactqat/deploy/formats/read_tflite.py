@@ -49,10 +49,10 @@ from .tflite import IDENTIFIER, import_deploy
 MOST_VALUES, MOST_AXES = 2**31 - 1, 8
 # A file may read its own bytes this often; those that runtimes take read most of them once.
 MOST_READS = 8
-# Codes with which first states of zeros are tried, by one operator (some hundred MiB) and by all together.
-MOST_FOLDED_AT_ONCE, MOST_FOLDED = 2**22, 2**26
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
+# Codes with which first states of zeros are tried, by one operator (some hundred MiB) and by all together.
+MOST_FOLDED_AT_ONCE, MOST_FOLDED = 2**22, 2**26
 # What to do about others.
 _OTHERWISE = {
     "uint8": ", TensorFlow 1's scheme, whose kernels have an arithmetic of their own that is not simulated (convert "
