@@ -36,7 +36,9 @@ def random_scale(rng: Random, low: float = -9, high: float = 3) -> np.float32:
     exponent, kind = rng.uniform(low, high), int(rng.integers(4))
     if kind == 3:
         fifth = 5.0 ** int(rng.integers(1, 4))
-        return np.float32(2.0 ** np.round(exponent + np.log2(fifth)) / fifth)
+        places = np.log2(fifth)
+        rounded = np.clip(np.round(exponent + places), np.ceil(low + places), np.floor(high + places))
+        return np.float32(2.0**rounded / fifth)
     return np.float32(2.0 ** (exponent if kind == 2 else np.round(exponent)))
 
 

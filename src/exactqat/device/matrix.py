@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from .arithmetic import (
 from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
 from .profile import Profile
 from .tensor import Tensor
-from .weighted import Weighted, real_multiplier
+from .weighted import HIGHEST_MULTIPLIER, Weighted, real_multiplier
 
 
 @register
@@ -179,7 +180,9 @@ class BatchMatrixMultiply(DeviceOperator):
         return (*broadcast_shape([first[:-2], second[:-2]]), first[-2], second[-1])
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
-        return ScaleLimits("product", 2.0**-32, 256)
+        """Those of int16 keep sums of up to 512 products, times what is bounded, within the 32 bits that kernels hold
+        before they clamp them to 16."""
+        return ScaleLimits("product", 2.0**-32, 2.0**-8 if dtypes[0] == "int16" else HIGHEST_MULTIPLIER)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         rank, rows = len(output.shape), output.shape[0]
@@ -191,7 +194,13 @@ class BatchMatrixMultiply(DeviceOperator):
             else:
                 fits = len(tensor.shape) < rank or tensor.shape[0] == 1
                 need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
-        self.scale_limits([tensor.dtype for tensor in (*inputs, output)], attributes).need(inputs, output)
+        limits = self.scale_limits([tensor.dtype for tensor in (*inputs, output)], attributes)
+        replace(limits, highest=HIGHEST_MULTIPLIER).need(inputs, output)
+        if output.dtype == "int16":
+            depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
+            multiplier = math.prod(float(scale_of(each)) for each in inputs) / float(scale_of(output))
+            message = "the rescaled sum can leave 32 bits; the result's scale is too small for so many products"
+            need(depth * 2.0**30 * multiplier < 2**31, message)
 
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]

@@ -34,6 +34,8 @@ from .tensor import INDICES, INT4, INT8_MIN, Quantization, Tensor, code_range
 FULL_RANGE = "full_range"
 # The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
 LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
+# What kernels multiply sums by is less.
+HIGHEST_MULTIPLIER = 256
 
 
 def bias_dtype(input: Tensor) -> str:
@@ -149,8 +151,9 @@ class Weighted(DeviceOperator):
         return math.prod(output.shape[:-1]) * math.prod(inputs[1].shape)
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
-        """The filter's scale is one of the operands'."""
-        return ScaleLimits("product", 2.0**-32, 256)
+        """The filter's scale is one of the operands'. Those of int16 keep sums of up to 4,096 products, times what is
+        bounded, within 32 bits: more than that kernels do not hold before they clamp it to 16."""
+        return ScaleLimits("product", 2.0**-32, 2.0**-3 if dtypes[0] == "int16" else HIGHEST_MULTIPLIER)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         input, filter, bias = inputs
@@ -174,6 +177,7 @@ class Weighted(DeviceOperator):
 
         multiplier = (bias_scale / output.quantization.scale).astype(np.float64)
         limits = self.scale_limits([tensor.dtype for tensor in (input, output)], attributes)
+        limits = replace(limits, highest=HIGHEST_MULTIPLIER)  # the sums of int16 are bounded below
         fits = bool(np.all((multiplier >= limits.lowest) & (multiplier < limits.highest)))
         message = f"input scale * filter scale / output scale must be {limits} for every channel"
         need(fits, f"{message}, got {multiplier.min():g}..{multiplier.max():g}")
@@ -182,6 +186,9 @@ class Weighted(DeviceOperator):
         bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
         fits = int(bound.max()) < 2**bits
         need(fits, f"the {word} accumulator can overflow; the bias or the filter is too large")
+        if bits > 31:
+            fits = bool(np.all(bound * multiplier < 2**31))
+            need(fits, "the rescaled sum can leave 32 bits; the bias or the filter is too large for the output's scale")
 
     def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
         x = centered(codes[0], inputs[0]).astype(np.float64)
