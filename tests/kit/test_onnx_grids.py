@@ -51,6 +51,30 @@ def quantized(name: str, folder: Path, form: str = "QDQ", **how: Any) -> Path:
     return made
 
 
+def without_the_last_grid(path: Path) -> Path:
+    """As NNCF writes files: the last layer's result in float32, and biases too."""
+    import onnx
+
+    model = onnx.load(path)
+    graph = model.graph
+    made_by = {name: node for node in graph.node for name in node.output}
+    held = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    last = made_by[graph.output[0].name]
+    assert last.op_type == "DequantizeLinear"
+    quantize = made_by[last.input[0]]
+    layer = made_by[quantize.input[0]]
+    graph.node.remove(last)
+    graph.node.remove(quantize)
+    layer.output[0] = graph.output[0].name
+    for node in list(graph.node):
+        if node.op_type == "DequantizeLinear" and held.get(node.input[0], np.zeros(0)).dtype == np.int32:
+            values = held[node.input[0]] * held[node.input[1]]
+            graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), node.output[0]))
+            graph.node.remove(node)
+    onnx.save(model, path)
+    return path
+
+
 def on_the_grid(model: qat.torch.PreparedModel) -> list[np.ndarray]:
     rng, found = np.random.default_rng(0), []
     for given in model.plan.inputs:
@@ -131,6 +155,37 @@ def test_what_cannot_stay_as_it_is_is_named(how: dict[str, Any], words: str, tmp
     how = {name: getattr(tools.QuantType, each) if isinstance(each, str) else each for name, each in how.items()}
     with pytest.raises(UnsupportedOperator, match=words):
         qat.prepare(deploy.read_onnx(quantized("ds_cnn", tmp_path, **how)), device=DEVICE)
+
+
+@pytest.mark.parametrize("name", ["ds_cnn", "tc_res_net"])
+def test_a_last_layer_in_float32_is_calibrated(name: str, tmp_path: Path) -> None:
+    """All integers before it are the file's; its result has no grid in the file."""
+    if DEVICE not in deploy.profiles_here(".onnx"):
+        pytest.skip(f"{DEVICE} does not run here")
+    path = without_the_last_grid(quantized(name, tmp_path))
+    found = qat.inspect_onnx(path, examples=2)
+    (device,) = found.devices
+    assert not device.differing and device.values > 1000
+    assert all(each.exact for each in device.operators) and not any(each.exact for each in device.outputs)
+    assert "float32 [N" in found.outputs[0] and " as int8" not in found.outputs[0]
+    model = qat.prepare(deploy.read_onnx(path), device=DEVICE)
+    (open_grid,) = [grid for grid in model.plan.grids.values() if grid.fixed is None]
+    with pytest.raises(qat.MissingData, match=open_grid.name):
+        qat.freeze(model)
+    reals = [np.random.default_rng(1).standard_normal((4, *each.shape[1:])).astype(np.float32)
+             for each in model.plan.inputs]  # fmt: skip
+    qat.calibrate(model, [tuple(map(torch.from_numpy, reals))])
+    qat.freeze(model.eval())
+    results, (expected,) = model(*map(torch.from_numpy, reals)).detach().numpy(), on_onnxruntime(path, reals)
+    graph = deploy.lower(model)
+    # Calibration measures the float network, so the range may clip.
+    grid = graph.tensors[graph.outputs[0]].quantization
+    low, high = (grid.scale[0] * (code - grid.zero_point[0]) for code in (-128, 127))
+    assert np.abs(results - np.clip(expected, low, high)).max() < 0.501 * grid.scale[0]
+    written = deploy.write_onnx(graph, tmp_path / "trained.onnx")
+    assert np.array_equal(results, on_onnxruntime(written, reals)[0])
+    prepared = qat.jax.prepare_file(deploy.read_onnx(path), device=DEVICE)
+    assert [grid.name for grid in prepared.plan.grids.values() if grid.fixed is None] == [open_grid.name]
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])

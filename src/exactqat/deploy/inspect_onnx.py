@@ -54,11 +54,13 @@ class OnnxNetwork:
         model: the file.
         graph: what onnxruntime computes of it.
         codes: by the graph's tensor, what the file calls its codes, and where the file's axes lie in it.
+        in_float: results that the file computes in float32, and the graph on grids of its own.
     """
 
     model: OnnxModel
     graph: Graph
     codes: Mapping[str, tuple[str, Layout]]
+    in_float: frozenset[str] = frozenset()
 
 
 def inspect_onnx(
@@ -102,7 +104,10 @@ def inspect_onnx(
             graph, [Comparison(*row) for row in counts["operators"].get(name, ())], in_uint8.get(name, False)
         )
         results = [Comparison(*row) for row in counts["outputs"].get(name, ())]
-        results = [replace(each, exact=each.exact and all(row.exact for row in rows)) for each in results]
+        results = [
+            replace(each, exact=each.exact and each.name not in network.in_float and all(row.exact for row in rows))
+            for each in results
+        ]
         said, refused = {**missing, **reasons}[name], counts["refused"].get(name, "")
         found.append(DeviceFindings(name, PROFILES[name].title, said, tuple(rows), tuple(results), refused))
     onnx: Any = import_deploy("onnx", "onnx")
@@ -116,7 +121,10 @@ def inspect_onnx(
         None,
         f"an {FILE} file has none",
         tuple(_described(graph, port, name) for port, name in zip(graph.signature.inputs, model.inputs, strict=True)),
-        tuple(_described(graph, port, name) for port, name in zip(graph.signature.outputs, model.outputs, strict=True)),
+        tuple(
+            _described(graph, port, name, port.tensor in network.in_float)
+            for port, name in zip(graph.signature.outputs, model.outputs, strict=True)
+        ),
         dict(Counter(_text(node.op_type) for node in file.graph.node)),
         tuple(layers_of(graph)),
         len(next(iter(codes.values()))),
@@ -149,13 +157,13 @@ def _end(graph: Graph, port: Port, name: str) -> FileEnd:
     return FileEnd(name, tensor.shape, dtype, port.tensor, True)
 
 
-def _described(graph: Graph, port: Port, name: str) -> str:
-    """In the file's axes."""
+def _described(graph: Graph, port: Port, name: str, in_float: bool = False) -> str:
+    """In the file's axes. in_float: the file does not quantize it."""
     tensor = graph.tensors[port.tensor]
     sizes: list[object] = ["N", *tensor.shape[1:]]
     lies = ", ".join(str(sizes[at]) for at in port.order)
-    if tensor.dtype not in CODE_RANGES:
-        return f"{shortened(name)} {tensor.dtype} [{lies}]"
+    if tensor.dtype not in CODE_RANGES or in_float:
+        return f"{shortened(name)} {'float32' if in_float else tensor.dtype} [{lies}]"
     grid = tensor.quantization
     on = f"scale {float(grid.scale[0]):.6g}, zero point {int(grid.zero_point[0])}"
     return f"{shortened(name)} float32 as {tensor.dtype} [{lies}], {on}"

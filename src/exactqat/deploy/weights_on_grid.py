@@ -22,16 +22,18 @@ class Trainable:
     """What a framework trains.
 
     Attributes:
-        plan: what the device runs; all grids are given.
+        plan: what the device runs; all grids are given but those of `in_float`.
         parameters: by the names of the plan's constants, float32; the trained ones.
         buffers: likewise, the others.
         codes: by path of what is stored, what the file calls its codes; where it has them.
+        in_float: grids of results that the file computes in float32 from quantized operands, with the layer that does.
     """
 
     plan: Plan
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)
     codes: dict[str, str] = field(default_factory=dict)
+    in_float: dict[str, str] = field(default_factory=dict)
 
     def add(self, constants: dict[str, Constant], name: str, values: np.ndarray, trained: bool = True) -> str:
         """The name of a new constant, which is entered into those of the plan."""

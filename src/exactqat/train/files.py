@@ -25,11 +25,11 @@ from ..device import DEFAULT_PROFILE, Refusal
 from ..device.profile import ONNXRUNTIME_X86
 from ..display import shortened
 from ..planning import UnsupportedOperator, plan, warn_of_plan
-from ..planning.plans import Plan
+from ..planning.plans import Numbers, Plan
 from ..planning.rules import Rule, checked_rules
 from .core.functional import Functional
 from .core.trained import TrainedNetwork
-from .onnx_grids import compare_with_onnx, on_its_grids
+from .onnx_grids import closed, compare_with_onnx, on_its_grids
 
 _DEFAULT_RULES = (Rule(),)
 
@@ -79,6 +79,7 @@ class OpenedFile:
                 with _refusing_what_is_damaged():
                     made, self._float = on_its_grids(self._float), None
                 self._codes: Mapping[str, str] = made.codes
+                self._in_float: Mapping[str, str] = made.in_float
                 self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
         else:
             made = trainable(graph)
@@ -127,7 +128,11 @@ class OpenedFile:
         if self._float is not None:
             compare_in_float(network.plan, network.float_results, self._original)
         elif isinstance(self.graph, OnnxModel):
-            compare_with_onnx(network.plan, network.numbers(), self._original, device or ONNXRUNTIME_X86.name)
+            plan, in_float = network.plan, self._in_float
+            if in_float:  # ranges of these come from training
+                plan = self._closed()
+            numbers = self._numbers(plan) if in_float else network.numbers()
+            compare_with_onnx(plan, numbers, self._original, device or ONNXRUNTIME_X86.name, in_float)
         else:
             compare_with_file(self.graph, network.plan, network.numbers(), device or DEFAULT_PROFILE)
 
@@ -140,12 +145,21 @@ class OpenedFile:
         if not isinstance(self.graph, OnnxModel) or self._float is not None:
             raise Refusal("it computes in real numbers, so there are no integers to compare")
         with _refusing_what_is_damaged():
-            functional = Functional(self._plan, profile=ONNXRUNTIME_X86.name)
-            numbers = functional.numbers(functional.initial({**self.parameters, **self.buffers}))
-            lowering = Lowering(self._plan, numbers)
+            plan = self._closed()
+            lowering = Lowering(plan, self._numbers(plan))
             graph, layouts = lowering.run(), lowering.layouts()
         codes = {path: (name, layouts[path]) for path, name in self._codes.items() if path in layouts}
-        return OnnxNetwork(self.graph, graph, codes)
+        outputs = zip(graph.signature.outputs, plan.device_outputs, strict=True)
+        in_float = {port.tensor for port, path in outputs if plan.stored(path).grid in self._in_float}
+        return OnnxNetwork(self.graph, graph, codes, frozenset(in_float))
+
+    def _closed(self) -> Plan:
+        return closed(self._plan, self._in_float, self._numbers)
+
+    def _numbers(self, plan: Plan) -> Numbers:
+        """What the file's network is frozen to before it is trained."""
+        functional = Functional(plan, profile=ONNXRUNTIME_X86.name)
+        return functional.numbers(functional.initial({**self.parameters, **self.buffers}))
 
     def _original(self, *inputs: np.ndarray) -> list[np.ndarray]:
         if isinstance(self.graph, OnnxModel):
