@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from onnx_files import exported, on_onnxruntime
 from plain_networks import NETWORKS
 from test_from_file import FILES, on_litert
 
@@ -74,23 +75,6 @@ def test_a_float_tflite_file_is_a_network(name: str, tmp_path: Path) -> None:
     if "dynamic" not in name:  # there LiteRT rounds what it multiplies
         assert_close(model.trained().float_results(*reals), on_litert(path, reals, "xnnpack-x86"))
     assert_trains(model, tmp_path)
-
-
-def exported(name: str, folder: Path, **how: object) -> Path:
-    pytest.importorskip("onnx")
-    model, examples = NETWORKS[name]()
-    path = folder / f"{name}.onnx"
-    words = [f"input_{number}" for number in range(len(examples))]
-    how = {"dynamic_axes": {word: {0: "batch"} for word in words}, **how}
-    with pytest.warns() as _:
-        torch.onnx.export(model.eval(), examples, str(path), dynamo=False, opset_version=17, input_names=words, **how)
-    return path
-
-
-def on_onnxruntime(path: Path, reals: list[np.ndarray]) -> list[np.ndarray]:
-    runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {each.name: x for each, x in zip(session.get_inputs(), reals, strict=True)}))
 
 
 @pytest.mark.filterwarnings("ignore::exactqat.planning.FinalActivationWarning")

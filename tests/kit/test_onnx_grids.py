@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_networks import NETWORKS
-from test_float_files import exported, on_onnxruntime
+from onnx_files import exported, on_onnxruntime, quantized
 
 from exactqat import cli, deploy, qat
 from exactqat.deploy.inspect_onnx import inspect_onnx as inspect_network
@@ -24,31 +22,6 @@ from exactqat.train.files import OpenedFile
 
 pytest.importorskip("onnxruntime")
 DEVICE = "onnxruntime-x86"
-
-
-class Reader:
-    """Batches by which onnxruntime chooses ranges."""
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        rng = np.random.default_rng(0)
-        given = ({name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()} for _ in "123")
-        self.batches: Iterator[Any] = iter(given)
-
-    def get_next(self) -> Any:
-        return next(self.batches, None)
-
-
-def quantized(name: str, folder: Path, form: str = "QDQ", **how: Any) -> Path:
-    """A network by `quantize_static`, as its documentation says."""
-    tools = pytest.importorskip("onnxruntime.quantization")
-    path = exported(name, folder)
-    ready, made = folder / "ready.onnx", folder / "quantized.onnx"
-    tools.shape_inference.quant_pre_process(str(path), str(ready), skip_symbolic_shape=True)
-    examples = NETWORKS[name]()[1]
-    shapes = {f"input_{number}": tuple(each.shape) for number, each in enumerate(examples)}
-    types = {"activation_type": tools.QuantType.QUInt8, "weight_type": tools.QuantType.QInt8, **how}
-    tools.quantize_static(str(ready), str(made), Reader(shapes), quant_format=tools.QuantFormat[form], **types)
-    return made
 
 
 def without_the_last_grid(path: Path) -> Path:

@@ -117,8 +117,10 @@ def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan],
     grids = {}
     for name, layer in layers.items():
         tensors = [lowered.tensors[each] for each in layer.inputs]
-        values = [operands[each] if data is None else data for each, data in zip(
-            layer.inputs, [tensor.data for tensor in tensors], strict=True)]  # fmt: skip
+        values = [
+            operands[each] if tensor.data is None else tensor.data
+            for each, tensor in zip(layer.inputs, tensors, strict=True)
+        ]
         output = lowered.tensors[layer.outputs[0]]
         steps_of = OPERATORS[layer.kind].exact_steps(values, tensors, output, layer.attributes)
         assert steps_of is not None
@@ -129,7 +131,9 @@ def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan],
 
 
 def _with_grids(plan: Plan, fixed: Mapping[str, tuple[float, int]]) -> Plan:
-    return replace(plan, grids={**plan.grids, **{name: replace(plan.grids[name], fixed=at) for name, at in fixed.items()}})
+    return replace(
+        plan, grids={**plan.grids, **{name: replace(plan.grids[name], fixed=at) for name, at in fixed.items()}}
+    )
 
 
 def _random_codes(graph: Graph) -> dict[str, np.ndarray]:
