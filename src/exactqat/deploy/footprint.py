@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,34 +112,37 @@ def file_parts(content: bytes) -> dict[str, int]:
     return parts | {"structure": len(content) - sum(parts.values())}
 
 
-# In processes of their own: the interpreter prints what it thinks, and could end with one.
+# In a process of its own: the interpreter prints what it thinks, and could end with one.
 
 
-def _print_used(content: bytes) -> None:
-    """Runs a file in plenty of memory and prints how much of it was used."""
-    interpreter = _micro().Interpreter.from_bytes(content, arena_size=1 << 30)
-    interpreter.invoke()
-    interpreter.print_allocations()
-
-
-def _print_smallest(content: bytes, used: int) -> None:
-    """Prints the smallest arena in which a file runs.
+def _print_smallest(content: bytes) -> None:
+    """Prints the smallest arena in which a file runs, or what the runtime says against it.
 
     Kernels may need more for a moment while they are prepared than they keep, and not all survive that it is missing.
     """
     runtime = _micro()
+    with tempfile.TemporaryFile() as said:
+
+        def show_used() -> None:
+            os.dup2(said.fileno(), 2)
+            interpreter = runtime.Interpreter.from_bytes(content, arena_size=1 << 30)
+            interpreter.invoke()
+            interpreter.print_allocations()
+
+        status = _in_a_fork(show_used)
+        said.seek(0)
+        words = said.read().decode(errors="replace")
+    used = re.search(r"Arena allocation total (\d+) bytes", words)
+    if used is None or status:
+        print(words, file=sys.stderr, flush=True)
+        if os.WIFSIGNALED(status):
+            os.kill(os.getpid(), os.WTERMSIG(status))
+        return
 
     def runs(size: int) -> bool:
-        child = os.fork()
-        if child == 0:
-            try:
-                runtime.Interpreter.from_bytes(content, arena_size=size).invoke()
-            except RuntimeError:
-                os._exit(1)
-            os._exit(0)
-        return os.waitpid(child, 0)[1] == 0
+        return _in_a_fork(lambda: runtime.Interpreter.from_bytes(content, arena_size=size).invoke()) == 0
 
-    low, step = used - 16, 16
+    low, step = int(used[1]) - 16, 16
     while not runs(low + step):
         low, step = low + step, 2 * step
         if step > _MOST_BEYOND:
@@ -150,6 +153,19 @@ def _print_smallest(content: bytes, used: int) -> None:
     print(f"smallest arena {low + step} bytes", file=sys.stderr)
 
 
+def _in_a_fork(function: Callable[[], object]) -> int:
+    """The status of a process in which the function ran: 0 if it came to its end."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
 def _micro() -> Any:
     return importlib.import_module("tflite_micro").runtime
 
@@ -157,16 +173,12 @@ def _micro() -> Any:
 def arena_of(content: bytes, seconds: float | None = None) -> tuple[int | None, str]:
     """The smallest arena in which TFLite-Micro runs a file; or None, and why it was not measured.
 
-    seconds: after which each of the two processes that measure it is ended; None: never.
+    seconds: after which the process that measures it is ended; None: never.
     """
     if importlib.util.find_spec("tflite_micro") is None:
         return None, f"TFLite-Micro is not installed: {MICRO}"
     try:
-        said = try_in_a_child(_print_used, content, seconds=seconds)
-        used = re.search(r"Arena allocation total (\d+) bytes", said)
-        if used is None:
-            return None, f"TFLite-Micro rejects it: {_reason(said)}"
-        said = try_in_a_child(_print_smallest, content, int(used[1]), seconds=seconds)
+        said = try_in_a_child(_print_smallest, content, seconds=seconds)
     except RuntimeRefusal as error:
         return None, f"TFLite-Micro does not run it: {error}"
     smallest = re.search(r"smallest arena (\d+) bytes", said)
