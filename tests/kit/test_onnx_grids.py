@@ -182,6 +182,28 @@ def test_a_file_is_inspected_beside_onnxruntime(form: str, tmp_path: Path) -> No
         qat.inspect_onnx(path, devices=["reference"])
 
 
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_a_sum_with_a_constant_on_a_grid_is_a_sum(form: str, tmp_path: Path) -> None:
+    """A dense layer over three axes is a product and a sum in the file, each of which rounds."""
+    if DEVICE not in deploy.profiles_here(".onnx"):
+        pytest.skip(f"{DEVICE} does not run here")
+    found = qat.inspect_onnx(quantized("m5", tmp_path, form=form), examples=2)
+    (device,) = found.devices
+    assert found.equal and not device.differing
+    assert {each.kind for each in device.operators} >= {"FULLY_CONNECTED", "ADD"}
+
+
+def test_nothing_is_claimed_of_what_follows_from_what_is_not(tmp_path: Path) -> None:
+    """A file of QLinear operators resizes codes, which it has no name for here; the convolution after it reads them."""
+    if DEVICE not in deploy.profiles_here(".onnx"):
+        pytest.skip(f"{DEVICE} does not run here")
+    found = qat.inspect_onnx(quantized("unet_bilinear", tmp_path, form="QOperator"), examples=2)
+    (device,) = found.devices
+    claimed = {each.name: each.exact for each in device.operators}
+    assert found.equal and any(each.differing for each in device.operators)
+    assert {name.split("/")[0] for name, exact in claimed.items() if not exact} == {"up1", "up2"}
+
+
 def status_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """Of the command."""
     monkeypatch.setattr(sys, "argv", ["exactqat", "inspect", *words])

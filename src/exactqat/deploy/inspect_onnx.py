@@ -101,7 +101,7 @@ def inspect_onnx(
     found = []
     for name in that_run(FILE):
         rows = _claimed(
-            graph, [Comparison(*row) for row in counts["operators"].get(name, ())], in_uint8.get(name, False)
+            network, [Comparison(*row) for row in counts["operators"].get(name, ())], in_uint8.get(name, False)
         )
         results = [Comparison(*row) for row in counts["outputs"].get(name, ())]
         results = [
@@ -138,17 +138,19 @@ def _text(given: str | bytes) -> str:
     return given if isinstance(given, str) else given.decode("utf-8", "replace")
 
 
-def _claimed(graph: Graph, rows: Sequence[Comparison], in_uint8: bool) -> list[Comparison]:
-    """Comparisons of what the file has codes of, claimed to be equal where an operator is as others write it too.
+def _claimed(network: OnnxNetwork, rows: Sequence[Comparison], in_uint8: bool) -> list[Comparison]:
+    """Comparisons of what the file has codes of, claimed to be equal where an operator is as others write it too, and
+    its operands are onnxruntime's or follow from those by such operators.
 
     in_uint8: whether all codes are; of int8 not every operator reaches onnxruntime's integer kernels.
     """
-    kinds = {name: operator.kind for operator in graph.operators for name in operator.outputs}
-    return [
-        replace(row, exact=row.exact and in_uint8 and OPERATORS[kinds[row.name]].as_in_onnx)
-        for row in rows
-        if row.values
-    ]
+    claimed, known = {}, {*network.graph.inputs, *network.codes}
+    for operator in network.graph.operators:
+        constant = {name for name in operator.inputs if network.graph.tensors[name].data is not None}
+        exact = OPERATORS[operator.kind].as_in_onnx and known | constant >= set(operator.inputs)
+        claimed.update(dict.fromkeys(operator.outputs, exact))
+        known |= set(operator.outputs) if exact else set()
+    return [replace(row, exact=row.exact and in_uint8 and claimed[row.name]) for row in rows if row.values]
 
 
 def _end(graph: Graph, port: Port, name: str) -> FileEnd:

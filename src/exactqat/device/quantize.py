@@ -39,6 +39,7 @@ class Quantize(DeviceOperator):
     kind = "QUANTIZE"
     pointwise = True
     version = 2
+    as_in_onnx = True
     options = "QuantizeOptions"
     dtypes = ("int8", "int16")
     changes_dtype = True

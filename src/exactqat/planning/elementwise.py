@@ -31,6 +31,8 @@ def _coefficient(planner: Planner, operand: Operand, x: Stored) -> float | Coeff
         return operand
     if not isinstance(operand, Constant) or x.channels is None or x.rank > 4 or len(operand.shape) > x.rank:
         return None
+    if operand.name in planner.constants_on_grids:
+        return None
     sizes = (1,) * (x.rank - len(operand.shape)) + operand.shape
     only_channels = all(size == 1 or axis == x.channels for axis, size in enumerate(sizes))
     return Coefficient.of(operand.name) if only_channels and sizes[x.channels] in (1, x.shape[x.channels]) else None

@@ -8,7 +8,7 @@ The handler of a float step, in the file of its family, says what the step becom
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -132,8 +132,15 @@ class Planner:
     """Everything that is known while a network is walked. Handlers use the methods without underscore."""
 
     def __init__(
-        self, network: Network, rules: Iterable[Rule], deployable: bool, keep_final_activation: bool = False
+        self,
+        network: Network,
+        rules: Iterable[Rule],
+        deployable: bool,
+        keep_final_activation: bool = False,
+        constants_on_grids: Container[str] = (),
     ) -> None:
+        """constants_on_grids: those that are operands as they are, as a file has codes of them."""
+        self.constants_on_grids = constants_on_grids
         self.network = network
         self.book = RuleBook(rules)
         self.deployable = deployable

@@ -33,7 +33,7 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     Raises:
         UnsupportedOperator: a part of it cannot be trained on the file's grids; every one is named.
     """
-    planner = Planner(file.network, [Rule()], True, keep_final_activation)
+    planner = Planner(file.network, [Rule()], True, keep_final_activation, file.constant_grids)
     plan = planner.run()
     made = Trainable(plan)
     problems: list[str] = []
