@@ -129,9 +129,9 @@ def _several(c: Any, node: Any) -> Any:
 @handles("Pow")
 def _power(c: Any, node: Any) -> Any:
     x, exponent = c.item(node, 0), c.item(node, 1)
-    number = exponent.number if isinstance(exponent, Fixed) else None
-    if number is None or not isinstance(x, Moving):
+    if not isinstance(exponent, Fixed) or exponent.data.size != 1 or not isinstance(x, Moving):
         raise Refused("its exponent is not one number; a power of the input by a number can be had")
+    number = float(exponent.data.reshape(()))
     named = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}
     if number in named:
         return c.step(named[number], [x], x.shape)

@@ -66,8 +66,8 @@ class Fixed:
 
     @property
     def number(self) -> float | None:
-        """Its only value: training leaves that as it is."""
-        return float(self.data.reshape(-1)[0]) if self.data.size == 1 else None
+        """Its only value: training leaves that as it is. Of codes, also a single one is an operand on its own grid."""
+        return float(self.data.reshape(-1)[0]) if self.data.size == 1 and self.grid is None else None
 
 
 def path_of(name: str) -> str:
