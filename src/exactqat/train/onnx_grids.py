@@ -61,6 +61,9 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     missing = [name for name in missing if name not in made.in_float]
     if missing:
         problems.append(f"the file does not quantize {listed(missing, 6)}")
+    else:
+        quantized = {planner.stored[value].path for value in file.grids if value in planner.stored}
+        problems += _read_in_float(plan, quantized)
     constants = dict(plan.constants)
     stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
     scales = {each.path: grids[each.grid].fixed for each in stored if each.grid in grids}
@@ -80,6 +83,23 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
         )
     made.plan = replace(plan, steps=tuple(steps), grids=grids, constants=constants)
     return made
+
+
+def _read_in_float(plan: Plan, quantized: set[str]) -> list[str]:
+    """What computes from real numbers of the file, though they lie on a grid here: what a pool or a reshape gives is
+    quantized, and its operand has another reader."""
+    on_codes, problems = set(quantized), []
+    for step in plan.steps:
+        operands = [name for name in step.operands if plan.is_stored(name)]
+        if step.weights is None and operands and all(plan.stored(name).grid == step.grid for name in operands):
+            on_codes |= {step.path} if on_codes >= set(operands) else set()
+        elif not step.outside:
+            problems += [
+                f"'{step.path}' reads '{name}', which is not quantized there"
+                for name in operands
+                if name not in on_codes
+            ]
+    return problems
 
 
 def _last_layers(plan: Plan, grids: Sequence[str]) -> dict[str, str]:
