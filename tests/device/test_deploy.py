@@ -40,6 +40,7 @@ from exactqat.deploy import (
 )
 from exactqat.deploy.formats import tflite
 from exactqat.deploy.graph import ACTIVATIONS, same_padding
+from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 
 HERE = profiles_here()
@@ -396,6 +397,19 @@ def broken_graphs() -> list[tuple[str, Graph]]:
 def test_broken_graphs_are_refused(message: str, graph: Graph) -> None:
     with pytest.raises(ValueError, match=message):
         graph.validate()
+
+
+def test_a_bias_of_zeros_is_on_any_scale(tmp_path: Path) -> None:
+    """Converters share one between layers, with the scale of the first of them."""
+    graph = small_graph(np.random.default_rng(0))
+    scale = graph.tensors["first/bias"].quantization.scale
+    zeros = with_tensor(graph, "first/bias", data=np.zeros(4, np.int32))
+    other = with_tensor(zeros, "first/bias", quantization=Quantization(scale * 3000, np.zeros(4), 0))
+    found = inspect(write_tflite(other, tmp_path / "shared.tflite"), examples=2)
+    assert found.equal and sum(device.values for device in found.devices) > 1000
+    codes = np.random.default_rng(1).integers(-128, 128, (2, *graph.tensors["x"].shape[1:])).astype(np.int8)
+    for name, expected in simulate(zeros, codes).items():
+        assert np.array_equal(simulate(other, codes)[name], expected)
 
 
 def test_pooled_and_joined_tensors_keep_their_quantization() -> None:
