@@ -540,3 +540,35 @@ def test_int16_sums_that_ask_for_grids_of_powers_of_two(scale: float) -> None:
     else:
         with pytest.raises(Refusal, match="int16 on grids of powers of two is not supported"):
             read_content(content)
+
+
+def test_a_softmax_without_options_is_refused() -> None:
+    """Runtimes take its beta for 0, and TFLite-Micro's and LiteRT's reference kernels end the process."""
+    builder = Builder()
+    builder.input("x", (1, 4, 10), per_tensor(0.5, -32))
+    content = tflite_bytes(builder.graph([builder.softmax("x", name="y")]))
+
+    def without_options(model: Any) -> None:
+        (operator,) = model.subgraphs[0].operators
+        operator.builtinOptions, operator.builtinOptionsType = None, 0
+
+    with pytest.raises(Refusal, match=r"SOFTMAX: beta must be positive and finite, got 0\.0"):
+        read_content(changed(content, without_options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "words"),
+    [
+        ("RELU6", 1e-9, "output scale must be at least 5.58794e-09, got 1e-09"),
+        ("RELU_N1_TO_1", 1e-10, "output scale must be at least 9.31323e-10, got 1e-10"),
+        ("LOG_SOFTMAX", 3e38, r"input scale must be in \[2\*\*-26, 1.26765e\+30\), got 3e\+38"),
+    ],
+)
+def test_scales_at_which_runtimes_leave_their_words_are_refused(kind: str, scale: float, words: str) -> None:
+    builder = Builder()
+    of_input = kind == "LOG_SOFTMAX"
+    builder.input("x", (1, 4, 10), per_tensor(scale if of_input else 0.12, -128))
+    output = None if of_input else per_tensor(scale, 0)
+    name = builder.operator(kind, ["x"], output, name="y")
+    with pytest.raises(Refusal, match=words):
+        builder.graph([name])

@@ -207,9 +207,7 @@ def test_nothing_is_claimed_of_what_follows_from_what_is_not(tmp_path: Path) -> 
 def test_real_numbers_between_are_named(tmp_path: Path) -> None:
     """A convolution's result that a pool puts on a grid, and that another convolution reads as it is."""
     path = without_the_last_grid(quantized("bi_fpn", tmp_path))
-    with pytest.raises(
-        UnsupportedOperator, match="'b/b_2/Relu_output_0' reads 'onnx_Conv_36', which is not"
-    ):
+    with pytest.raises(UnsupportedOperator, match="'b/b_2/Relu_output_0' reads 'onnx_Conv_36', which is not"):
         qat.inspect_onnx(path)
 
 

@@ -21,7 +21,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .functions import NumPyPrimitives
-from .operator import Attributes, DeviceOperator, ScaleLimits, Shape, need, register
+from .operator import FLOAT, Attributes, DeviceOperator, ScaleLimits, Shape, need, register
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor, dequantize
 
@@ -137,6 +137,13 @@ class Bounded(OfFiles, Unary):
 
     bounds: ClassVar[tuple[float, float]]
     float_kind = "clamp"
+
+    def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        if output.dtype != FLOAT:
+            # Kernels bring the bounds onto it in 32 bits.
+            least, scale = max(map(abs, self.bounds)) * 2.0**-30, scale_of(output)
+            need(bool(scale >= least), f"output scale must be at least {least:g}, got {scale:g}")
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=2.0**31)

@@ -163,7 +163,8 @@ class Softmax(Row):
         return {"beta": float(attributes["beta"])}
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
-        return {"beta": read.option("beta")}
+        beta = read.option("beta")
+        return {"beta": 0.0 if beta is None else beta}  # as runtimes have it of a file without options
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         (real,) = writer.operands(operator)
@@ -186,7 +187,8 @@ class LogSoftmax(Row):
     options = "LogSoftmaxOptions"
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
-        return ScaleLimits("operand", 2.0**-26)
+        # Of much larger ones LiteRT's optimized kernel leaves float32.
+        return ScaleLimits("operand", 2.0**-26, 2.0**100)
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)

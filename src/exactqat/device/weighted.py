@@ -167,8 +167,8 @@ class Weighted(DeviceOperator):
         fits = filter.quantization.axis in (None, axis)
         need(fits, f"filter channels must be on axis {axis}, got {filter.quantization.axis}")
         bias_scale = input.quantization.scale * filter.quantization.scale
-        # Kernels never look at it, and LiteRT takes what is this far off. A bias of zeros, which converters share between
-        # layers, is on any scale.
+        # Kernels never look at it, and LiteRT takes what is this far off. A bias of zeros, which converters share, is
+        # on any scale.
         off = np.abs(bias.quantization.scale - bias_scale) / output.quantization.scale
         need(bool(np.all((off <= 0.02) | (bias.data == 0))), "bias scale must be input scale * filter scale")
         for tensor in (filter, bias):
