@@ -11,6 +11,7 @@ import numpy as np
 
 from ..capture.files import FileNetwork
 from ..deploy.graph import Graph
+from ..deploy.inspect import need_a_bounded_size
 from ..deploy.lower import Lowering
 from ..deploy.simulate import simulate
 from ..deploy.weights_on_grid import Trainable, weights_on_grid
@@ -25,6 +26,9 @@ from ..planning.network import Constant
 from ..planning.planner import Planner
 from ..planning.plans import Grid, Numbers, Plan, PlanInput, PlanStep
 from ..planning.rules import Rule
+
+# Random ones, which a network is compared with its file by.
+_EXAMPLES = 4
 
 
 def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Trainable:
@@ -131,6 +135,7 @@ def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan],
     lowered = Lowering(with_room := _with_grids(plan, coarse), numbers_of(with_room)).run()
     made_by = {operator.outputs[0]: operator for operator in lowered.operators}
     layers = {name: made_by[path] for name, path in in_float.items()}
+    need_a_bounded_size(lowered, "the file", _EXAMPLES)
     codes = _random_codes(lowered)
     wanted = [each for layer in layers.values() for each in layer.inputs if lowered.tensors[each].data is None]
     operands = {**codes, **simulate(lowered, codes, ONNXRUNTIME_X86, wanted, progress=False)}
@@ -159,7 +164,7 @@ def _with_grids(plan: Plan, fixed: Mapping[str, tuple[float, int]]) -> Plan:
 def _random_codes(graph: Graph) -> dict[str, np.ndarray]:
     rng, tensors = np.random.default_rng(0), graph.tensors
     return {
-        name: rng.integers(-128, 128, (4, *tensors[name].shape[1:])).astype(tensors[name].dtype)
+        name: rng.integers(-128, 128, (_EXAMPLES, *tensors[name].shape[1:])).astype(tensors[name].dtype)
         for name in graph.inputs
     }
 
