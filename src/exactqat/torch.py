@@ -9,12 +9,13 @@ again.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from exactqat.cpu import LARGE, block, kernels, planned, shortcut
 from exactqat.operators import OPERATORS
@@ -200,7 +201,7 @@ def _register_gradient(op: Operator, overload: Any) -> None:
             return always
         return [i for i in always if i not in conditions or attributes[conditions[i][0]] == conditions[i][1]]
 
-    class Differentiable(torch.autograd.Function):
+    class Differentiable(_SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             results = _below_autograd(form)(arguments, {})
@@ -227,8 +228,7 @@ def _register_gradient(op: Operator, overload: Any) -> None:
             return *answer, *no_gradients
 
     Differentiable.__name__ = Differentiable.__qualname__ = op.name
-    # Not `Differentiable.apply`, which only asks once more for `torch.func`: see `_UNUSUAL`.
-    apply = _DIFFERENTIABLE[op.name] = super(torch.autograd.Function, Differentiable).apply
+    apply = _DIFFERENTIABLE[op.name] = cast(Any, Differentiable).apply
 
     def with_gradient(*arguments: Any) -> Any:
         if _in_forward_mode():
@@ -271,7 +271,7 @@ def _register_constant(op: Operator, overload: Any) -> None:
         if any(tensor is not None for tensor in tensors):
             raise NotImplementedError(f"{op.name} has no gradient")
 
-    class Constant(torch.autograd.Function):
+    class Constant(_SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             ctx.set_materialize_grads(False)
@@ -283,7 +283,7 @@ def _register_constant(op: Operator, overload: Any) -> None:
             return (None,) * (count + len(op.attributes))
 
     Constant.__name__ = Constant.__qualname__ = op.name
-    apply = super(torch.autograd.Function, Constant).apply
+    apply = cast(Any, Constant).apply
 
     def without_gradient(*arguments: Any) -> Any:
         if _in_forward_mode():

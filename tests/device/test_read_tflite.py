@@ -506,6 +506,22 @@ def test_several_results_are_bounded() -> None:
         read_content(changed(tflite_bytes(graph), enormous))
 
 
+@pytest.mark.parametrize(("size", "words"), [(1, r"of the shape \[1\], where 2 values"), (2**31 - 1, "at most")])
+def test_room_for_shapes_that_are_computed(size: int, words: str) -> None:
+    """TFLite-Micro takes it from the file: with too little, or where it overflows, a PAD's codes were others."""
+
+    def change(model: Any) -> None:
+        tensors, packed = model.subgraphs[0].tensors, schema.BuiltinOperator.PACK
+        (step,) = (
+            each for each in model.subgraphs[0].operators if model.operatorCodes[each.opcodeIndex].builtinCode == packed
+        )
+        tensors[step.outputs[0]].shape = [size]
+
+    content = (FILES / "branches.int8.tflite").read_bytes()
+    with pytest.raises(Refusal, match=words):
+        read_content(changed(content, change))
+
+
 def test_weights_of_four_bits() -> None:
     """Two in a byte; an odd number of them too."""
     builder = Builder()

@@ -251,7 +251,59 @@ class Dense(torch.autograd.Function):
         return gradient @ weight * 3, gradient.t() @ x, gradient.sum(0) * 5
 
 
+class Thrice(Reversal):
+    """Its forward is another class's, which it inherits."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * ctx.strength * gradient, None
+
+
+class Scaled(Reversal):
+    """Its forward calls another class's."""
+
+    @staticmethod
+    def forward(ctx, x, strength):
+        return Reversal.forward(ctx, x, strength) * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Reversal.backward(ctx, gradient)[0] * 5, None
+
+
+class Rounds(Round):
+    """Without a context, too."""
+
+    @staticmethod
+    def forward(x):
+        return Round.forward(x) * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 0.25
+
+
+def made_here(x):
+    class Local(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 7
+
+    return Local.apply(x)
+
+
+kept_sign = Sign.apply
+
 FUNCTIONS = {
+    "an inherited forward": lambda m, x: m.last(Thrice.apply(m.first(x), 2.0)),
+    "a forward that calls another": lambda m, x: m.last(Scaled.apply(Reversal.apply(m.first(x), 2.0), 0.5)),
+    "without a context that calls another": lambda m, x: m.last(Rounds.apply(m.first(Round.apply(x)))),
+    "a forward called as a function": lambda m, x: m.last(Reversal.forward(m, Clipped.forward(None, m.first(x)), 2.0)),
+    "kept under another name": lambda m, x: m.last(kept_sign(m.first(x))),
     "reversal": lambda m, x: m.last(Reversal.apply(m.first(x), 2.0)),
     "reversal of the input": lambda m, x: m.last(m.first(Reversal.apply(x, 0.5))),
     "reversal at the end": lambda m, x: Reversal.apply(m.last(x), 0.5),
@@ -315,11 +367,19 @@ def test_a_gradient_of_the_users_own_is_kept(name: str) -> None:
     assert_same(Model(FUNCTIONS[name]), rows(8))
 
 
+@pytest.mark.filterwarnings("ignore:training computes something else")
+def test_a_gradient_of_a_class_made_in_forward_is_kept() -> None:
+    model = Model(lambda m, x: m.last(made_here(m.first(x)))).eval()
+    prepared = qat.prepare(model, rows(8))
+    with unquantized(prepared):
+        _, found = run(prepared, rows(8))
+    _, expected = run(model, rows(8))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_without_its_mend_a_gradient_of_the_users_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        gradients.Marked, "apply", lambda self, original, function, args, kwargs: original(*args, **kwargs)
-    )
+    monkeypatch.setattr(gradients.Marked, "forward", lambda self, original, function, *args: original(*args))
     for name in ("reversal", "clipped", "sign", "sign of a weight"):
         refused(Model(FUNCTIONS[name]), rows(8), match="the captured network is not the model.*gradient")
 
@@ -700,9 +760,8 @@ def test_a_reentrant_checkpoint_of_the_input_is_said_to_train() -> None:
 
 
 def test_without_its_mend_a_reentrant_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        gradients.Marked, "apply", lambda self, original, function, args, kwargs: original(*args, **kwargs)
-    )
+    apply = gradients.CheckpointFunction.apply
+    monkeypatch.setattr(gradients.Marked, "run_checkpoint", lambda self, run, *given: apply(run, True, *given))
     model = Model(lambda m, x: m.last(checkpoint(lambda y: m.first(y).relu(), m.first(x), use_reentrant=True)))
     refused(model, rows(8), match="the captured network is not the model.*gradient")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,19 @@ if TYPE_CHECKING:
 SURELY_MASKED = -32.0
 # What is added so far below hides a score, in whatever framework.
 HIDES = -1e3
+
+
+class MaskRange(NamedTuple):
+    """What the grid of a mask holds. The user's model clamps nothing there: gradients pass at both ends."""
+
+    low: float
+    high: float
+
+
 # The range of a mask of real numbers, which are added to scores.
-HIDING = (SURELY_MASKED, 0.0)
+HIDING = MaskRange(SURELY_MASKED, 0.0)
 # The range of an input that is one.
-TRUTH = (0.0, 1.0)
+TRUTH = MaskRange(0.0, 1.0)
 # A comparison of an integer of 0 and 1: whether it holds for 1, by the operator and the number beside it.
 HOLDS: dict[tuple[str, float], bool] = {
     **{("ne", 0): True, ("gt", 0): True, ("ge", 1): True, ("eq", 1): True},

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from ...planning.network import Place
 from ..core.stand_ins import MULTIPLE, PRIMES, fitting
 from ..core.watched import Watch, plain
+from .export import states_of_lstm
 from .finite import Finite
 from .steps import NOT_USERS
 
@@ -165,7 +166,7 @@ def _run(
                 np.random.seed(0)
                 watch, examples = watched or (None, 0)
                 recorder = _Recorder(paths, left, watch)
-                with mode, _eager(), Finite():
+                with mode, _eager(), Finite(), states_of_lstm():
                     args, kwargs = given()
                     watching = contextlib.nullcontext() if watch is None else watch.of(examples, torch.Tensor)
                     with recorder, watching:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -31,7 +32,7 @@ def takes(
     changed: Callable[[tuple[int, ...]], tuple[int, ...]],
 ) -> bool:
     """Whether a model runs on the example with other shapes; nothing is computed."""
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), silent():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), silent(), states_of_lstm():
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             return torch.empty(changed(tuple(tensor.shape)), dtype=tensor.dtype, device=tensor.device)
@@ -47,7 +48,7 @@ def takes(
 
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Marked]:
     try:
-        with silent(), marking() as marked:
+        with silent(), states_of_lstm(), marking() as marked:
             return torch.export.export(model, args, kwargs or None, strict=False), marked
     except Exception as error:
         raise CaptureError(_explained(model, error)) from error
@@ -65,6 +66,26 @@ def silent() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def states_of_lstm() -> Iterator[None]:
+    """PyTorch before 2.12 says of `nn.LSTM`'s last states, where it only follows shapes, that they have a dimension
+    more than they have when it runs, unless the batch has one example: `[layers, 1, batch, units]`."""
+    original = getattr(decompositions, "one_layer_lstm", None)
+    if original is None:
+        yield
+        return
+
+    def corrected(*args: Any, **kwargs: Any) -> Any:
+        sequence, states = original(*args, **kwargs)
+        return sequence, tuple(state.reshape(state.shape[-2:]) for state in states)
+
+    decompositions.one_layer_lstm = corrected
+    try:
+        yield
+    finally:
+        decompositions.one_layer_lstm = original
 
 
 def _explained(model: nn.Module, error: BaseException) -> str:

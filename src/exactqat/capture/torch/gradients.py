@@ -8,6 +8,7 @@ graph, operators of a library of our own. The converter makes training-only step
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Collection, Iterator
 from typing import Any, cast
@@ -37,6 +38,10 @@ _library.impl("gradient_hook", lambda x, number: None, "CompositeExplicitAutogra
 _marks = getattr(torch.ops, NAMESPACE)
 torch.fx.node.has_side_effect(_marks.gradient_hook.default)
 
+# What runs before and after a checkpointed function: since PyTorch 2.15 another one.
+_WITHOUT_REENTRANCE = "_checkpoint_without_reentrant_generator"
+if hasattr(torch.utils.checkpoint, f"{_WITHOUT_REENTRANCE}_impl"):
+    _WITHOUT_REENTRANCE += "_impl"
 # Classes of PyTorch are patched while a model is exported: one at a time.
 _one_at_a_time = threading.RLock()
 
@@ -57,37 +62,38 @@ class Marked:
 
     # --- while the model runs -----------------------------------------------------------------------------------------
 
-    def apply(self, original: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`Function.apply`."""
-        if function is CheckpointFunction:
-            run, _, *given = args
-            if not any(isinstance(each, Tensor) and each.requires_grad for each in given):
-                self.note(
-                    "checkpoint(..., use_reentrant=True) trains nothing of what it runs on tensors that need no "
-                    "gradient, such as the input; the captured network does"
-                )
-            with self.checkpoint():
-                return run(*given)
-        if function.__module__.split(".")[0] in ("torch", "exactqat"):
-            return original(*args, **kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+    def forward(self, original: Any, function: type, *args: Any) -> Any:
+        """`function.forward`, which `apply` calls: it gives marked results."""
+        given = args if _has_setup_context(function) else args[1:]
+        leaves, spec = pytree.tree_flatten((given, {}))
         tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        given = [leaves[index] for index in tensors]
-        _refuse_hidden_tensors(function, leaves)
-        made = original(*args, **kwargs)
-        several = made if isinstance(made, tuple) else (made,)
-        if any(result is each for result in several for each in given):
+        operands = [leaves[index] for index in tensors]
+        _refuse_hidden_tensors(function, original, leaves)
+        versions = [each._version for each in operands]
+        made = original(*args)
+        if versions != [each._version for each in operands]:
             raise Refused(
                 f"{function.__name__} writes into what it is given (mark_dirty); let it return a tensor of its own"
             )
+        several = made if isinstance(made, tuple) else (made,)
         results = [each for each in several if isinstance(each, Tensor)]
-        if not results or not given:
+        if not results or not operands:
             return made
         others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.functions.append(UsersFunction(function, spec, others, tensors))
-        marked = iter(_marks.users_function(results, given, len(self.functions) - 1))
+        marked = iter(_marks.users_function(results, operands, len(self.functions) - 1))
         several = tuple(next(marked) if isinstance(each, Tensor) else each for each in several)
         return several if isinstance(made, tuple) else several[0]
+
+    def run_checkpoint(self, run: Any, *given: Any) -> Any:
+        """`CheckpointFunction.apply`."""
+        if not any(isinstance(each, Tensor) and each.requires_grad for each in given):
+            self.note(
+                "checkpoint(..., use_reentrant=True) trains nothing of what it runs on tensors that need no "
+                "gradient, such as the input; the captured network does"
+            )
+        with self.checkpoint():
+            return run(*given)
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
@@ -127,13 +133,14 @@ class _Handle:
         raise Refused("it removes a hook in forward")
 
 
-def _refuse_hidden_tensors(function: Any, leaves: list[Any]) -> None:
+def _refuse_hidden_tensors(function: Any, forward: Any, leaves: list[Any]) -> None:
     """A rule runs in training with the tensors that it is given: those it holds otherwise are not those of training."""
     name = function.__name__
     if any(isinstance(leaf, nn.Module) for leaf in leaves):
         raise Refused(f"{name} is given a module; give it the module's tensors, which training changes")
-    for each in ("forward", "backward", "setup_context", "jvp", "vjp"):
-        if any(isinstance(held, Tensor | nn.Module) for held in held_by(getattr(function, each, None))):
+    rules = {each: getattr(function, each, None) for each in ("backward", "setup_context", "jvp", "vjp")}
+    for each, rule in {"forward": forward, **rules}.items():
+        if any(isinstance(held, Tensor | nn.Module) for held in held_by(rule)):
             raise Refused(f"{name}.{each} holds a tensor or a module of the model; give it to apply as an argument")
 
 
@@ -158,8 +165,69 @@ def refuse_read_tensors(hook: Any, what: str, state: Collection[Tensor] | None =
                 raise Refused(f"{what} reads {read!r}, which would be that of before training")
 
 
-# What `Function.apply` calls, also where it was kept under another name: `reverse = Reverse.apply`.
-_APPLIED = torch.autograd.function._SingleLevelFunction
+def _has_setup_context(function: Any) -> bool:
+    """Whether forward is not given what `setup_context` is: the context."""
+    return function.setup_context is not torch.autograd.Function.setup_context
+
+
+def _functions(base: Any = torch.autograd.Function) -> Iterator[Any]:
+    """All classes of the user's and of other packages."""
+    for each in base.__subclasses__():
+        if each.__module__.split(".")[0] not in ("torch", "exactqat"):
+            yield each
+        yield from _functions(each)
+
+
+@contextlib.contextmanager
+def _forwards_marked(marked: Marked) -> Iterator[None]:
+    """What `Function.apply` calls, also where that was kept under another name: `reverse = Reverse.apply`."""
+    thread = threading.get_ident()
+    running: list[Any] = []
+
+    def called_by_apply(function: Any, args: tuple[Any, ...]) -> bool:
+        """And not by the user, who may call the forward of a class that another one extends."""
+        if threading.get_ident() != thread:
+            return False
+        if _has_setup_context(function):
+            extended = running and running[-1] is not function and issubclass(running[-1], function)
+            return not torch.is_grad_enabled() and not extended
+        return getattr(args[0] if args else None, "_forward_cls", None) is function
+
+    def instead(function: Any, original: Any) -> Any:
+        def forward(*args: Any) -> Any:
+            if not called_by_apply(function, args):
+                return original(*args)
+            running.append(function)
+            try:
+                return marked.forward(original, function, *args)
+            finally:
+                running.pop()
+
+        return staticmethod(functools.wraps(original)(forward))
+
+    def begin(plain: Any, function: Any, **kwargs: Any) -> None:
+        """A class that is made while the model runs."""
+        plain(**kwargs)
+        own = function.__dict__.get("forward")
+        if threading.get_ident() == thread and function.__module__.split(".")[0] not in ("torch", "exactqat"):
+            made.append((function, own))
+            function.forward = instead(function, function.forward)
+
+    made: list[tuple[Any, Any]] = []
+    known = [(each, each.forward) for each in _functions()]  # before one that another extends is another
+    with _one_at_a_time:
+        try:
+            for function, original in known:
+                made.append((function, function.__dict__.get("forward")))
+                function.forward = instead(function, original)
+            with _replaced((torch.autograd.Function, "__init_subclass__", begin)):
+                yield
+        finally:
+            for function, own in made:
+                if own is None:
+                    del function.forward
+                else:
+                    function.forward = own
 
 
 @contextlib.contextmanager
@@ -234,14 +302,17 @@ def marking() -> Iterator[Marked]:
         with marked.checkpoint():
             yield
 
-    with _replaced(
-        (_APPLIED, "apply", lambda original, cls, *args, **kwargs: marked.apply(original, cls, args, kwargs)),
-        (torch.Tensor, "register_hook", lambda original, self, hook: marked.register_hook(self, hook)),
-        (torch.Tensor, "data", property(data, set_data)),
-        (torch.inference_mode, "__enter__", enter),
-        (torch.inference_mode, "__exit__", leave),
-        (nn.functional, "batch_norm", batch_norm),
-        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", without_reentrance),
+    with (
+        _forwards_marked(marked),
+        _replaced(
+            (CheckpointFunction, "apply", lambda _, cls, run, preserve, *given: marked.run_checkpoint(run, *given)),
+            (torch.Tensor, "register_hook", lambda original, self, hook: marked.register_hook(self, hook)),
+            (torch.Tensor, "data", property(data, set_data)),
+            (torch.inference_mode, "__enter__", enter),
+            (torch.inference_mode, "__exit__", leave),
+            (nn.functional, "batch_norm", batch_norm),
+            (torch.utils.checkpoint, _WITHOUT_REENTRANCE, without_reentrance),
+        ),
     ):
         yield marked
 
@@ -250,15 +321,12 @@ def marking() -> Iterator[Marked]:
 def checkpoints_run_once() -> Iterator[None]:
     """What checkpoints are given runs where they are called, and not again in the backward pass."""
 
-    def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return args[0](*args[2:]) if cls is CheckpointFunction else original(*args, **kwargs)
-
     def without_reentrance(original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
         yield
 
     with _replaced(
-        (_APPLIED, "apply", apply),
-        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", without_reentrance),
+        (CheckpointFunction, "apply", lambda _, cls, run, preserve, *given: run(*given)),
+        (torch.utils.checkpoint, _WITHOUT_REENTRANCE, without_reentrance),
     ):
         yield
 

@@ -45,7 +45,9 @@ from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
 from .tflite import IDENTIFIER, import_deploy
 
-# Of values in a tensor, and of its axes.
+# Bytes of a value, where it has several.
+_WIDTHS = {"int16": 2, "float16": 2, "int32": 4, "uint32": 4, FLOAT: 4, "int64": 8, "uint64": 8, "float64": 8}
+# Of values and of bytes in a tensor, and of its axes.
 MOST_VALUES, MOST_AXES = 2**31 - 1, 8
 # A file may read its own bytes this often; those that runtimes take read most of them once.
 MOST_READS = 8
@@ -356,6 +358,9 @@ class _Reader:
             if entry.Sparsity() is not None:
                 raise Refusal(f"constant {shortened(name)!r} is sparse, which is not supported")
             dtype = self.word("TensorType", entry.Type()).lower()
+            if values * _WIDTHS.get(dtype, 1) > MOST_VALUES:
+                given = f"tensor {shortened(name)!r} of {dtype} has the shape {list(shape)}"
+                raise Refusal(f"{given}; runtimes take at most {MOST_VALUES:,} bytes")
             data = self.data(entry, name, dtype, shape)
             grid = self.quantization(entry, name, dtype, data is not None)
             if data is not None:
@@ -593,10 +598,20 @@ class _Reader:
         if sum(operand.size for operand in operands) > MOST_SHAPE_NUMBERS:
             return False
         try:
-            self.known[step.output.name] = np.asarray(SHAPE_ARITHMETIC[word](operands, step.option))
+            made = np.asarray(SHAPE_ARITHMETIC[word](operands, step.option))
         except (ValueError, IndexError, TypeError, Unreadable):
             return False
+        self.known[step.output.name] = made
+        self.check_room(step.output, made.size)
         return True
+
+    def check_room(self, tensor: Tensor, values: int) -> None:
+        """TFLite-Micro reserves what the file says, whatever is computed; beyond it lie other tensors."""
+        said = tensor.shape and tensor.name not in self.unknown_shape
+        if said and math.prod(tensor.shape) != values:
+            self.problems.add(
+                f"a tensor of the shape {list(tensor.shape)}, where {values} values are computed", tensor.name
+            )
 
     def is_real_constant(self, word: str, step: FileOperator) -> bool:
         """Whether the operator brings a constant off its grid, or out of float16; it is then one of real numbers."""
@@ -636,6 +651,7 @@ class _Reader:
         if not shape or len(shape) > MOST_AXES or min(shape) < 1 or math.prod(shape) > MOST_SHAPE_NUMBERS:
             return False
         data = np.full(shape, value, step.values(1).dtype)
+        self.check_room(step.output, data.size)
         self.known[step.output.name] = data
         self.used[step.output.name] = replace(step.output, shape=shape, data=data)
         return True

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...device import OPERATORS, DeviceOperator
+from ...planning.masks import MaskRange
 from ...planning.rules import Rule
 from .primitives import Primitives
 from .ranges import device_grid
@@ -163,7 +164,12 @@ class Step:
             return x
         # On a symmetric grid of 16 bits saturation clamps, one code below the lower bound.
         by_saturation = self.output_quantizer.rule.wide and self.output_quantizer.quantizing
-        return x if by_saturation else p.clip(x, *self.bounds)
+        if by_saturation:
+            return x
+        low, high = self.bounds
+        if isinstance(self.bounds, MaskRange):
+            return p.where(x < low, low, p.where(x > high, high, x))
+        return p.clip(x, low, high)
 
     def store(self, x: Any) -> Any:
         """Activation, then the grid of the stored tensor."""

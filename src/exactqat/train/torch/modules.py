@@ -23,7 +23,14 @@ from ...planning.rules import Rule
 from ..core.ranges import codes_of, nudged
 from ..core.weights import factor_and_offset, step_width, weight_codes
 from . import primitives as primitives_torch
-from .primitives import as_in_autocast, channels_first_view, channels_last_view, fake_quantize, strides_first
+from .primitives import (
+    as_in_autocast,
+    channels_first_view,
+    channels_last_view,
+    fake_quantize,
+    is_exporting,
+    strides_first,
+)
 from .ranges import ActivationRange, WeightRange
 
 Pair = int | tuple[int, int]
@@ -282,7 +289,7 @@ class DepthwiseConv2d(Conv2d):
         self.channel_multiplier = channel_multiplier
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if torch.compiler.is_exporting():
+        if is_exporting():
             # Capturing reads what is computed; by which operator does not matter there.
             return super().convolve(features, weight, bias)
         features, weight, bias = as_in_autocast(features, weight, bias)
@@ -454,7 +461,7 @@ class FusedBatchNorm2d(FusedBatchNorm, nn.BatchNorm2d):
     def forward(self, features: Tensor) -> Tensor:
         self._check_input_dim(features)
         # As in `DepthwiseConv2d.convolve`.
-        return nn.BatchNorm2d.forward(self, features) if torch.compiler.is_exporting() else self.normalize(features)
+        return nn.BatchNorm2d.forward(self, features) if is_exporting() else self.normalize(features)
 
 
 def batch_norm_tensors(module: nn.BatchNorm1d | nn.BatchNorm2d) -> BatchNormTensors:

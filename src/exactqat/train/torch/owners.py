@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .primitives import is_exporting
+
 BEFORE = "change the float model and prepare it again; pruning, weight norm and the like are taken over from there"
 
 
@@ -73,7 +75,7 @@ def require_float32(convert: Any) -> None:
 def require_called_plainly(args: Any, frozen: bool) -> None:
     """Refuses what would record one call of a prepared model as if it were all of it."""
     if torch.compiler.is_compiling():
-        if frozen and torch.compiler.is_exporting():
+        if frozen and is_exporting():
             raise TypeError(f"a frozen model, which computes the device's integers, cannot be exported: {FILE}")
         return
     if not isinstance(args, tuple):

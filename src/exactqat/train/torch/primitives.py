@@ -55,6 +55,11 @@ def as_in_autocast(features: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
 _LARGEST_CHANNEL_BLOCK = 16
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` runs; before PyTorch 2.12 its own function says so in `torch.compile`, too."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 def overruns_channels_last(weight: Tensor, strides: Sequence[int], padding: Sequence[int]) -> bool:
     """Whether oneDNN's weight gradient of this convolution writes past its workspace when channels are last.
 
@@ -136,10 +141,17 @@ def stop_gradient(x: Tensor) -> Tensor:
 
 def _both(first: Any, second: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(first, Tensor):
-        return torch.as_tensor(first, dtype=second.dtype, device=second.device), second
+        return _number(first, second), second
     if not isinstance(second, Tensor):
-        return first, torch.as_tensor(second, dtype=first.dtype, device=first.device)
+        return first, _number(second, first)
     return first, second
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    """A number beside a tensor. Made on its device: a copy from the CPU waits for a GPU, and ends a CUDA graph."""
+    if like.device.type == "cpu":
+        return torch.as_tensor(value, dtype=like.dtype)
+    return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 # --- over axes --------------------------------------------------------------------------------------------------------
