@@ -522,6 +522,18 @@ def test_room_for_shapes_that_are_computed(size: int, words: str) -> None:
         read_content(changed(content, change))
 
 
+def test_a_result_without_values_is_refused() -> None:
+    """LiteRT takes its size from the signature, and leaves its operators to other kernels than the delegate's."""
+
+    def change(model: Any) -> None:
+        tensor = model.subgraphs[0].tensors[model.subgraphs[0].operators[0].outputs[0]]
+        tensor.shape = [0, *tensor.shape[1:]]
+
+    content = (FILES / "branches.int8.tflite").read_bytes()
+    with pytest.raises(Refusal, match=r"has the shape \[0, 8, 8, 8\], no values"):
+        read_content(changed(content, change))
+
+
 def test_weights_of_four_bits() -> None:
     """Two in a byte; an odd number of them too."""
     builder = Builder()

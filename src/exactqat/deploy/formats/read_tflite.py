@@ -266,7 +266,7 @@ class _Reader:
         self.tensors = self.read_tensors()
         ends = [[self.at(index) for index in self.numbers(self.subgraph, side)] for side in ("Inputs", "Outputs")]
         steps = [self.read_step(entry) for entry in self.entries(self.subgraph, "Operators")]
-        self.need_one_writer(ends[0], steps)
+        self.need_results(ends[0], steps)
         self.steps = self.with_all_axes(without_packing(without_wrapping(steps), names_of(ends[1])))
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
@@ -289,12 +289,16 @@ class _Reader:
         words = dict(Counter(word for word, _ in steps))
         return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
 
-    def need_one_writer(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
+    def need_results(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
         """Refuses what is written twice: runtimes keep other tensors there in between. Of operators that a graph does
-        not have, nothing else sees it."""
+        not have, nothing else sees it. And results without values: LiteRT's delegates leave their operators to other
+        kernels."""
         made = {*names_of(inputs), *self.known}
         for _, step in steps:
             for tensor in step.outputs:
+                if 0 in tensor.shape and tensor.dtype not in ("int32", "int64"):  # a shape may have no axes
+                    what = f"tensor {shortened(tensor.name)!r} has the shape {list(tensor.shape)}"
+                    raise Refusal(f"it is damaged: {what}, no values, and is computed")
                 if tensor.name in made:
                     raise Refusal(f"it is damaged: tensor {shortened(tensor.name)!r} is written twice")
                 made.add(tensor.name)
