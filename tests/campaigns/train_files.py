@@ -7,8 +7,8 @@ training's integers.
     python tests/campaigns/train_files.py --export FOLDER  tests/plain_networks.py as .onnx files, by PyTorch
     python tests/campaigns/train_files.py FOLDER --quantize OTHER   its .onnx files by onnxruntime's quantize_static
 
-A float file's real numbers are compared with those of LiteRT or onnxruntime; a quantized .onnx file's integers, frozen
-before the first step, with onnxruntime's.
+A float file's real numbers are compared with those of LiteRT or onnxruntime; a quantized file's integers, frozen before
+the first step, with LiteRT's or onnxruntime's.
 
 `record_files.py --all FOLDER --ways float32` writes what TensorFlow's converter makes of 60 models. The export by
 torch.export (--dynamo) needs onnxscript.
@@ -30,6 +30,9 @@ from typing import Any
 import _tests_folder  # noqa: F401
 import numpy as np
 import torch
+from kit.test_from_file import on_litert, on_the_grid, results_of
+
+from exactqat.capture.files.graph import is_float
 
 SECONDS = 900
 
@@ -61,6 +64,8 @@ def trained(path: Path) -> dict[str, Any]:
     file = deploy.read_onnx(path) if path.suffix == ".onnx" else deploy.read_tflite(path)
     if path.suffix == ".onnx" and b"QuantizeLinear" in path.read_bytes():
         return on_its_grids(path, qat.prepare(file, device="onnxruntime-x86"))
+    if not is_float(file):
+        return on_the_files_integers(path, qat.prepare(file, device="xnnpack-x86"))
     model = qat.prepare(file, keep_final_activation=True, device="xnnpack-x86")
     rng = np.random.default_rng(1)
 
@@ -99,6 +104,31 @@ def trained(path: Path) -> dict[str, Any]:
         "apart": apart,
         "values": sum(report.values for report in reports),
         "differing": sum(report.differing for report in reports),
+    }
+
+
+def on_the_files_integers(path: Path, model: Any) -> dict[str, Any]:
+    """Likewise of a quantized .tflite file: LiteRT's integers before the first step, and after one those that training
+    computes, of the file that is written then."""
+    from exactqat import deploy, qat
+
+    reals = on_the_grid(model.plan)
+    batch = [torch.from_numpy(each) for each in reals]
+    qat.freeze(model.eval())
+    pairs = [*zip(results_of(model(*batch)), on_litert(path, reals, "xnnpack-x86"), strict=True)]
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    real = [each for each in torch.utils._pytree.tree_leaves(model.train()(*batch)) if each.dtype.is_floating_point]
+    sum(each.square().mean() for each in real).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    graph = deploy.lower(model.eval())
+    with tempfile.TemporaryDirectory() as folder:
+        written = deploy.write_tflite(graph, Path(folder) / "trained.tflite")
+        pairs += zip(results_of(model(*batch)), on_litert(written, reals, "xnnpack-x86"), strict=True)
+    return {
+        "apart": 0.0,
+        "values": sum(ours.size for ours, _ in pairs),
+        "differing": sum(int((ours != theirs).sum()) for ours, theirs in pairs),
     }
 
 

@@ -114,6 +114,24 @@ def test_what_is_written_after_training_is_what_training_computed(name: str, tmp
         assert np.array_equal(ours, theirs)
 
 
+def test_a_dense_layer_that_joins_the_axes_before_it() -> None:
+    """As onnx2tf writes it after a mean that keeps its axis."""
+    rng, builder = np.random.default_rng(5), Builder()
+    builder.input("x", (1, 3, 8), per_tensor(0.05, 3))
+    builder.mean("x", per_tensor(0.04, -3), axes=(1,), keep_dims=True, name="mean")
+    filter, bias = rng.integers(-127, 128, (4, 8)), rng.integers(-90, 90, 4)
+    builder.fully_connected("mean", filter, [0.01], bias, per_tensor(0.1, 0), name="y", keep_axes=False)
+    graph = builder.graph(["y"])
+    assert graph.tensors["y"].shape == (1, 4)
+    model = qat.prepare(graph).eval()
+    (x,) = on_the_grid(model.plan)
+    qat.freeze(model)
+    codes = {"x": deploy.quantize(x, graph.tensors["x"].quantization)}
+    (found,) = results_of(model(torch.from_numpy(x)))
+    expected = deploy.simulate(graph, codes, "xnnpack-x86")["y"]
+    assert np.array_equal(found, deploy.dequantize(expected, graph.tensors["y"].quantization))
+
+
 def test_what_delegates_leave_in_a_file_is_written_so_that_they_take_it(tmp_path: Path) -> None:
     """A transposed convolution of an open batch."""
     graph = deploy.read_tflite(FILES / "enlarged.int8.tflite")

@@ -68,6 +68,10 @@ class FullyConnected(Weighted):
             x = context.reshaped(x, (*shape[:-1], weight.shape[1]))
         context.give(operator, context.step(self.float_kind, [x, context.weight(weight), bias], shape))
 
+    def restore(self, context: Any, operator: Any) -> None:
+        (shape,), filter = context.results(operator), context.shapes(operator)[1]
+        context.weighted(operator, None if operator.attributes["keep_axes"] else (*shape[:-1], filter[1]))
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         x, filter, bias = operands
         if not attributes.get("keep_axes", True):
