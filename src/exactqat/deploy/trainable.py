@@ -201,10 +201,10 @@ class Restoring:
         steps = tensor.data.astype(np.float64) - float(tensor.quantization.zero_point[0])
         return self._parameter(name, (steps * np.float64(tensor.quantization.scale[0])).astype(np.float32))
 
-    def weighted(self, operator: Operator, rows: tuple[int, ...] | None = None) -> None:
+    def weighted(self, operator: Operator, operand: str = "") -> None:
         """A step with a weight that trains.
 
-        rows: the shape that its operand is brought into, if it has another.
+        operand: the path of what it reads, if that is not the operator's own.
         """
         declaration = OPERATORS[operator.kind]
         x, filters, bias = (self.graph.tensors[name] for name in operator.inputs)
@@ -226,11 +226,7 @@ class Restoring:
             x.quantization.scale[0], declaration.plan_axis, single,
         )  # fmt: skip
         attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
-        operand = self.paths[x.name]
-        if rows not in (None, x.shape):
-            assert rows is not None
-            operand = self.part(operator, "RESHAPE", operand, {"new_shape": rows}, rows)
-        self.step(operator, attributes, operands=[operand], weights=weights)
+        self.step(operator, attributes, operands=[operand or self.paths[x.name]], weights=weights)
 
     def step(
         self,

@@ -69,8 +69,11 @@ class FullyConnected(Weighted):
         context.give(operator, context.step(self.float_kind, [x, context.weight(weight), bias], shape))
 
     def restore(self, context: Any, operator: Any) -> None:
-        (shape,), filter = context.results(operator), context.shapes(operator)[1]
-        context.weighted(operator, None if operator.attributes["keep_axes"] else (*shape[:-1], filter[1]))
+        (shape,), (x, filter, _) = context.results(operator), context.shapes(operator)
+        rows, operand = (*shape[:-1], filter[1]), context.paths.get(operator.inputs[0], "")
+        if operand and rows != x and not operator.attributes["keep_axes"]:
+            operand = context.part(operator, "RESHAPE", operand, {"new_shape": rows}, rows)
+        context.weighted(operator, operand)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         x, filter, bias = operands
