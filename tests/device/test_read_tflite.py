@@ -522,6 +522,20 @@ def test_room_for_shapes_that_are_computed(size: int, words: str) -> None:
         read_content(changed(content, change))
 
 
+@pytest.mark.parametrize(("kind", "option"), [("ADD", "fusedActivationFunction"), ("GATHER", "axis")])
+def test_options_inside_of_what_is_read_as_one_operator(kind: str, option: str) -> None:
+    """A table is CAST, ADD and GATHER: LiteRT clamps what an ADD with a fused RELU_N1_TO_1 gives."""
+    graph = random_graph(np.random.default_rng(0), "LOOKUP")
+
+    def change(model: Any) -> None:
+        (step,) = (each for each in model.subgraphs[0].operators if hasattr(each.builtinOptions, option))
+        setattr(step.builtinOptions, option, 2)
+
+    assert read_content(tflite_bytes(graph)).graph.operators[0].kind == "LOOKUP"
+    with pytest.raises(Refusal):
+        read_content(changed(tflite_bytes(graph), change))
+
+
 def test_a_result_without_values_is_refused() -> None:
     """LiteRT takes its size from the signature, and leaves its operators to other kernels than the delegate's."""
 

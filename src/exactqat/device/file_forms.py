@@ -114,6 +114,21 @@ def _slice(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.n
     return x[slice(first, last, int(steps.item()))]
 
 
+def _plain(option: Callable[[str], Any], field: str) -> None:
+    if option(field):
+        raise Unreadable(f"shapes are computed with {field} {option(field)}")
+
+
+def _product(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
+    _plain(option, "fusedActivationFunction")
+    return np.asarray(operands[0] * operands[1])
+
+
+def _gathered(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
+    _plain(option, "batchDims")
+    return np.asarray(operands[0].take(operands[1], int(option("axis") or 0)))
+
+
 Arithmetic = Callable[[Sequence[np.ndarray], Callable[[str], Any]], np.ndarray]
 # What the file computes from shapes: operands and options -> the result. SHAPE itself takes the shape as its operand.
 SHAPE_ARITHMETIC: dict[str, Arithmetic] = {
@@ -121,9 +136,9 @@ SHAPE_ARITHMETIC: dict[str, Arithmetic] = {
     "STRIDED_SLICE": _slice,
     "PACK": lambda operands, option: np.stack(operands, int(option("axis") or 0)),
     "CONCATENATION": lambda operands, option: np.concatenate(operands, int(option("axis") or 0)),
-    "GATHER": lambda operands, option: operands[0].take(operands[1], int(option("axis") or 0)),
+    "GATHER": _gathered,
     "REDUCE_PROD": lambda operands, option: np.asarray(math.prod(map(int, operands[0].reshape(-1)))),
-    "MUL": lambda operands, option: operands[0] * operands[1],
+    "MUL": _product,
     "CAST": lambda operands, option: operands[0],
     "RESHAPE": lambda operands, option: operands[0].reshape(operands[1]),
     "SQUEEZE": lambda operands, option: operands[0].squeeze(),

@@ -511,13 +511,19 @@ class DeviceOperator:
         raise Refusal(f"{self.kind} has no form in ONNX here")
 
 
+# Options of steps by which they compute something else.
+_TELLING = {"ADD": ("fusedActivationFunction",), "GATHER": ("axis", "batchDims")}
+
+
 def are_steps(steps: Sequence[FileOperator], written: Sequence[FileStep]) -> bool:
-    """Whether operators of a file are what `tflite_steps` writes: where each reads from, its constants, and the shape
-    and dtype of its result."""
+    """Whether operators of a file are what `tflite_steps` writes: where each reads from, its constants and options, and
+    the shape and dtype of its result."""
     made: dict[str, str] = {}
     for step, expected in zip(steps, written, strict=True):
         shape = steps[-1].output.shape if expected.shape is None else expected.shape
         if step.output.shape != shape or (expected.dtype and step.output.dtype != expected.dtype):
+            return False
+        if any((step.option(each) or 0) != expected.fields.get(each, 0) for each in _TELLING.get(expected.kind, ())):
             return False
         for position, operand in enumerate(expected.operands):
             found = step.inputs[position] if position < len(step.inputs) else None
