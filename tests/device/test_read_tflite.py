@@ -522,6 +522,34 @@ def test_room_for_shapes_that_are_computed(size: int, words: str) -> None:
         read_content(changed(content, change))
 
 
+# Options that change nothing: of other dtypes, said again by tensors, or without effect where they are found.
+WITHOUT_EFFECT = {
+    "potScaleInt16", "asymmetricQuantizeInputs", "quantizedBiasType", "inDataType", "outDataType", "newShape",
+    "keepNumDims", "beginMask", "endMask", "diagonalRecurrentTensors",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_no_option_is_passed_over(kind: str) -> None:
+    """Another value is refused or makes another graph."""
+    content = tflite_bytes(random_graph(np.random.default_rng(0), kind))
+    expected = tflite_bytes(read_content(content).graph)
+    for at, step in enumerate(schema.ModelT.InitFromPackedBuf(content).subgraphs[0].operators):
+        for option, value in vars(step.builtinOptions).items() if step.builtinOptions is not None else ():
+            if option in WITHOUT_EFFECT or not isinstance(value, (bool, int, float, np.generic)):
+                continue
+            for other in (not value,) if isinstance(value, (bool, np.bool_)) else (value + 1, value + 2):
+
+                def change(model: Any, at: int = at, option: str = option, other: Any = other) -> None:
+                    setattr(model.subgraphs[0].operators[at].builtinOptions, option, other)
+
+                try:
+                    found = tflite_bytes(read_content(changed(content, change)).graph)
+                except Refusal:
+                    continue
+                assert found != expected, (option, value, other)
+
+
 @pytest.mark.parametrize(("kind", "option"), [("ADD", "fusedActivationFunction"), ("GATHER", "axis")])
 def test_options_inside_of_what_is_read_as_one_operator(kind: str, option: str) -> None:
     """A table is CAST, ADD and GATHER: LiteRT clamps what an ADD with a fused RELU_N1_TO_1 gives."""

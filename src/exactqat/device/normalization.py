@@ -245,6 +245,10 @@ class L2Normalization(Row):
     fixed_grid = (1 / 128, 0)
     options = "L2NormOptions"
 
+    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+        read.need_no_activation()
+        return {}
+
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits | None:
         epsilon = attributes.get("epsilon", 0.0)
         return ScaleLimits("operand", epsilon) if epsilon else None
