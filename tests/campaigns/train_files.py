@@ -107,6 +107,14 @@ def trained(path: Path) -> dict[str, Any]:
     }
 
 
+def train_a_step(model: Any, batch: list[torch.Tensor]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    real = [each for each in torch.utils._pytree.tree_leaves(model.train()(*batch)) if each.dtype.is_floating_point]
+    sum(each.square().mean() for each in real).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
 def on_the_files_integers(path: Path, model: Any) -> dict[str, Any]:
     """Likewise of a quantized .tflite file: LiteRT's integers before the first step, and after one those that training
     computes, of the file that is written then."""
@@ -116,11 +124,7 @@ def on_the_files_integers(path: Path, model: Any) -> dict[str, Any]:
     batch = [torch.from_numpy(each) for each in reals]
     qat.freeze(model.eval())
     pairs = [*zip(results_of(model(*batch)), on_litert(path, reals, "xnnpack-x86"), strict=True)]
-    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    real = [each for each in torch.utils._pytree.tree_leaves(model.train()(*batch)) if each.dtype.is_floating_point]
-    sum(each.square().mean() for each in real).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    train_a_step(model, batch)
     graph = deploy.lower(model.eval())
     with tempfile.TemporaryDirectory() as folder:
         written = deploy.write_tflite(graph, Path(folder) / "trained.tflite")
@@ -148,12 +152,7 @@ def on_its_grids(path: Path, model: Any) -> dict[str, Any]:
     rows = [on_the_runtime(path, [each[row : row + 1] for each in reals]) for row in range(8)]
     before = [(ours.detach().numpy(), np.concatenate(theirs)) for ours, theirs in zip(found, zip(*rows, strict=True),
                                                                                       strict=True)]  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    results = model.train()(*map(torch.from_numpy, reals))
-    results = list(results.values()) if isinstance(results, dict) else [results]
-    sum(each.square().mean() for each in results).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    train_a_step(model, [torch.from_numpy(each) for each in reals])
     graph = deploy.lower(model.eval())
     with tempfile.TemporaryDirectory() as folder:
         written = deploy.write_onnx(graph, Path(folder) / "trained.onnx")

@@ -194,9 +194,9 @@ def _forwards_marked(marked: Marked) -> Iterator[None]:
         return getattr(args[0] if args else None, "_forward_cls", None) is function
 
     def instead(function: Any, original: Any) -> Any:
-        def forward(*args: Any) -> Any:
-            if not called_by_apply(function, args):
-                return original(*args)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or not called_by_apply(function, args):  # apply gives no keywords
+                return original(*args, **kwargs)
             running.append(function)
             try:
                 return marked.forward(original, function, *args)
