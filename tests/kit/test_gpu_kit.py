@@ -151,3 +151,126 @@ def test_mixed_precision() -> None:
     compared, differing, codes = frozen_differences(prepared, examples, "xnnpack-x86")
     assert compared > 100 and not differing
     assert simulate(lower(prepared), codes, "xnnpack-x86")
+
+
+def steps(model: Any, called: Any, batches: list[tuple[Any, ...]], accumulated: int = 1) -> list[Any]:
+    """Losses of training steps, each of as many batches."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    losses = []
+    for count, batch in enumerate(batches, 1):
+        loss = sum(each.float().square().mean() for each in leaves(called(*batch)) if each.is_floating_point())
+        loss.backward()
+        losses.append(loss.detach().clone())
+        if count % accumulated == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=accumulated == 1)
+    return losses
+
+
+def assert_same_state(one: Any, other: Any) -> None:
+    for (name, mine), theirs in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs, name
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """PyTorch's own kernels with the same bits in every run."""
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.backends.cudnn.deterministic = False
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("ds_cnn", "ema"),
+        ("ds_cnn", "learned"),
+        ("tiny_vit", "ema"),
+        ("siamese", "min_max"),
+        ("norms", "last_batch"),
+        ("squeeze_excite_net", "percentile"),
+        ("tied_weights", "learned"),
+    ],
+)
+def test_cuda_graphs_train_the_same_bits(name: str, policy: Any, accumulated: int, deterministic: None) -> None:
+    model, examples = on_gpu(name)
+    given = examples if len(examples) > 1 else examples[0]
+    prepared = qat.prepare(model, given, [qat.Rule(ranges=policy)], check=False)
+    qat.calibrate(prepared, [given])
+    prepared.train()
+    other = copy.deepcopy(prepared)
+    before = copy.deepcopy(prepared)
+    graphed = qat.graphed(prepared, *examples)
+    assert_same_state(prepared, before)
+    torch.manual_seed(1)
+    batches = [tuple(each + 0.01 * torch.randn_like(each) for each in examples) for _ in range(6)]
+    # An epoch's last batch is smaller.
+    batches += [tuple(each[:1] for each in examples), batches[0]]
+    torch.manual_seed(2)
+    found = steps(prepared, graphed, batches, accumulated)
+    assert graphed.replays
+    torch.manual_seed(2)
+    wanted = steps(other, other, batches, accumulated)
+    for position, (one, another) in enumerate(zip(found, wanted, strict=True)):
+        assert torch.equal(one, another), position
+    assert_same_state(prepared, other)
+    qat.freeze(prepared)
+    graphed(*examples)
+    assert not graphed.replays
+    prepared.eval()
+    compared, differing, _ = frozen_differences(prepared, examples, "xnnpack-x86")
+    assert compared > 100 and not differing
+
+
+def test_cuda_graphs_in_autocast_and_with_dropout(deterministic: None) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4)
+    ).cuda()
+    examples = (torch.randn(16, 3, 8, 8).cuda(),)
+    prepared = qat.prepare(model, examples[0], check=False)
+    qat.calibrate(prepared, [examples[0]])
+    prepared.train()
+    other = copy.deepcopy(prepared)
+    with torch.autocast("cuda", torch.bfloat16):
+        graphed = qat.graphed(prepared, *examples)
+        torch.manual_seed(2)
+        found = steps(prepared, graphed, [examples] * 5)
+        assert graphed.replays and len({float(each) for each in found}) == 5
+    torch.manual_seed(2)
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        wanted = steps(other, other, [examples] * 5)
+    assert [float(each) for each in found] == [float(each) for each in wanted]
+    assert_same_state(prepared, other)
+    graphed(*examples)
+    assert not graphed.replays  # without autocast
+
+
+def test_cuda_graphs_see_what_changed() -> None:
+    model, examples = on_gpu("ds_cnn")
+    prepared = qat.prepare(model, examples[0], check=False)
+    qat.calibrate(prepared, [examples[0]])
+    with pytest.raises(ValueError, match="in evaluation"):
+        qat.graphed(prepared.eval(), *examples)
+    prepared.train()
+    with pytest.raises(ValueError, match="on a GPU"):
+        qat.graphed(prepared, examples[0].cpu())
+    graphed = qat.graphed(prepared, *examples)
+    graphed(*examples)
+    assert graphed.replays
+    with torch.no_grad():
+        graphed(*examples)
+    assert not graphed.replays
+    first = next(iter(prepared.parameters()))
+    first.requires_grad_(False)
+    graphed(*examples)
+    assert not graphed.replays
+    first.requires_grad_(True)
+    graphed(*examples)
+    assert graphed.replays
+    first.data = first.data.clone()
+    graphed(*examples)
+    assert not graphed.replays

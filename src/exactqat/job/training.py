@@ -246,6 +246,7 @@ def train(
 
     with processes.synchronized(model):
         replica = processes.replica(model) if first_epoch < epochs else model
+        called: nn.Module | None = None
         for epoch in range(first_epoch, epochs):
             when = f"{name}, epoch {epoch + 1} of {epochs}"
             if epoch == freeze_at and not (isinstance(model, qat.PreparedModel) and model.frozen):
@@ -255,7 +256,7 @@ def train(
                     warnings.simplefilter("ignore", qat.UnsettledStatisticsWarning)
                     qat.freeze(model)
                 # Ranges have no gradients from here on, which DistributedDataParallel has to know.
-                replica = processes.replica(model)
+                replica, called = processes.replica(model), None
             # For layers that draw numbers, such as dropout: others in each process, and the same again after a resume.
             torch.manual_seed(int(np.random.SeedSequence([seed, epoch, processes.rank]).generate_state(1)[0]))
             replica.train()
@@ -268,7 +269,9 @@ def train(
                 # if shares differ in size.
                 shown, truth = images[mine].to(accelerator), labels[mine].to(accelerator)
                 with torch.autocast(accelerator.type, torch.bfloat16, enabled=manner.mixed_precision):
-                    outputs = replica(shown)
+                    if called is None:
+                        called = _in_graphs(replica, shown)
+                    outputs = called(shown)
                 summed = loss_of(outputs.float() if manner.mixed_precision else outputs, truth, shown, manner)
                 loss = summed * (processes.count / len(labels))
                 value = processes.sums([summed.item()])[0] / len(labels)
@@ -329,6 +332,17 @@ def train(
     if manner.teacher is not None:
         manner.teacher.distillation.to(CPU)
     return history
+
+
+def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
+    """What computes the same in CUDA graphs, without Python's time; the model itself where that is impossible."""
+    if not (images.is_cuda and isinstance(model, qat.PreparedModel) and model.keeps_nothing):
+        return model
+    try:
+        return qat.graphed(model, images)
+    except RuntimeError as error:
+        warnings.warn(f"training without CUDA graphs, which takes longer: {first_line(error)}", stacklevel=2)
+        return model
 
 
 def _stops(history: History, patience: int | None) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..train.core.freezing import UnsettledStatisticsWarning
     from ..train.torch.distillation import Distillation
     from ..train.torch.exported import exported_program
+    from ..train.torch.graphed import GraphedModel, graphed
     from ..train.torch.layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
     from ..train.torch.prepared import PreparedModel
@@ -35,6 +36,7 @@ _ROOMS = {
     ".files": ("inspect_onnx",),
     "..train.torch.distillation": ("Distillation",),
     "..train.torch.exported": ("exported_program",),
+    "..train.torch.graphed": ("GraphedModel", "graphed"),
     "..train.torch.layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     "..train.torch.modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
     "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
@@ -63,6 +65,7 @@ __all__ = [
     "FakeQuantize",
     "FinalActivationWarning",
     "FusedBatchNorm2d",
+    "GraphedModel",
     "HalfPrecisionWarning",
     "MissingData",
     "NotComparedWarning",
@@ -82,6 +85,7 @@ __all__ = [
     "explain",
     "exported_program",
     "freeze",
+    "graphed",
     "inspect_onnx",
     "load_rules",
     "parameter_groups",

@@ -171,8 +171,8 @@ class PreparedModel(Owner):
             # Of several processes some may have nothing in a batch, if others have.
             if (self._observing or (self.training and not self._frozen)) and not _shares_batches():
                 require_examples(each, tuple(tensor.shape))
-            if each.rows and not torch.compiler.is_compiling() and tensor.numel():
-                require_rows(each, *(int(end) for end in tensor.aminmax()))
+        if not (torch.compiler.is_compiling() or is_captured(given)):
+            self.require_rows(given)
         inputs = {
             each.path: tensor.to(torch.int64 if each.rows else torch.float32)
             for each, tensor in zip(self.plan.inputs, given, strict=True)
@@ -194,6 +194,17 @@ class PreparedModel(Owner):
         if network.output_tree is None:
             return results[0] if len(results) == 1 else tuple(results)
         return network.output_tree.unflatten(results)
+
+    def require_rows(self, given: Sequence[Tensor]) -> None:
+        """Refuses indices that are none of a table's rows; `given`: the inputs in the plan's order."""
+        for each, tensor in zip(self.plan.inputs, given, strict=True):
+            if each.rows and tensor.numel():
+                require_rows(each, *(int(end) for end in tensor.aminmax()))
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether calls in training compute fake quantization and keep nothing for `watched` or `calibrate`."""
+        return not (self._frozen or self._observing or self._watched is not None)
 
     def _composed(self, inputs: Mapping[str, Tensor], seen: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """Real numbers and fake quantization, layer after layer."""
@@ -803,6 +814,11 @@ def _fitting_arguments(model: PreparedModel, batch: Any) -> tuple[tuple[Any, ...
         except TypeError as error:
             raise TypeError(f"{error}; {loading.ALONE}") from None
     return args, kwargs
+
+
+def is_captured(tensors: Sequence[Tensor]) -> bool:
+    """Whether a CUDA graph is made of what is computed of them just now: no number can be read."""
+    return any(each.is_cuda for each in tensors) and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

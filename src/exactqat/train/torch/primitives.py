@@ -10,7 +10,9 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -106,7 +108,42 @@ def to_float(x: Any) -> Any:
 
 def array(values: Any, like: Tensor) -> Tensor:
     """NumPy values as an array of the type and in the place of another one."""
-    return torch.as_tensor(np.asarray(values)).to(like.device, like.dtype)
+    return _constant(np.asarray(values), like.device, like.dtype)
+
+
+def _constant(values: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Values where a tensor is. A copy to a GPU waits for it, and ends a CUDA graph: small ones stay there."""
+    if device.type != "cuda" or values.nbytes > _LARGEST_KEPT or torch.compiler.is_compiling():
+        return torch.as_tensor(values).to(device, dtype)
+    values = np.ascontiguousarray(values)
+    kept = _on_gpu(values.tobytes(), values.dtype.str, values.shape, device, dtype)
+    if _IN_USE is not None:
+        _IN_USE.append(kept)
+    return kept
+
+
+# Bytes.
+_LARGEST_KEPT = 1 << 20
+
+
+@lru_cache(maxsize=256)
+def _on_gpu(content: bytes, kind: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.as_tensor(np.frombuffer(content, kind).reshape(shape).copy()).to(device, dtype)
+
+
+_IN_USE: list[Tensor] | None = None
+
+
+@contextmanager
+def constants_in_use() -> Iterator[list[Tensor]]:
+    """The constants on a GPU that are used inside of it. A CUDA graph reads their memory: who replays it keeps them."""
+    global _IN_USE
+    before, _IN_USE = _IN_USE, []
+    try:
+        yield _IN_USE
+    finally:
+        _IN_USE = before
 
 
 def maximum(first: Any, second: Any) -> Tensor:
@@ -245,7 +282,7 @@ def slice(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
 
 def gather(x: Tensor, indices: Sequence[int], axis: int) -> Tensor:
     """The positions with these indices along an axis."""
-    return x.index_select(axis, torch.as_tensor(np.asarray(indices, np.int64), device=x.device))
+    return x.index_select(axis, _constant(np.asarray(indices, np.int64), x.device, torch.int64))
 
 
 def embedding(indices: Tensor, table: Tensor, fixed_row: int | None = None) -> Tensor:

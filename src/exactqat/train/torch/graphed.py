@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps on a GPU without the time that Python takes to launch their kernels: CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from .prepared import PreparedModel
+from .primitives import constants_in_use
+
+
+class GraphedModel(nn.Module):
+    """A prepared model whose training calls replay CUDA graphs of its forward and its backward pass. Made by `graphed`.
+
+    It computes the bits of the model itself. Calls that differ from the captured one (other shapes, evaluation, a
+    frozen model, other parameters that are trained) go to the model.
+
+    Attributes:
+        model: the prepared model; parameters and state are the same tensors.
+        replays: whether the last call was a graph's.
+    """
+
+    def __init__(self, model: PreparedModel, inputs: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.replays = False
+        self._modules_of_model = tuple(model.modules())
+        before = self._situation(inputs)
+        self._captured = _captured(model, inputs)
+        if self._situation(inputs) != before:
+            raise ValueError(
+                "graphed: the model puts other tensors in place of its own when it trains, which a CUDA graph cannot"
+            )
+        self._captured_in = before
+
+    def forward(self, *inputs: Any) -> Any:
+        self.replays = self._situation(inputs) == self._captured_in
+        if not self.replays:
+            return self.model(*inputs)
+        self.model.require_rows(inputs)
+        captured = self._captured
+        results = _Replay.apply(captured, len(inputs), *inputs, *captured.parameters)
+        return tree_unflatten(list(results), captured.tree)
+
+    def _situation(self, inputs: tuple[Any, ...]) -> Hashable:
+        """All that a captured call depends on beside the tensors' values."""
+        model = self.model
+        held = (*model.parameters(), *model.buffers())
+        return (
+            tuple(
+                (tuple(each.shape), each.dtype, each.device, each.requires_grad)
+                for each in inputs
+                if isinstance(each, Tensor)
+            ),
+            len(inputs),
+            tuple((each.data_ptr(), each.requires_grad) for each in held),
+            tuple(module.training for module in self._modules_of_model),
+            model.keeps_nothing,
+            torch.is_grad_enabled() and not torch.compiler.is_compiling(),
+            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        )
+
+
+def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
+    """Captures a training step's forward and backward pass in CUDA graphs, as `torch.cuda.make_graphed_callables` does.
+
+    A network of small layers spends most of a step in Python, which launches one kernel after the other; a graph
+    launches them all at once. Call what this returns where the loop called the model; optimizer and loss stay as they
+    are, and so does every bit. `qat.freeze`, `deploy` and evaluation take the model itself, as before::
+
+        step = qat.graphed(prepared, images)
+        for images, labels in loader:
+            loss = F.cross_entropy(step(images), labels)
+
+    Args:
+        model: on a GPU, in training, calibrated and not frozen. Its state is what it was.
+        inputs: one batch, as the model is called with; its values do not matter. Batches of other shapes, such as an
+            epoch's last, go to the model itself.
+
+    Returns:
+        A module with the model's parameters.
+
+    Raises:
+        ValueError: the model is not on a GPU, in evaluation, frozen, watched, or trained by several processes.
+        RuntimeError: of PyTorch: a step of the model waits for the GPU, so that it cannot be captured.
+    """
+    held = (*model.parameters(), *model.buffers(), *inputs)
+    elsewhere = sorted({str(each.device) for each in held if not each.is_cuda})
+    if elsewhere or not inputs:
+        raise ValueError(
+            "graphed: model and inputs must be on a GPU, got "
+            + (f"tensors on {', '.join(elsewhere)}" if elsewhere else "no inputs")
+        )
+    if not (model.training and model.keeps_nothing):
+        state = "in evaluation" if not model.training else "frozen" if model.frozen else "watched, by a distillation"
+        raise ValueError(f"graphed: the model must be in training, not frozen and not watched, got one that is {state}")
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError("graphed: the model must be trained by one process, got several")
+    return GraphedModel(model, inputs)
+
+
+# Calls before a capture, in which libraries choose kernels and memory is found.
+_WARM_UP = 3
+
+
+class _Captured:
+    """CUDA graphs of one model's forward and backward pass, and the memory that they read and write.
+
+    `torch.cuda.make_graphed_callables` gives out that memory itself: a gradient that is added to the next one, or a
+    result that is kept, would be overwritten by the next call.
+    """
+
+    def __init__(self, model: PreparedModel, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs = [each.detach().clone().requires_grad_(each.requires_grad) for each in inputs]
+        self.parameters = [each for each in model.parameters() if each.requires_grad]
+        self._differentiated = [*(each for each in self.inputs if each.requires_grad), *self.parameters]
+        stream = torch.cuda.Stream(inputs[0].device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                results = self._results(model)[0]
+                self._gradients(results, [torch.empty_like(each) for each in results if each.requires_grad])
+                del results
+        torch.cuda.current_stream().wait_stream(stream)
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle()
+        with constants_in_use() as self._constants:
+            with torch.cuda.graph(self._forward, pool=pool):
+                results, self.tree = self._results(model)
+            self._result_gradients = [torch.empty_like(each) for each in results if each.requires_grad]
+            with torch.cuda.graph(self._backward, pool=pool):
+                self._input_gradients = self._gradients(results, self._result_gradients)
+        self.has_gradient = [each.requires_grad for each in results]
+        self._results_of_graph = [each.detach() for each in results]
+
+    def _results(self, model: PreparedModel) -> tuple[list[Tensor], TreeSpec]:
+        leaves, tree = tree_flatten(model(*self.inputs))
+        return leaves, tree
+
+    def _gradients(self, results: list[Tensor], of_results: list[Tensor]) -> list[Tensor | None]:
+        differentiable = [each for each in results if each.requires_grad]
+        if not (differentiable and self._differentiated):
+            return [None] * len(self._differentiated)
+        return list(torch.autograd.grad(differentiable, self._differentiated, of_results, allow_unused=True))
+
+    def replay(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Results, in memory of their own."""
+        for held, given in zip(self.inputs, inputs, strict=True):
+            held.detach().copy_(given)
+        self._forward.replay()
+        return [each.clone() for each in self._results_of_graph]
+
+    def replay_backward(self, of_results: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of inputs and parameters that have one, in memory of their own."""
+        given = [each for each, has in zip(of_results, self.has_gradient, strict=True) if has]
+        for held, gradient in zip(self._result_gradients, given, strict=True):
+            if gradient is None:
+                held.zero_()
+            else:
+                held.copy_(gradient)
+        self._backward.replay()
+        found = [each for each in self._input_gradients if each is not None]
+        copies = [torch.empty_like(each) for each in found]
+        if found:
+            torch._foreach_copy_(copies, found)
+        rest = iter(copies)
+        return [None if each is None else next(rest) for each in self._input_gradients]
+
+
+class _Replay(torch.autograd.Function):
+    """A call of what was captured; the parameters are operands so that gradients reach them."""
+
+    @staticmethod
+    def forward(ctx: Any, captured: _Captured, count: int, *operands: Tensor) -> Any:
+        ctx.captured, ctx.needed = captured, [each.requires_grad for each in operands[:count]]
+        ctx.set_materialize_grads(False)
+        results = captured.replay(operands[:count])
+        ctx.mark_non_differentiable(
+            *(each for each, has in zip(results, captured.has_gradient, strict=True) if not has)
+        )
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        found = iter(ctx.captured.replay_backward(gradients))
+        of_inputs = [next(found) if needed else None for needed in ctx.needed]
+        return None, None, *of_inputs, *found
+
+
+def _captured(model: PreparedModel, inputs: tuple[Tensor, ...]) -> _Captured:
+    """Leaves statistics, ranges and random numbers, which change in the calls of a capture, as they were."""
+    held, device = [*model.parameters(), *model.buffers()], inputs[0].device
+    kept, drawn = [each.detach().clone() for each in held], torch.cuda.get_rng_state(device)
+    try:
+        # In autocast PyTorch keeps copies of weights between calls, which a graph would go on reading.
+        with (
+            torch.cuda.device(device),
+            torch.enable_grad(),
+            torch.autocast(
+                "cuda",
+                torch.get_autocast_dtype("cuda"),
+                enabled=torch.is_autocast_enabled("cuda"),
+                cache_enabled=False,
+            ),
+        ):
+            return _Captured(model, inputs)
+    finally:
+        with torch.no_grad():
+            for each, value in zip(held, kept, strict=True):
+                each.copy_(value)
+        torch.cuda.set_rng_state(drawn, device)
