@@ -256,7 +256,7 @@ def test_cuda_graphs_see_what_changed() -> None:
     with pytest.raises(ValueError, match="in evaluation"):
         qat.graphed(prepared.eval(), *examples)
     prepared.train()
-    with pytest.raises(ValueError, match="on a GPU"):
+    with pytest.raises(ValueError, match="on one GPU"):
         qat.graphed(prepared, examples[0].cpu())
     graphed = qat.graphed(prepared, *examples)
     graphed(*examples)

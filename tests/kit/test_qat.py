@@ -863,8 +863,13 @@ def test_lowering_asks_for_a_frozen_model_and_a_bias_that_fits() -> None:
 def test_graphs_are_made_of_a_model_on_a_gpu_in_training() -> None:
     model, images = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 8, 8)
     prepared = qat.prepare(model, images)
-    qat.calibrate(prepared, [images])
-    with pytest.raises(ValueError, match="model and inputs must be on a GPU, got tensors on cpu"):
-        qat.graphed(prepared.train(), images)
-    with pytest.raises(ValueError, match="got no inputs"):
-        qat.graphed(prepared.to("meta"))
+    with pytest.raises(ValueError, match="model and inputs must be on one GPU, got tensors on cpu$"):
+        qat.graphed(prepared, images)
+    with pytest.raises(ValueError, match="got tensors on cpu, meta"):
+        qat.graphed(prepared, images.to("meta"))
+    with pytest.raises(TypeError, match="got nothing"):
+        qat.graphed(prepared)
+    with pytest.raises(TypeError, match="got dict"):
+        qat.graphed(prepared, {"x": images})
+    with pytest.raises(TypeError, match="got Sequential"):
+        qat.graphed(model, images)

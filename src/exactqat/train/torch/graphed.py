@@ -88,16 +88,18 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
         A module with the model's parameters.
 
     Raises:
-        ValueError: the model is not on a GPU, in evaluation, frozen, watched, or trained by several processes.
+        TypeError: the model is no prepared model, or an input no tensor.
+        ValueError: the model is not on one GPU, in evaluation, frozen, watched, or trained by several processes.
         RuntimeError: of PyTorch: a step of the model waits for the GPU, so that it cannot be captured.
     """
-    held = (*model.parameters(), *model.buffers(), *inputs)
-    elsewhere = sorted({str(each.device) for each in held if not each.is_cuda})
-    if elsewhere or not inputs:
-        raise ValueError(
-            "graphed: model and inputs must be on a GPU, got "
-            + (f"tensors on {', '.join(elsewhere)}" if elsewhere else "no inputs")
-        )
+    if not isinstance(model, PreparedModel):
+        raise TypeError(f"graphed: model must be a prepared model of PyTorch, got {type(model).__name__}")
+    if not inputs or not all(isinstance(each, Tensor) for each in inputs):
+        given = ", ".join(type(each).__name__ for each in inputs) or "nothing"
+        raise TypeError(f"graphed: inputs must be the tensors of one batch, got {given}")
+    places = sorted({str(each.device) for each in (*model.parameters(), *model.buffers(), *inputs)})
+    if len(places) > 1 or not places[0].startswith("cuda"):
+        raise ValueError(f"graphed: model and inputs must be on one GPU, got tensors on {', '.join(places)}")
     if not (model.training and model.keeps_nothing):
         state = "in evaluation" if not model.training else "frozen" if model.frozen else "watched, by a distillation"
         raise ValueError(f"graphed: the model must be in training, not frozen and not watched, got one that is {state}")
