@@ -2,12 +2,15 @@
 """Single operators on ExecuTorch: a program with quantize and dequantize nodes on a graph's own grids, lowered by
 ExecuTorch's XNNPACK flow, run by its runtime, compared code by code with the simulated devices.
 
+With --cortex-m its Cortex-M flow lowers them for a Cortex-M55. ExecuTorch's wheel has no such kernels for this machine;
+what it has is a Python implementation of each of them, and that is what is compared.
+
     python tests/campaigns/run_executorch.py --count 20                all operators
     python tests/campaigns/run_executorch.py --count 20 CONV_2D ADD    some
     python tests/campaigns/run_executorch.py --networks                `qat.exported_program` of whole frozen networks
-    python tests/campaigns/run_executorch.py --networks ds_cnn yolo_v8
+    python tests/campaigns/run_executorch.py --networks ds_cnn yolo_v8 --cortex-m
 
-Needs executorch 1.5 and torchao 0.18 beside the tested environment; nothing else does.
+Needs executorch 1.5, torchao 0.18 and, for --cortex-m, tosa-tools beside the tested environment; nothing else does.
 """
 
 from __future__ import annotations
@@ -31,10 +34,14 @@ from torch.utils._pytree import tree_leaves
 
 from exactqat import deploy, qat
 from exactqat.deploy import Builder, Graph, Tensor, per_tensor
+from exactqat.train.torch.cortex_m import mark_for_cmsis_nn
 
 # Relative: numbers nearer than that are of one code, also of 16 bits.
 ONE_CODE = 1e-6
-DEVICES = ("xnnpack-x86", "reference", "onnxruntime-x86")
+DEVICES = {
+    "xnnpack": ("xnnpack-x86", "reference", "onnxruntime-x86"),
+    "cortex-m": ("micro", "reference", "xnnpack-x86"),
+}
 NODES = torch.ops.quantized_decomposed
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 # The filter's axes as PyTorch has them.
@@ -55,19 +62,24 @@ KINDS = (*WEIGHTED, *PLAIN)
 class Program(nn.Module):
     """One operator of a graph in real numbers, between its grids."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, flow: str) -> None:
         super().__init__()
         self.graph, (self.operator,) = graph, graph.operators
         self.grids = [self.grid(graph.tensors[name]) for name in (*graph.inputs, *graph.outputs)]
         if self.operator.kind in WEIGHTED:
             filter, bias = (graph.tensors[name] for name in self.operator.inputs[1:])
             codes = np.ascontiguousarray(filter.data.transpose(FILTERS[self.operator.kind]))
-            self.register_buffer("codes", torch.from_numpy(codes))
+            self.register_buffer("codes", laid_out(torch.from_numpy(codes), flow))
             self.register_buffer("scales", torch.from_numpy(filter.quantization.scale.copy()))
             self.register_buffer("zero_points", torch.zeros(len(filter.quantization.scale), dtype=torch.int64))
             self.single = float(filter.quantization.scale[0]) if filter.quantization.axis is None else None
-            real = bias.data * bias.quantization.scale.astype(np.float64)
-            self.bias = nn.Parameter(torch.from_numpy(real.astype(np.float32)))
+            if flow == "cortex-m":
+                self.register_buffer("held_bias", torch.from_numpy(bias.data))
+                self.register_buffer("bias_steps", torch.from_numpy(bias.quantization.scale))
+                self.bias_step = float(bias.quantization.scale[0])
+            else:
+                real = bias.data * bias.quantization.scale.astype(np.float64)
+                self.held_bias = nn.Parameter(torch.from_numpy(real.astype(np.float32)))
 
     @staticmethod
     def grid(tensor: Tensor) -> tuple[float, int, int, int, torch.dtype]:
@@ -79,6 +91,14 @@ class Program(nn.Module):
             return NODES.dequantize_per_tensor.default(self.codes, self.single, 0, *narrow)
         return NODES.dequantize_per_channel.default(self.codes, self.scales, self.zero_points, 0, *narrow)
 
+    def bias(self) -> torch.Tensor:
+        limits = -(2**31), 2**31 - 1, torch.int32
+        if self.held_bias.dtype != torch.int32:
+            return self.held_bias
+        if self.single is not None:
+            return NODES.dequantize_per_tensor.default(self.held_bias, self.bias_step, 0, *limits)
+        return NODES.dequantize_per_channel.default(self.held_bias, self.bias_steps, self.zero_points, 0, *limits)
+
     def stored(self, x: torch.Tensor, at: int) -> torch.Tensor:
         codes = NODES.quantize_per_tensor.default(x, *self.grids[at])
         return NODES.dequantize_per_tensor.default(codes, *self.grids[at])
@@ -87,10 +107,10 @@ class Program(nn.Module):
         operands = [self.stored(x, at) for at, x in enumerate(given)]
         kind, attributes = self.operator.kind, self.operator.attributes
         if kind == "FULLY_CONNECTED":
-            result = F.linear(operands[0], self.weight(), self.bias)
+            result = F.linear(operands[0], self.weight(), self.bias())
         elif kind in WEIGHTED:
             groups = 1 if kind == "CONV_2D" else operands[0].shape[1]
-            result = F.conv2d(operands[0], self.weight(), self.bias, tuple(attributes["strides"]), groups=groups)
+            result = F.conv2d(operands[0], self.weight(), self.bias(), tuple(attributes["strides"]), groups=groups)
         else:
             result = PLAIN[kind](*operands)
         if attributes.get("activation") == "RELU":
@@ -144,13 +164,48 @@ def computed_by_executorch(
     from executorch.runtime import Runtime
 
     lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
-    called = Counter(str(node.target) for node in lowered.exported_program().graph.nodes if node.op == "call_function")
+    called = _calls(lowered.exported_program())
     program = Runtime.get().load_program(lowered.to_executorch().buffer)
     return [each.numpy().copy() for each in program.load_method("forward").execute(list(inputs))], called
 
 
-def network(name: str) -> str:
-    """One frozen network's results on ExecuTorch beside the kit's, which are the integers of xnnpack-x86."""
+def computed_for_cortex_m(
+    exported: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor]
+) -> tuple[list[np.ndarray], Counter[str]]:
+    """What ExecuTorch's Python implementations of the kernels return, and the calls of the lowered program."""
+    from executorch.backends.cortex_m.edge_compile_config import cortex_m_edge_compile_config
+    from executorch.backends.cortex_m.passes.cortex_m_pass_manager import CortexMPassManager
+    from executorch.backends.cortex_m.target_config import CortexM, CortexMTargetConfig
+    from executorch.exir import to_edge
+
+    edge = to_edge(exported, compile_config=cortex_m_edge_compile_config()).exported_program()
+    lowered = CortexMPassManager(edge, target_config=CortexMTargetConfig(cpu=CortexM.M55)).transform()
+    with torch.no_grad():
+        results = tree_leaves(lowered.module()(*[laid_out(each, "cortex-m") for each in inputs]))
+    return [each.numpy().copy() for each in results], _calls(lowered)
+
+
+COMPUTED = {"xnnpack": computed_by_executorch, "cortex-m": computed_for_cortex_m}
+
+
+def laid_out(tensor: torch.Tensor, flow: str) -> torch.Tensor:
+    """As a flow has it in memory."""
+    last = flow == "cortex-m" and tensor.dim() == 4
+    return tensor.contiguous(memory_format=torch.channels_last) if last else tensor
+
+
+def _calls(program: torch.export.ExportedProgram) -> Counter[str]:
+    return Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
+
+
+def _left(called: Counter[str]) -> int:
+    """Calls that the flow leaves to ExecuTorch's portable kernels, with quantize and dequantize nodes around them."""
+    taken = ("executorch_call_delegate", "cortex_m.", "getitem", "function alloc", "view_copy")
+    return sum(count for target, count in called.items() if not any(each in target for each in taken))
+
+
+def network(name: str, flow: str) -> str:
+    """One frozen network's results on ExecuTorch beside the kit's: the integers of xnnpack-x86, or of micro."""
     torch.manual_seed(0)
     model, examples = plain_networks.NETWORKS[name]()
     examples = examples if isinstance(examples, tuple) else (examples,)
@@ -159,18 +214,19 @@ def network(name: str) -> str:
         prepared(*examples)
     qat.freeze(prepared)
     prepared.eval()
+    if flow == "cortex-m":
+        # Its depthwise kernel takes one image.
+        examples, prepared.profile = tuple(each[:1] for each in examples), "micro"
     with torch.no_grad():
         expected = [each.numpy() for each in tree_leaves(prepared(*examples)) if isinstance(each, torch.Tensor)]
-    exported = qat.exported_program(prepared, len(examples[0]))
+    exported = qat.exported_program(prepared, len(examples[0]), flow)
     with torch.no_grad():
         eager = [each.numpy() for each in tree_leaves(exported.module()(*examples)) if isinstance(each, torch.Tensor)]
     lost = _differing(expected, eager)
-    found, called = computed_by_executorch(exported, [each for each in examples if isinstance(each, torch.Tensor)])
+    found, called = COMPUTED[flow](exported, [each for each in examples if isinstance(each, torch.Tensor)])
     values = sum(each.size for each in expected)
     differing = _differing(expected, found)
-    others = sum(count for target, count in called.items() if "executorch_call_delegate" not in target)
-    others -= called["<built-in function getitem>"]
-    return f"{values:>10,}{lost:>10,}{differing:>10,}{others:>10}"
+    return f"{values:>10,}{lost:>10,}{differing:>10,}{_left(called):>10}"
 
 
 def _differing(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> int:
@@ -179,17 +235,20 @@ def _differing(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> int:
     return sum(int((~np.isclose(there, here, rtol=ONE_CODE, atol=0)).sum()) for here, there in pairs)
 
 
-def on_executorch(graph: Graph, codes: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
-    """Codes that ExecuTorch's runtime makes, and whether XNNPACK took the whole program."""
+def on_executorch(graph: Graph, codes: dict[str, np.ndarray], flow: str) -> tuple[np.ndarray, bool]:
+    """Codes that ExecuTorch makes, and whether the flow took the whole program."""
     reals = []
     for name in graph.inputs:
         real = deploy.dequantize(codes[name], graph.tensors[name].quantization)
-        reals.append(torch.from_numpy(np.ascontiguousarray(real.transpose(0, 3, 1, 2) if real.ndim == 4 else real)))
-    exported = torch.export.export(Program(graph).eval(), tuple(reals), strict=False)
-    (result, *_), called = computed_by_executorch(exported, reals)
+        tensor = torch.from_numpy(np.ascontiguousarray(real.transpose(0, 3, 1, 2) if real.ndim == 4 else real))
+        reals.append(laid_out(tensor, flow))
+    exported = torch.export.export(Program(graph, flow).eval(), tuple(reals), strict=False)
+    if flow == "cortex-m":
+        mark_for_cmsis_nn(exported.graph_module)
+    (result, *_), called = COMPUTED[flow](exported, reals)
     result = result.transpose(0, 2, 3, 1) if result.ndim == 4 else result
     grid = graph.tensors[graph.outputs[0]].quantization
-    return (np.rint(result / grid.scale[0]) + grid.zero_point[0]).astype(np.int64), len(called) == 2
+    return (np.rint(result / grid.scale[0]) + grid.zero_point[0]).astype(np.int64), _left(called) == 0
 
 
 def main() -> int:
@@ -197,30 +256,36 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--networks", nargs="*", metavar="NAME", help="whole networks of tests/plain_networks.py")
+    parser.add_argument("--cortex-m", action="store_true", help="ExecuTorch's Cortex-M flow instead of XNNPACK's")
     options = parser.parse_args()
+    flow = "cortex-m" if options.cortex_m else "xnnpack"
+    devices = DEVICES[flow]
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     if options.networks is not None:
-        print(f"{'network':34}{'results':>10}{'exported':>10}{'differ':>10}{'nodes that XNNPACK leaves':>28}")
+        print(f"{'network':34}{'results':>10}{'exported':>10}{'differ':>10}{'nodes that the flow leaves':>28}")
         for name in options.networks or plain_networks.NETWORKS:
             try:
-                print(f"{name:34}{network(name)}", flush=True)
+                print(f"{name:34}{network(name, flow)}", flush=True)
             except Exception as error:  # noqa: BLE001 - of ExecuTorch
                 print(f"{name:34}not run: {type(error).__name__}: {' '.join(str(error).split())[:150]}", flush=True)
         return 0
-    print(f"{'operator':20}{'codes':>10}  {'  '.join(DEVICES)}: differ")
+    print(f"{'operator':20}{'codes':>10}  {'  '.join(devices)}: differ")
     for kind in options.kinds or KINDS:
-        rng, values, whole = np.random.default_rng(0), 0, True
-        differing = dict.fromkeys(DEVICES, 0)
+        rng, values, left = np.random.default_rng(0), 0, 0
+        differing = dict.fromkeys(devices, 0)
         for _ in range(options.count):
             graph = made(kind, rng)
             codes = {name: rng.integers(-128, 128, graph.tensors[name].shape).astype(np.int8) for name in graph.inputs}
-            found, taken = on_executorch(graph, codes)
-            values, whole = values + found.size, whole and taken
-            for device in DEVICES:
+            found, taken = on_executorch(graph, codes, flow)
+            left += not taken
+            if not taken:
+                continue
+            values += found.size
+            for device in devices:
                 expected = deploy.simulate(graph, codes, device)[graph.outputs[0]].reshape(found.shape)
                 differing[device] += int((expected != found).sum())
-        note = "" if whole else "  (not all of it by XNNPACK)"
+        note = f"  ({left} of {options.count} programs not taken whole, and not counted)" if left else ""
         print(f"{kind:20}{values:>10,}  {'  '.join(map(str, differing.values()))}{note}", flush=True)
     return 0
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from exactqat import deploy, qat
+from exactqat.train.torch.cortex_m import mark_for_cmsis_nn
 
 # One batch is enough for what is shown here.
 pytestmark = pytest.mark.filterwarnings("ignore::exactqat.qat.UnsettledStatisticsWarning")
@@ -62,6 +63,81 @@ def test_each_reader_has_a_dequantize_node_of_its_own() -> None:
     assert nodes and all(len(node.users) == 1 for node in nodes)
 
 
+def test_for_cortex_m_integer_operators_are_marked() -> None:
+    model, example = frozen("ds_cnn")
+    with torch.no_grad():
+        expected = model(example)
+    program = qat.exported_program(model, len(example), flow="cortex-m")
+    (found,) = program.module()(example)
+    assert int((found != expected).sum()) <= 0.01 * expected.numel()
+    called = [node for node in program.graph.nodes if node.op == "call_function"]
+    marked = [node for node in called if node.meta.get("custom", {}).get("_arm_annotation_info")]
+    # The dense layer has a scale for each output, which the kernel does not take, and the mean another grid.
+    targets = [str(node.target) for node in marked]
+    assert targets.count("aten.conv2d.default") == targets.count("aten.relu.default") == 5
+    assert not any("linear" in each or "pool" in each for each in targets)
+    held = [each.dtype for name, each in program.state_dict.items() if name.startswith("bias_") and "steps" not in name]
+    assert held and set(held) == {torch.int32}
+    xnnpack = qat.exported_program(model, len(example))
+    assert not [node for node in xnnpack.graph.nodes if node.meta.get("custom", {}).get("_arm_annotation_info")]
+
+
+class Marked(nn.Module):
+    """A function between quantize and dequantize nodes."""
+
+    def __init__(self, function: Any, result: tuple[float, int], operands: int = 1) -> None:
+        super().__init__()
+        self.function, self.result, self.operands = function, result, operands
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        nodes, codes = torch.ops.quantized_decomposed, (-128, 127, torch.int8)
+        stored = [nodes.quantize_per_tensor.default(each, 0.1, 3, *codes) for each in given]
+        read = [nodes.dequantize_per_tensor.default(each, 0.1, 3, *codes) for each in stored]
+        result = nodes.quantize_per_tensor.default(self.function(*read), *self.result, *codes)
+        return nodes.dequantize_per_tensor.default(result, *self.result, *codes)
+
+
+SAME, OTHER, SHARES, FROM_ZERO = (0.1, 3), (0.2, 3), (1 / 256, -128), (0.1, -128)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "result", "is_marked"),
+    [
+        (torch.add, [(1, 4), (1, 4)], OTHER, True),
+        (torch.add, [(1, 4), (4,)], OTHER, False),
+        (lambda a, b: torch.add(a, b, alpha=2), [(1, 4), (1, 4)], OTHER, False),
+        (lambda a, b: torch.relu(a + b), [(1, 4), (1, 4)], FROM_ZERO, True),
+        (lambda a, b: torch.relu(a + b), [(1, 4), (1, 4)], OTHER, False),
+        (lambda a, b: torch.clamp(a - b, 0.0, 20.0), [(1, 4), (1, 4)], FROM_ZERO, False),
+        (lambda a, b: torch.clamp(a - b, 0.0, 30.0), [(1, 4), (1, 4)], FROM_ZERO, True),
+        (torch.mul, [(1, 4), (1, 4)], OTHER, True),
+        (lambda a, b: torch.relu(a * b), [(1, 4), (1, 4)], FROM_ZERO, False),
+        (torch.sigmoid, [(1, 4)], SHARES, True),
+        (lambda a: torch.softmax(a, -1), [(1, 4)], SHARES, True),
+        (lambda a: torch.softmax(a, -1), [(1, 4)], OTHER, False),
+        (lambda a: torch.softmax(a, 0), [(1, 4)], SHARES, False),
+        (lambda a: nn.functional.max_pool2d(a, 2), [(1, 3, 4, 4)], SAME, True),
+        (lambda a: nn.functional.max_pool2d(a, 2), [(1, 3, 4, 4)], OTHER, False),
+        (lambda a: nn.functional.max_pool2d(a, 2, dilation=2), [(1, 3, 4, 4)], SAME, False),
+        (lambda a: nn.functional.avg_pool2d(a, 2), [(1, 3, 4, 4)], SAME, True),
+        (lambda a: nn.functional.avg_pool2d(a, 2), [(1, 3, 4, 4)], OTHER, False),
+        (lambda a: nn.functional.avg_pool2d(a, 2, padding=1), [(1, 3, 4, 4)], SAME, False),
+        (lambda a: a.reshape(2, 2), [(1, 4)], SAME, True),
+        (lambda a: a.reshape(2, 2), [(1, 4)], OTHER, False),
+        (torch.exp, [(1, 4)], SAME, False),
+    ],
+)
+def test_only_what_the_kernel_computes_is_marked(
+    function: Any, shapes: list[tuple[int, ...]], result: tuple[float, int], is_marked: bool
+) -> None:
+    given = [torch.rand(shape) for shape in shapes]
+    given = [each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each for each in given]
+    program = torch.export.export(Marked(function, result), tuple(given), strict=False)
+    mark_for_cmsis_nn(program.graph_module)
+    marked = [node for node in program.graph.nodes if node.meta.get("custom", {}).get("_arm_annotation_info")]
+    assert bool(marked) == is_marked
+
+
 def test_what_cannot_be_exported_is_refused() -> None:
     prepared = qat.prepare(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.rand(2, 4))
     with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare of a PyTorch module, got Linear"):
@@ -70,5 +146,7 @@ def test_what_cannot_be_exported_is_refused() -> None:
         qat.exported_program(prepared)
     with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
         qat.exported_program(prepared, 0)
+    with pytest.raises(ValueError, match="flow must be one of xnnpack, cortex-m, got 'vulkan'"):
+        qat.exported_program(prepared, 1, flow="vulkan")
     with pytest.raises(TypeError, match="batch must be an integer, got float"):
         qat.exported_program(prepared, 1.0)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from ...device import OPERATORS
 from ...planning.plans import Grid, Numbers, Plan, PlanStep
 from ..core.run_steps import attributes_of
 from . import primitives
+from .cortex_m import mark_for_cmsis_nn
 from .prepared import PreparedModel
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
@@ -52,7 +53,18 @@ class _Plain:
         return cast(Tensor, convolve(x, weight, bias, tuple(strides), tuple(amounts), tuple(dilations), groups))
 
 
-_PLAIN = _Plain()
+class _Pooled(_Plain):
+    """For CMSIS-NN, which has a mean as a pool over the whole image."""
+
+    def mean(self, x: Tensor, axes: Sequence[int], keep_dims: bool = False) -> Tensor:
+        """See `primitives.mean`."""
+        if x.dim() != 4 or tuple(axes) != (2, 3):
+            return primitives.mean(x, axes, keep_dims)
+        pooled = F.avg_pool2d(x, tuple(x.shape[2:]))
+        return pooled if keep_dims else pooled.flatten(1)
+
+
+FLOWS = {"xnnpack": _Plain(), "cortex-m": _Pooled()}
 
 
 def _limits(grid: Grid) -> tuple[int, int, torch.dtype]:
@@ -65,18 +77,29 @@ class _Program(nn.Module):
     """The network in real numbers: every stored tensor passes a quantize node with its grid, and a dequantize node of
     its own for each reader, as tools look for them."""
 
-    def __init__(self, plan: Plan, numbers: Numbers) -> None:
+    def __init__(self, plan: Plan, numbers: Numbers, flow: str) -> None:
         super().__init__()
-        self.plan, self.numbers = plan, numbers
+        self.plan, self.numbers, self.flow = plan, numbers, flow
         self.nodes: Any = torch.ops.quantized_decomposed
         for number, step in enumerate(plan.steps):
             if step.weights is not None:
                 weights, scale = numbers.weights[step.path], self.scale(plan.stored(step.operands[0]).grid)
-                self.register_buffer(f"codes_{number}", torch.from_numpy(weights.codes.astype(np.int8)))
+                held = torch.from_numpy(weights.codes.astype(np.int8))
+                if flow == "cortex-m" and held.dim() == 4:
+                    held = held.contiguous(memory_format=torch.channels_last)
+                self.register_buffer(f"codes_{number}", held)
                 self.register_buffer(f"scales_{number}", torch.from_numpy(weights.scale.copy()))
                 self.register_buffer(f"zero_points_{number}", torch.zeros(len(weights.scale), dtype=torch.int64))
-                bias = weights.bias * (np.float64(scale) * weights.scale.astype(np.float64))
-                self.register_buffer(f"bias_{number}", torch.from_numpy(bias.astype(np.float32)))
+                steps = np.float64(scale) * weights.scale.astype(np.float64)
+                if self.flow == "cortex-m":
+                    self.register_buffer(f"bias_{number}", torch.from_numpy(weights.bias.astype(np.int32)))
+                    if len(steps) == 1:
+                        setattr(self, f"bias_steps_{number}", float(steps[0]))
+                    else:
+                        self.register_buffer(f"bias_steps_{number}", torch.from_numpy(steps.astype(np.float32)))
+                else:
+                    bias = weights.bias * steps
+                    self.register_buffer(f"bias_{number}", torch.from_numpy(bias.astype(np.float32)))
             for position, name in enumerate(step.operands):
                 if (step.path, position) in numbers.constants and not plan.is_stored(name):
                     codes, _ = numbers.constants[(step.path, position)]
@@ -112,6 +135,16 @@ class _Program(nn.Module):
         axis = step.weights.channel_axis
         return self.nodes.dequantize_per_channel.default(codes, scales, zero_points, axis, -127, 127, torch.int8)
 
+    def bias(self, number: int) -> Tensor:
+        held: Tensor = getattr(self, f"bias_{number}")
+        if self.flow != "cortex-m":
+            return held
+        steps, zero_points = (getattr(self, f"{name}_{number}") for name in ("bias_steps", "zero_points"))
+        limits = -(2**31), 2**31 - 1, torch.int32
+        if isinstance(steps, float):
+            return cast(Tensor, self.nodes.dequantize_per_tensor.default(held, steps, 0, *limits))
+        return cast(Tensor, self.nodes.dequantize_per_channel.default(held, steps, zero_points, 0, *limits))
+
     def operand(self, number: int, step: PlanStep, position: int, values: dict[str, Tensor]) -> Tensor:
         name = step.operands[position]
         if name in values:
@@ -129,10 +162,10 @@ class _Program(nn.Module):
         operator, attributes = OPERATORS[step.kind], attributes_of(step)
         operands = [self.operand(number, step, position, values) for position in range(len(step.operands))]
         if step.weights is not None:
-            operands += [self.weight(number, step), getattr(self, f"bias_{number}")]
+            operands += [self.weight(number, step), self.bias(number)]
         if operator.uses_operand_scale:
             attributes["operand_scale"] = self.scale(self.plan.stored(step.operands[0]).grid)
-        result = operator.real(_PLAIN, operands, attributes)
+        result = operator.real(FLOWS[self.flow], operands, attributes)
         if step.activation != "NONE":
             result = F.relu6(result) if step.activation == "RELU6" else F.relu(result)
         if step.bounds is not None:
@@ -146,7 +179,7 @@ class _Program(nn.Module):
         return [self.read(path, values) for path in self.plan.outputs]
 
 
-def exported_program(model: PreparedModel, batch: int = 1) -> torch.export.ExportedProgram:
+def exported_program(model: PreparedModel, batch: int = 1, flow: str = "xnnpack") -> torch.export.ExportedProgram:
     """A frozen network of PyTorch as a program of ATen operators between `quantized_decomposed` nodes, in the user's
     order of axes: what `convert_pt2e` makes, with the ranges, weights and biases that training ended with.
 
@@ -157,13 +190,16 @@ def exported_program(model: PreparedModel, batch: int = 1) -> torch.export.Expor
     Args:
         model: prepared by `qat.prepare` from a PyTorch module, and frozen.
         batch: how many examples the program takes.
+        flow: of ExecuTorch, that lowers the program. "xnnpack": biases are float32. "cortex-m": biases are int32 with
+            a dequantize node, images have channels last in memory, and operators that CMSIS-NN has are marked as
+            ARM's quantizer marks them.
 
     Returns:
         Its inputs are the model's tensors, its results the model's tensors in order, as a list.
 
     Raises:
         TypeError: `model` is not a prepared model of PyTorch, or `batch` no integer.
-        ValueError: the model is not frozen, or `batch` is below 1.
+        ValueError: the model is not frozen, `batch` is below 1, or there is no such flow.
     """
     if not isinstance(model, PreparedModel):
         raise TypeError(f"model must come from exactqat.qat.prepare of a PyTorch module, got {type(model).__name__}")
@@ -171,6 +207,8 @@ def exported_program(model: PreparedModel, batch: int = 1) -> torch.export.Expor
         raise TypeError(f"batch must be an integer, got {type(batch).__name__}")
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
+    if flow not in FLOWS:
+        raise ValueError(f"flow must be one of {', '.join(FLOWS)}, got {flow!r}")
     if not model.frozen:
         raise ValueError(
             "model must be frozen before it is exported: call exactqat.qat.freeze and train its last phase"
@@ -180,9 +218,14 @@ def exported_program(model: PreparedModel, batch: int = 1) -> torch.export.Expor
     examples = []
     for each in model.plan.inputs:
         shape = [batch * size if axis == each.batch_axis else size for axis, size in enumerate(each.shape)]
-        examples.append(torch.zeros(shape, dtype=torch.int64 if each.rows else torch.float32))
-    program = _Program(model.plan, model.numbers()).eval()
-    return torch.export.export(program, tuple(examples), strict=False)
+        example = torch.zeros(shape, dtype=torch.int64 if each.rows else torch.float32)
+        if flow == "cortex-m" and example.dim() == 4:
+            example = example.contiguous(memory_format=torch.channels_last)
+        examples.append(example)
+    program = torch.export.export(_Program(model.plan, model.numbers(), flow).eval(), tuple(examples), strict=False)
+    if flow == "cortex-m":
+        mark_for_cmsis_nn(program.graph_module)
+    return program
 
 
 __all__ = ["exported_program"]
