@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,71 @@ def test_a_dense_layer_that_joins_the_axes_before_it() -> None:
     (found,) = results_of(model(torch.from_numpy(x)))
     expected = deploy.simulate(graph, codes, "xnnpack-x86")["y"]
     assert np.array_equal(found, deploy.dequantize(expected, graph.tensors["y"].quantization))
+
+
+def dilated(
+    rng: np.random.Generator,
+    sequence: bool,
+    depthwise: bool,
+    activation: str = "NONE",
+    strides: tuple[int, int] = (1, 1),
+) -> Graph:
+    """A dilated convolution as converters write it: blocks become rows of the batch, and come back."""
+    builder, count = Builder(), 1 if sequence else 2
+    blocks = tuple(int(each) for each in rng.integers(1, 4, count))
+    windows = tuple(int(each) for each in rng.integers(1, 4, count))
+    sizes = tuple(int(each) for each in rng.integers(7, 12, count))
+    pads, crops = [], []
+    for block, window, size in zip(blocks, windows, sizes, strict=True):
+        before, reach = int(rng.integers(0, 3)), block * (window - 1)
+        fitting = [
+            after for after in range(12) if (size + before + after) % block == 0 and size + before + after > reach
+        ]
+        after = fitting[int(rng.integers(0, 2))]
+        left = size + before + after - reach
+        # What is cut off before was padded; so is what is cut off after.
+        pads.append((before, after))
+        crops.append((int(rng.integers(0, before + 1)), int(rng.integers(0, min(after + 1, max(left - before, 1))))))
+    x = builder.input("x", (1, *sizes, 3), per_tensor(0.05, 7))
+    blocked = builder.operator("SPACE_TO_BATCH_ND", [x], None, name="blocked", block_shape=blocks, paddings=tuple(pads))
+    filter = rng.integers(-127, 128, (1 if depthwise else 5, *((1,) if sequence else ()), *windows, 3)).astype(np.int8)
+    channels = 3 if depthwise else 5
+    scales, bias = rng.uniform(0.5, 1, channels).astype(np.float32) * 0.01, rng.integers(-2000, 2000, channels)
+    if sequence:
+        blocked = builder.operator("EXPAND_DIMS", [blocked], None, name="image", axis=1)
+    convolve = builder.depthwise_conv_2d if depthwise else builder.conv_2d
+    how = {"padding": "VALID", "activation": activation, "strides": strides}
+    y = convolve(blocked, filter, scales, bias, per_tensor(0.1, -5), name="convolved", **how)
+    if sequence:
+        shape = builder.graph([y]).tensors[y].shape
+        y = builder.reshape(y, (shape[0], *shape[2:]), name="line")
+    y = builder.operator("BATCH_TO_SPACE_ND", [y], None, name="whole", block_shape=blocks, crops=tuple(crops))
+    return builder.graph([y])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_convolution_between_blocks_is_trained_as_a_dilated_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph = dilated(rng, seed % 2 == 0, seed % 3 == 0, str(rng.choice(["NONE", "RELU"])))
+    model = qat.prepare(graph, device="xnnpack-x86")
+    qat.freeze(model)
+    written = deploy.lower(model)
+    assert not [each.kind for each in written.operators if "BATCH" in each.kind]
+    codes = rng.integers(-128, 128, graph.tensors["x"].shape).astype(np.int8)
+    (name,), (path,) = graph.outputs, written.outputs
+    for profile in ("xnnpack-x86", "reference"):
+        expected = deploy.simulate(graph, {"x": codes}, profile)[name]
+        assert np.array_equal(deploy.simulate(written, {written.inputs[0]: codes}, profile)[path], expected)
+
+
+def test_blocks_without_a_plain_convolution_are_refused() -> None:
+    graph = dilated(np.random.default_rng(2), False, False)
+    cut = replace(graph, operators=graph.operators[:1], outputs=("blocked",))
+    with pytest.raises(UnsupportedOperator, match="can be trained only before one convolution and BATCH_TO_SPACE_ND"):
+        qat.prepare(cut, device="xnnpack-x86")
+    read_twice = replace(graph, outputs=(*graph.outputs, "convolved"))
+    with pytest.raises(UnsupportedOperator, match="can be trained only before one convolution and BATCH_TO_SPACE_ND"):
+        qat.prepare(read_twice, device="xnnpack-x86")
 
 
 def test_what_delegates_leave_in_a_file_is_written_so_that_they_take_it(tmp_path: Path) -> None:

@@ -201,10 +201,27 @@ class Restoring:
         steps = tensor.data.astype(np.float64) - float(tensor.quantization.zero_point[0])
         return self._parameter(name, (steps * np.float64(tensor.quantization.scale[0])).astype(np.float32))
 
-    def weighted(self, operator: Operator, operand: str = "") -> None:
+    def readers(self, name: str) -> list[Operator]:
+        """The operators that read a tensor; empty if it is a result of the network, too."""
+        found = [each for each in self.graph.operators if name in each.inputs]
+        return [] if name in self.graph.outputs else found
+
+    def absorbed(self, operator: Operator, path: str) -> None:
+        """Another step computes this operator's result, which nothing else reads, as a part of its own."""
+        self.paths[operator.outputs[0]] = path
+
+    def weighted(
+        self,
+        operator: Operator,
+        operand: str = "",
+        attributes: Mapping[str, Any] | None = None,
+        stores: Operator | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
         """A step with a weight that trains.
 
-        operand: the path of what it reads, if that is not the operator's own.
+        operand: the path of what it reads; attributes: of its step; stores: whose result it stores; shape: of its
+        result; where these are not the operator's own.
         """
         declaration = OPERATORS[operator.kind]
         x, filters, bias = (self.graph.tensors[name] for name in operator.inputs)
@@ -218,15 +235,17 @@ class Restoring:
         codes = np.moveaxis(declaration.plan_filter(codes), 0, declaration.plan_axis)
         need(bias.data is not None, "its bias is computed")
         assert bias.data is not None
-        path = self._path(operator.outputs[0])
+        path = self._path((stores or operator).outputs[0])
         self.taken.discard(path)
         single = filters.quantization.axis is None or filters.quantization.scale.size == 1
         weights = weights_on_grid(
             self.made, self.constants, path, codes, filters.quantization.scale, bias.data.reshape(-1),
             x.quantization.scale[0], declaration.plan_axis, single,
         )  # fmt: skip
-        attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
-        self.step(operator, attributes, operands=[operand or self.paths[x.name]], weights=weights)
+        if attributes is None:
+            attributes = declaration.step_attributes(self.shapes(operator), operator.attributes)
+        operands = [operand or self.paths[x.name]]
+        self.step(operator, attributes, operands=operands, weights=weights, stores=stores, shape=shape)
 
     def step(
         self,
@@ -237,14 +256,17 @@ class Restoring:
         operands: Sequence[str] | None = None,
         result: int = 0,
         weights: Weights | None = None,
+        stores: Operator | None = None,
+        shape: tuple[int, ...] | None = None,
     ) -> None:
         """What stores a result of an operator.
 
         Args:
-            kind: the device's operator, if it is another one. operands: likewise.
+            kind: the device's operator, if it is another one. operands, shape: likewise.
             result: which one.
+            stores: the operator whose result it is, if it is another one.
         """
-        kind, name = kind or operator.kind, operator.outputs[result]
+        kind, name = kind or operator.kind, (stores or operator).outputs[result]
         operands = self.operands(operator) if operands is None else operands
         path = self._stored(name)
         if OPERATORS[kind].same_quantization:
@@ -253,7 +275,7 @@ class Restoring:
             need(self.grids[of_operand].fixed == self.grids[path].fixed, "its result is on another grid")
             del self.grids[path]
             self.shared[path] = of_operand
-        shape = self.graph.tensors[name].shape
+        shape = self.graph.tensors[name].shape if shape is None else shape
         activation = operator.attributes.get("activation", "NONE")
         self._enter(
             PlanStep(path, kind, tuple(operands), attributes, "", shape, activation=activation, weights=weights)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .arithmetic import Arrays, Tensors, zero_point_of
 from .movement import Movement, Reshape
-from .operator import REQUIRED, Attributes, FileOperator, Shape, Unreadable, need, register
+from .operator import OPERATORS, REQUIRED, Attributes, FileOperator, Shape, Unreadable, need, register
 from .profile import Profile
 from .tensor import Tensor
 
@@ -533,11 +533,65 @@ class SpaceToBatch(Movement):
     ) -> np.ndarray:
         return self.integers(codes, inputs, output, attributes, profile)
 
+    def restore(self, context: Any, operator: Any) -> None:
+        """A convolution between blocks, as files have dilated ones, is trained as one with dilations."""
+        chain, convolution = _dilated(context, operator)
+        last, (first, filter, *_) = chain[-1], context.shapes(convolution)
+        blocks, is_sequence = operator.attributes["block_shape"], len(operator.attributes["block_shape"]) == 1
+        given, made = context.shapes(operator)[0], context.results(last)[0]
+        pads, windows = [], filter[1:3][-len(blocks) :]
+        pairs = zip(blocks, windows, operator.attributes["paddings"], last.attributes["crops"], strict=True)
+        for axis, (block, window, (padded, _), (cut, _)) in enumerate(pairs, 1):
+            before = padded - cut
+            pads.append((before, made[axis] + block * (window - 1) - given[axis] - before))
+        need(min(map(min, pads)) >= 0, "BATCH_TO_SPACE_ND after it cuts off more than it pads")
+        attributes = OPERATORS[convolution.kind].step_attributes((first, filter), convolution.attributes)
+        attributes["dilations"] = (1, *blocks) if is_sequence else tuple(blocks)
+        attributes["padding"] = ((0, 0), *pads) if is_sequence else tuple(pads)
+        (path,) = context.operands(operator)
+        if is_sequence:  # an image of one row
+            row = (given[0], 1, *given[1:])
+            path = context.part(operator, Reshape.kind, path, {"new_shape": row}, row)
+            context.weighted(convolution, path, attributes, shape=(made[0], 1, *made[1:]))
+            stored = context.paths[convolution.outputs[0]]
+            context.step(last, {"new_shape": made}, kind=Reshape.kind, operands=[stored])
+        else:
+            context.weighted(convolution, path, attributes, stores=last)
+        for each in (operator, *chain[:-1]):
+            context.absorbed(each, context.paths[last.outputs[0]])
+
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return ("block_shape", list(attributes["block_shape"])), ("paddings", attributes["paddings"])
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         return {"block_shape": read.integers(1), "paddings": read.pairs(2)}
+
+
+def _dilated(context: Any, operator: Any) -> tuple[list[Any], Any]:
+    """The operators after SPACE_TO_BATCH_ND up to BATCH_TO_SPACE_ND, and the convolution among them. Around it
+    sequences get an axis of size 1, and lose it."""
+    chain: list[Any] = [operator]
+    while chain[-1].kind != BatchToSpace.kind:
+        readers = context.readers(chain[-1].outputs[0])
+        need(len(readers) == 1 and len(chain) < 5, _ALONE)
+        chain += readers
+    others = [each for each in chain[1:-1] if not OPERATORS[each.kind].moves_axes]
+    need(len(others) == 1 and others[0].inputs[0] in [each.outputs[0] for each in chain], _ALONE)
+    (convolution,), blocks = others, operator.attributes["block_shape"]
+    attributes = convolution.attributes
+    need("dilations" in attributes and attributes["padding"] == "VALID", _ALONE)
+    need(all(tuple(attributes[name]) == (1, 1) for name in ("strides", "dilations")), _ALONE)
+    need(tuple(chain[-1].attributes["block_shape"]) == tuple(blocks), _ALONE)
+    first, filter = context.shapes(convolution)[:2]
+    around = [context.results(operator)[0], context.shapes(chain[-1])[0]]
+    if len(blocks) == 1:
+        need(filter[1] == 1 and all(len(shape) == 3 for shape in around), _ALONE)
+        around = [(shape[0], 1, *shape[1:]) for shape in around]
+    need([first, context.results(convolution)[0]] == around, _ALONE)
+    return chain[1:], convolution
+
+
+_ALONE = "it can be trained only before one convolution and BATCH_TO_SPACE_ND, which make one with dilations"
 
 
 @register
