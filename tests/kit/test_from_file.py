@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from device_cases import random_graph
 from plain_networks import NETWORKS
 
 from exactqat import deploy, qat
@@ -131,6 +132,30 @@ def test_a_dense_layer_that_joins_the_axes_before_it() -> None:
     (found,) = results_of(model(torch.from_numpy(x)))
     expected = deploy.simulate(graph, codes, "xnnpack-x86")["y"]
     assert np.array_equal(found, deploy.dequantize(expected, graph.tensors["y"].quantization))
+
+
+@pytest.mark.parametrize(
+    "kind", ["RSQRT", "SQRT", "LOG", "ELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "REVERSE_V2", "BROADCAST_TO"]
+)
+def test_functions_that_only_files_hold_have_gradients(kind: str) -> None:
+    """Also beside their poles."""
+    moved = 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        graph = random_graph(rng, kind)
+        if any(graph.tensors[name].dtype != "int8" for name in graph.inputs):
+            continue
+        model = qat.prepare(graph, device="reference").train()
+        given = [torch.from_numpy(each).requires_grad_() for each in on_the_grid(model.plan, seed)]
+        result, *_ = results_of_training(model(*given))
+        slopes = torch.autograd.grad(result.sum(), given)
+        assert all(torch.isfinite(each).all() for each in slopes)
+        moved += sum(int((each != 0).sum()) for each in slopes)
+    assert moved
+
+
+def results_of_training(results: object) -> list[torch.Tensor]:
+    return [each for each in torch.utils._pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
 
 
 def dilated(

@@ -52,6 +52,9 @@ class InverseSquareRoot(OfFiles, Unary):
     float_kind = "rsqrt"
     version = 2
 
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.rsqrt(primitives.maximum(operands[0], LEAST))
+
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return NumPyPrimitives.rsqrt(x)
 
@@ -73,6 +76,10 @@ class InverseSquareRoot(OfFiles, Unary):
 
 # Bits of the fraction of 1 / sqrt(x).
 FRACTION = 20
+# Where a function has a pole: what lies below has no gradient, and the code at the end.
+LEAST = float(np.finfo(np.float32).tiny)
+# The smallest code of any grid.
+BELOW_ALL = -1e30
 
 
 @register
@@ -81,6 +88,9 @@ class SquareRoot(OfFiles, Unary):
 
     kind = "SQRT"
     float_kind = "sqrt"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.sqrt(primitives.maximum(operands[0], LEAST))
 
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(x))
@@ -97,6 +107,10 @@ class Logarithm(OfFiles, Tabulated):
     kind = "LOG"
     float_kind = "log"
 
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        return primitives.where(x > 0, primitives.log(primitives.maximum(x, LEAST)), BELOW_ALL)
+
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(x))
 
@@ -105,7 +119,7 @@ class Logarithm(OfFiles, Tabulated):
             return np.where(x > 0, rounded(np.log, np.maximum(x, np.finfo(np.float32).tiny)), np.float32(-np.inf))
 
     def stored(self, real: np.ndarray, output: Tensor, profile: Profile) -> np.ndarray:
-        codes = super().stored(np.maximum(real, np.float32(-1e30)), output, profile)
+        codes = super().stored(np.maximum(real, np.float32(BELOW_ALL)), output, profile)
         return np.where(np.isneginf(real), INT8_MIN, codes)
 
 
@@ -120,6 +134,10 @@ class ExponentialLinear(OfFiles, Tabulated):
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         return {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        return primitives.where(x < 0, primitives.expm1(primitives.minimum(x, 0.0)), x)
 
     def of_real(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(np.where(x < 0, rounded(np.expm1, np.minimum(x, 0)), x))
@@ -147,6 +165,9 @@ class Bounded(OfFiles, Unary):
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=2.0**31)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.clip(operands[0], *self.bounds)
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         return {"min": self.bounds[0], "max": self.bounds[1]}

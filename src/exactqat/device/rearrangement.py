@@ -183,11 +183,7 @@ class Tile(Movement):
         context.give(operator, x)
 
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        (x,) = operands
-        for axis, times in enumerate(attributes["multiples"]):
-            if times > 1:
-                x = primitives.concatenate([x] * times, axis)
-        return x
+        return _repeated(primitives, operands[0], attributes["multiples"])
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
@@ -637,6 +633,13 @@ class BatchToSpace(Movement):
         return {"block_shape": read.integers(1), "crops": read.pairs(2)}
 
 
+def _repeated(primitives: Any, x: Any, multiples: Sequence[int]) -> Any:
+    for axis, times in enumerate(multiples):
+        if times > 1:
+            x = primitives.concatenate([x] * times, axis)
+    return x
+
+
 def need_blocks(shape: Shape, blocks: Sequence[int], pairs: Sequence[Sequence[int]]) -> None:
     """Refuses blocks that do not fit the axes beside the batch."""
     fits = 0 < len(blocks) < len(shape) and min(blocks) >= 1 and len(pairs) == len(blocks)
@@ -667,6 +670,9 @@ class Reverse(Movement):
         # Runtimes take no others.
         need(max(axes) - min(axes) == len(axes) - 1, f"axes must follow each other, got {axes}")
         return tuple(first)
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return primitives.flip(operands[0], tuple(attributes["axes"]))
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
@@ -705,6 +711,11 @@ class BroadcastTo(Movement):
             fits and min(wanted) >= 1, f"new_shape must repeat axes of size 1 of {first} beside the batch, got {wanted}"
         )
         return wanted
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        times = [whole // size for size, whole in zip(map(int, x.shape[1:]), attributes["new_shape"][1:], strict=True)]
+        return _repeated(primitives, x, (1, *times))
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
