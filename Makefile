@@ -13,7 +13,7 @@ help:
 	@echo "make demo     train, quantize and verify a network on letters that it renders; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
 	@echo "make test     build, install and run a sample of all tests, one in sixteen cases of each, without the slow ones"
-	@echo "make test-all build, install and run all tests, those that do not compare operators with one in twelve of their cases"
+	@echo "make test-all build, install and run all tests, those that do not compare operators with one in fourteen of their cases"
 	@echo "make test-every-case every case of every test (three quarters of an hour); test-kernels, test-kit and test-jobs those of some rooms"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
 	@echo "make test-tensorflow compare what runs on TensorFlow's tensors with the reference; EXACTQAT_TENSORFLOW_STEP=1 for all cases"
