@@ -271,6 +271,16 @@ def test_cuda_graphs_see_what_changed() -> None:
     first.requires_grad_(True)
     graphed(*examples)
     assert graphed.replays
+    handle = prepared.register_forward_hook(lambda *given: None)
+    graphed(*examples)
+    assert not graphed.replays
+    with pytest.raises(ValueError, match="no hooks"):
+        qat.graphed(prepared, *examples)
+    handle.remove()
+    earlier, later = graphed(*examples), graphed(*examples)
+    later.sum().backward()
+    with pytest.raises(RuntimeError, match="must come before the next call"):
+        earlier.sum().backward()
     first.data = first.data.clone()
     graphed(*examples)
     assert not graphed.replays

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from exactqat.deploy.simulate import simulate  # noqa: E402
 from exactqat.deploy.values import device_codes, layer_values  # noqa: E402
 from exactqat.train.core.weights import channel_grid  # noqa: E402
 from exactqat.train.torch import primitives as primitives_torch  # noqa: E402
+from exactqat.train.torch.graphed import Replay  # noqa: E402
 from exactqat.train.torch.layers import TrainingOnly, WeightedLayer  # noqa: E402
 from exactqat.train.torch.ranges import ActivationRange  # noqa: E402
 
@@ -873,3 +875,41 @@ def test_graphs_are_made_of_a_model_on_a_gpu_in_training() -> None:
         qat.graphed(prepared, {"x": images})
     with pytest.raises(TypeError, match="got Sequential"):
         qat.graphed(model, images)
+
+
+class OneProduct:
+    """Stands for graphs on a card: the values of one call, x * weight."""
+
+    def __init__(self) -> None:
+        self.parameters, self.has_gradient, self.calls = [nn.Parameter(torch.tensor(3.0))], [True, False], 0
+
+    def replay(self, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        self.calls += 1
+        self.x = inputs[0].detach().clone()
+        return [self.x * self.parameters[0].detach(), self.x.argmax()]
+
+    def replay_backward(self, gradients: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        return [(gradients[0] * self.x).sum()]
+
+
+def test_graphs_refuse_a_backward_pass_after_another_call() -> None:
+    captured: Any = OneProduct()
+    weight = captured.parameters[0]
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        result, place = Replay.apply(captured, 1, x, weight)
+        assert not place.requires_grad
+        return result
+
+    call(torch.tensor([1.0, 2.0])).sum().backward()
+    call(torch.tensor([4.0, 2.0])).sum().backward()
+    assert weight.grad == 9
+    earlier, later = call(torch.ones(2)), call(torch.zeros(2))
+    later.sum().backward()
+    with pytest.raises(RuntimeError, match="must come before the next call and before parameters change"):
+        earlier.sum().backward()
+    result = call(torch.ones(2))
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="before parameters change"):
+        result.sum().backward()

@@ -340,7 +340,7 @@ def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
         return model
     try:
         return qat.graphed(model, images)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         warnings.warn(f"training without CUDA graphs, which takes longer: {first_line(error)}", stacklevel=2)
         return model
 

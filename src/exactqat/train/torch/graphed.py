@@ -46,7 +46,7 @@ class GraphedModel(nn.Module):
             return self.model(*inputs)
         self.model.require_rows(inputs)
         captured = self._captured
-        results = _Replay.apply(captured, len(inputs), *inputs, *captured.parameters)
+        results = Replay.apply(captured, len(inputs), *inputs, *captured.parameters)
         return tree_unflatten(list(results), captured.tree)
 
     def _situation(self, inputs: tuple[Any, ...]) -> Hashable:
@@ -62,10 +62,18 @@ class GraphedModel(nn.Module):
             len(inputs),
             tuple((each.data_ptr(), each.requires_grad) for each in held),
             tuple(module.training for module in self._modules_of_model),
-            model.keeps_nothing,
+            model.keeps_nothing and not _has_hooks(self._modules_of_model),
             torch.is_grad_enabled() and not torch.compiler.is_compiling(),
             torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
         )
+
+
+def _has_hooks(modules: Sequence[nn.Module]) -> bool:
+    """Whether a function of the user is called with modules: a graph calls none."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        for module in modules
+    )
 
 
 def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
@@ -85,11 +93,13 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
             epoch's last, go to the model itself.
 
     Returns:
-        A module with the model's parameters.
+        A module with the model's parameters. Each call's backward pass comes before the next call, as the graphs keep
+        one call's values; else it raises RuntimeError.
 
     Raises:
         TypeError: the model is no prepared model, or an input no tensor.
-        ValueError: the model is not on one GPU, in evaluation, frozen, watched, or trained by several processes.
+        ValueError: the model is not on one GPU, in evaluation, frozen, watched, has hooks, or is trained by several
+            processes.
         RuntimeError: of PyTorch: a step of the model waits for the GPU, so that it cannot be captured.
     """
     if not isinstance(model, PreparedModel):
@@ -103,6 +113,8 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
     if not (model.training and model.keeps_nothing):
         state = "in evaluation" if not model.training else "frozen" if model.frozen else "watched, by a distillation"
         raise ValueError(f"graphed: the model must be in training, not frozen and not watched, got one that is {state}")
+    if _has_hooks(tuple(model.modules())):
+        raise ValueError("graphed: the model must have no hooks, as a CUDA graph calls none of them")
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ValueError("graphed: the model must be trained by one process, got several")
     return GraphedModel(model, inputs)
@@ -139,6 +151,7 @@ class _Captured:
             self._result_gradients = [torch.empty_like(each) for each in results if each.requires_grad]
             with torch.cuda.graph(self._backward, pool=pool):
                 self._input_gradients = self._gradients(results, self._result_gradients)
+        self.calls = 0
         self.has_gradient = [each.requires_grad for each in results]
         self._results_of_graph = [each.detach() for each in results]
 
@@ -156,6 +169,7 @@ class _Captured:
         """Results, in memory of their own."""
         for held, given in zip(self.inputs, inputs, strict=True):
             held.detach().copy_(given)
+        self.calls += 1
         self._forward.replay()
         return [each.clone() for each in self._results_of_graph]
 
@@ -176,7 +190,7 @@ class _Captured:
         return [None if each is None else next(rest) for each in self._input_gradients]
 
 
-class _Replay(torch.autograd.Function):
+class Replay(torch.autograd.Function):
     """A call of what was captured; the parameters are operands so that gradients reach them."""
 
     @staticmethod
@@ -184,6 +198,7 @@ class _Replay(torch.autograd.Function):
         ctx.captured, ctx.needed = captured, [each.requires_grad for each in operands[:count]]
         ctx.set_materialize_grads(False)
         results = captured.replay(operands[:count])
+        ctx.moment = captured.calls, [each._version for each in captured.parameters]
         ctx.mark_non_differentiable(
             *(each for each, has in zip(results, captured.has_gradient, strict=True) if not has)
         )
@@ -192,7 +207,13 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        found = iter(ctx.captured.replay_backward(gradients))
+        captured = ctx.captured
+        if ctx.moment != (captured.calls, [each._version for each in captured.parameters]):
+            raise RuntimeError(
+                "graphed: a call's backward pass must come before the next call and before parameters change, as CUDA "
+                "graphs keep the values of one call; make the calls in between with the model itself"
+            )
+        found = iter(captured.replay_backward(gradients))
         of_inputs = [next(found) if needed else None for needed in ctx.needed]
         return None, None, *of_inputs, *found
 
