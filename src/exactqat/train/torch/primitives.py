@@ -113,7 +113,9 @@ def array(values: Any, like: Tensor) -> Tensor:
 
 def _constant(values: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Values where a tensor is. A copy to a GPU waits for it, and ends a CUDA graph: small ones stay there."""
-    if device.type != "cuda" or values.nbytes > _LARGEST_KEPT or torch.compiler.is_compiling():
+    # What is made in a mode, such as that of fake tensors, belongs to it.
+    in_mode = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if device.type != "cuda" or values.nbytes > _LARGEST_KEPT or in_mode:
         return torch.as_tensor(values).to(device, dtype)
     values = np.ascontiguousarray(values)
     kept = _on_gpu(values.tobytes(), values.dtype.str, values.shape, device, dtype)
