@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 from deadly import crowded, deadly
+from device_cases import random_graph
 
 from exactqat.deploy import (
     Builder,
@@ -39,6 +40,8 @@ from exactqat.deploy import (
     write_tflite,
 )
 from exactqat.deploy.formats import tflite
+from exactqat.deploy.formats.read_tflite import read_content
+from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.graph import ACTIVATIONS, same_padding
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
@@ -513,3 +516,16 @@ def test_classes_of_older_schemas_take_no_arguments(monkeypatch: pytest.MonkeyPa
         tflite, "import_deploy", lambda name: Older(known(name)) if name.endswith("generated") else known(name)
     )
     assert tflite.tflite_bytes(graph) == expected
+
+
+@pytest.mark.parametrize(("kind", "words"), [("SQRT", r"must be below 2\*\*30"), ("ELU", r"must be below 4.1943e\+06")])
+@pytest.mark.parametrize("end", ["input", "output"])
+def test_results_beyond_32_bits_are_refused(kind: str, words: str, end: str) -> None:
+    """Kernels make a whole number of them before they saturate; a damaged file had such a scale."""
+    graph = random_graph(np.random.default_rng(0), kind)
+    (name,) = graph.inputs if end == "input" else graph.outputs
+    held = graph.tensors[name]
+    grid = dataclasses.replace(held.quantization, scale=np.float32([1e30 if end == "input" else 1e-30]))
+    moved = dataclasses.replace(graph, tensors={**graph.tensors, name: dataclasses.replace(held, quantization=grid)})
+    with pytest.raises(ValueError, match=words):
+        read_content(tflite_bytes(moved))

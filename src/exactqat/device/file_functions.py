@@ -99,6 +99,13 @@ class SquareRoot(OfFiles, Unary):
         x = np.maximum(dequantize(CODES, source.quantization), 0)
         return within_int8(np.floor(np.sqrt(x) / scale_of(output)) + zero_point_of(output))
 
+    def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
+        super().check(inputs, output, attributes)
+        if output.dtype != FLOAT:
+            # Kernels make a whole number of 32 bits of it before they saturate.
+            largest = float(np.sqrt(CODES.size * float(scale_of(inputs[0]))) / float(scale_of(output)))
+            need(largest < 2.0**30, f"sqrt(256 * input scale) / output scale must be below 2**30, got {largest:g}")
+
 
 @register
 class Logarithm(OfFiles, Tabulated):
@@ -131,6 +138,10 @@ class ExponentialLinear(OfFiles, Tabulated):
     float_kind = "elu"
     version = 1
     delegated = True
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        # TFLite-Micro's kernel makes a whole number of 32 bits of the result before it saturates.
+        return ScaleLimits("each", highest=2.0**22)
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         return {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}
