@@ -878,7 +878,7 @@ def test_graphs_are_made_of_a_model_on_a_gpu_in_training() -> None:
 
 
 class OneProduct:
-    """Stands for graphs on a card: the values of one call, x * weight."""
+    """In place of graphs on a card: the values of one call, x * weight."""
 
     def __init__(self) -> None:
         self.parameters, self.has_gradient, self.calls = [nn.Parameter(torch.tensor(3.0))], [True, False], 0
