@@ -49,6 +49,8 @@ SECONDS = 600.0
 # What is looked at, of one example: bytes of all results together, which are kept for each device, and
 # multiply-accumulates. Small files can ask for any amount of either.
 MOST_BYTES, MOST_WORK = 1 << 30, 1 << 40
+# Bytes of one device's results of all random examples.
+MOST_IN_FILES = 1 << 29
 DRAWN_AT_ONCE = 1 << 20
 
 
@@ -198,7 +200,8 @@ def inspect(
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), or a sequence in their order, each with the batch first. Real numbers are quantized;
             integers are codes. None: random codes.
-        examples: how many random examples, or how many of `data` at most.
+        examples: how many random examples, or how many of `data`, at most: of large networks fewer random ones are
+            run, as each device's results are kept in files until they are compared.
         devices: whose runtimes run the file; by default all of `profiles_here`.
         seed: of the random codes.
         seconds: after which a process that runs a device, or simulates all of them, is ended.
@@ -220,6 +223,8 @@ def inspect(
     content = path.read_bytes()
     file = read_content(content, path.name)
     graph = file.graph
+    if data is None:
+        examples = examples_that_fit(graph, examples)
     need_a_bounded_size(graph, path.name, examples)
     wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     others = [name for name in wanted if profile_named(name).file != ".tflite"]
@@ -286,11 +291,8 @@ def inspect(
 def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
     """Refuses networks of which a run could take all memory, or hours."""
 
-    def size(names: Iterable[str]) -> int:
-        held = [graph.tensors[each] for each in names]
-        return sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
-
-    held, inputs = size((*graph.inputs, *graph.results(), *graph.variables)), examples * size(graph.inputs)
+    held = _bytes(graph, (*graph.inputs, *graph.results(), *graph.variables))
+    inputs = examples * _bytes(graph, graph.inputs)
     work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
     for given, most, what in (
         (held, MOST_BYTES, "bytes of results for one example"),
@@ -299,6 +301,17 @@ def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
     ):
         if given > most:
             raise Refusal(f"{shortened(name)} has {given:,} {what}; at most {most:,} are inspected")
+
+
+def _bytes(graph: Graph, names: Iterable[str]) -> int:
+    held = [graph.tensors[each] for each in names]
+    return sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
+
+
+def examples_that_fit(graph: Graph, examples: int) -> int:
+    """As many as fill `MOST_IN_FILES` for a device, at least one."""
+    each = _bytes(graph, (*graph.inputs, *graph.results()))
+    return max(1, min(examples, MOST_IN_FILES // max(each, 1)))
 
 
 def _with_tuples(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,9 +33,9 @@ from .tensor import Tensor
 VECTOR = 16
 
 
-def shifted_once(codes: np.ndarray, significand: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """Codes times a multiplier and 2**15, both shifts in one before the only rounding."""
-    shift = 15 + int(exponent)
+def shifted_once(codes: np.ndarray, significand: np.ndarray, exponent: np.ndarray, bits: int) -> np.ndarray:
+    """Codes times a multiplier and 2**bits, both shifts in one before the only rounding."""
+    shift = bits + int(exponent)
     shifted = codes << shift if shift >= 0 else codes >> -shift
     return (shifted * significand + 2**30) >> 31
 
@@ -103,7 +103,7 @@ class Add(FusedBinary):
         "built-in kernels round each operand and then their sum",
     }
     sign: ClassVar[int] = 1
-    # Whether LiteRT has a kernel of vectors for int16.
+    # Whether LiteRT has a kernel of vectors.
     in_vectors: ClassVar[bool] = True
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
@@ -137,15 +137,29 @@ class Add(FusedBinary):
             steps = first + second
             steps += np.int32((1 << (shift - 1)) - shifts)
             return finish(steps >> shift, output, attributes, profile)
-        # XNNPACK leaves smaller ratios to the built-in kernel, which computes as the reference does.
-        twice_larger = 2 * float(max(scales))
-        first, second = (
-            multiply_fixed_point(centered(code, tensor) << 20, *fixed_point(float(scale) / twice_larger))
-            for code, tensor, scale in zip(codes, inputs, scales, strict=True)
-        )
-        multiplier = twice_larger / (2**20 * float(scale_of(output)))
-        steps = multiply_fixed_point(first + self.sign * second, *fixed_point(multiplier))
+        # XNNPACK leaves smaller ratios to the built-in kernel.
+        steps = self.built_in([centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True)],
+                              scales, scale_of(output), 20, profile)  # fmt: skip
         return finish(steps, output, attributes, REFERENCE)
+
+    def built_in(
+        self, operands: Arrays, scales: Sequence[np.floating], scale: np.floating, bits: int, profile: Profile
+    ) -> np.ndarray:
+        """Steps of the result by LiteRT's own kernels: operands shifted by so many bits, and each rounded."""
+        twice_larger = 2 * float(max(scales))
+        multipliers = [fixed_point(float(each) / twice_larger) for each in scales]
+        terms = [
+            multiply_fixed_point(operand.astype(np.int64) << bits, *multiplier)
+            for operand, multiplier in zip(operands, multipliers, strict=True)
+        ]
+        if self.in_vectors and profile.optimized and operands[0].shape == operands[1].shape:
+            # Vectors of 16 values shift once, to the left or, cutting off, to the right; the rest is computed as above.
+            count = operands[0].size // VECTOR * VECTOR
+            for term, operand, multiplier in zip(terms, operands, multipliers, strict=True):
+                shifted = shifted_once(operand.reshape(-1)[:count].astype(np.int64), *multiplier, bits)
+                term.reshape(-1)[:count] = shifted
+        last = fixed_point(twice_larger / (2**bits * float(scale)))
+        return multiply_fixed_point(terms[0] + self.sign * terms[1], *last)
 
     def as_onnx(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray:
         """By a kernel of onnxruntime's own; it has none for the difference."""
@@ -165,20 +179,7 @@ class Add(FusedBinary):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         # As the built-in kernel for int8, but that only 15 bits are left to shift by.
-        scales = [scale_of(tensor) for tensor in inputs]
-        twice_larger = 2 * float(max(scales))
-        multipliers = [fixed_point(float(scale) / twice_larger) for scale in scales]
-        terms = [
-            multiply_fixed_point(code.astype(np.int64) << 15, *multiplier)
-            for code, multiplier in zip(codes, multipliers, strict=True)
-        ]
-        if self.in_vectors and profile.optimized and codes[0].shape == codes[1].shape:
-            # Vectors of 16 values shift once, to the left or, cutting off, to the right; the rest is computed as above.
-            count = codes[0].size // VECTOR * VECTOR
-            for term, code, multiplier in zip(terms, codes, multipliers, strict=True):
-                term.reshape(-1)[:count] = shifted_once(code.reshape(-1)[:count].astype(np.int64), *multiplier)
-        last = fixed_point(twice_larger / (2**15 * float(scale_of(output))))
-        steps = multiply_fixed_point(terms[0] + self.sign * terms[1], *last)
+        steps = self.built_in(codes, [scale_of(tensor) for tensor in inputs], scale_of(output), 15, profile)
         return finish(steps, output, attributes, profile)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:

@@ -122,10 +122,12 @@ def add(
         return pair(
             "integer_add_shifted", inputs, output, {**numbers, "added": (1 << (shift - 1)) - shifts, "shift": shift}
         )
+    in_vectors = declaration.in_vectors and profile.optimized
+    if in_vectors and not wide:
+        return None  # rare: XNNPACK takes all sums but those of scales far apart
     left, twice_larger = 15 if wide else 20, 2 * float(max(scales))
     last = twice_larger / (2**left * float(scale_of(output)))
     numbers = clamp_numbers(output, attributes, profile if wide else REFERENCE)
-    in_vectors = wide and declaration.in_vectors and profile.optimized
     kernel = "integer_add_vectors" if in_vectors else "integer_add_terms"
     return pair(kernel, inputs, output, numbers | term_numbers(inputs, left, last, declaration.sign))
 
