@@ -192,6 +192,18 @@ def test_prelu_has_limits_of_scales(x: float, slopes: float, what: str) -> None:
     graph(0.25)
 
 
+def test_what_is_read_before_it_is_computed_is_refused() -> None:
+    """Also where an operator undoes another one, and a graph has neither."""
+
+    def turned(model: Any) -> None:
+        graph = model.subgraphs[0]
+        graph.operators.reverse()
+
+    content = (FILES / "pieces.int8.tflite").read_bytes()
+    with pytest.raises(Refusal, match="is read before it is computed"):
+        read_content(changed(content, turned))
+
+
 def test_what_is_written_twice_is_refused() -> None:
     """Also by operators that no graph has: runtimes keep other tensors there in between."""
 
@@ -307,7 +319,15 @@ def test_an_lstms_numbers_and_scales_of_relu6_that_kernels_cannot_hold() -> None
         (operator,) = (each for each in model.subgraphs[0].operators if each.intermediates is not None)
         operator.builtinOptions.cellClip = float("inf")
 
-    for change, words in ((zero_point, "hidden_zero_point must be in -128..127"), (clip, "cell_clip must be finite")):
+    def no_step(model: Any) -> None:
+        (operator,) = (each for each in model.subgraphs[0].operators if each.intermediates is not None)
+        operator.builtinOptions.cellClip = 1e-9
+
+    for change, words in (
+        (zero_point, "hidden_zero_point must be in -128..127"),
+        (clip, "cell_clip must be finite"),
+        (no_step, "cell_clip must be 0 or at least the scale"),
+    ):
         with pytest.raises(Refusal, match=words):
             read_content(changed((FILES / "lstm.int8.tflite").read_bytes(), change))
     builder = Builder()

@@ -290,8 +290,11 @@ class UnidirectionalSequenceLstm(Recurrent):
         power = cell_power(cell)
         fits = power is not None and -24 <= power <= -9
         need(fits, f"the scale of the cell must be a power of two in 2**-24..2**-9, got {scale_of(cell):g}")
-        for name in ("cell_clip", "projection_clip"):
-            need(0 <= attributes[name] < np.inf, f"{name} must be finite and 0 or more, got {attributes[name]}")
+        for name, clipped in (("cell_clip", cell), ("projection_clip", hidden)):
+            clip, least = attributes[name], float(scale_of(clipped))
+            need(0 <= clip < np.inf, f"{name} must be finite and 0 or more, got {clip}")
+            # Of less than a step some kernels leave 0, and others do not clip.
+            need(clip == 0 or clip >= least, f"{name} must be 0 or at least the scale {least:g}, got {clip:g}")
         scale, zero_point = attributes["hidden_scale"], attributes["hidden_zero_point"]
         need(scale > 0, f"hidden_scale must be positive, got {scale}")
         fits = INT8_MIN <= zero_point <= INT8_MAX

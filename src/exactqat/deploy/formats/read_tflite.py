@@ -290,11 +290,17 @@ class _Reader:
         return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
 
     def need_results(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
-        """Refuses what is written twice: runtimes keep other tensors there in between. Of operators that a graph does
-        not have, nothing else sees it. And results without values: LiteRT's delegates leave their operators to other
-        kernels."""
+        """Refuses what is written twice, or read before that: runtimes keep other tensors there in between. Of
+        operators that a graph does not have, nothing else sees it. And results without values: LiteRT's delegates leave
+        their operators to other kernels."""
         made = {*names_of(inputs), *self.known}
+        later = {tensor.name for _, step in steps for tensor in step.outputs} - made
         for _, step in steps:
+            for read in step.inputs:
+                if read is not None and read.name in later:
+                    what = f"tensor {shortened(read.name)!r} is read before it is computed"
+                    raise Refusal(f"it is damaged: {what}")
+            later.difference_update(tensor.name for tensor in step.outputs)
             for tensor in step.outputs:
                 if 0 in tensor.shape and tensor.dtype not in ("int32", "int64"):  # a shape may have no axes
                     what = f"tensor {shortened(tensor.name)!r} has the shape {list(tensor.shape)}"
