@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo     train, quantize and verify a network on letters that it renders; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
-	@echo "make test     build, install and run a sample of all tests, one in sixteen cases of each, without the slow ones"
+	@echo "make test     build, install and run a sample of all tests, one in eighteen cases of each, without the slow ones"
 	@echo "make test-all build, install and run all tests, those that do not compare operators with one in fourteen of their cases"
 	@echo "make test-every-case every case of every test (three quarters of an hour); test-kernels, test-kit and test-jobs those of some rooms"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"

@@ -85,9 +85,9 @@ def test_for_cortex_m_integer_operators_are_marked() -> None:
 class Marked(nn.Module):
     """A function between quantize and dequantize nodes."""
 
-    def __init__(self, function: Any, result: tuple[float, int], operands: int = 1) -> None:
+    def __init__(self, function: Any, result: tuple[float, int]) -> None:
         super().__init__()
-        self.function, self.result, self.operands = function, result, operands
+        self.function, self.result = function, result
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
         nodes, codes = torch.ops.quantized_decomposed, (-128, 127, torch.int8)

@@ -158,13 +158,7 @@ def results_of_training(results: object) -> list[torch.Tensor]:
     return [each for each in torch.utils._pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
 
 
-def dilated(
-    rng: np.random.Generator,
-    sequence: bool,
-    depthwise: bool,
-    activation: str = "NONE",
-    strides: tuple[int, int] = (1, 1),
-) -> Graph:
+def dilated(rng: np.random.Generator, sequence: bool, depthwise: bool, activation: str = "NONE") -> Graph:
     """A dilated convolution as converters write it: blocks become rows of the batch, and come back."""
     builder, count = Builder(), 1 if sequence else 2
     blocks = tuple(int(each) for each in rng.integers(1, 4, count))
@@ -189,7 +183,7 @@ def dilated(
     if sequence:
         blocked = builder.operator("EXPAND_DIMS", [blocked], None, name="image", axis=1)
     convolve = builder.depthwise_conv_2d if depthwise else builder.conv_2d
-    how = {"padding": "VALID", "activation": activation, "strides": strides}
+    how = {"padding": "VALID", "activation": activation}
     y = convolve(blocked, filter, scales, bias, per_tensor(0.1, -5), name="convolved", **how)
     if sequence:
         shape = builder.graph([y]).tensors[y].shape
@@ -218,6 +212,10 @@ def test_blocks_without_a_plain_convolution_are_refused() -> None:
     cut = replace(graph, operators=graph.operators[:1], outputs=("blocked",))
     with pytest.raises(UnsupportedOperator, match="can be trained only before one convolution and BATCH_TO_SPACE_ND"):
         qat.prepare(cut, device="xnnpack-x86")
+    convolution = replace(graph.operators[1], attributes={**graph.operators[1].attributes, "dilations": (2, 1)})
+    twice = replace(graph, operators=(graph.operators[0], convolution, *graph.operators[2:]))
+    with pytest.raises(UnsupportedOperator, match="can be trained only before one convolution and BATCH_TO_SPACE_ND"):
+        qat.prepare(twice, device="xnnpack-x86")
     read_twice = replace(graph, outputs=(*graph.outputs, "convolved"))
     with pytest.raises(UnsupportedOperator, match="can be trained only before one convolution and BATCH_TO_SPACE_ND"):
         qat.prepare(read_twice, device="xnnpack-x86")

@@ -36,7 +36,8 @@ class GraphedModel(nn.Module):
         self._captured = _captured(model, inputs)
         if self._situation(inputs) != before:
             raise ValueError(
-                "graphed: the model puts other tensors in place of its own when it trains, which a CUDA graph cannot"
+                "graphed: the model must keep its parameters and buffers where they are while it trains, as a CUDA "
+                "graph reads and writes them there; this one puts other tensors in their place"
             )
         self._captured_in = before
 
