@@ -43,6 +43,8 @@ GOLDENS = (
     ("two_ends", "int8"),
     ("float_island", "int8"),
     ("pieces", "int8"),
+    ("streamed", "fixed_batch"),
+    ("streamed", "float_ends"),
     ("loop", "int8"),
     ("dilated", "int8"),
     ("functions", "int8"),
@@ -90,6 +92,24 @@ class Reals(layers.Layer):  # type: ignore[misc]
         stacked = tf.stack(parts, 1)
         product = tf.matmul(stacked, stacked, transpose_b=True)
         return tf.concat([stacked, product[:, :, :4]], -1), tf.reduce_max(product, 2), tf.reduce_sum(stacked, 1)
+
+
+class Streamed(layers.Layer):  # type: ignore[misc]
+    """A convolution over time that keeps what it needs of earlier calls, as wake words do."""
+
+    def __init__(self, convolution: Any) -> None:
+        super().__init__()
+        self.convolution = convolution
+
+    def build(self, shape: Any) -> None:
+        kept = self.convolution.kernel_size[0] - self.convolution.strides[0]
+        self.kept = self.add_weight(shape=(1, kept, *shape[2:]), initializer="zeros", trainable=False)
+        self.convolution.build((1, kept + shape[1], *shape[2:]))
+
+    def call(self, x: Any) -> Any:
+        whole = tf.concat([self.kept.value, x], 1)
+        self.kept.assign(whole[:, -self.kept.shape[1] :])
+        return self.convolution(whole)
 
 
 class Loop(layers.Layer):  # type: ignore[misc]
@@ -311,6 +331,15 @@ MODELS: dict[str, Callable[[], Model]] = {
     ),
     "reals": lambda: chain((6,), Reals()),
     "pieces": lambda: chain((6, 8), layers.Dense(8), Pieces(), layers.Dense(3)),
+    "streamed": lambda: chain(
+        (4, 1, 6),
+        Streamed(layers.Conv2D(8, (3, 1), activation="relu")),
+        Streamed(layers.DepthwiseConv2D((5, 1), padding="valid")),
+        layers.Conv2D(6, 1, activation="relu"),
+        Streamed(layers.Conv2D(5, (6, 1), strides=(2, 1))),
+        layers.Flatten(),
+        layers.Dense(3),
+    ),
     "recurrent": lambda: chain((4, 3), layers.LSTM(4, unroll=True), layers.Dense(2)),
     "loop": lambda: chain((3,), layers.Dense(3), Loop(), layers.Dense(2)),
     "perceptron": lambda: chain(
@@ -455,6 +484,9 @@ def converted(model: Model, way: str, examples: int = 16) -> bytes:
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
     if way == "float32":
         return bytes(converter.convert())
+    # Those who convert wake words ask for it; without it, variables hold real numbers.
+    streamed = any(isinstance(layer, Streamed) for layer in getattr(model, "_flatten_layers", list)())
+    converter._experimental_variable_quantization = streamed and way != "float_ends"
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if way not in ("dynamic_range", "float16"):
         converter.representative_dataset = data

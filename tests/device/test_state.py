@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from exactqat.deploy import (
     verify,
     write_tflite,
 )
+from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.runtimes import open_runtime
 from exactqat.device import Refusal
 
@@ -153,6 +157,190 @@ def test_a_variable_has_its_place() -> None:
     builder.variable("kept", (1, 4), per_tensor(0.1, 0))
     with pytest.raises(Refusal, match="variable 'kept': must be one operand of one operator, got 0"):
         builder.graph([builder.reshape("x", (1, 4), name="y")])
+
+
+def echo(dtype: str = "int8") -> Graph:
+    """A sum with what it was before, and what the input was two calls ago."""
+    grid, other = (per_tensor(0.05, 3), per_tensor(0.1, -7)) if dtype == "int8" else [per_tensor(0.004, 0, dtype)] * 2
+    begun = np.random.default_rng(3).integers(-100, 100, (1, 2, 5)).astype(dtype)
+    builder = Builder()
+    x = builder.input("x", (1, 2, 5), grid)
+    before = builder.variable("before", (1, 2, 5), other, successor="sum", initial=begun)
+    builder.variable("last", (1, 2, 5), grid, successor="x")
+    older = builder.variable("older", (1, 2, 5), grid, successor="last")
+    y = builder.add(builder.add(x, before, other, name="with_before"), older, other, name="sum")
+    return builder.graph([builder.add(y, "last", per_tensor(0.2, 5, dtype) if dtype == "int8" else other, name="y")])
+
+
+@pytest.mark.parametrize("profile", profiles_here())
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_variables_with_successors_are_the_runtimes(dtype: str, profile: str, tmp_path: Path) -> None:
+    graph = echo(dtype)
+    path = write_tflite(graph, tmp_path / "echo.tflite")
+    again = read_tflite(path)
+    assert tflite_bytes(again) == path.read_bytes() and again.variables == graph.variables
+    codes = np.random.default_rng(8).integers(-128, 128, (9, 1, 2, 5)).astype(dtype)
+    report = verify(again, path, codes[:, 0], profile)
+    assert report.values == 9 * 30 + 9 * 10 and report.differing == 0
+    runtime = open_runtime(path.read_bytes(), graph.inputs, graph.outputs, profile)
+    state: dict[str, np.ndarray] = {}
+    sums = []
+    for number, frame in enumerate(codes):
+        expected = runtime.run({"x": frame})["y"]
+        np.testing.assert_array_equal(simulate(again, frame, profile, state=state)["y"], expected)
+        sums.append(state["before"])
+        np.testing.assert_array_equal(state["last"], frame)
+        if number:
+            np.testing.assert_array_equal(state["older"], codes[number - 1])
+    assert len({each.tobytes() for each in sums}) == len(sums)
+
+
+def test_streams_side_by_side_keep_variables_of_their_own() -> None:
+    graph = echo()
+    codes = frames(graph, 20, 3)
+    state: dict[str, np.ndarray] = {}
+    together = [simulate(graph, frame, state=state, batch_size=2)["y"] for frame in codes]
+    for stream in range(3):
+        alone: dict[str, np.ndarray] = {}
+        for number, frame in enumerate(codes):
+            found = simulate(graph, frame[stream : stream + 1], state=alone)["y"]
+            np.testing.assert_array_equal(found[0], together[number][stream])
+    # What is wanted of a call changes nothing in what is kept.
+    other: dict[str, np.ndarray] = {}
+    for frame in codes:
+        simulate(graph, frame, tensors=["with_before"], state=other)
+    assert all(np.array_equal(other[name], state[name]) for name in graph.variables)
+    assert np.array_equal(simulate(graph, codes[0])["y"], together[0])
+
+
+def changed_file(graph: Graph, change: Any) -> bytes:
+    """A graph's file with something else in it."""
+    schema = importlib.import_module("ai_edge_litert.schema_py_generated")
+    model = schema.ModelT.InitFromPackedBuf(tflite_bytes(graph))
+    codes = {code.builtinCode: number for number, code in enumerate(model.operatorCodes)}
+
+    def operators(subgraph: Any, word: str) -> list[Any]:
+        number = codes[getattr(schema.BuiltinOperator, word)]
+        return [each for each in subgraph.operators if each.opcodeIndex == number]
+
+    change(model, operators)
+    builder = importlib.import_module("flatbuffers").Builder(1 << 16)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def without_first_values(model: Any, operators: Any) -> None:
+    model.subgraphs[1].operators = model.subgraphs[1].operators[2:]
+
+
+def uncalled(model: Any, operators: Any) -> None:
+    model.subgraphs[0].operators.remove(operators(model.subgraphs[0], "CALL_ONCE")[0])
+
+
+def called_too_late(model: Any, operators: Any) -> None:
+    call = operators(model.subgraphs[0], "CALL_ONCE")[0]
+    model.subgraphs[0].operators.remove(call)
+    model.subgraphs[0].operators.append(call)
+
+
+def computing(model: Any, operators: Any) -> None:
+    add = copy.copy(operators(model.subgraphs[0], "ADD")[0])
+    add.inputs, add.outputs = [1, 1], [1]
+    model.subgraphs[1].operators.append(add)
+
+
+def on_another_grid(model: Any, operators: Any) -> None:
+    index = operators(model.subgraphs[0], "READ_VARIABLE")[0].outputs[0]
+    model.subgraphs[0].tensors[index].quantization.scale = [0.3]
+
+
+def no_handle(model: Any, operators: Any) -> None:
+    operators(model.subgraphs[0], "READ_VARIABLE")[0].inputs = [0]
+
+
+def of_a_constant(model: Any, operators: Any) -> None:
+    main = model.subgraphs[0]
+    from_x = [each for each in operators(main, "ASSIGN_VARIABLE") if each.inputs[1] == main.inputs[0]]
+    main.operators.remove(from_x[0])  # then 'last' stays what it begins with
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_first_values, "variable 'before' is read before it is assigned"),
+        (uncalled, r"it has 2 subgraphs \(main, first_values\); exactly one is supported, without control flow"),
+        (called_too_late, "it uses variables before the subgraph runs that assigns their first values"),
+        (computing, "its subgraph 'first_values', which runs once, has ADD"),
+        (on_another_grid, "variable 'before' is read as .* and assigned"),
+        (no_handle, "'x' is no variable"),
+        (of_a_constant, "variable 'older' is assigned a constant in every call"),
+    ],
+)
+def test_a_files_variables_that_a_graph_cannot_have_are_refused(change: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "changed.tflite"
+    path.write_bytes(changed_file(echo(), change))
+    with pytest.raises(Refusal, match=message):
+        read_tflite(path)
+
+
+@pytest.mark.parametrize("profile", profiles_here())
+def test_a_variable_that_is_read_again_after_it_is_assigned(profile: str, tmp_path: Path) -> None:
+    """The second value is the new one; and a variable that nobody assigns is a constant."""
+
+    def change(model: Any, operators: Any) -> None:
+        main = model.subgraphs[0]
+        first = operators(main, "READ_VARIABLE")[0]
+        second, tensor = copy.copy(first), copy.copy(main.tensors[first.outputs[0]])
+        tensor.name = b"again"
+        main.tensors.append(tensor)
+        second.outputs = [len(main.tensors) - 1]
+        last = next(each for each in operators(main, "ADD") if each.outputs[0] == main.outputs[0])
+        last.inputs = [len(main.tensors) - 1, last.inputs[1]]
+        assign = next(each for each in operators(main, "ASSIGN_VARIABLE") if each.inputs[0] == first.inputs[0])
+        others = [each for each in main.operators if each is not last and each is not assign]
+        names = [tensor.name for tensor in main.tensors]
+        older = next(each for each in operators(main, "ASSIGN_VARIABLE") if each.inputs[1] == names.index(b"last"))
+        main.operators = [each for each in (*others, assign, second, last) if each is not older]
+
+    path = tmp_path / "again.tflite"
+    path.write_bytes(changed_file(echo(), change))
+    graph = read_tflite(path)
+    assert set(graph.variables) == {"before", "last"} and graph.tensors["older"].data is not None
+    runtime = open_runtime(path.read_bytes(), graph.inputs, graph.outputs, profile)
+    state: dict[str, np.ndarray] = {}
+    for frame in frames(graph, 6):
+        np.testing.assert_array_equal(simulate(graph, frame, profile, state=state)["y"], runtime.run({"x": frame})["y"])
+
+
+@pytest.mark.parametrize("change", [
+    {"shape": (1, 5)}, {"quantization": per_tensor(0.3, 1)}, {"successor": "nothing"}, {"initial": np.zeros((1, 2, 5))},
+])  # fmt: skip
+def test_a_successor_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
+    graph = echo()
+    tensors = {**graph.tensors, "before": replace(graph.tensors["before"], **change)}
+    with pytest.raises(ValueError, match="'before'"):
+        replace(graph, tensors=tensors).validate()
+
+
+def test_what_has_no_variables_says_so(tmp_path: Path) -> None:
+    graph = echo()
+    with pytest.raises(Refusal, match="ONNX has no variables, and the graph keeps before, last, older"):
+        deploy.write_onnx(graph, tmp_path / "echo.onnx")
+    with pytest.raises(Refusal, match="the network is a stream already: it keeps before, last, older"):
+        deploy.stream(graph)
+
+
+@pytest.mark.parametrize("name", ["fixed_batch", "float_ends"])
+def test_a_wake_word_of_tensorflows_converter(name: str) -> None:
+    """Its variables hold codes, or real numbers, and begin with others than 0."""
+    graph = read_tflite(FILES / f"streamed.{name}.tflite")
+    begun = [graph.tensors[each] for each in graph.variables]
+    assert len(begun) == 3 and all(np.ptp(tensor.initial) > 0 for tensor in begun)
+    assert {tensor.dtype for tensor in begun} == {"int8" if name == "fixed_batch" else "float32"}
+    found = inspect(FILES / f"streamed.{name}.tflite", examples=6)
+    assert set(found.ran_on) == set(profiles_here()) and found.equal
+    counts = [(device.values, device.differing) for device in found.devices if device.values]
+    assert len(counts) == len(found.ran_on) and all(values > 1000 and not differing for values, differing in counts)
 
 
 @pytest.mark.slow

@@ -235,6 +235,30 @@ def test_every_window_is_what_the_network_computes_from_it(name: str, profile: s
 
 @pytest.mark.parametrize("profile", profiles_here())
 @pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_with_variables_keeps_its_states_itself(name: str, profile: str, tmp_path: Path) -> None:
+    stream = deploy.stream(NETWORKS[name](), device=profile)
+    graph = stream.with_variables()
+    assert graph.inputs == ("x",) and len(graph.variables) >= len(stream.states) > 0
+    path = write_tflite(graph, tmp_path / "step.tflite")
+    size, frames = NETWORKS[name]().tensors["x"].shape[1], stream.frames
+    parts = steps_of(stream, codes_of(NETWORKS[name](), 1, 2 * frames + -size % frames))
+    runtime = open_runtime(path.read_bytes(), graph.inputs, graph.outputs, profile)
+    for part in parts:
+        found = stream.step(part)
+        kept = runtime.run({"x": part})
+        for output, result in stream.results.items():
+            ours = found.get(output)
+            if ours is not None and ours.size:
+                theirs = kept[result.tensor]
+                at = -1 if result.axis is None else result.axis
+                begin = 0 if result.axis is None else theirs.shape[at] - ours.shape[at]
+                cut = theirs if result.axis is None else theirs.take(np.arange(begin, theirs.shape[at]), at)
+                np.testing.assert_array_equal(cut, ours)
+    assert verify(read_tflite(path), path, np.concatenate(parts), profile).differing == 0
+
+
+@pytest.mark.parametrize("profile", profiles_here())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_file_of_a_step_runs_frame_by_frame(name: str, profile: str, tmp_path: Path) -> None:
     graph = NETWORKS[name]()
     stream = deploy.stream(graph, device=profile)

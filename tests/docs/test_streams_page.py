@@ -19,7 +19,7 @@ def test_the_page_runs_a_network_frame_by_frame(tmp_path: Path) -> None:
         pytest.importorskip(name, reason="needs exactqat[deploy]")
     text = PAGE.read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     run = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True)
     assert not run.returncode, run.stderr[-3000:]
     (shown,) = re.findall(r"```text\n(.*?)```", text, re.S)

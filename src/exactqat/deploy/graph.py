@@ -123,11 +123,31 @@ class Graph:
                 raise ValueError(f"graph output {name!r} is produced by no operator")
 
     def _check_variables(self) -> None:
+        results = set(self.results())
         for name in self.variables:
-            uses = sum(operator.inputs.count(name) for operator in self.operators)
-            _need(f"variable {name!r}", uses == 1, f"must be one operand of one operator, got {uses}")
+            where, tensor = f"variable {name!r}", self.tensors[name]
             ends = name in (*self.inputs, *self.outputs)
-            _need(f"variable {name!r}", not ends, "lasts between calls, and is neither an input nor an output")
+            _need(where, not ends, "lasts between calls, and is neither an input nor an output")
+            uses = sum(operator.inputs.count(name) for operator in self.operators)
+            if not tensor.successor:
+                _need(where, uses == 1, f"must be one operand of one operator, got {uses}")
+                continue
+            _need(where, uses > 0, "is read by no operator")
+            following = self.tensors.get(tensor.successor)
+            known = following is not None and (
+                following.name in results
+                or following.name in self.inputs
+                or (following.variable and following.successor != "")
+            )
+            what = "an input, a result, or another variable that has one"
+            _need(where, known, f"has the successor {tensor.successor!r}, which is not {what}")
+            if following is not None:
+                _need(
+                    where,
+                    (tensor.shape, tensor.dtype) == (following.shape, following.dtype)
+                    and tensor.quantization.equals(following.quantization),
+                    f"{tensor!r} does not hold what its successor is: {following!r}",
+                )
 
     def _check_ports(self, signature: Signature) -> None:
         for side, names, ports in (
@@ -151,8 +171,13 @@ class Graph:
         return tuple(name for name, tensor in self.tensors.items() if tensor.variable)
 
     def initial_state(self, examples: int = 1) -> dict[str, np.ndarray]:
-        """What the variables hold before the first call: codes of real 0, [examples * rows, ...] by name."""
+        """What the variables hold before the first call, [examples * rows, ...] by name: codes of real 0, unless a file
+        begins with others."""
         return {name: initial_codes(self.tensors[name], examples) for name in self.variables}
+
+    def succeeding(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What those variables hold in the next call that have a successor, from the values of this one by name."""
+        return {name: values[self.tensors[name].successor] for name in self.variables if self.tensors[name].successor}
 
     def with_outputs(self, outputs: Sequence[str]) -> Graph:
         """The same graph with other tensors as its outputs; these have no user-defined names."""
@@ -347,12 +372,27 @@ class Builder:
         self._inputs.append(name)
         return result
 
-    def variable(self, name: str, shape: Sequence[int], quantization: Quantization | None) -> str:
-        """A tensor that lasts from one call to the next, for operators that have such `states`; shape: with batch 1;
-        quantization: None for real numbers."""
+    def variable(
+        self,
+        name: str,
+        shape: Sequence[int],
+        quantization: Quantization | None,
+        successor: str = "",
+        initial: np.ndarray | None = None,
+    ) -> str:
+        """A tensor that lasts from one call to the next.
+
+        Args:
+            shape: with batch 1.
+            quantization: None for real numbers.
+            successor: the tensor whose values it holds in the next call; it may be built later. Without one, it is for
+                operators that have such `states`.
+            initial: what it holds before the first call; by default real 0.
+        """
         shape = tuple(int(size) for size in shape)
         dtype, grid = (FLOAT, INDICES) if quantization is None else (quantization.dtype, quantization)
-        return self._add_tensor(Tensor(name, shape, dtype, grid, variable=True))
+        tensor = Tensor(name, shape, dtype, grid, variable=True, initial=initial, successor=successor)
+        return self._add_tensor(tensor)
 
     def constant(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
         """codes: int8, or int32 or int64 for biases; other integers are converted to the quantization's dtype if they
@@ -494,6 +534,12 @@ def _check_tensor(tensor: Tensor) -> None:
         _need(where, fits, f"channel axis {quantization.axis} is not an axis of {tensor.shape}")
         channels = tensor.shape[quantization.axis]
         _need(where, quantization.scale.size == channels, f"{quantization.scale.size} scales for {channels} channels")
+    begun = tensor.initial
+    if begun is not None:
+        _need(where, tensor.variable, "only a variable has initial values")
+        fits = isinstance(begun, np.ndarray) and (begun.shape, str(begun.dtype)) == (tensor.shape, tensor.dtype)
+        _need(where, fits, f"its initial values must be {tensor.dtype} {list(tensor.shape)}")
+    _need(where, tensor.variable or not tensor.successor, "only a variable has a successor")
     if tensor.data is None:
         _need(where, quantization.axis is None, "activations are quantized per tensor, not per channel")
         fits = tensor.dtype in CODE_RANGES or quantization.equals(INDICES)
@@ -561,9 +607,11 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
     _need(where, output.data is None, f"{output.name!r} must be an activation, not a constant")
     for position, tensor in enumerate(inputs):
         if position in declaration.states:
-            _need(where, tensor.variable, f"{tensor.name!r} must be a variable")
+            alone = tensor.variable and not tensor.successor
+            _need(where, alone, f"{tensor.name!r} must be a variable without a successor")
             continue
-        _need(where, not tensor.variable, f"{tensor.name!r} must not be a variable")
+        fits = not tensor.variable or tensor.successor != ""
+        _need(where, fits, f"{tensor.name!r} must not be a variable without a successor")
         if position in declaration.weights:
             _need(where, tensor.data is not None, f"{tensor.name!r} must be a constant")
             continue

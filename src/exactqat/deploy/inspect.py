@@ -559,7 +559,9 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str], simulating: Sequence
                     for name, tally in tallies.items()
                     if graph.tensors[name].dtype != FLOAT
                 ]
-                if not all(equal):
+                # What states that differ lead to is no operator's own difference.
+                same = all(np.array_equal(codes, before[pair[1]][name]) for name, codes in before[pair[0]].items())
+                if same and not all(equal):
                     _keep_first(graph, pair, firsts, {**batch, **before[pair[0]], **ours}, theirs)
         for profile in ran:
             if profile in simulated:
@@ -617,6 +619,7 @@ def _count(
                 operators[name].add(device[name], codes)
             else:  # the file has no codes of it
                 device[name] = codes
+    memory |= graph.succeeding({**device, **memory})
     for name, tally in outputs.items():
         if graph.tensors[name].dtype != FLOAT:
             tally.add(found[name], simulated[name] if name in simulated else batch[name])

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ..device import Profile, profile_named
+from ..device.operator import Refusal
+from ..display import listed
 from .graph import Graph, require_graph
+from .signature import Signature
 from .simulate import simulate
 from .stream_step import Result, State, Streaming
 from .tracks import Tracks
@@ -93,6 +97,30 @@ class Stream:
         self._step += 1
         return found
 
+    def with_variables(self) -> Graph:
+        """The same step as a graph that keeps the states itself: they are its variables, no inputs and outputs.
+
+        Its file has resource variables, which runtimes keep from call to call, of one stream. `simulate` keeps them in
+        `state`. The graph's results are of every step; which frames are the network's is in `results`.
+        """
+        tensors, graph = dict(self.graph.tensors), self.graph
+        for state in self.states:
+            tensors[state.input] = replace(
+                tensors[state.input], variable=True, initial=state.codes, successor=state.output
+            )
+        kept, left = ({each.input for each in self.states}, {each.output for each in self.states})
+        ports = graph.signature
+        signature = Signature(
+            tuple(port for port in ports.inputs if port.tensor not in kept),
+            tuple(port for port in ports.outputs if port.name not in kept),
+        )
+        inputs = tuple(name for name in graph.inputs if name not in kept)
+        results = {port.tensor for port in signature.outputs}
+        outputs = tuple(name for name in graph.outputs if name not in left or name in results)
+        made = replace(graph, tensors=tensors, inputs=inputs, outputs=outputs, ports=signature)
+        made.validate()
+        return made
+
     def __repr__(self) -> str:
         kept = sum(state.codes.nbytes for state in self.states)
         return f"Stream({self.frames} frames a step, {len(self.states)} states of {kept:,} bytes: {self.graph!r})"
@@ -124,6 +152,9 @@ def stream(
         ValueError: `frames` or `axis` do not fit.
     """
     require_graph(graph)
+    kept = [name for name, tensor in graph.tensors.items() if tensor.successor]
+    if kept:
+        raise Refusal(f"the network is a stream already: it keeps {listed(kept)} from call to call")
     ports = graph.signature.inputs
     axes = dict(axis) if isinstance(axis, Mapping) else dict.fromkeys([port.name for port in ports], axis)
     if set(axes) != {port.name for port in ports}:

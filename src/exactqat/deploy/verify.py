@@ -106,7 +106,7 @@ def _compared(
         kind = "a .tflite" if is_tflite else "an .onnx"
         raise ValueError(f"{target.title} runs {target.file} files, and path is {kind} file: {Path(path).name}")
     names = graph.results()
-    if not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
+    if graph.variables or not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
     batches = [
         {name: codes[start : start + batch_size] for name, codes in inputs.items()}
@@ -152,6 +152,7 @@ def _compared(
                 device_noise.add(signal, dequantize(stored[name][: len(signal)], quantization))
                 if trained_values is not None and name in trained_values:
                     trained_noise.add(signal, trained_values[name][images])
+        memory |= graph.succeeding({**stored, **memory})
         # Where every operator agrees from the device's operands, the whole simulation is what the device had.
         wanted = [*dict.fromkeys((*graph.outputs, *training))]
         same = agree and not memory

@@ -85,8 +85,9 @@ class Tensor:
     shape: channels last, the batch first; of an activation the batch's axis holds the number of rows that one example
     takes, 1 unless the network folds other axes into the batch. dtype: "int8" or "int16", as the quantization says;
     "int32" or "int64" for indices and biases, "uint8" for inputs without a grid, "float32" for real numbers in others'
-    files, "int4" for their weights, whose data are int8. variable: it lasts from one call of the network to the next,
-    and begins at its zero point.
+    files, "int4" for their weights, whose data are int8. variable: it lasts from one call of the network to the next.
+    initial: what a variable holds before the first call; None: real 0. successor: the tensor whose values a variable
+    holds in the next call; empty where an operator changes it (`DeviceOperator.states`).
     """
 
     name: str
@@ -95,6 +96,8 @@ class Tensor:
     quantization: Quantization
     data: np.ndarray | None = None
     variable: bool = False
+    initial: np.ndarray | None = None
+    successor: str = ""
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -105,6 +108,8 @@ class Tensor:
 def initial_codes(tensor: Tensor, examples: int) -> np.ndarray:
     """What a variable holds before the first call, for so many examples."""
     rows, *rest = tensor.shape
+    if tensor.initial is not None:
+        return np.concatenate([tensor.initial] * examples) if examples else tensor.initial[:0].copy()
     return np.full((examples * rows, *rest), tensor.quantization.zero_point[0], tensor.dtype)
 
 

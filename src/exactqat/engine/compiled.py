@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +71,7 @@ class Compiled:
         self._steps = tuple(graph.operators)
         self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
         self._position = {name: number for number, step in enumerate(self._steps) for name in step.outputs}
+        self._successors = {name: tensor.successor for name, tensor in graph.tensors.items() if tensor.successor}
         self._forms: dict[int, Form] = {}
         self._programs: dict[Any, _Program] = {}
         if like is not None and like.profile is self.profile:
@@ -104,13 +105,14 @@ class Compiled:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
         total = self._examples(codes)
-        steps = self._needed(frozenset(codes), wanted)
+        following = {} if state is None else self._successors
+        steps = self._needed(frozenset(codes), (*wanted, *(set(following.values()) - set(self._successors))))
         results = {name: np.empty(self._shape(name, total), self._tensors[name].dtype) for name in wanted}
         given = {name: np.ascontiguousarray(array) for name, array in codes.items()}
-        kept = self._state(state or {}, steps, total)
+        kept = self._state(state or {}, steps, following, total)
         for start in range(0, total, batch_size):
             count = min(batch_size, total - start)
-            self._run_batch(steps, given, kept, results, start, count)
+            self._run_batch(steps, given, kept, following, results, start, count)
             if progress is not None:
                 progress(start + count, total)
         if state is not None:
@@ -199,13 +201,15 @@ class Compiled:
             raise ValueError(f"codes must hold as many examples for every tensor, got {sorted(counts)}")
         return counts.pop()
 
-    def _state(self, state: Mapping[str, np.ndarray], steps: tuple[int, ...], examples: int) -> dict[str, np.ndarray]:
-        """What the variables of these operators hold, in arrays of their own."""
+    def _state(
+        self, state: Mapping[str, np.ndarray], steps: tuple[int, ...], more: Collection[str], examples: int
+    ) -> dict[str, np.ndarray]:
+        """What the variables of these operators, and more of them, hold, in arrays of their own."""
         unknown = [name for name in state if name not in self._tensors or not self._tensors[name].variable]
         if unknown:
             raise ValueError(f"state names {unknown}, which are no variables of the graph")
         found = {}
-        for name in dict.fromkeys(name for number in steps for name in self._steps[number].inputs):
+        for name in dict.fromkeys((*(name for number in steps for name in self._steps[number].inputs), *more)):
             tensor = self._tensors[name]
             if not tensor.variable:
                 continue
@@ -266,17 +270,19 @@ class Compiled:
         steps: tuple[int, ...],
         given: Mapping[str, np.ndarray],
         kept: Mapping[str, np.ndarray],
+        following: Mapping[str, str],
         results: Mapping[str, np.ndarray],
         start: int,
         count: int,
     ) -> None:
-        """kept: of variables, which are changed."""
+        """kept: of variables, which are changed; following: by variable, the tensor that it holds afterwards."""
         # Nobody else has it meanwhile: threads that call at the same time get memory of their own.
-        key = (steps, (*given, *kept), (*results, *kept), count)
+        key = (steps, (*given, *kept), (*results, *kept, *following.values()), count)
         program = self._programs.pop(key, None) or self._bound(*key)
+        parts: dict[str, np.ndarray] = {}
         for name, array in {**given, **kept}.items():
             rows = self._tensors[name].shape[0]
-            part = array[start * rows : (start + count) * rows]
+            part = parts[name] = array[start * rows : (start + count) * rows]
             if name in program.views:
                 program.views[name][...] = part
             if name in results:
@@ -289,8 +295,12 @@ class Compiled:
             names = written(step.kind, step.inputs, step.outputs)
             for name, codes in zip(names, self._by_declaration(kernels, program.views), strict=True):
                 program.views[name][...] = codes
+        held = {name: (parts[other] if other in parts else program.views[other]).copy()
+                for name, other in following.items()}  # fmt: skip
+        for name, codes in held.items():
+            parts[name][...] = codes
         for name, result in {**results, **kept}.items():
-            if name not in given:
+            if name not in given and name not in held:
                 rows = self._tensors[name].shape[0]
                 result[start * rows : (start + count) * rows] = program.views[name]
         while len(self._programs) >= PROGRAMS:  # the oldest ones, whose memory is then free

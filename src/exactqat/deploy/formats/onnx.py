@@ -30,8 +30,10 @@ import numpy as np
 from ...device import OPERATORS
 from ...device.arithmetic import bounds
 from ...device.as_onnx import SHIFT
+from ...device.operator import Refusal
 from ...device.profile import ONNXRUNTIME_X86
 from ...device.tensor import CODE_RANGES, code_range
+from ...display import listed
 from ..graph import Graph, Operator, Quantization, Tensor, require_graph
 from ..signature import METADATA, Port, Signature
 from .tflite import import_deploy, write_whole
@@ -53,6 +55,8 @@ def write_onnx(graph: Graph, path: str | os.PathLike[str], description: str = ""
 def onnx_bytes(graph: Graph, description: str = "") -> bytes:
     """The content of the .onnx file of `graph`."""
     graph.validate()
+    if graph.variables:
+        raise Refusal(f"ONNX has no variables, and the graph keeps {listed(graph.variables)} from call to call")
     return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
 
 

@@ -2,7 +2,7 @@
 """Reads a quantized .tflite file, whoever wrote it, as a Graph.
 
 Each declaration in `exactqat.device` reads what it writes; nothing here knows an operator. What a graph has no words
-for (operators in float, several subgraphs, ...) is refused in one sentence that lists all of it with its place.
+for (control flow, custom operators, ...) is refused in one sentence that lists all of it with its place.
 
 A file is data from anywhere: every list is counted before it is read, and the same bytes cannot be read again and
 again, so a damaged or hostile file costs no more memory and time than its size allows.
@@ -43,6 +43,7 @@ from ...display import listed, shortened
 from ...engine.declared import by_declaration
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
+from .read_variables import WITHOUT_RESULTS, Variables, assigned, called_once
 from .tflite import IDENTIFIER, import_deploy
 
 # Bytes of a value, where it has several.
@@ -200,6 +201,12 @@ class _Reader:
         self.model = self.schema.Model.GetRootAs(content, 0)
         self.problems = _Problems()
         self.words: dict[str, dict[int, str]] = {}
+        # Of the subgraph that is being read.
+        self.subgraph: Any = None
+        self.tensors: list[Tensor] = []
+        self.open_batch: set[str] = set()
+        self.unknown_shape: set[str] = set()
+        self.known: dict[str, np.ndarray] = {}
 
     # --- safe access ----------------------------------------------------------------------------------------------
 
@@ -256,20 +263,29 @@ class _Reader:
 
     def read(self) -> TfliteFile:
         model = self.model
-        subgraphs = self.entries(model, "Subgraphs")
-        if len(subgraphs) != 1:
-            names = [self.text(each.Name()) or f"number {at}" for at, each in enumerate(subgraphs)]
-            what = f"{len(subgraphs)} subgraphs ({listed(names)})" if subgraphs else "no subgraph"
-            raise Refusal(f"it has {what}; exactly one is supported, without control flow")
-        self.subgraph = subgraphs[0]
         self.codes = self.entries(model, "OperatorCodes")
-        self.tensors = self.read_tensors()
+        subgraphs = self.entries(model, "Subgraphs")
+        if not subgraphs:
+            raise Refusal("it has no subgraph")
+        names = [self.text(each.Name()) or f"number {at}" for at, each in enumerate(subgraphs)]
+        all_steps = self.read_subgraph(subgraphs[0])
+        if called_once(all_steps) != set(range(1, len(subgraphs))):
+            what = f"{len(subgraphs)} subgraphs ({listed(names)})"
+            raise Refusal(f"it has {what}; exactly one is supported, without control flow, and one that runs once")
+        variables = Variables()
+        main = self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.known
+        for subgraph, name in zip(subgraphs[1:], names[1:], strict=True):
+            variables.begun |= assigned(self.read_subgraph(subgraph), name)
+        self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.known = main
+        steps = variables.without(all_steps)
+        self.tensors = [variables.tensors.get(tensor.name, tensor) for tensor in self.tensors]
+        self.known |= {name: tensor.data for name, tensor in variables.tensors.items() if tensor.data is not None}
         ends = [[self.at(index) for index in self.numbers(self.subgraph, side)] for side in ("Inputs", "Outputs")]
-        steps = [self.read_step(entry) for entry in self.entries(self.subgraph, "Operators")]
         self.need_results(ends[0], steps)
         self.steps = self.with_all_axes(without_packing(without_wrapping(steps), names_of(ends[1])))
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
+        self.readers.update(tensor.successor for tensor in variables.tensors.values() if tensor.successor)
         inputs, outputs, ending = self.find_ends(*ends)
         operators = self.read_operators(ending)
         for side, found in (("input", inputs), ("output", outputs)):
@@ -286,8 +302,14 @@ class _Reader:
         graph = self.graph(operators, inputs, outputs)
         computed = {*graph.inputs, *graph.results()}
         positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
-        words = dict(Counter(word for word, _ in steps))
+        words = dict(Counter(word for word, _ in all_steps))
         return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
+
+    def read_subgraph(self, subgraph: Any) -> list[tuple[str, FileOperator]]:
+        """Its operators; `tensors`, and what else belongs to a subgraph, are then its own."""
+        self.subgraph = subgraph
+        self.tensors = self.read_tensors()
+        return [self.read_step(entry) for entry in self.entries(subgraph, "Operators")]
 
     def need_results(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
         """Refuses what is written twice, or read before that: runtimes keep other tensors there in between. Of
@@ -319,11 +341,19 @@ class _Reader:
         made: list[tuple[str, FileOperator]] = []
         whole: dict[tuple[str, int], Tensor] = {}
         taken = names_of(self.tensors)
+        # Constants that the file brings into float32 stay such, and what reads them knows what to do.
+        constants = {
+            step.output.name
+            for word, step in steps
+            if word in OFF_A_GRID and any(tensor is not None and tensor.data is not None for tensor in step.inputs)
+        }
         for word, step in steps:
             rank, inputs = len(step.output.shape), list(step.inputs)
             pointwise = word in OPERATORS and OPERATORS[word].pointwise and step.output.shape[:1] == (1,)
             for position, tensor in enumerate(inputs if pointwise and len(inputs) > 1 else ()):
                 if tensor is None or tensor.data is not None or tensor.dtype not in (*CODE_RANGES, FLOAT):
+                    continue
+                if tensor.name in constants:
                     continue
                 missing = rank - len(tensor.shape)
                 if missing > 0 and (tensor.name, rank) not in whole:
@@ -345,9 +375,7 @@ class _Reader:
         """All tensors, by distinct names."""
         found: list[Tensor] = []
         taken: set[str] = set()
-        self.open_batch: set[str] = set()
-        self.unknown_shape: set[str] = set()
-        self.known: dict[str, np.ndarray] = {}
+        self.open_batch, self.unknown_shape, self.known = set(), set(), {}
         for index, entry in enumerate(self.entries(self.subgraph, "Tensors")):
             name = self.text(entry.Name()) or f"tensor_{index}"
             name = name if name not in taken else f"{name}#{index}"
@@ -439,7 +467,7 @@ class _Reader:
         given = [int(at) for at in self.numbers(entry, "Inputs")]
         inputs = [None if at == -1 else self.at(at) for at in given]
         outputs = tuple(self.at(int(at)) for at in self.numbers(entry, "Outputs"))
-        if not outputs:
+        if not outputs and word not in WITHOUT_RESULTS:
             raise Refusal(f"it is damaged: {word} has no result")
         declaration = OPERATORS.get(word)
         if declaration is not None and declaration.order is not None:
@@ -719,7 +747,8 @@ class _Reader:
             raise Unreadable(f"{word}: {error}") from None
         states = names_of([operands[position] for position in declaration.states])
         others = (*step.inputs, *step.outputs, *step.intermediates)
-        if any(tensor is not None and tensor.variable and tensor.name not in states for tensor in others):
+        alone = [tensor for tensor in others if tensor is not None and tensor.variable and not tensor.successor]
+        if any(tensor.name not in states for tensor in alone):
             raise Unreadable(f"{word} with a variable, which it is not known to have")
         attributes |= {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
         filled = computed or any(tensor.name in self.folded for tensor in operands)
@@ -838,6 +867,11 @@ class _Reader:
         takes, returns = (tuple(end.tensor for end in side) for side in (inputs, outputs))
         needed = {name for operator in operators for name in (*operator.inputs, *operator.outputs)}
         needed.update(takes, returns)
+        variables = [self.used[name] for name in needed if self.used[name].successor]
+        for tensor in variables:
+            successor = self.used[tensor.successor]
+            self.used[tensor.name] = replace(tensor, successor=successor.name)
+            needed.add(successor.name)
         tensors = {name: self.used[name] for name in self.used if name in needed}
         signature, metadata = self.read_signature(inputs, outputs), self.read_metadata()
         graph = Graph(tensors, tuple(operators), takes, returns, ports=signature, metadata=metadata)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ...device import OPERATORS
 from ...device.operator import FileStep
-from ...device.tensor import CODE_RANGES, INDICES, INT4
+from ...device.tensor import CODE_RANGES, INDICES, INT4, initial_codes
 from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
 from ..signature import KEY, METADATA, Signature
 
@@ -155,12 +155,21 @@ class _Writer:
         return entry
 
     def finish(self, description: str) -> bytes:
+        kept = [tensor for tensor in self.graph.tensors.values() if tensor.successor]
+        handles = [self.handle(tensor) for tensor in kept]
+        before = [self.bare("CALL_ONCE", [], [], "CallOnceOptions", initSubgraphIndex=1)] if kept else []
+        before += [entry for _, entry in handles]
+        after = []
+        for (handle, _), tensor in zip(handles, kept, strict=True):
+            before.append(self.bare("READ_VARIABLE", [handle], [self.indices[tensor.name]], "ReadVariableOptions"))
+            following = self.indices[tensor.successor]
+            after.append(self.bare("ASSIGN_VARIABLE", [handle, following], [], "AssignVariableOptions"))
         operators = [entry for operator in self.graph.operators for entry in self.operator(operator)]
         subgraph = self.table(
             "SubGraph",
             name="main",
             tensors=self.tensors,
-            operators=operators,
+            operators=[*before, *operators, *after],
             inputs=[self.indices[name] for name in self.graph.inputs],
             outputs=[self.indices[name] for name in self.graph.outputs],
         )
@@ -168,7 +177,7 @@ class _Writer:
             "Model",
             version=3,
             description=description,
-            subgraphs=[subgraph],
+            subgraphs=[subgraph, *([self.first_values(kept)] if kept else [])],
             buffers=self.buffers,
             operatorCodes=[self.operator_code(*code) for code in self.codes],
             signatureDefs=[self.signature()],
@@ -177,6 +186,38 @@ class _Writer:
         builder = import_deploy("flatbuffers").Builder(1 << 16)
         builder.Finish(model.Pack(builder), IDENTIFIER)
         return bytes(builder.Output())
+
+    def bare(self, word: str, operands: list[int], results: list[int], options: str, **fields: Any) -> Any:
+        """An operator that a graph does not have."""
+        return self.table(
+            "Operator",
+            opcodeIndex=self.codes.setdefault((word, 1), len(self.codes)),
+            inputs=operands,
+            outputs=results,
+            builtinOptionsType=getattr(self.schema.BuiltinOptions, options),
+            builtinOptions=self.table(options, **fields),
+        )
+
+    def handle(self, variable: Tensor) -> tuple[int, Any]:
+        """The number of a variable's handle among the tensors that are collected, and the operator that makes it."""
+        resource = self.schema.TensorType.RESOURCE
+        entry = self.table("Tensor", name=f"{variable.name}/handle", shape=[], type=resource, hasRank=True)
+        number = self.append(entry)
+        return number, self.bare("VAR_HANDLE", [], [number], "VarHandleOptions", container="", sharedName=variable.name)
+
+    def first_values(self, variables: Sequence[Tensor]) -> Any:
+        """The subgraph that runs once."""
+        self.tensors, operators = [], []
+        for variable in variables:
+            handle, entry = self.handle(variable)
+            codes = initial_codes(variable, 1)
+            value = self.add_tensor(Tensor(f"{variable.name}/initial", variable.shape, variable.dtype,
+                                           variable.quantization, codes))  # fmt: skip
+            assign = self.bare("ASSIGN_VARIABLE", [handle, value], [], "AssignVariableOptions")
+            operators += [entry, assign]
+        return self.table(
+            "SubGraph", name="first_values", tensors=self.tensors, operators=operators, inputs=[], outputs=[]
+        )
 
     def signature(self) -> Any:
         """The user's names, by which runtimes accept arrays (`interpreter.get_signature_runner()`)."""
@@ -213,7 +254,7 @@ class _Writer:
             hasRank=True,
         )
         if tensor.variable:
-            entry.isVariable = True
+            entry.isVariable = not tensor.successor
         elif tensor.data is None:
             entry.shapeSignature = [-1, *tensor.shape[1:]]
         else:
