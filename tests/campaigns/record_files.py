@@ -49,6 +49,7 @@ GOLDENS = (
     ("dilated", "int8"),
     ("functions", "int8"),
     ("convolutions", "float16"),
+    ("sloped", "fixed_float16"),
     ("convolutions", "float32"),
     ("enlarged", "float32"),
     ("pooled", "float32"),
@@ -76,6 +77,13 @@ class Pieces(layers.Layer):  # type: ignore[misc]
         first, second = tf.split(x, 2, axis=-1)
         stacked = tf.unstack(tf.stack([first, second], 1), axis=1)
         return tf.concat([stacked[0] - stacked[1], x[:, 1:3, :4], tf.abs(second)], 1)
+
+
+class Padded(layers.Layer):  # type: ignore[misc]
+    """A number around an image."""
+
+    def call(self, x: Any) -> Any:
+        return tf.pad(x, [[0, 0], [1, 2], [0, 1], [0, 0]], constant_values=0.7)
 
 
 class Reals(layers.Layer):  # type: ignore[misc]
@@ -331,6 +339,13 @@ MODELS: dict[str, Callable[[], Model]] = {
     ),
     "reals": lambda: chain((6,), Reals()),
     "pieces": lambda: chain((6, 8), layers.Dense(8), Pieces(), layers.Dense(3)),
+    "sloped": lambda: chain(
+        (6, 7, 3),
+        layers.Conv2D(4, 3),
+        layers.PReLU("uniform", shared_axes=[1, 2]),
+        Padded(),
+        layers.Conv2D(2, 2),
+    ),
     "streamed": lambda: chain(
         (4, 1, 6),
         Streamed(layers.Conv2D(8, (3, 1), activation="relu")),
@@ -478,7 +493,7 @@ def converted(model: Model, way: str, examples: int = 16) -> bytes:
             else:
                 yield [rng.normal(size=(1, *shape)).astype(np.float32) for shape in shapes]
 
-    if way == "fixed_batch" or (way == "float32" and len(shapes) == 1):
+    if way in ("fixed_batch", "fixed_float16") or (way == "float32" and len(shapes) == 1):
         fixed = [keras.Input(batch_shape=(1, *shape), dtype="int32" if whole else None) for shape in shapes]
         model = Model(fixed, model(fixed if len(fixed) > 1 else fixed[0]))
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
@@ -488,14 +503,14 @@ def converted(model: Model, way: str, examples: int = 16) -> bytes:
     streamed = any(isinstance(layer, Streamed) for layer in getattr(model, "_flatten_layers", list)())
     converter._experimental_variable_quantization = streamed and way != "float_ends"
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    if way not in ("dynamic_range", "float16"):
+    if way not in ("dynamic_range", "float16", "fixed_float16"):
         converter.representative_dataset = data
     sets = tf.lite.OpsSet
-    if way == "float16":
+    if way in ("float16", "fixed_float16"):
         converter.target_spec.supported_types = [tf.float16]
     if way == "int16":
         converter.target_spec.supported_ops = [sets.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8]
-    elif way not in ("dynamic_range", "float16", "float_fallback"):
+    elif way not in ("dynamic_range", "fixed_float16", "float_fallback"):
         converter.target_spec.supported_ops = [sets.TFLITE_BUILTINS_INT8]
     ends = {"int8": tf.int8, "per_tensor": tf.int8, "fixed_batch": tf.int8, "uint8": tf.uint8, "int16": tf.int16}
     if way in ends:

@@ -265,9 +265,10 @@ def test_what_delegates_leave_to_built_in_kernels_is_not_claimed(tmp_path: Path)
     assert not unclaimed(again, "xnnpack-x86") and len(again.operators) == len(graph.operators)
 
 
-@pytest.mark.parametrize("name", ["convolutions.float16", "convolutions.weight_only"])
+@pytest.mark.parametrize("name", ["convolutions.float16", "convolutions.weight_only", "sloped.fixed_float16"])
 def test_weights_that_the_file_brings_into_float32(name: str) -> None:
-    """Of float16 by TensorFlow's converter, and of four bits with a scale for each channel by ai-edge-quantizer."""
+    """Of float16 by TensorFlow's converter, and of four bits with a scale for each channel by ai-edge-quantizer; slopes
+    that have fewer axes than the image, as in MediaPipe's files."""
     path = FILES / f"{name}.tflite"
     graph = read_tflite(path)
     (end,) = graph.inputs

@@ -11,6 +11,7 @@ import numpy as np
 
 from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
 from .operator import (
+    FLOAT,
     REQUIRED,
     Attributes,
     DeviceOperator,
@@ -397,9 +398,9 @@ class PadV2(Movement):
 
     kind = "PADV2"
     moves_codes = False
-    floats = False
     most_axes = 5
     attributes = {"paddings": REQUIRED, "value": None}
+    float_kind = "pad"
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2
     wide_version = 3
@@ -408,14 +409,26 @@ class PadV2(Movement):
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         return padded_shape(shapes[0], attributes["paddings"])
 
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+        return {"padding": attributes["paddings"], "mode": "constant", "value": self.value(attributes)}
+
+    @staticmethod
+    def value(attributes: Attributes) -> float:
+        """Of real numbers."""
+        return -math.inf if attributes["value"] is None else float(attributes["value"])
+
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        value = -math.inf if attributes["value"] is None else attributes["value"]
-        return primitives.pad(operands[0], attributes["paddings"], value)
+        return primitives.pad(operands[0], attributes["paddings"], self.value(attributes))
 
     def integers(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         return np.pad(codes[0], attributes["paddings"], constant_values=self.code(output, attributes))
+
+    def float_results(
+        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
+    ) -> np.ndarray:
+        return np.pad(codes[0], attributes["paddings"], constant_values=np.float32(self.value(attributes)))
 
     @staticmethod
     def code(output: Tensor, attributes: Attributes) -> int:
@@ -427,11 +440,19 @@ class PadV2(Movement):
         return min(max(steps + zero_point_of(output), lowest), highest)
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[Any]:
-        code = np.array([self.code(output, attributes)], output.dtype)
+        in_reals = output.dtype == FLOAT
+        code = np.array([self.value(attributes) if in_reals else self.code(output, attributes)], output.dtype)
         return ("paddings", attributes["paddings"]), Tensor("value", (1,), output.dtype, output.quantization, code)
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         value, grid = read.operand(2), read.output.quantization
+        if read.output.dtype == FLOAT:
+            if value.data is None or value.data.size != 1:
+                raise Unreadable("operand 2 must be a constant of one value")
+            number = float(value.data.reshape(-1)[0])
+            if math.isnan(number):
+                raise Unreadable("the constant around the tensor must be a number, got NaN")
+            return {"paddings": read.pairs(1), "value": None if number == -math.inf else number}
         (code,) = read.integers(2)
         if not value.quantization.equals(grid) or value.dtype != read.output.dtype:
             raise Unreadable("the constant around the tensor must be on the tensor's grid")
