@@ -78,6 +78,22 @@ def changed(content: bytes, change: Any) -> bytes:
     return bytes(builder.Output())
 
 
+@pytest.mark.parametrize("name", ["convolutions.int8", "convolutions.uint8"])
+@pytest.mark.parametrize("end", ["inputs", "outputs"])
+def test_an_input_or_a_result_that_is_a_constant(name: str, end: str) -> None:
+    """TFLite-Micro writes it into the file, and over what lies after it."""
+
+    def constant(model: Any) -> None:
+        (number,) = getattr(model.subgraphs[0], end)
+        model.buffers.append(schema.BufferT())
+        model.buffers[-1].data = np.zeros(7 if name.endswith("uint8") else 300 if end == "inputs" else 5, np.uint8)
+        model.subgraphs[0].tensors[number].buffer = len(model.buffers) - 1
+
+    words = "is a constant" if end == "inputs" else "is written twice"
+    with pytest.raises(Refusal, match=words):
+        read_content(changed((FILES / f"{name}.tflite").read_bytes(), constant))
+
+
 def test_our_file_keeps_its_signature(tmp_path: Path) -> None:
     graph = small_graph()
     again = read_tflite(write_tflite(graph, tmp_path / "model.tflite", "a description"))

@@ -206,6 +206,8 @@ class _Reader:
         self.tensors: list[Tensor] = []
         self.open_batch: set[str] = set()
         self.unknown_shape: set[str] = set()
+        # Constants in what a graph's tensors may not be of.
+        self.unread: set[str] = set()
         self.known: dict[str, np.ndarray] = {}
 
     # --- safe access ----------------------------------------------------------------------------------------------
@@ -273,10 +275,10 @@ class _Reader:
             what = f"{len(subgraphs)} subgraphs ({listed(names)})"
             raise Refusal(f"it has {what}; exactly one is supported, without control flow, and one that runs once")
         variables = Variables()
-        main = self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.known
+        main = self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.unread, self.known
         for subgraph, name in zip(subgraphs[1:], names[1:], strict=True):
             variables.begun |= assigned(self.read_subgraph(subgraph), name)
-        self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.known = main
+        self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.unread, self.known = main
         steps = variables.without(all_steps)
         self.tensors = [variables.tensors.get(tensor.name, tensor) for tensor in self.tensors]
         self.known |= {name: tensor.data for name, tensor in variables.tensors.items() if tensor.data is not None}
@@ -313,9 +315,14 @@ class _Reader:
 
     def need_results(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
         """Refuses what is written twice, or read before that: runtimes keep other tensors there in between. Of
-        operators that a graph does not have, nothing else sees it. And results without values: LiteRT's delegates leave
-        their operators to other kernels."""
-        made = {*names_of(inputs), *self.known}
+        operators that a graph does not have, nothing else sees it. Likewise inputs and results that are constants, which
+        TFLite-Micro overwrites in the file. And results without values: LiteRT's delegates leave their operators to
+        other kernels."""
+        fixed = {*self.known, *self.unread}
+        for tensor in inputs:
+            if tensor.name in fixed:
+                raise Refusal(f"it is damaged: input {shortened(tensor.name)!r} is a constant")
+        made = {*names_of(inputs), *fixed}
         later = {tensor.name for _, step in steps for tensor in step.outputs} - made
         for _, step in steps:
             for read in step.inputs:
@@ -375,7 +382,7 @@ class _Reader:
         """All tensors, by distinct names."""
         found: list[Tensor] = []
         taken: set[str] = set()
-        self.open_batch, self.unknown_shape, self.known = set(), set(), {}
+        self.open_batch, self.unknown_shape, self.unread, self.known = set(), set(), set(), {}
         for index, entry in enumerate(self.entries(self.subgraph, "Tensors")):
             name = self.text(entry.Name()) or f"tensor_{index}"
             name = name if name not in taken else f"{name}#{index}"
@@ -403,6 +410,8 @@ class _Reader:
             grid = self.quantization(entry, name, dtype, data is not None)
             if data is not None:
                 self.known[name] = data
+            elif entry.Buffer() and self.buffer(entry.Buffer()) is not None:
+                self.unread.add(name)
             if data is not None and not shape:
                 shape, data = (1,), data.reshape(1)
             if entry.IsVariable() and data is not None:
