@@ -315,9 +315,9 @@ class _Reader:
 
     def need_results(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
         """Refuses what is written twice, or read before that: runtimes keep other tensors there in between. Of
-        operators that a graph does not have, nothing else sees it. Likewise inputs and results that are constants, which
-        TFLite-Micro overwrites in the file. And results without values: LiteRT's delegates leave their operators to
-        other kernels."""
+        operators that a graph does not have, nothing else sees it. Likewise inputs and results that are constants:
+        TFLite-Micro overwrites them in the file. And results without values: LiteRT's delegates leave their operators
+        to other kernels."""
         fixed = {*self.known, *self.unread}
         for tensor in inputs:
             if tensor.name in fixed:
