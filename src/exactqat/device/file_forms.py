@@ -163,6 +163,8 @@ def without_wrapping(steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[st
         if not whole or compared[1].inputs[0] is not index or added[1].inputs[0] is not index:
             continue
         bound, rows = compared[1].operand(1).data, added[1].operand(1).data
+        if not all(has_room(each.output, math.prod(index.shape)) for each in (step, compared[1], added[1])):
+            continue
         if bound is not None and rows is not None and not np.any(bound):
             same[step.output.name] = index
             passed += [step, compared[1], added[1]]
@@ -183,12 +185,20 @@ def without_packing(
             continue
         if (packed.option("axis") or 0) != (step.option("axis") or 0):
             continue
+        if not has_room(packed.output, sum(math.prod(each.shape) for each in step.outputs)):
+            continue
         pairs = list(zip(packed.inputs, step.outputs, strict=True))
         named = {packed.output.name, *(tensor.name for tensor in step.outputs)}
         if named.isdisjoint(outputs) and all(before and are_alike(before, after) for before, after in pairs):
             same.update((after.name, before) for before, after in pairs if before)
             passed += [packed, step]
     return reading_others(steps, same, passed)
+
+
+def has_room(tensor: Tensor, values: int) -> bool:
+    """Whether the file's shape is that of so many values. TFLite-Micro reserves what the file says, whatever is
+    computed; beyond it lie other tensors."""
+    return math.prod(tensor.shape) == values
 
 
 def are_alike(first: Tensor, second: Tensor) -> bool:
@@ -230,6 +240,7 @@ __all__ = [
     "SHAPE_OF",
     "FileOperator",
     "Unreadable",
+    "has_room",
     "with_ones_in_front",
     "without_packing",
     "without_wrapping",

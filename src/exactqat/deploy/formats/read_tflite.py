@@ -32,6 +32,7 @@ from ...device.file_forms import (
     SHAPE_OF,
     FileOperator,
     Unreadable,
+    has_room,
     with_ones_in_front,
     without_packing,
     without_wrapping,
@@ -653,9 +654,8 @@ class _Reader:
         return True
 
     def check_room(self, tensor: Tensor, values: int) -> None:
-        """TFLite-Micro reserves what the file says, whatever is computed; beyond it lie other tensors."""
-        said = tensor.shape and tensor.name not in self.unknown_shape
-        if said and math.prod(tensor.shape) != values:
+        """Notes a tensor for which the file has another number of values."""
+        if tensor.name not in self.unknown_shape and not has_room(tensor, values):
             self.problems.add(
                 f"a tensor of the shape {list(tensor.shape)}, where {values} values are computed", tensor.name
             )
@@ -680,6 +680,7 @@ class _Reader:
         else:
             return False
         self.look_at(real)
+        self.check_room(step.output, real.size)
         self.used[step.output.name] = replace(step.output, shape=real.shape, data=real)
         return True
 
@@ -718,6 +719,10 @@ class _Reader:
                     continue
                 alike = all(tensor.quantization.equals(source.quantization) and tensor.dtype == source.dtype
                             for tensor in (*operands, *step.outputs))  # fmt: skip
+                alike = alike and all(
+                    output.name in self.unknown_shape or output.shape == operand.shape
+                    for output, operand in zip(step.outputs, operands, strict=False)
+                )
                 if undone and alike and len(operands) == len(step.outputs):
                     found[number] = operands
                     self.readers[source.name] -= 1
@@ -827,8 +832,12 @@ class _Reader:
         steps = self.steps[number : number + len(form)]
         if tuple(word for word, _ in steps) != tuple(form):
             return []
+        # All these forms only move values, or replace one by one.
+        values = sum(math.prod(tensor.shape) for tensor in steps[-1][1].outputs)
         for (_, before), (_, after) in zip(steps, steps[1:], strict=False):
             reads = any(tensor is before.output for tensor in after.inputs)
+            if before.output.name not in self.unknown_shape and not has_room(before.output, values):
+                return []
             if not reads or self.readers[before.output.name] != 1 or len(before.outputs) > 1:
                 return []
         return [step for _, step in steps]
