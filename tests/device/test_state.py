@@ -245,7 +245,8 @@ def called_too_late(model: Any, operators: Any) -> None:
 
 def computing(model: Any, operators: Any) -> None:
     add = copy.copy(operators(model.subgraphs[0], "ADD")[0])
-    add.inputs, add.outputs = [1, 1], [1]
+    model.subgraphs[1].tensors.append(copy.copy(model.subgraphs[0].tensors[add.outputs[0]]))
+    add.inputs, add.outputs = [1, 1], [len(model.subgraphs[1].tensors) - 1]
     model.subgraphs[1].operators.append(add)
 
 
@@ -256,6 +257,30 @@ def on_another_grid(model: Any, operators: Any) -> None:
 
 def no_handle(model: Any, operators: Any) -> None:
     operators(model.subgraphs[0], "READ_VARIABLE")[0].inputs = [0]
+
+
+def read_too_late(model: Any, operators: Any) -> None:
+    main = model.subgraphs[0]
+    read = operators(main, "READ_VARIABLE")[0]
+    main.operators.remove(read)
+    main.operators.append(read)
+
+
+def assigned_too_early(model: Any, operators: Any) -> None:
+    main = model.subgraphs[0]
+    assign = operators(main, "ASSIGN_VARIABLE")[0]
+    main.operators.remove(assign)
+    main.operators.insert(main.operators.index(operators(main, "ADD")[0]), assign)
+
+
+def read_into_one(model: Any, operators: Any) -> None:
+    first, second, *_ = operators(model.subgraphs[0], "READ_VARIABLE")
+    second.outputs = first.outputs
+
+
+def read_as_an_output(model: Any, operators: Any) -> None:
+    main = model.subgraphs[0]
+    main.outputs = [*main.outputs, operators(main, "READ_VARIABLE")[0].outputs[0]]
 
 
 def of_a_constant(model: Any, operators: Any) -> None:
@@ -273,6 +298,10 @@ def of_a_constant(model: Any, operators: Any) -> None:
         (computing, "its subgraph 'first_values', which runs once, has ADD"),
         (on_another_grid, "variable 'before' is read as .* and assigned"),
         (no_handle, "'x' is no variable"),
+        (read_too_late, "tensor 'before' is read before it is computed"),
+        (assigned_too_early, "tensor 'sum' is read before it is computed"),
+        (read_into_one, "tensor 'before' is written twice"),
+        (read_as_an_output, "output 'before' is what a variable holds"),
         (of_a_constant, "variable 'older' is assigned a constant in every call"),
     ],
 )

@@ -281,10 +281,12 @@ class _Reader:
             variables.begun |= assigned(self.read_subgraph(subgraph), name)
         self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.unread, self.known = main
         steps = variables.without(all_steps)
+        for tensor in self.ends("Outputs"):
+            if tensor.name in variables.tensors:
+                raise Refusal(f"output {shortened(tensor.name)!r} is what a variable holds, which is not supported")
         self.tensors = [variables.tensors.get(tensor.name, tensor) for tensor in self.tensors]
         self.known |= {name: tensor.data for name, tensor in variables.tensors.items() if tensor.data is not None}
-        ends = [[self.at(index) for index in self.numbers(self.subgraph, side)] for side in ("Inputs", "Outputs")]
-        self.need_results(ends[0], steps)
+        ends = [self.ends(side) for side in ("Inputs", "Outputs")]
         self.steps = self.with_all_axes(without_packing(without_wrapping(steps), names_of(ends[1])))
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
@@ -312,7 +314,13 @@ class _Reader:
         """Its operators; `tensors`, and what else belongs to a subgraph, are then its own."""
         self.subgraph = subgraph
         self.tensors = self.read_tensors()
-        return [self.read_step(entry) for entry in self.entries(subgraph, "Operators")]
+        steps = [self.read_step(entry) for entry in self.entries(subgraph, "Operators")]
+        self.need_results(self.ends("Inputs"), steps)
+        return steps
+
+    def ends(self, side: str) -> list[Tensor]:
+        """The subgraph's "Inputs" or "Outputs"."""
+        return [self.at(index) for index in self.numbers(self.subgraph, side)]
 
     def need_results(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
         """Refuses what is written twice, or read before that: runtimes keep other tensors there in between. Of

@@ -51,12 +51,14 @@ class Variables:
         for word, step in steps:
             if word == READ_VARIABLE:
                 key = handle(handles, step)
-                if key in latest:
-                    self.tensors[step.output.name] = latest[key]
-                elif key in read:
-                    self.tensors[step.output.name] = read[key]
-                else:
+                known = latest.get(key, read.get(key))
+                if known is None:
                     read[key] = step.output
+                    continue
+                if not alike(step.output, known):
+                    raise Refusal(f"variable {shortened(key[1])!r} is read as {step.output!r} and {known!r}, which is not "
+                                  "supported")  # fmt: skip
+                self.tensors[step.output.name] = known
             elif word == ASSIGN_VARIABLE:
                 given = step.operand(1)
                 latest[handle(handles, step)] = self.tensors.get(given.name, given)
