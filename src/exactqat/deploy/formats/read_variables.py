@@ -56,8 +56,8 @@ class Variables:
                     read[key] = step.output
                     continue
                 if not alike(step.output, known):
-                    raise Refusal(f"variable {shortened(key[1])!r} is read as {step.output!r} and {known!r}, which is not "
-                                  "supported")  # fmt: skip
+                    both = f"{step.output!r} and {known!r}"
+                    raise Refusal(f"variable {shortened(key[1])!r} is read as {both}, which is not supported")
                 self.tensors[step.output.name] = known
             elif word == ASSIGN_VARIABLE:
                 given = step.operand(1)
