@@ -510,7 +510,7 @@ def converted(model: Model, way: str, examples: int = 16) -> bytes:
         converter.target_spec.supported_types = [tf.float16]
     if way == "int16":
         converter.target_spec.supported_ops = [sets.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8]
-    elif way not in ("dynamic_range", "fixed_float16", "float_fallback"):
+    elif way not in ("dynamic_range", "float16", "fixed_float16", "float_fallback"):
         converter.target_spec.supported_ops = [sets.TFLITE_BUILTINS_INT8]
     ends = {"int8": tf.int8, "per_tensor": tf.int8, "fixed_batch": tf.int8, "uint8": tf.uint8, "int16": tf.int16}
     if way in ends:
