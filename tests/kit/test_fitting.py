@@ -30,7 +30,7 @@ def scale(grid, ends) -> np.float32:
     low, high = map(np.float32, ends)
     if high - low < np.float32(2.0**-20):
         low, high = np.float32(0), np.float32(1)
-    return np.float32(max(-low, high) / 32767) if grid.rule.wide else np.float32((high - low) / (2**grid.bits - 1))
+    return np.float32(max(-low, high) / 32767) if grid.rule.is_int16 else np.float32((high - low) / (2**grid.bits - 1))
 
 
 def beyond_limits(made: Plan, ends, constants) -> list[str]:

@@ -65,7 +65,7 @@ def on_the_grid(plan: object, seed: int = 0) -> list[np.ndarray]:
     for given in plan.inputs:
         grid = plan.grids[given.grid]
         scale, zero_point = grid.fixed
-        lowest, highest = (-32768, 32767) if grid.rule.wide else (-128, 127)
+        lowest, highest = (-32768, 32767) if grid.rule.is_int16 else (-128, 127)
         codes = rng.integers(lowest, highest + 1, (EXAMPLES, *given.shape[1:]))
         found.append((codes.astype(np.float32) - zero_point) * np.float32(scale))
     return found
@@ -309,7 +309,7 @@ def test_files_of_this_project_come_back(rule: Rule, tmp_path: Path) -> None:
     qat.freeze(again)
     back = deploy.lower(again)
     (name,), (other,) = graph.inputs, back.inputs
-    low, high = (-32768, 32767) if rule.wide else (-128, 127)
+    low, high = (-32768, 32767) if rule.is_int16 else (-128, 127)
     codes = np.random.default_rng(0).integers(low, high + 1, (4, *graph.tensors[name].shape[1:]))
     codes = codes.astype(graph.tensors[name].dtype)
     for device in ("xnnpack-x86", "micro"):

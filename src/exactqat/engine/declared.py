@@ -12,7 +12,7 @@ from ..device.operator import Attributes, DeviceOperator
 from ..device.profile import Profile
 
 # A table of all codes is asked for so many results; below that it costs more than it gives.
-PAYS = 2
+RESULTS_PER_ENTRY = 2
 
 
 def by_declaration(
@@ -29,7 +29,7 @@ def by_declaration(
         return declaration.results(operands, inputs, outputs[0], attributes, profile)
 
     int8 = outputs[0].dtype == "int8" and all(code.dtype == np.int8 for code in codes)
-    if declaration.pointwise and int8 and max(code.size for code in codes) > PAYS * 256 ** len(codes):
+    if declaration.pointwise and int8 and max(code.size for code in codes) > RESULTS_PER_ENTRY * 256 ** len(codes):
         return (from_table(compute, codes),)
     return declaration.all_results(codes, inputs, outputs, attributes, profile)
 
@@ -42,4 +42,4 @@ def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Seq
     return table.take((first.astype(np.uint16) << 8) | others[0] if others else first)
 
 
-__all__ = ["PAYS", "by_declaration", "from_table"]
+__all__ = ["RESULTS_PER_ENTRY", "by_declaration", "from_table"]

@@ -111,9 +111,9 @@ def add(
     assert isinstance(declaration, Add)
     if not in_one_dtype(inputs, output) or leaves_it(output, profile):
         return None
-    wide, scales = output.dtype == "int16", [scale_of(tensor) for tensor in inputs]
+    is_int16, scales = output.dtype == "int16", [scale_of(tensor) for tensor in inputs]
     ratios = [float(scale / scale_of(output)) for scale in scales]
-    if not wide and profile.delegates and min(ratios) >= 2**-10:
+    if not is_int16 and profile.delegates and min(ratios) >= 2**-10:
         shift = 21 - int(np.frexp(max(ratios))[1])
         multipliers = [int(np.rint(np.ldexp(ratio, shift))) for ratio in ratios]
         multipliers[1] *= declaration.sign
@@ -123,11 +123,11 @@ def add(
             "integer_add_shifted", inputs, output, {**numbers, "added": (1 << (shift - 1)) - shifts, "shift": shift}
         )
     in_vectors = declaration.in_vectors and profile.optimized
-    if in_vectors and not wide:
+    if in_vectors and not is_int16:
         return None  # rare: XNNPACK takes all sums but those of scales far apart
-    left, twice_larger = 15 if wide else 20, 2 * float(max(scales))
+    left, twice_larger = 15 if is_int16 else 20, 2 * float(max(scales))
     last = twice_larger / (2**left * float(scale_of(output)))
-    numbers = clamp_numbers(output, attributes, profile if wide else REFERENCE)
+    numbers = clamp_numbers(output, attributes, profile if is_int16 else REFERENCE)
     kernel = "integer_add_vectors" if in_vectors else "integer_add_terms"
     return pair(kernel, inputs, output, numbers | term_numbers(inputs, left, last, declaration.sign))
 

@@ -234,18 +234,18 @@ def depthwise_conv_2d(
     filter, bias = inputs[1].data, inputs[2].data
     if not serves(inputs, output) or filter is None or bias is None:
         return None
-    wide, channels = output.dtype == "int16", filter.shape[3]
+    is_int16, channels = output.dtype == "int16", filter.shape[3]
     taps = np.ascontiguousarray(filter.reshape(-1, channels))
-    if wide and len(taps) > MOST_WIDE_TAPS:
+    if is_int16 and len(taps) > MOST_WIDE_TAPS:
         return None
     columns = padded(channels, COLUMNS)
     weights = np.empty(2 * padded(len(taps), 2) * columns, np.uint8)
     added = np.empty(columns, np.int32)
     zero_point = zero_point_of(inputs[0])
-    own = np.zeros(channels, np.int32) if wide else shifted_bias(np.ascontiguousarray(taps.T), bias, zero_point)
+    own = np.zeros(channels, np.int32) if is_int16 else shifted_bias(np.ascontiguousarray(taps.T), bias, zero_point)
     run("integer_depthwise_pack", [taps, own], [weights, added])
     scales = in_groups(factors(rounding(declaration, output, profile), inputs, output), 1)[0]
-    constants = [weights, added, scales, *([in_groups(bias.astype(np.int64), 1)[0]] if wide else [])]
+    constants = [weights, added, scales, *([in_groups(bias.astype(np.int64), 1)[0]] if is_int16 else [])]
     call = KernelCall(
         "integer_depthwise_conv_2d",
         (Part(0, (-1, *inputs[0].shape[1:])), *constants),

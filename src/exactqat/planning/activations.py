@@ -80,7 +80,7 @@ def direct(planner: Planner, step: Step) -> Stored:
     if step.kind == "leaky_relu" and float(step.attributes["slope"]) < 0:
         return table(planner, step)
     maker, arguments = Maker(planner, step, step.kind), function.of_step(step.attributes)
-    if maker.wide() and "int16" not in OPERATORS[function.operator].dtypes:
+    if maker.is_int16() and "int16" not in OPERATORS[function.operator].dtypes:
         return table(planner, step)
     return maker.unary(function.operator, x, attributes=arguments, nonnegative=function.nonnegative)
 
@@ -107,7 +107,7 @@ def prelu(planner: Planner, step: Step) -> Stored:
     axis = int(step.attributes.get("channel_axis", 1))
     (count,) = planner.constants[slope].shape or (1,)
     maker = Maker(planner, step, "prelu")
-    if maker.wide():
+    if maker.is_int16():
         # relu(x) - slope * relu(-x): no runtime has PRELU in int16.
         below = maker.affine(x, -1.0, 0.0, "below", activation="RELU", channel_axis=axis)
         scaled = maker.affine(below, -Coefficient.of(slope), 0.0, "scaled", channel_axis=axis)

@@ -214,7 +214,7 @@ def clamped(planner: Planner, step: Step, x: Stored, low: float | None, high: fl
     if low == 0 and high in (None, 6.0):
         return maker.affine(x, 1.0, 0.0, activation="RELU" if high is None else "RELU6")
     symmetric = low in (0, None if high is None else -high)
-    if low is not None and high is not None and low <= 0 <= high and (symmetric or not maker.wide()):
+    if low is not None and high is not None and low <= 0 <= high and (symmetric or not maker.is_int16()):
         # The ends of the result's range are those of the clamp.
         return maker.affine(x, 1.0, 0.0, bounds=(low, high))
     return maker.function("clamp", x, parameters=(low, high), nonnegative=low is not None and low >= 0)

@@ -84,7 +84,7 @@ def _scale(grid: Grid, ends: Ends) -> float:
     if grid.fixed is not None:
         return grid.fixed[0]
     low, high = _ends(grid, ends)
-    if grid.rule.wide:
+    if grid.rule.is_int16:
         return max(-low, high) / (2**15 - 1)
     return (high - low) / (2**grid.bits - 1)
 

@@ -119,7 +119,7 @@ class Maker:
         if operator.same_quantization:
             if len(tensors) > 1:
                 operands = tensors = self._on_one_grid(tensors, path)
-            if tensors[0].grid.wide and "int16" not in operator.dtypes:
+            if tensors[0].grid.is_int16 and "int16" not in operator.dtypes:
                 self._need_dtype(kind, self.rule(path))
                 operands = tensors = [self._converted(each, self.rule(path)) for each in tensors]
             grid, high = tensors[0].grid, all(each.high for each in tensors)
@@ -133,7 +133,7 @@ class Maker:
                 activation = self._by_saturation(rule, bounds, activation)
             high = activation != "NONE"
             positive = nonnegative or high or (bounds is not None and bounds[0] == 0)
-            grid = SharedGrid(path, rule, positive, operator.grid_fixed_in("int16" if rule.wide else "int8"))
+            grid = SharedGrid(path, rule, positive, operator.grid_fixed_in("int16" if rule.is_int16 else "int8"))
         if batch_axis is None:
             batch_axis = tensors[0].batch_axis
         stored = Stored(path, tuple(shape), batch_axis, grid, channels, high)
@@ -152,13 +152,13 @@ class Maker:
         )
         return self.planner.draft(stored, step, operands)
 
-    def wide(self, part: str | None = None) -> bool:
+    def is_int16(self, part: str | None = None) -> bool:
         """Whether the rules want the result in 16 bits."""
-        return self.rule(self.path if part is None else f"{self.path}_{part}").wide
+        return self.rule(self.path if part is None else f"{self.path}_{part}").is_int16
 
     def _need_dtype(self, kind: str, rule: Rule) -> None:
         """Refuses the step in 16 bits if no runtime has the operator for them."""
-        if rule.wide and self.planner.deployable and "int16" not in OPERATORS[kind].dtypes:
+        if rule.is_int16 and self.planner.deployable and "int16" not in OPERATORS[kind].dtypes:
             self.planner.refused_in_int16 = True
             raise Refused(
                 f"{word(self.step)} in 16 bits (rule match={rule.match!r}): no runtime has {kind} in int16; give it "
@@ -170,7 +170,7 @@ class Maker:
 
         Its range comes about as that of the tensor itself does.
         """
-        if x.grid.wide == rule.wide:
+        if x.grid.is_int16 == rule.is_int16:
             return x
         grid = x.grid.root()
         own = replace(grid.rule, match=rule.match, activation_bits=rule.activation_bits)
@@ -192,7 +192,7 @@ class Maker:
     def _by_saturation(self, rule: Rule, bounds: tuple[float, float], activation: str) -> str:
         """The activation with which the ends of a grid are those of `bounds`."""
         low, high = bounds
-        if not rule.wide or low == -high:
+        if not rule.is_int16 or low == -high:
             return activation
         if low == 0:
             return "RELU" if activation == "NONE" else activation
@@ -296,7 +296,7 @@ class Maker:
             fixed = None
         result = []
         for index, tensor in enumerate(tensors):
-            if tensor.grid.wide != rule.wide:
+            if tensor.grid.is_int16 != rule.is_int16:
                 tensor = self._stored_again(tensor, rule)
             elif not tensor.grid.accepts(rule, fixed):
                 # A tensor whose rule gives it another kind of range is stored once more, under the rule of the result.

@@ -130,7 +130,7 @@ def take(maker: Maker, x: Stored, axis: int, indices: Sequence[int], part: str |
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
         return maker.slice(x, [(axis, start, stop, step)], part)
-    if maker.has("GATHER") and not (x.grid.wide and len(runs) <= MOST_PARTS):  # TFLite-Micro has none in int16
+    if maker.has("GATHER") and not (x.grid.is_int16 and len(runs) <= MOST_PARTS):  # TFLite-Micro has none in int16
         shape = [len(indices) if at == axis else size for at, size in enumerate(x.shape)]
         attributes = {"axis": axis, "indices": indices}
         return maker.store("GATHER", [x], shape, part, attributes=attributes, channels=x.channels)
@@ -466,7 +466,7 @@ def pixel_shuffle(planner: Planner, step: Step) -> Stored:
     if maker.has("DEPTH_TO_SPACE"):
         # The device takes the place in the block as the slower part of a channel's number, the user as the faster.
         order = np.arange(x.shape[axis]).reshape(channels, factor**2).T.reshape(-1)
-        if x.grid.wide and channels > 1:
+        if x.grid.is_int16 and channels > 1:
             x = _swapped(maker, x, axis, channels, "reordered")
         else:
             x = take(maker, x, axis, order.tolist(), "reordered")
@@ -507,7 +507,7 @@ def pixel_unshuffle(planner: Planner, step: Step) -> Stored:
         order = np.arange(channels * factor**2).reshape(factor**2, channels).T.reshape(-1)
         if channels == 1:
             return x
-        if x.grid.wide:
+        if x.grid.is_int16:
             return _swapped(maker, x, axis, factor**2)
         return take(maker, x, axis, order.tolist())
     if x.rank != 4 or axis != 1 or x.batch_axis != 0:

@@ -82,7 +82,7 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, step.kind)
     axis = axes[0] if len(axes) == 1 else None
     short = axis is not None and axis != x.batch_axis and x.shape[axis] <= LONGEST_ROW
-    if axis is not None and short and epsilon <= LARGEST_EPSILON and not maker.wide():
+    if axis is not None and short and epsilon <= LARGEST_EPSILON and not maker.is_int16():
         return _by_length(maker, x, weight, bias, activation, axis, epsilon)
     plain = weight is None and bias is None
     how: dict[str, Any] = {"activation": activation} if plain else {}
@@ -172,7 +172,7 @@ def normalize(planner: Planner, step: Step) -> Stored:
             *(("sqrt", (1,), ()), ("maximum", (2, epsilon), ()), ("reciprocal", (3,), ())),
         )
         return maker.multiply(x, maker.function("composition", mean, "inverse", inverse, nonnegative=True))
-    if maker.wide():  # no runtime has the operator in int16
+    if maker.is_int16():  # no runtime has the operator in int16
         row = _normalized(maker, x, (axis,), 0.0, "row", centered=False)
         return maker.affine(row, 1 / math.sqrt(x.shape[axis]), 0.0)
     return maker.unary("L2_NORMALIZATION", x, attributes={"axis": axis, "epsilon": epsilon})

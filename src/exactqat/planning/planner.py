@@ -57,9 +57,9 @@ class SharedGrid:
         second._joined = first
 
     @property
-    def wide(self) -> bool:
+    def is_int16(self) -> bool:
         """Whether the device stores its tensors in int16."""
-        return self.root().rule.wide
+        return self.root().rule.is_int16
 
     def accepts(self, rule: Rule, fixed: tuple[float, int] | None = None) -> bool:
         """Whether a tensor under `rule`, or on a `fixed` grid, may be stored on this one."""
@@ -183,8 +183,8 @@ class Planner:
             if name not in self.network.values:
                 what = f"the model returns '{name}', which does not depend on its input; take it from the model itself"
                 self.problems.add("output", what, Place())
-        wide = [f"in 16 bits {', '.join(in_int16())}"] if self.refused_in_int16 else []
-        self.problems.raise_any([*SUPPORTED, *wide])
+        of_int16 = [f"in 16 bits {', '.join(in_int16())}"] if self.refused_in_int16 else []
+        self.problems.raise_any([*SUPPORTED, *of_int16])
         return self._finish(inputs)
 
     def _visit(self, step: Step) -> None:

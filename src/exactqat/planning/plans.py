@@ -64,12 +64,12 @@ class Grid:
 
     @property
     def bits(self) -> int:
-        return 8 if self.fixed is not None and not self.rule.wide else self.rule.activation_bits
+        return 8 if self.fixed is not None and not self.rule.is_int16 else self.rule.activation_bits
 
     @property
     def dtype(self) -> str:
         """What the device stores it in."""
-        return "int16" if self.rule.wide else "int8"
+        return "int16" if self.rule.is_int16 else "int8"
 
     @property
     def fixed_range(self) -> tuple[float, float] | None:
@@ -77,13 +77,13 @@ class Grid:
         if self.fixed is None:
             return None
         scale, zero_point = self.fixed
-        lowest, highest = (1 - 2**15, 2**15 - 1) if self.rule.wide else (-128, 127)
+        lowest, highest = (1 - 2**15, 2**15 - 1) if self.rule.is_int16 else (-128, 127)
         return scale * (lowest - zero_point), scale * (highest - zero_point)
 
     @property
     def constant_bits(self) -> int:
         """Of constants beside its tensors, which are stored in what these are stored in."""
-        return 16 if self.rule.wide else self.rule.weight_bits
+        return 16 if self.rule.is_int16 else self.rule.weight_bits
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _index(planner: Planner, step: Step) -> Stored:
         raise Refused(f"{word(step)} over the batch; every example is computed separately")
     if step.attributes.get("keep_dims"):
         raise Refused(f"{word(step)} that keeps its axis, in the file; let it drop the axis")
-    if x.grid.wide:
+    if x.grid.is_int16:
         raise Refused(f"{word(step)} in 16 bits in the file; leave it outside (keep_final_activation=False)")
     return maker.leave(x, "ARG_MAX")
 

@@ -95,13 +95,13 @@ class Rule:
             raise ValueError("Rule.narrow_range=True drops a code to make the grid symmetric: also set symmetric=True")
 
     @property
-    def wide(self) -> bool:
+    def is_int16(self) -> bool:
         """Whether what the layer stores is int16 on the device."""
         return self.activation_bits == 16
 
     def deployment_obstacle(self) -> str | None:
         """Why a device with integer kernels cannot run a layer under this rule, or None if it can."""
-        if self.activation_bits > 8 and not self.wide:
+        if self.activation_bits > 8 and not self.is_int16:
             return f"activation_bits={self.activation_bits}, but the device's tensors have 2 to 8 bits, or 16"
         if not self.symmetric or not self.narrow_range:
             return "weights must be symmetric with a narrow range (zero point 0, codes -127..127)"

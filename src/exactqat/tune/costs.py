@@ -89,10 +89,10 @@ class Costs:
         saved = 0.0
         converted = set()
         for work in self._work:
-            wide = _wide(bits, work.result)
-            converted |= {(name, wide) for name, _, unit in work.read if _wide(bits, unit) != wide}
-            saved -= 4.0 * work.biases if wide else 0
-            if work.weights is not None and work.packs and not wide and bits[work.weights] <= 4:
+            is_int16 = _is_int16(bits, work.result)
+            converted |= {(name, is_int16) for name, _, unit in work.read if _is_int16(bits, unit) != is_int16}
+            saved -= 4.0 * work.biases if is_int16 else 0
+            if work.weights is not None and work.packs and not is_int16 and bits[work.weights] <= 4:
                 saved += work.filter / 2
         return self._file - saved + CONVERSION * len(converted)
 
@@ -100,11 +100,13 @@ class Costs:
         """Bytes that are held while each operator runs."""
         found = []
         for work in self._work:
-            wide = _wide(bits, work.result)
-            held = sum(size * (2 if _wide(bits, unit) else 1) for size, unit in work.live)
+            is_int16 = _is_int16(bits, work.result)
+            held = sum(size * (2 if _is_int16(bits, unit) else 1) for size, unit in work.live)
             # What is read in the other width is stored once more.
-            held += sum(size * (2 if wide else 1) for _, size, unit in work.read if _wide(bits, unit) != wide)
-            if work.weights is not None and work.packs and not wide and bits[work.weights] <= 4:
+            held += sum(
+                size * (2 if is_int16 else 1) for _, size, unit in work.read if _is_int16(bits, unit) != is_int16
+            )
+            if work.weights is not None and work.packs and not is_int16 and bits[work.weights] <= 4:
                 held += work.filter  # unpacked while it is used
             found.append(held)
         return np.asarray(found, np.float64)
@@ -116,7 +118,7 @@ class Costs:
             if not work.multiply_adds:
                 continue
             read = [bits[unit] if unit is not None else 8 for _, _, unit in work.read]
-            first = 16 if _wide(bits, work.result) else min(read[0], 8)
+            first = 16 if _is_int16(bits, work.result) else min(read[0], 8)
             second = bits[work.weights] if work.weights is not None else min(read[-1], 8) if len(read) > 1 else 8
             total += work.multiply_adds * max(first, fewest) * max(second, fewest) / 64
         return total
@@ -127,7 +129,7 @@ class Costs:
         return {"flash": self.flash(bits), "arena": float(arena.max(initial=0)), "multiply_adds": work}
 
 
-def _wide(bits: Bits, unit: Unit | None) -> bool:
+def _is_int16(bits: Bits, unit: Unit | None) -> bool:
     return unit is not None and bits[unit] == 16
 
 

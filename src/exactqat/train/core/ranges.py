@@ -65,10 +65,10 @@ def symmetric(p: RangePrimitives, low: Any, high: Any) -> tuple[Any, Any]:
     return step * -(2.0**15), step * (2**15 - 1)
 
 
-def usable(p: RangePrimitives, low: Any, high: Any, wide: bool) -> tuple[Any, Any]:
-    """The ends that fake quantization takes. wide: of 16 bits."""
+def usable(p: RangePrimitives, low: Any, high: Any, is_int16: bool) -> tuple[Any, Any]:
+    """The ends that fake quantization takes. is_int16: of 16 bits."""
     low, high = with_width(p, low, high)
-    return symmetric(p, low, high) if wide else (low, high)
+    return symmetric(p, low, high) if is_int16 else (low, high)
 
 
 def below_zero(p: NumberPrimitives, low: Any) -> Any:
@@ -142,10 +142,10 @@ def _moved(
     return low, high
 
 
-def learned_start(p: NumberPrimitives, x: Any, low: Any, high: Any, bits: int, wide: bool) -> tuple[Any, Any]:
+def learned_start(p: NumberPrimitives, x: Any, low: Any, high: Any, bits: int, is_int16: bool) -> tuple[Any, Any]:
     """Where a learned range starts: it already clips a little, since gradients reach a bound only through values
     outside of it."""
-    fraction = least_error_fraction(p, x, *usable(p, low, high, wide), bits, False)
+    fraction = least_error_fraction(p, x, *usable(p, low, high, is_int16), bits, False)
     return low * fraction, high * fraction
 
 
@@ -177,12 +177,12 @@ def least_error_fraction(
     return best
 
 
-def device_grid(p: Primitives, low: Any, scale: Any, bits: int, wide: bool, high: bool) -> DeviceGrid:
+def device_grid(p: Primitives, low: Any, scale: Any, bits: int, is_int16: bool, high: bool) -> DeviceGrid:
     """A grid as the device places its codes. low: of its range; high: at the top of int8, not at its bottom."""
     exact = p.clip(-low / scale, 0.0, 2.0**bits - 1)
     whole = p.floor(exact)
     zero_point = whole + p.where(exact - whole >= 0.5, 1.0, 0.0)
-    return DeviceGrid(scale, zero_point + float(-(2**15) if wide else -128 + high * (256 - 2**bits)))
+    return DeviceGrid(scale, zero_point + float(-(2**15) if is_int16 else -128 + high * (256 - 2**bits)))
 
 
 # --- in NumPy ---------------------------------------------------------------------------------------------------------

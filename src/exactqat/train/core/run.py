@@ -128,7 +128,7 @@ class Run:
     def bounds(self, grid: str) -> tuple[Any, Any]:
         """(min, max) of a grid, wide enough to have a scale."""
         ends = self.end(grid, "minimum"), self.end(grid, "maximum")
-        return usable(self.primitives, *ends, self.functional.grids[grid].rule.wide)
+        return usable(self.primitives, *ends, self.functional.grids[grid].rule.is_int16)
 
     def scale(self, grid: str) -> Any:
         return step_width(self.bounds(grid), self.functional.grids[grid].bits, False)
@@ -175,7 +175,7 @@ class Run:
         low, high = with_zero(p, low, high, grid.nonnegative)
         if rule.ranges != "learned":
             return low, high
-        return learned_start(p, x, low, high, rule.activation_bits, rule.wide)
+        return learned_start(p, x, low, high, rule.activation_bits, rule.is_int16)
 
     def store(self, name: str, x: Any) -> Any:
         """A tensor on its grid."""

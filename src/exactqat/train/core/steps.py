@@ -150,7 +150,7 @@ class Step:
             return result
         low, high = map(p.stop_gradient, quantizer.ends())
         scale = step_width((low, high), quantizer.bits, False)
-        grid = device_grid(p, low, scale, quantizer.bits, quantizer.rule.wide, self.high)
+        grid = device_grid(p, low, scale, quantizer.bits, quantizer.rule.is_int16, self.high)
         given = [p.stop_gradient(each) for each in operands]
         rounded = self.operator.real_on_grid(p, given, self.attributes, grid)
         return result if rounded is None else p.straight_through(rounded, result)
@@ -163,7 +163,7 @@ class Step:
         if self.bounds is None:
             return x
         # On a symmetric grid of 16 bits saturation clamps, one code below the lower bound.
-        by_saturation = self.output_quantizer.rule.wide and self.output_quantizer.quantizing
+        by_saturation = self.output_quantizer.rule.is_int16 and self.output_quantizer.quantizing
         if by_saturation:
             return x
         low, high = self.bounds
@@ -250,7 +250,7 @@ class WeightedStep(Step):
             bias = bias * own + offset
             # Folded, it is in the weight already.
             factor = factor if self.folded else own
-        return channel_grid(p, factor, bias, raw_scale, input_scale, output_scale, self.source.rule.wide)
+        return channel_grid(p, factor, bias, raw_scale, input_scale, output_scale, self.source.rule.is_int16)
 
     def compute_frozen(self, x: Any) -> Any:
         """The operator once batch norm is folded, in real numbers, before its result is stored."""

@@ -142,7 +142,13 @@ def correction_and_shift(
 
 
 def channel_grid(
-    p: NumberPrimitives, factor: Any, bias: Any, raw_scale: Any, input_scale: Any, output_scale: Any, wide: bool = False
+    p: NumberPrimitives,
+    factor: Any,
+    bias: Any,
+    raw_scale: Any,
+    input_scale: Any,
+    output_scale: Any,
+    is_int16: bool = False,
 ) -> ChannelGrid:
     """Folds batch norm's `factor` into the weight's `raw_scale` and puts the bias on the accumulator's grid.
 
@@ -153,7 +159,7 @@ def channel_grid(
     """
     scale = raw_scale * p.abs(p.stop_gradient(factor))
     step = scale * input_scale
-    largest = LARGEST_WIDE_BIAS_CODE if wide else LARGEST_BIAS_CODE
+    largest = LARGEST_WIDE_BIAS_CODE if is_int16 else LARGEST_BIAS_CODE
     alive = (step > SMALLEST_MULTIPLIER * output_scale) & (p.abs(bias) <= largest * step)
     scale = p.where(alive, scale, output_scale / input_scale / 256)
     step = input_scale * scale

@@ -68,7 +68,7 @@ FLOWS = {"xnnpack": _Plain(), "cortex-m": _Pooled()}
 
 
 def _limits(grid: Grid) -> tuple[int, int, torch.dtype]:
-    if grid.rule.wide:
+    if grid.rule.is_int16:
         return -(2**15), 2**15 - 1, torch.int16
     return -(2 ** (grid.bits - 1)), 2 ** (grid.bits - 1) - 1, torch.int8
 
@@ -103,7 +103,7 @@ class _Program(nn.Module):
             for position, name in enumerate(step.operands):
                 if (step.path, position) in numbers.constants and not plan.is_stored(name):
                     codes, _ = numbers.constants[(step.path, position)]
-                    dtype = np.int16 if plan.grids[step.grid].rule.wide else np.int8
+                    dtype = np.int16 if plan.grids[step.grid].rule.is_int16 else np.int8
                     self.register_buffer(f"constant_{number}_{position}", torch.from_numpy(codes.astype(dtype)))
 
     def scale(self, grid: str) -> float:
@@ -150,8 +150,8 @@ class _Program(nn.Module):
         if name in values:
             return self.read(name, values)
         scale = float(self.numbers.constants[(step.path, position)][1])
-        codes, wide = getattr(self, f"constant_{number}_{position}"), self.plan.grids[step.grid].rule.wide
-        limits = (-(2**15), 2**15 - 1, torch.int16) if wide else (-128, 127, torch.int8)
+        codes, is_int16 = getattr(self, f"constant_{number}_{position}"), self.plan.grids[step.grid].rule.is_int16
+        limits = (-(2**15), 2**15 - 1, torch.int16) if is_int16 else (-128, 127, torch.int8)
         return self.nodes.dequantize_per_tensor.default(codes, scale, 0, *limits)
 
     def step(self, number: int, step: PlanStep, values: dict[str, Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from .owners import BEFORE
 Source = Callable[[], Tensor]
 
 
-class Held:
+class ModuleTensor:
     """The parameter or buffer that a module holds under a name.
 
     Attributes:

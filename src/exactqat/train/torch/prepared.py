@@ -44,7 +44,7 @@ from .layers import (
     Computed,
     ConstantOperand,
     CustomGradient,
-    Held,
+    ModuleTensor,
     Outside,
     QuantizedInput,
     QuantizedLayer,
@@ -468,7 +468,7 @@ class PreparedModel(Owner):
 
 
 @torch.no_grad()
-def _update(updates: Sequence[tuple[Held, Source]]) -> None:
+def _update(updates: Sequence[tuple[ModuleTensor, Source]]) -> None:
     new = [source() for _, source in updates]
     for (held, _), values in zip(updates, new, strict=True):
         held.tensor().copy_(values)
@@ -497,7 +497,7 @@ class _Building:
         self.model = model
         self.plan = plan
         self.tensors = tensors
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, ModuleTensor] = {}
         self.layers: dict[str, nn.Module] = {}
         self.root = nn.Module()
         self.core = Functional(plan)
@@ -506,7 +506,7 @@ class _Building:
         self.weight_quantizers: dict[str, WeightFakeQuantize] = {}
         self.grid_of = self.core.grid_of
         self.sources: dict[str, Source] = {}
-        self.data: dict[str, Held] = {}
+        self.data: dict[str, ModuleTensor] = {}
         self.expressions: list[Any] = []
 
     def run(self) -> dict[str, nn.Module]:
@@ -534,7 +534,7 @@ class _Building:
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 
-    def holder(self, path: str) -> Held:
+    def holder(self, path: str) -> ModuleTensor:
         """The place of a parameter or buffer of the user's, put there by the first to ask."""
         original = self.tensors[path]
         if id(original) not in self.held:
@@ -546,7 +546,7 @@ class _Building:
                 owner._parameters[name] = with_hooks(nn.Parameter(copied), original)
             else:
                 owner._buffers[name] = copied
-            self.held[id(original)] = Held(owner, name)
+            self.held[id(original)] = ModuleTensor(owner, name)
         return self.held[id(original)]
 
     def source(self, name: str) -> Source:
@@ -576,12 +576,12 @@ class _Building:
             )
             values = values.to(torch.float32) if values.is_floating_point() else values
             self.root.register_buffer(buffer, values.detach().clone().to(self._device()), persistent=False)
-            self.data[name] = Held(self.root, buffer)
+            self.data[name] = ModuleTensor(self.root, buffer)
         return self.data[name]
 
-    def updates(self) -> list[tuple[Held, Source]]:
+    def updates(self) -> list[tuple[ModuleTensor, Source]]:
         """What training makes of parameters and buffers beside gradients."""
-        found: list[tuple[Held, Source]] = []
+        found: list[tuple[ModuleTensor, Source]] = []
         for path, expression in [] if self.plan.network.input_tree is None else self.plan.network.input_tree.updates:
             held = self.holder(path)
             held.moves = True

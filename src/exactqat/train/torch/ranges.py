@@ -85,7 +85,7 @@ class ActivationRange(nn.Module):
         self._shown.clear()
 
     @property
-    def wide(self) -> bool:
+    def is_int16(self) -> bool:
         """Whether the device stores int16."""
         return self.bits == WIDE_BITS
 
@@ -102,7 +102,7 @@ class ActivationRange(nn.Module):
         low, high = self._ends(activation)
         if self.policy == "learned":
             low, high = core.with_zero(p, low.to(self.minimum.dtype), high.to(self.minimum.dtype), self.nonnegative)
-            low, high = core.learned_start(p, activation.to(low.dtype), low, high, self.bits, self.wide)
+            low, high = core.learned_start(p, activation.to(low.dtype), low, high, self.bits, self.is_int16)
         self.observe_ends(low, high)
 
     def observe_ends(self, low: Tensor, high: Tensor) -> None:
@@ -171,7 +171,7 @@ class ActivationRange(nn.Module):
                 maximum = core.above_zero(p, maximum)
         if not (at_hand and maximum.item() - minimum.item() > 2 * SMALLEST_WIDTH):
             minimum, maximum = core.with_width(p, minimum, maximum)
-        return core.symmetric(p, minimum, maximum) if self.wide else (minimum, maximum)
+        return core.symmetric(p, minimum, maximum) if self.is_int16 else (minimum, maximum)
 
     def _has_data(self) -> bool:
         """Whether a batch was seen. To ask a GPU is to wait for it: that is done once for each state of the count."""
@@ -193,7 +193,7 @@ class ActivationRange(nn.Module):
     @torch.no_grad()
     def scale_so_far(self) -> tuple[Tensor, Tensor]:
         """The width of a step, and whether the range has seen data, without which the width says nothing; rank 0."""
-        ends = core.usable(p, self.minimum.clamp(max=0.0), self.maximum.clamp(min=0.0), self.wide)
+        ends = core.usable(p, self.minimum.clamp(max=0.0), self.maximum.clamp(min=0.0), self.is_int16)
         seen = torch.ones_like(self.batches) if self.policy == "fixed" else self.batches
         return step_width(ends, self.bits, False), seen > 0
 
