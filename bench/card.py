@@ -10,7 +10,7 @@ Python. What waits for the device cannot be captured, JAX's calls neither; a con
 
     graph   events around replays
     calls   events around calls, what Python takes before each among it
-    host    the host's clock around calls, of which the last is waited for
+    host    the host's clock around calls; it waits for the last one
 
 Our own calls are timed as graph and as calls, and each peer is compared with what has its own clock, or, for host, with
 the calls. A sample is the mean of all calls of a turn. Nothing here imports a framework unless asked.

@@ -3,7 +3,7 @@
 
 Runs in an environment of its own (TensorFlow, tf_keras, tensorflow-model-optimization); nothing of this library is
 imported here, nor this file by it. Lines of JSON: first the task comes in and the networks' numbers of parameters go
-out; then each line names a network, of which one step is made and its seconds are the answer.
+out; then each line names a network; one step of it is made, and the answer is its seconds.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ def random_gather(rng: Random, builder: Builder) -> str:
 
 
 def random_embedding(rng: Random, builder: Builder) -> str:
-    """Numbers of words, and a table of which every row is asked for now and then."""
+    """Numbers of words, and a table whose rows are all asked for now and then."""
     sizes = [int(size) for size in rng.integers(1, 20, rng.integers(1, 3))]
     builder.input("x", (1, *sizes), INDICES)
     table = (int(rng.integers(1, 40)), int(rng.integers(1, 33)))
@@ -901,7 +901,7 @@ WIDE_CASES: dict[str, Case] = {
     "LOOKUP": random_lookup_wide,
     "CODED_EMBEDDING": partial(random_coded_embedding, dtype="int16"),
 }
-# Others are float32 throughout, of which no equality is claimed.
+# Others are float32 throughout, and no equality is claimed.
 REAL_CASES: dict[str, Case] = {"QUANTIZE": random_quantize_real}
 PROJECTED_CASES: dict[str, Case] = {"UNIDIRECTIONAL_SEQUENCE_LSTM": random_projected_lstm}
 # TRANSPOSE_CONV of no runtime takes filters of four bits.

@@ -82,8 +82,8 @@ class Reader(nn.Module):
 
 
 def sentences(seed: int) -> list[tuple[Any, np.ndarray]]:
-    """Words [n, 24] and masks [n, 24] of integers, sentences of 8 to 24 words; what each is about: that one of its two
-    topics of which it has more words, among words that say nothing."""
+    """Words [n, 24] and masks [n, 24] of integers, sentences of 8 to 24 words; what each is about: the one of its two
+    topics that has more words in it, among words that say nothing."""
     rng = np.random.default_rng(seed)
     count = sum(COUNTS)
     words, mask = np.zeros((2, count, LENGTH), np.int64)

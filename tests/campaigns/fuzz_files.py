@@ -131,7 +131,7 @@ def work(seed: int, first: int, count: int, seconds: float, plain: int, onnx: Pa
             if number < first:
                 continue
             fork_instead(not plain or number % plain != 0)
-            # Addresses, of which libraries take many already.
+            # Addresses; libraries take many already.
             taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (taken + 2 * MOST_MEMORY, resource.RLIM_INFINITY))
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -53,7 +53,7 @@ NORM = {"scale": VECTOR, "offset": -VECTOR, "mean": VECTOR, "variance": VECTOR}
 RESERVES = {f"reserve_space_{i}": VECTOR for i in (1, 2)}
 CONV = {"strides": (1, 1, 1, 1), "padding": "SAME"}
 
-# Operands, the first of which is data, one example for each image; and attributes.
+# Operands (the first is data, one example for each image) and attributes.
 EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "FakeQuantWithMinMaxArgs": ({"inputs": X}, {}),
     "FakeQuantWithMinMaxArgsGradient": ({"gradients": G, "inputs": X}, {}),

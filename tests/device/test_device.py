@@ -57,7 +57,7 @@ def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
         outcome = sweep(kind, profile, 4, tmp_path)
         assert (profile == "micro" or kind == "ELU") and outcome.refused and not outcome.differing
         return
-    # A function of one int16 has 65,536 inputs, all of which are compared.
+    # A function of one int16 has 65,536 inputs; all are compared.
     outcome = sweep(kind, profile, SWEEP // 4 if ":" in kind else SWEEP, tmp_path)
     # TFLite-Micro lacks some ranks.
     assert outcome.values > 0 or (profile == "micro" and outcome.refused)
@@ -65,8 +65,8 @@ def test_equals_the_runtime(kind: str, profile: str, tmp_path: Path) -> None:
     print(f"{kind} {profile}: {outcome.values:,} compared, {outcome.differing} differ, by {outcome.largest} at most")
     values, differing, largest = MEASURED[kind, profile]
     assert outcome.largest <= largest, outcome.examples
-    # What is measured over many graphs may be twice as much in a few; LiteRT's optimized kernels for four bits, of
-    # which nothing is claimed, differ in all ties of one graph and in none of another.
+    # What is measured over many graphs may be twice as much in a few; LiteRT's optimized kernels for four bits, where
+    # nothing is claimed, differ in all ties of one graph and in none of another.
     most = 0.05 if differing and kind.endswith(":int4") else 2 * differing / values
     assert outcome.differing / outcome.values <= most, outcome.examples
 

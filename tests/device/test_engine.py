@@ -78,7 +78,7 @@ def repeated(codes: Mapping[str, np.ndarray], examples: int) -> dict[str, np.nda
     rng = np.random.default_rng(3)
     more = {}
     for name, given in codes.items():
-        if given.dtype in (np.float32, np.int32):  # of which indices lie within a table
+        if given.dtype in (np.float32, np.int32):  # indices within a table
             more[name] = np.concatenate([given] * examples)
             continue
         ends, shape = np.iinfo(given.dtype), (examples * len(given), *given.shape[1:])

@@ -184,7 +184,7 @@ def streamed(stream: Stream, codes: np.ndarray) -> dict[str, list[np.ndarray]]:
 
 
 def compared(graph: Graph, stream: Stream, codes: np.ndarray, profile: str) -> int:
-    """Counts integers of the whole sequence that the stream has, all of which must be equal."""
+    """Counts integers of the whole sequence that the stream has; all must be equal."""
     found = streamed(stream, codes)
     whole = simulate(graph, codes[:, : graph.tensors["x"].shape[1]], profile)
     count = 0

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -322,6 +323,43 @@ def test_devices_are_distinguished_by_their_properties() -> None:
     for path in PACKAGE.rglob("*.py"):
         found = profiles_compared(tree_of(path))
         assert not found, f"{path.relative_to(PACKAGE)} asks for a device by name on lines {sorted(found)}; ask Profile"
+
+
+def files_used(path: Path) -> set[Path]:
+    """Files of the package that one imports, at the top or within a function; not those whose names only annotate."""
+    found: set[Path] = set()
+    left: list[ast.AST] = [tree_of(path)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            left += node.orelse
+            continue
+        left += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = ["exactqat", *path.relative_to(PACKAGE).parts[: -node.level]] if node.level else []
+            module = [*above, *(node.module.split(".") if node.module else [])]
+            names = [[*module, alias.name] for alias in node.names]
+        else:
+            continue
+        for first, *rest in names:
+            file = PACKAGE.joinpath(*rest)
+            candidates = (file.with_suffix(".py"), file / "__init__.py", file.parent.with_suffix(".py"))
+            found |= {each for each in candidates if first == "exactqat" and each.exists()}
+    return found - {path}
+
+
+def test_no_files_import_one_another() -> None:
+    """In whatever order files are read, and whatever is imported late, arrows go down only."""
+    arrows = {path: files_used(path) for path in PACKAGE.rglob("*.py")}
+    assert PACKAGE / "planning" / "plans.py" in arrows[PACKAGE / "train" / "core" / "run.py"]
+    assert PACKAGE / "numpy.py" not in arrows[PACKAGE / "reference" / "arrays.py"]
+    assert PACKAGE / "train" / "core" / "run.py" not in arrows[PACKAGE / "train" / "core" / "accumulators.py"]
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        raise AssertionError(" imports ".join(str(each.relative_to(PACKAGE)) for each in error.args[1])) from None
 
 
 def tracked_files() -> list[Path]:

@@ -379,8 +379,8 @@ def test_training_starts_from_a_search_and_goes_on_with_the_same_bits(
     search, train = tune.search, training.train
 
     def likelihood(outputs: np.ndarray, labels: np.ndarray) -> float:
-        """Of which every change of a network is better or worse; of a few images' accuracy, that depends on the
-        processor that trained."""
+        """Every change of a network makes it better or worse; whether it changes a few images' accuracy depends
+        on the processor that trained."""
         scores = outputs - outputs.max(1, keepdims=True)
         return float(np.mean(scores[np.arange(len(labels)), labels] - np.log(np.exp(scores).sum(1))))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people do with a model of Keras, each of which once went wrong without a word, or in the middle of `fit`.
+"""What people do with a model of Keras; each once went wrong without a word, or in the middle of `fit`.
 
 test_keras_kit.py runs it.
 """

@@ -499,6 +499,13 @@ def test_without_pytorch_there_is_a_hint(name: str) -> None:
     assert f"exactqat.qat.{name} needs PyTorch: pip install 'exactqat[torch]'" in last and "exactqat.qat.jax" in last
 
 
+@pytest.mark.parametrize("program", ["from exactqat.qat import jax; jax.prepare", "import exactqat.qat.jax"])
+def test_without_jax_there_is_a_hint(program: str) -> None:
+    done = run(WITHOUT.format(missing=["jax"]) + program)
+    assert done.returncode != 0
+    assert "JAX is needed here: pip install 'exactqat[jax]'" in done.stderr.strip().splitlines()[-1]
+
+
 def test_without_its_backend_keras_names_the_variable() -> None:
     if importlib.util.find_spec("keras") is None:
         pytest.skip("needs exactqat[keras]")

@@ -184,7 +184,7 @@ def test_a_file_is_inspected_beside_onnxruntime(form: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 def test_a_sum_with_a_constant_on_a_grid_is_a_sum(form: str, tmp_path: Path) -> None:
-    """A dense layer over three axes is a product and a sum in the file, each of which rounds."""
+    """A dense layer over three axes is a product and a sum in the file, and each rounds."""
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
     found = qat.inspect_onnx(quantized("m5", tmp_path, form=form), examples=2)

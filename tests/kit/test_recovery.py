@@ -74,7 +74,7 @@ def test_early_stopping_waits_and_goes_on_from_its_state() -> None:
 
 
 class Two(torch.nn.Module):
-    """Two layers, the path of the first of which is the beginning of the second's."""
+    """Two layers; the path of the first is the beginning of the second's."""
 
     def __init__(self) -> None:
         super().__init__()

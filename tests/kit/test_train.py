@@ -509,7 +509,7 @@ def test_constants_of_operators_that_compare_codes_lie_on_their_grid() -> None:
     batch = torch.randn(6, 3)
     qat.calibrate(prepared, [batch])
     result = prepared.eval()(batch)
-    # The input's grid covers the constant, of which no value of the input comes near.
+    # The input's grid covers the constant, which no value of the input comes near.
     torch.testing.assert_close(result, torch.maximum(batch, floor), rtol=0, atol=0.06)
     layers = dict(prepared.layers())
     assert layers["maximum"].output_quantizer is layers["input"].output_quantizer

@@ -80,7 +80,7 @@ class Entry:
 AS_REFERENCE = reference.call
 
 
-# Good arguments, of which each call changes some
+# Good arguments; each call changes some
 
 
 def array(*values: Any) -> np.ndarray:

@@ -2,7 +2,7 @@
 """Channels first or last, in memory of their own or in that of an operand: batch normalization has one set of bits.
 
 The order of sums does not depend on the layout, but the loops do: planes smaller than a line of the cache, small ones
-that are gathered or read image by image, large ones; rows of which many meet in the same places of a cache; images that
+that are gathered or read image by image, large ones; rows that meet in the same places of a cache; images that
 are near the core, far from it, and results that go past the cache.
 """
 

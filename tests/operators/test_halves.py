@@ -303,7 +303,7 @@ print(resident("VmHWM:") - before)
     ],
 )
 def test_no_copies_of_tensors(call: str) -> None:
-    """A tensor of 64 MiB, of which a float32 copy takes 128."""
+    """A tensor of 64 MiB; a float32 copy would take 128."""
     command = [sys.executable, "-c", MEMORY, call]
     environment = {**os.environ, "EXACTQAT_NUM_THREADS": "2"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference agrees with TensorFlow's recorded answers to the bit where promised, else with exact arithmetic.
 
-RESULTS of tests/cases.py says what is promised of which output; tests/evaluations.py evaluates the formulas.
+RESULTS of tests/cases.py says what is promised for each output; tests/evaluations.py evaluates the formulas.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def test_a_list_that_changes_during_the_first_call(framework: str, monkeypatch: 
         return bind(args, kwargs)
 
     monkeypatch.setattr(op, "bind", changed)
-    shape = np.ones((1, 7, 7, 2), np.float32)  # of which no plan is known
+    shape = np.ones((1, 7, 7, 2), np.float32)  # no plan is known for it
     op(to(shape), filter, strides, "SAME")
     monkeypatch.undo()
     assert strides == [1, 2, 2, 1]

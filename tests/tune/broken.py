@@ -29,7 +29,7 @@ class Breaking:
     """One way of breaking a layer.
 
     Attributes:
-        kinds: of the parts of which one must be found first. reason: what must be said of it.
+        kinds: of parts; one of them must be found first. reason: what must be said of it.
         factor: what the range of the first layer's result is multiplied by.
         in_files: whether a file shows it: it does not say what its weights were.
     """

@@ -12,7 +12,7 @@ from torch import nn
 
 
 def examples(count: int, seed: int, noise: float = 1.5) -> tuple[np.ndarray, np.ndarray]:
-    """Images [count, 1, 8, 8] of which one quarter is brighter, and which one it is."""
+    """Images [count, 1, 8, 8] with one brighter quarter, and which one it is."""
     rng = np.random.default_rng(seed)
     classes = rng.integers(0, 4, count)
     images = rng.normal(0, noise, (count, 1, 8, 8)).astype(np.float32)

@@ -52,7 +52,7 @@ class Attention(nn.Module):
 
 
 class Functions(nn.Module):
-    """Activations of many kinds, one of which clamps by its range; a last step outside of the file."""
+    """Activations of many kinds; one clamps by its range; a last step outside of the file."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -154,7 +154,7 @@ class Proof:
         trials: those that were compared.
         tensors: how many were compared in all.
         largest: the largest relative error that rounding explains.
-        undecided: tensors of which rounding changes so much that they say nothing.
+        undecided: tensors that rounding changes so much that they say nothing.
         not_run: a sentence for each trial that the original did not run.
         seconds: that the check took.
         refusal: what differs, in words; empty where nothing does.

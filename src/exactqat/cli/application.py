@@ -327,7 +327,7 @@ def command_line() -> Any:
             list[str] | None,
             typer.Option(
                 help="Device whose integers are judged: xnnpack-x86, xnnpack-arm64, reference, micro; several times "
-                "for several, all of which have to pass. By default the one that the network was trained for."
+                "for several; all have to pass. By default the one that the network was trained for."
             ),
         ] = None,
         min_accuracy: Annotated[

@@ -92,7 +92,7 @@ inline void fill_plane(bool past, T* out, int64_t begin, int64_t size, int64_t a
   fill_plane<false>(out, begin, size, ahead, parameters, pass);
 }
 
-// `length` elements of each of Count rows, `stride` apart, of which the first begins at `begin`.
+// `length` elements of each of Count rows, `stride` apart; the first begins at `begin`.
 template <bool Past, int Count, class Pass>
 inline void lines(int64_t begin, int64_t length, int64_t stride, Pass pass) {
   const int64_t ahead = Count * stride;  // the next rows: going along several, the processor foresees little
@@ -374,7 +374,7 @@ void widen_rows(const Tensor<T>& x, int64_t channels, int64_t size, int64_t chan
 }
 
 // Whether small planes of so large a tensor are read straight on, image by image: those of one channel lie too far from each other
-// to be foreseen, and there would be no room for many channels' at a time. Planes of less than a block, all of which have to wait for
+// to be foreseen, and there would be no room for many channels' at a time. Planes of less than a block, as all of them have to wait for
 // the next image, only where nothing would be found again in the last cache.
 template <class T>
 bool sums_go_straight_on(int64_t outer, int64_t channels, int64_t inner, const Tensor<T>& a) {

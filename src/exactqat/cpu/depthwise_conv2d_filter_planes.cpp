@@ -99,7 +99,7 @@ struct TurnedRows {
   const float *input, *gradient;  // of input rows those a stride apart are neighbours, and the S kinds lie one after the other
   int64_t step, kind_step, input_columns, output_columns, pad_left;
 
-  // Adds the sums of G times eight rows, the first of which is `row`, to lanes[taps][8]. Two at a time are chains enough to keep
+  // Adds the sums of G times eight rows from `row` on to lanes[taps][8]. Two at a time are chains enough to keep
   // both multipliers busy.
   template <int G>
   void add(int64_t row, const Met<K>* met, double* lanes) const {

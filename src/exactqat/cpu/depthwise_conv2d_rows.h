@@ -137,7 +137,7 @@ struct Strip {
 template <class T>
 bool join(Strip<T>& strip, const Row<T>& second) {
   const Row<T>& first = strip.first;
-  // With as many input columns, of which there are some, the inputs can only be whole rows apart.
+  // With as many input columns, and at least one, the inputs can only be whole rows apart.
   if (first.rows == 0 || second.rows == 0 || first.columns != second.columns || first.begin != second.begin ||
       first.input_columns != second.input_columns || first.tap_count != second.tap_count ||
       first.input_row_step != second.input_row_step)

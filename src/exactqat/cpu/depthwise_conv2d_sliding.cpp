@@ -122,7 +122,7 @@ struct Slide {
       for (int64_t vector = 0; vector < 2; ++vector)
         for (int64_t lane = 0; lane < N; ++lane) {
           const int64_t next = pairs ? lane : vector * N + lane;
-          // A result is in two vectors, or in one of which a second plane has the upper half.
+          // A result is in two vectors, or in one whose upper half is a second plane's.
           const int64_t at = kColumns > 1 ? next : pairs ? lane - vector * N / 2 : next;
           const bool there = inside(at, length * kColumns) && inside(strip.result_column + at, p.result_width);
           strip.loaded[vector] |= uint32_t(inside(strip.operand_column + next, p.width)) << lane;
@@ -180,8 +180,8 @@ struct Slide {
       }
     };
     if constexpr (Backward) {
-      // From below and from the right, because so is what the taps meet. Row i of the operand meets K rows of the result, of
-      // which the last S have met all then.
+      // From below and from the right, because so is what the taps meet. Row i of the operand meets K rows of the result; the
+      // last S of them have then met all.
       V sums[K][S];
       for (int64_t i = (result_height - 1 + pad_top) / S; i * S + K - 1 >= pad_top; --i) {
         if (i >= 0 && i < height)

@@ -901,7 +901,7 @@ LineVector<T> spread(const T* parameters, int64_t channels, int64_t size, int64_
   return wide;
 }
 
-// The same for `Rows` runs of `length` elements next to each other, the first of which begins at out[begin]. Parameters are loaded
+// The same for `Rows` runs of `length` elements next to each other; the first begins at out[begin]. Parameters are loaded
 // once for all of them: step(i, at(p), extent) for the element at place p of a run. Several vectors of a run are taken together
 // because stores to the same line should follow each other.
 template <bool Past, int Rows, class S, class At, class Step>

@@ -82,7 +82,7 @@ Sides<T> sides_of_range(Vector<T> x, Vector<T> low, Vector<T> high) {
 
 // The packed mask: element i has bits 2 * (i % 4) and the next of byte i / 4. The lower one says inside or above, the higher one
 // inside or below; NaN has neither. In a reversed range nothing is inside, and both bits say below and above at the same time.
-// Written for the elements from i on, of which there are `count`.
+// Written for `count` elements from i on.
 template <class T>
 void pack(uint8_t* mask, int64_t i, Mask<T> lower, Mask<T> higher, int64_t count) {
   constexpr int64_t kWidth = Vector<T>::kWidth;
@@ -97,7 +97,7 @@ void pack(uint8_t* mask, int64_t i, Mask<T> lower, Mask<T> higher, int64_t count
   }
 }
 
-// Where each x lies. Any ranges, or, in fewer steps, ranges of which none is reversed or NaN: what is not below is inside or above.
+// Where each x lies. Any ranges, or, in fewer steps, ranges that are neither reversed nor NaN: what is not below is inside or above.
 template <bool Any, class T>
 void pack_sides(uint8_t* mask, int64_t i, Vector<T> x, Vector<T> low, Vector<T> high, int64_t count) {
   if constexpr (Any) {
@@ -260,7 +260,7 @@ EXACTQAT_STORAGE_KERNEL(fake_quant_with_min_max_args_gradient_from_mask) {
 
 namespace {
 
-// How a gradient is made: any one, or, in fewer steps, finite ones of ranges of which none is empty, reversed or NaN. Those by where
+// How a gradient is made: any one, or, in fewer steps, finite ones of ranges that are not empty, reversed or NaN. Those by where
 // the tensors of a call are: in the cache, beyond it, or so large that even a result alone goes past it.
 enum class Way { any, near, far, past };
 

@@ -107,7 +107,7 @@ void fill_planes(const Layout& layout, const Tensor<T>& result, const std::array
     if (past) finish_streaming();
     return;
   }
-  // Planes of less than a line: those of an image are a row, of which every element has parameters of its own.
+  // Planes of less than a line: those of an image are a row, and every element of it has parameters of its own.
   const int64_t width = count * layout.inner;
   std::deque<LineVector<T>> laid_out;
   const auto pass = make([&](const std::vector<T>& parameters) {
@@ -689,7 +689,7 @@ void quantize_normalized(const Call& call, uint8_t* mask) {
   rows.each(pass({x.data()}, outputs.data()));
 }
 
-// The bits of the elements from i on, of which there are `count`, at most a vector of them.
+// The bits of `count` elements from i on, at most a vector of them.
 template <class T>
 uint32_t packed_at(const uint8_t* mask, int64_t i, int64_t count) {
   uint32_t packed = 0;

@@ -74,7 +74,7 @@ bool has_halves(const Call& call) {
 
 namespace {
 
-// A call in float32, of tensors of which some have 16 bits: room for those, and the others as they are.
+// A call in float32, of tensors that in part have 16 bits: room for those, and the others as they are.
 struct WidenedCall {
   std::span<const Array> operands, results;
   std::vector<Array> arrays;

@@ -319,7 +319,7 @@ struct WideSink {
   int64_t columns;
 };
 
-// Sums of some rows and panels, of which `tile` makes 32 bits.
+// Sums of some rows and panels; `tile` makes 32 bits of them.
 template <int64_t kWidth>
 void add_up(Tile tile, const uint8_t* rows, int64_t stride, const uint8_t* packed, int64_t steps, int64_t column, const Sink& sink,
             int64_t row, int64_t count, int32_t* sums) {
@@ -442,8 +442,8 @@ struct Image {
 };
 
 // operands: codes [batch, height, width, channels], int8 or int16, packed weights, what is added to sums, int32 or int64, factors
-// (integer_rounding.h) [groups, ...]. result: codes [batch, height, width, outputs], of which every step_y-th line from first_y on, and of these every
-// step_x-th place from first_x on, `lines` times `places`, is written.
+// (integer_rounding.h) [groups, ...]. result: codes [batch, height, width, outputs]; written is every step_y-th line from first_y on, and in it every
+// step_x-th place from first_x on, `lines` times `places`.
 //
 // Place (i, j) meets lines i * stride_y - top + dilation_y * [0, window_y) of the image; beyond it there is code `fill`.
 template <class Code>

@@ -249,7 +249,7 @@ void integer_log_softmax_fixed(const Call& call) {
 
 // --- length ---------------------------------------------------------------------------------------------------------------------
 
-// L2_NORMALIZATION. operands: int8 rows of fewer than 2^15 codes, "zero_point" of which is 0. result: int8.
+// L2_NORMALIZATION. operands: int8 rows of fewer than 2^15 codes with a "zero_point" of 0. result: int8.
 void integer_l2_normalization(const Call& call) {
   const Array& x = call.operands[0];
   const int64_t length = x.shape[1];

@@ -40,7 +40,7 @@ class Block {
 // is written. Half of the last cache: the operands take at least as much.
 int64_t too_large_for_the_cache();
 
-// The same for a pass over several tensors of so many bytes each, of which the result is one: they do not fit the last cache.
+// The same for a pass over several tensors of so many bytes each, the result among them: they do not fit the last cache.
 inline bool too_large_for_the_cache(int64_t tensors, int64_t bytes) { return tensors * bytes >= 2 * too_large_for_the_cache(); }
 
 // Whether an operand is so large that most of it is not near its core. What is not read straight on is then asked for early: the

@@ -9,6 +9,7 @@ Importing this package only requires NumPy; writing and running files requires `
 
 from ..device.operator import Refusal
 from ..planning.plans import MissingData
+from .codes import input_codes, output_values
 from .comparison import Comparison, Report
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint
 from .formats.c_array import c_array, write_c_array
@@ -25,7 +26,7 @@ from .packing import packed
 from .reduce import Reduction, reduce
 from .runtimes import profiles_here
 from .runtimes.trial import RuntimeRefusal
-from .signature import Port, Signature, input_codes, output_values
+from .signature import Port, Signature
 from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, dequantize, quantize, simulate, unclaimed
 from .streams import Stream, stream
 from .values import device_codes, layer_values

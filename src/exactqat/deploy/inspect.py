@@ -32,6 +32,7 @@ from ..device.profile import profile_named, that_run
 from ..device.tensor import CODE_RANGES, RAW, dequantize
 from ..display import printable, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
+from .codes import input_codes
 from .comparison import Comparison, Tally
 from .footprint import arena_of
 from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content, to_file
@@ -40,7 +41,6 @@ from .graph import Graph, Operator
 from .mechanism import Mechanism, mechanism_of
 from .runtimes import open_runtime, profile_here, profiles_here
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
-from .signature import input_codes
 from .simulate import EXACT, check_inputs, simulate, simulate_results
 
 # Of examples, where no data are given.
@@ -289,7 +289,7 @@ def inspect(
 
 
 def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
-    """Refuses networks of which a run could take all memory, or hours."""
+    """Refuses networks that could take all memory, or hours, to run."""
 
     held = _bytes(graph, (*graph.inputs, *graph.results(), *graph.variables))
     inputs = examples * _bytes(graph, graph.inputs)

@@ -23,6 +23,7 @@ from ..device.profile import that_run
 from ..device.tensor import CODE_RANGES
 from ..display import shortened
 from .axes import on_device
+from .codes import as_codes, as_real
 from .comparison import Comparison
 from .formats.read_onnx import OnnxModel
 from .formats.read_tflite import FileEnd, TfliteFile
@@ -41,7 +42,7 @@ from .inspect import (
 from .runtimes import profile_here, profiles_here
 from .runtimes.onnxruntime import run_with_codes
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
-from .signature import Port, as_codes, as_real
+from .signature import Port
 
 FILE = ".onnx"
 

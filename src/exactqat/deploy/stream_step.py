@@ -239,7 +239,7 @@ class Streaming(Builder):
     def _limits(self, name: str, like: Tensor, axis: int, begins: tuple[int, int], then: tuple[int, int]) -> str:
         """Codes for the frames of this step: one code for so many frames of the stream, and then another one.
 
-        A state holds those of all the first frames and of one step more, the end of which is repeated for ever.
+        A state holds those of all the first frames and of one step more, whose end is repeated for ever.
         """
         (code, start), (following, new) = begins, then
         shape = tuple(start + new if at == axis else 1 for at in range(len(like.shape)))
@@ -327,8 +327,8 @@ class Streaming(Builder):
         return found
 
     def _chosen(self, first: str, later: str, gates: Sequence[str]) -> str:
-        """The first step's result at the stream's first frame, and else the later one's: the larger of both, one of
-        which its gate makes the smallest code."""
+        """The first step's result at the stream's first frame, and else the later one's: the larger of both, as
+        its gate makes one of them the smallest code."""
         parts = [
             str(self.minimum(result, gate, name=self._free(f"{result}/gated")))
             for result, gate in zip((first, later), gates, strict=True)

@@ -75,7 +75,7 @@ class Stream:
             x: codes [streams, ...] of `frames` frames, or such an array for each of the network's inputs.
 
         Returns:
-            The frames that are new, of which there may be none at the beginning; of an output that all frames make, its
+            The frames that are new, at the beginning perhaps none; of an output that all frames make, its
             codes, from the first step on that has seen as many frames as the network looks at.
 
         Raises:

@@ -113,7 +113,7 @@ class Tracks:
         return self
 
     def _recurrent(self, operator: Operator) -> bool:
-        """Whether the operator is the first of an unrolled recurrent layer, all of which is then entered."""
+        """Whether the operator is the first of an unrolled recurrent layer; then all of the layer is entered."""
         track = self.found.get(operator.inputs[0])
         found = None if track is None else find_recurrence(self.graph, operator.inputs[0], track.axis)
         if found is None or found.frame != operator.outputs[0]:

@@ -23,12 +23,12 @@ import numpy as np
 from ..device import OPERATORS, Profile, Refusal, profile_named
 from ..device.tensor import CODE_RANGES
 from ..progress import Clock
+from .codes import as_codes, input_codes
 from .comparison import Comparison, Noise, Report, Tally
 from .formats.tflite import is_file_of, read_grids, read_signature, with_outputs
 from .graph import Graph
 from .runtimes import onnxruntime, open_runtime, profile_here, profiles_here
 from .runtimes.trial import try_in_a_child
-from .signature import as_codes, input_codes
 from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_results
 
 

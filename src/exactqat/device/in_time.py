@@ -134,7 +134,7 @@ def _(operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attributes: A
 
 
 def need_whole_vectors(output: Tensor, axis: int, vector: int, who: str) -> None:
-    """Refuses frames of which some values would be rounded otherwise than in the whole sequence."""
+    """Refuses frames with values that would be rounded otherwise than in the whole sequence."""
     size = frame_size(output, axis)
     message = f"{who} at a time and rounds what is left otherwise, so a frame must have a multiple of {vector} values"
     need(size % vector == 0, f"{message}, not {size}")
@@ -204,7 +204,7 @@ def _(operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attributes: A
     if found is None:
         sizes = [[size for size in shape if size != 1] for shape in (before, after)]
         joined = len(sizes[1]) < len(sizes[0]) or len(sizes[0]) <= 1
-        need(joined, f"it cuts frames into pieces: {list(before)} becomes {list(after)}, of which axis {axis} is time")
+        need(joined, f"it cuts frames into pieces: {list(before)} becomes {list(after)}, and axis {axis} is time")
         return InTime(None)
     together = before[axis] // after[found]
 

@@ -205,7 +205,7 @@ class DeviceOperator:
     # --- what it is -------------------------------------------------------------------------------------------------
 
     def shapes(self, shapes: Sequence[Shape], attributes: Attributes) -> tuple[Shape, ...]:
-        """Shapes of all results, of which most operators have one.
+        """Shapes of all results; most operators have one.
 
         Raises:
             Refusal: the operands do not fit.

@@ -401,7 +401,7 @@ class Products:
         self.matrix[:, -1] = self.added
 
     def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """For `rows` codes [rows, k + 1], the last of which is 1, and their sums [rows, channels]."""
+        """For `rows` codes [rows, k + 1], whose last is 1, and their sums [rows, channels]."""
         channels, depth = self.matrix.shape
         codes = scratch("codes", (rows, depth), self.matrix.dtype)
         codes[:, -1] = 1

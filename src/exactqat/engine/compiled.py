@@ -91,8 +91,8 @@ class Compiled:
             codes: by tensor name, [batch * rows of an example, ...]: of the inputs, or of any tensors from which the
                 wanted ones follow. What only leads to given ones is not computed, so that what was kept of an earlier
                 run serves as a beginning.
-            batch_size: examples that are computed at a time. Memory is that of their results, of which places are used
-                again, and of what is returned.
+            batch_size: examples that are computed at a time. They take the memory of their results, whose places are
+                used again, and of what is returned.
             progress: called after every batch with how many examples are done, and how many there are.
             state: what variables hold, by name, [batch * rows of an example, ...]; those that it lacks are at their
                 beginning. It then holds what they do afterwards. None: all are at their beginning, and nothing is kept.

@@ -46,7 +46,7 @@ RESULT = -1
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One call of a kernel: operands, of which arrays are constants, then the result."""
+    """One call of a kernel: operands (arrays are constants), then the result."""
 
     kernel: str
     operands: tuple[Part | np.ndarray, ...]

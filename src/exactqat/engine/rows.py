@@ -33,7 +33,7 @@ DEEPEST_WIDE = 2**17
 def batch_matmul(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Products of matrices, the second of which is packed for each."""
+    """Products of matrices; the second is packed for each."""
     depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
     if in_one_dtype(inputs, output) and output.dtype == "int16":
         return wide_batch_matmul(inputs, output, attributes, profile) if depth < DEEPEST_WIDE else None

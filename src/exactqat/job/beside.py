@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from .. import qat
+from ..deploy.codes import input_codes as codes_of
 from ..deploy.comparison import Report, Tally
 from ..deploy.graph import Graph
 from ..deploy.lower import lower_with_layouts
 from ..deploy.runtimes import profile_here, profiles_here
-from ..deploy.signature import input_codes as codes_of
 from ..deploy.simulate import simulate
 from ..deploy.values import Lowered, device_codes
 from ..device.profile import DEFAULT_KERNELS

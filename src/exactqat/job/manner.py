@@ -53,8 +53,8 @@ class Manner:
         patience: epochs without a lower validation loss after which a training ends; None: it does not.
         teacher: None: the labels alone count.
         mixed_precision: bfloat16 where PyTorch's autocast has it.
-        normal: examples of which the network is to give back what it is shown; the first of them say how large an
-            error is normal. None: it tells classes apart.
+        normal: examples that the network is to reproduce; the first of them say how large an error is
+            normal. None: it tells classes apart.
         resting: modules that stay in evaluation mode, such as batch norms of a frozen base.
     """
 

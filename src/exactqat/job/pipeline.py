@@ -27,7 +27,7 @@ from ..device import Refusal
 from ..device.profile import DEFAULT_KERNELS, that_run
 from ..report import findings
 from ..report.results import Dataset, History, Method, Outcome, Results, Split
-from ..train.torch.prepared import prepare_again
+from ..train.torch.prepare import prepare_again
 from . import anomalies, checkpoints, files, recipes, retrained, training
 from .beside import LAYER_IMAGES, about, beside_training, input_codes, run_on_device, runs_here, users_own
 from .judges import Judge

@@ -12,7 +12,7 @@ from torch import nn
 
 from .. import qat
 from ..report.results import Dataset
-from ..train.torch.prepared import prepare_again
+from ..train.torch.prepare import prepare_again
 from .models import new_model
 from .options import distillation_parts
 from .settings import Settings

@@ -6,14 +6,10 @@ import numbers
 import sys
 import types
 from array import array
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from exactqat.operators.specification import HALVES
-
-if TYPE_CHECKING:
-    from exactqat.operators.op import Operator
-
 
 # What loads the module for each framework; `exactqat.frontends` fills it, as declarations know none of them.
 FRONTENDS: dict[str, Callable[[], types.ModuleType]] = {}
@@ -74,25 +70,28 @@ def _is_nothing(value: Any) -> bool:
     return False
 
 
-def frontend_for(declared: "Operator", operands: list[Any]) -> types.ModuleType:
-    """The module that runs `declared` for these arrays: one framework's, optionally mixed with NumPy's."""
+def frontend_for(operator: str, names: Sequence[str], operands: Sequence[Any]) -> types.ModuleType:
+    """The module that runs an operator on these arrays: one framework's, optionally mixed with NumPy's.
+
+    operator, names: its name and those of its operands, for messages.
+    """
     found, first = None, ""
-    for name, value in zip(declared.operands, operands, strict=True):
+    for name, value in zip(names, operands, strict=True):
         for item in arrays_in(value) if isinstance(value, list | tuple) else (value,):
             framework = framework_of(item)
             if framework is None:
                 if type(item).__name__ == "KerasTensor":
                     raise TypeError(
-                        f"{declared.name}: {name} is a KerasTensor, which has no values yet; call it in the `call` "
+                        f"{operator}: {name} is a KerasTensor, which has no values yet; call it in the `call` "
                         "method of a keras.layers.Layer"
                     )
                 if not isinstance(item, numbers.Number) and not is_array_like(item):
-                    raise TypeError(f"{declared.name}: {name} must be {AN_ARRAY}, got {type(item).__name__}")
+                    raise TypeError(f"{operator}: {name} must be {AN_ARRAY}, got {type(item).__name__}")
             elif found in (None, "numpy"):
                 found, first = framework, name
             elif framework not in (found, "numpy"):
                 raise TypeError(
-                    f"{declared.name}: {name} is a {framework} array but {first} is a {found} array; "
+                    f"{operator}: {name} is a {framework} array but {first} is a {found} array; "
                     f"all operands must come from one framework, or from NumPy"
                 )
     return frontend(found or "numpy")

@@ -317,10 +317,10 @@ class Operator:
                     raise self.refusal(error, *self.bind(args, kwargs)) from None
         operands, attributes = self.bind(args, kwargs)
         if arrays is None:
-            return frontend_for(self, operands).call(self, operands, attributes)
+            return frontend_for(self.name, self.operands, operands).call(self, operands, attributes)
         if len(arrays) != len(self.results):
             raise ValueError(f"{self.name}: out must be {len(self.results)} arrays, one per result, got {len(arrays)}")
-        return frontend_for(self, operands).call(self, operands, attributes, arrays)
+        return frontend_for(self.name, self.operands, operands).call(self, operands, attributes, arrays)
 
     def wrap(self, results: Any) -> Any:
         """Results as the caller gets them: the array itself, or a named tuple of several."""

@@ -7,7 +7,8 @@ from ..device import OPERATORS
 from ..device.functions import FUNCTIONS
 from .maker import Coefficient, Maker
 from .network import Step
-from .planner import Planner, Stored, fused_activation, handles
+from .planner import Planner, fused_activation, handles
+from .stored import Stored
 
 
 @handles("relu", "relu6")

@@ -13,8 +13,9 @@ from . import masks
 from .kinds import COMPARISONS
 from .maker import Maker
 from .network import Constant, Step
-from .planner import Operand, Planner, Stored, handles
+from .planner import Operand, Planner, handles
 from .refusals import Refused, word
+from .stored import Stored
 
 
 @handles("compare")

@@ -10,12 +10,13 @@ from . import masks
 from .maker import Coefficient, Maker
 from .masks import SURELY_MASKED
 from .network import Constant, Step
-from .planner import Operand, Planner, Stored, handles
+from .planner import Operand, Planner, handles
 from .refusals import Refused, word
+from .stored import Stored
 
 
 def operands(planner: Planner, step: Step) -> tuple[Operand, Operand]:
-    """The two operands, one of which is a stored tensor."""
+    """The two operands; at least one is a stored tensor."""
     first, second = (planner.read(each) for each in step.inputs)
     if not isinstance(first, Stored) and not isinstance(second, Stored):
         raise Refused(f"{word(step)} of two operands that do not depend on the input; compute it beforehand")
@@ -88,7 +89,7 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
     if not all(isinstance(each, Coefficient) or math.isfinite(each) for each in (weight, bias)):
         raise Refused(f"{word(step)} by a non-finite number")
     if not isinstance(weight, Coefficient) and not isinstance(bias, Coefficient):
-        weight, bias = masks.line_in_front_of_softmax(planner, x, weight, bias)
+        weight, bias = masks.line_in_front_of_softmax(planner.network, planner.end, x, weight, bias)
     activation = planner.take_activation()
     if (weight, bias, activation) == (1.0, 0.0, "NONE"):
         return x

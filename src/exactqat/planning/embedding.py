@@ -6,8 +6,9 @@ from __future__ import annotations
 from . import whole
 from .maker import Maker
 from .network import Step
-from .planner import Planner, Stored, handles
+from .planner import Planner, handles
 from .refusals import Refused, word
+from .stored import Stored
 
 
 @handles("embedding")

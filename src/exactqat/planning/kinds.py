@@ -448,7 +448,7 @@ declare("flip", "x", {"axes": INTEGERS})(lambda operands, attributes: np.flip(op
 declare("gather", "x", {"axis": INTEGER, "indices": INTEGERS})(
     lambda operands, attributes: operands[0].take(attributes["indices"], attributes["axis"])
 )
-# fixed_row: a row of which training leaves the numbers as they are (of padding). checked: the framework itself refuses
+# fixed_row: a row whose numbers training leaves as they are (of padding). checked: the framework itself refuses
 # integers beyond the table.
 declare(
     "embedding",

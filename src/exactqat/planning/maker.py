@@ -14,10 +14,11 @@ import numpy as np
 from ..device import OPERATORS
 from . import whole
 from .network import Step
-from .planner import Planner, SharedGrid, Stored
+from .planner import Planner
 from .plans import BatchNorm, PlanStep, Weights
 from .refusals import Refused, no_operator, word
 from .rules import Rule
+from .stored import SharedGrid, Stored
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .network import Constant, Network, Step
 from .refusals import Refused
-
-if TYPE_CHECKING:
-    from .planner import Planner, Stored
+from .stored import Stored
 
 # Beyond this, softmax gives less than half a step of its grid, whatever the other scores are.
 SURELY_MASKED = -32.0
@@ -134,9 +132,11 @@ def are_zeros_and_ones(constant: Constant) -> bool:
     return values is not None and bool(((values == 0) | (values == 1)).all())
 
 
-def line_in_front_of_softmax(planner: Planner, x: Stored, weight: float, bias: float) -> tuple[float, float]:
+def line_in_front_of_softmax(network: Network, name: str, x: Stored, weight: float, bias: float) -> tuple[float, float]:
     """``weight * x + bias`` of a mask in front of a softmax: no further below 0 than matters, so that the grid of the
     scores is not all mask.
+
+    name: what the line gives.
 
     Raises:
         Refused: so large a number is computed of a mask and goes elsewhere, or of something else than a mask.
@@ -149,19 +149,19 @@ def line_in_front_of_softmax(planner: Planner, x: Stored, weight: float, bias: f
             f"it adds {lowest:g} where something that is computed says so; give the mask as an input of integers or "
             "truth values, 1 where a value counts"
         )
-    if not hides_scores(planner, planner.end):
+    if not hides_scores(network, name):
         raise Refused(f"it computes {lowest:g} of a mask, which goes elsewhere than in front of a softmax")
     factor = SURELY_MASKED / lowest
     return weight * factor, bias * factor
 
 
-def hides_scores(planner: Planner, name: str) -> bool:
+def hides_scores(network: Network, name: str) -> bool:
     """Whether all that reads a value adds it to what a softmax reads."""
-    readers = [step for step in planner.network.steps if name in step.inputs]
+    readers = [step for step in network.steps if name in step.inputs]
     return bool(readers) and all(
         step.kind == "softmax"
         or (step.kind == "attention" and step.inputs.index(name) == 3)
-        or (step.kind in ("add", "sub", *MOVES) and hides_scores(planner, step.output))
+        or (step.kind in ("add", "sub", *MOVES) and hides_scores(network, step.output))
         for step in readers
     )
 

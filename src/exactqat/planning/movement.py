@@ -12,8 +12,9 @@ import numpy as np
 
 from .maker import Maker
 from .network import Constant, Step
-from .planner import BROADCASTING, Planner, Stored, handles
+from .planner import BROADCASTING, Planner, handles
 from .refusals import Refused, word
+from .stored import Stored
 
 # How many slices or copies a step may become before it is refused.
 MOST_PARTS = 64

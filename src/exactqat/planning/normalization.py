@@ -9,8 +9,9 @@ from typing import Any
 
 from .maker import Coefficient, Maker
 from .network import Step
-from .planner import Planner, Stored, handles
+from .planner import Planner, handles
 from .refusals import Refused, word
+from .stored import Stored
 
 # As one more value of the row, a larger epsilon takes too much of the range of the others.
 LARGEST_EPSILON = 1e-4

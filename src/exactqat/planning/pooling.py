@@ -12,8 +12,9 @@ import numpy as np
 from .maker import Maker
 from .movement import MOST_PARTS, own_padding, take
 from .network import Step
-from .planner import Planner, Stored, handles
+from .planner import Planner, handles
 from .refusals import Refused, word
+from .stored import Stored
 
 Pairs = tuple[tuple[int, int], ...]
 

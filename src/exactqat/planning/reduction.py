@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from .activations import is_last, leave_outside, outside
 from .maker import Maker
 from .network import Step
-from .planner import Planner, Stored, handles
+from .planner import Planner, handles
 from .refusals import Refused, word
+from .stored import Stored
 
 
 def _axes(step: Step) -> tuple[tuple[int, ...], bool]:

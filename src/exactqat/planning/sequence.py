@@ -15,9 +15,10 @@ from .activations import logistic
 from .elementwise import SURELY_MASKED, as_operand
 from .maker import Maker
 from .network import Step
-from .planner import Planner, Stored, handles
+from .planner import Planner, handles
 from .plans import Weights
 from .refusals import Refused, word
+from .stored import Stored
 from .weights import product
 
 MOST_TIME_STEPS = 512

@@ -11,9 +11,10 @@ import numpy as np
 from .maker import Maker
 from .movement import own_padding, padded
 from .network import Constant, Step
-from .planner import Planner, Stored, fused_activation, handles
+from .planner import Planner, fused_activation, handles
 from .plans import BatchNorm, Weights
 from .refusals import Refused, word
+from .stored import Stored
 
 # Transposed convolutions in groups take one weight with zeros between the groups, up to this many values.
 LARGEST_DENSE_WEIGHT = 2**22
@@ -56,7 +57,7 @@ def take_batch_norm(planner: Planner, channel_axis: int) -> BatchNorm | None:
 
 
 def take_after_reshape(planner: Planner, x_shape: tuple[int, ...], channel_axis: int) -> tuple[BatchNorm | None, str]:
-    """The batch norm, and the activation after it, of a result of which only the axes in front were joined or split.
+    """The batch norm, and the activation after it, of a result where only the leading axes were joined or split.
 
     The reshape stays and reads what is normalized already.
     """

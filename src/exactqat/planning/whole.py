@@ -23,7 +23,7 @@ LARGEST = 2**13
 
 
 def extents(network: Network) -> Mapping[str, Ends]:
-    """The least and the largest that values can be: of those of which row numbers are computed, and of these."""
+    """The least and the largest that values can be: of those that row numbers are computed from, and of row numbers."""
     given = [name for name in network.inputs if not masks.rows_of_tables(network, name)]
     known: dict[str, Ends] = {name: (0, 1) for name in given if masks.is_mask(network, name)}
     for step in network.steps:

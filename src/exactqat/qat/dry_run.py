@@ -126,7 +126,7 @@ def explain(
         ValueError: there is no such device, or a rule cannot be used.
     """
     device = profile_named(device).name
-    framework, _ = kit_of(model)
+    framework = kit_of(model)
     options: dict[str, Any] = {
         "rules": rules,
         "device": device,
@@ -164,7 +164,8 @@ def _of_torch(model: Any, example: Any, variables: Any, options: Mapping[str, An
     import torch
     from torch.utils._pytree import tree_map_only
 
-    from ..train.torch.prepared import calibrate, freeze, prepare
+    from ..train.torch.prepare import prepare
+    from ..train.torch.prepared import calibrate, freeze
 
     _refuse_variables(variables, "torch.nn.Module")
     if example is None:
@@ -185,7 +186,8 @@ def _of_torch(model: Any, example: Any, variables: Any, options: Mapping[str, An
 def _of_keras(model: Any, example: Any, variables: Any, options: Mapping[str, Any]) -> Graph:
     import keras
 
-    from ..train.keras.prepared import calibrate, freeze, prepare
+    from ..train.keras.prepare import prepare
+    from ..train.keras.prepared import calibrate, freeze
 
     _refuse_variables(variables, "keras.Model")
     prepared = prepare(model, example=example, **options)
@@ -199,7 +201,7 @@ def _of_jax(model: Any, example: Any, variables: Any, options: Mapping[str, Any]
     import jax
     import jax.numpy as jnp
 
-    from ..train.jax.prepared import prepare
+    from ..train.jax.prepare import prepare
 
     prepared = prepare(model, *(() if variables is None else (variables,)), example=example, **options)
 

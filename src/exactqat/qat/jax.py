@@ -14,6 +14,8 @@
 """
 
 from ..train.jax.from_file import prepare_file
-from ..train.jax.prepared import Prepared, State, batch_norm, dropout, prepare
+from ..train.jax.layers import batch_norm, dropout
+from ..train.jax.prepare import prepare
+from ..train.jax.prepared import Prepared, State
 
 __all__ = ["Prepared", "State", "batch_norm", "dropout", "prepare", "prepare_file"]

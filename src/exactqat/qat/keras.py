@@ -12,6 +12,7 @@ graph = deploy.lower(model)
 """
 
 from ..train.keras.from_file import prepare_file
-from ..train.keras.prepared import PreparedModel, calibrate, freeze, prepare
+from ..train.keras.prepare import prepare
+from ..train.keras.prepared import PreparedModel, calibrate, freeze
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare", "prepare_file"]

@@ -69,8 +69,9 @@ def prepare(
         for name, value in {"example": example, "variables": variables}.items():
             if value is not None:
                 raise TypeError(f"{name} is not for a {type(model).__name__}: a file says itself what it takes")
-        return import_module("exactqat.train.torch.from_file").prepare_file(model, rules=rules, **options)
-    framework, kit = kit_of(model)
+        return _file("torch", "from_file").prepare_file(model, rules=rules, **options)
+    framework = kit_of(model)
+    kit = _file(framework, "prepare")
     if variables is not None:
         if framework != "jax":
             raise TypeError("variables are for functions of JAX and Flax modules; other models have theirs with them")
@@ -103,7 +104,7 @@ def calibrate(model: Any, batches: Iterable[Any], restart: bool = False) -> None
             they were before.
         TypeError: batches is one array, one of them is not what the model takes, or the model is not prepared.
     """
-    _kit_of_prepared(model).calibrate(model, batches, restart)
+    _prepared(model).calibrate(model, batches, restart)
 
 
 def freeze(model: Any) -> None:
@@ -125,17 +126,27 @@ def freeze(model: Any) -> None:
         RuntimeError: a range has seen no data.
         TypeError: the model is not prepared.
     """
-    _kit_of_prepared(model).freeze(model)
+    _prepared(model).freeze(model)
 
 
-def _kit_of_prepared(model: Any) -> Any:
-    framework, kit = kit_of(model)
+def _prepared(model: Any) -> Any:
+    """The file of `calibrate` and `freeze` for a prepared model.
+
+    Raises:
+        TypeError: they are methods, as for JAX, or the model is of no framework.
+    """
+    framework = kit_of(model)
     if framework == "jax":
         raise TypeError(
             f"model must be a prepared PyTorch or Keras model, got {type(model).__name__}, whose parameters and state "
             "are outside of it: call its methods calibrate, freeze and lower with params and state"
         )
-    return kit
+    return _file(framework, "prepared")
+
+
+def _file(framework: str, name: str) -> Any:
+    """A file of a framework's training, imported when it is needed."""
+    return import_module(f"exactqat.train.{framework}.{name}")
 
 
 __all__ = ["calibrate", "freeze", "prepare"]

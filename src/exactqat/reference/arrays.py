@@ -36,7 +36,7 @@ def fold(step, start, arrays):
 
 
 def divisor(value, dividend):
-    """`value`, of which compilers would make a factor if it is a constant."""
+    """`value`; if it is a constant, compilers would turn it into a factor."""
     compiler = COMPILERS.get(namespace(dividend))
     return value if compiler is None else compiler.opaque(value)
 

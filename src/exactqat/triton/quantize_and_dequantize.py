@@ -152,7 +152,7 @@ def _extremes(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """Each program goes through `steps` tiles, one below the other or one beside the other. `parts` cover a column, or
-    a row, of which every `channels`-th belongs to the same channel."""
+    a row whose every `channels`-th element belongs to the same channel."""
     program = tl.program_id(0)
     part = (program % parts).to(tl.int64)
     row = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..deploy.codes import input_codes, output_values
 from ..deploy.formats.read_tflite import read_tflite
 from ..deploy.formats.tflite import write_tflite
 from ..deploy.graph import Graph
-from ..deploy.signature import input_codes, output_values
 from ..deploy.simulate import simulate
 from ..device import DEFAULT_PROFILE, Profile, profile_named
 from .metrics import Data, Metric, accuracy, score, warn_of_other_values

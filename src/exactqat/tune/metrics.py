@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..deploy.codes import as_real, input_codes
 from ..deploy.graph import Graph
-from ..deploy.signature import as_real, input_codes
 from ..device.tensor import CODE_RANGES
 
 # outputs: an array for a network with one output, else a dictionary by the outputs' names; real numbers in the user's

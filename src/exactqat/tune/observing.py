@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..deploy.codes import input_codes
 from ..deploy.graph import Graph, Operator
 from ..deploy.lower import Lowering
-from ..deploy.signature import input_codes
 from ..deploy.simulate import compile as compiled
 from ..device import OPERATORS
 from ..device.tensor import dequantize

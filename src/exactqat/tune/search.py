@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..deploy.codes import input_codes, output_values
 from ..deploy.graph import Graph
-from ..deploy.signature import input_codes, output_values
 from ..deploy.simulate import simulate
 from ..device import Profile, profile_named
 from ..device.operator import Refusal

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..deploy.codes import input_codes, output_values
 from ..deploy.graph import Graph
 from ..deploy.inspect import name_in_short
-from ..deploy.signature import input_codes, output_values
 from ..deploy.simulate import compile as compiled
 from ..device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
 from ..device.tensor import CODE_RANGES, dequantize

@@ -18,7 +18,7 @@ class Safeguards:
         custom_gradients: gradient rules of the user's own are kept.
         stopped_gradients: parameters under `stop_gradient` are constant for gradients.
         computed_weights: what a layer computes of its weights before they meet the input is followed.
-        changed_layers: known layers of which the user has changed a part are read as the user's own.
+        changed_layers: known layers that the user has changed in part are read as the user's own.
     """
 
     batch: bool = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of examples that stand in for a batch of any size while a model is traced.
 
-Every size that follows the batch is then a multiple of the stand-in. It must be a number of which nothing else in the
-model is a multiple; a second trace with another one shows what computes with the size itself.
+Every size that follows the batch is then a multiple of the stand-in. Nothing else in the model may be a multiple
+of it; a second trace with another one shows what computes with the size itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MULTIPLES = (960, 480, 1440, 1920)
 
 
 def fitting(stand_ins: Sequence[int], numbers: Iterable[float]) -> list[int]:
-    """Those of which no number of the model is a multiple, or a fraction with it as the denominator."""
+    """Those that no number of the model is a multiple of, or a fraction with it as the denominator."""
     known = set(numbers)
     return [each for each in stand_ins if not any(follows(number, each) for number in known)]
 

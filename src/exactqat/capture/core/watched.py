@@ -67,8 +67,8 @@ class Watch:
     """
 
     def __init__(self, own: Iterable[int] = ()) -> None:
-        """own: sizes of the model's own. Numbers of examples of which one is a multiple are tried if there are no
-        others, as it would look like a batch."""
+        """own: sizes of the model's own. Numbers of examples that one of them is a multiple of are tried
+        only if there are no others, as it would look like a batch."""
         self.examples = 0
         self._clear = np.array([not any(each and each % n == 0 for each in set(own)) for n in _ALL], bool)
         self.handed_out = self.strict = False
@@ -326,7 +326,7 @@ def _reached(frame: FrameType) -> tuple[list[CodeType], list[Any]]:
 
 
 def _named(code: CodeType, variables: Mapping[str, Any], instances: Iterable[Any]) -> list[Any]:
-    """Variables of a module, and attributes of classes, of which code has the names."""
+    """Variables of a module, and attributes of classes, that the code names."""
     attributes = [inspect.getattr_static(type(each), name, None) for each in instances for name in code.co_names]
     return [*attributes, *(variables.get(name) for name in code.co_names)]
 

@@ -17,7 +17,7 @@ from ..core.builder import Moving
 class Node:
     """A result in the graph of what is computed without the input: a leaf by `path`, `data`, or a function's result.
 
-    function: of the arrays of `inputs`; gives a list of results, of which this is number `index`.
+    function: of the arrays of `inputs`; gives a list of results; this is number `index`.
     random: where random numbers are drawn; empty for all else.
     stopped: whether no gradient passes from its only input.
     by_rows: whether the function takes `rows`, the number of examples, too, as its result's shape follows it.

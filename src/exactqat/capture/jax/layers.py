@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that say what they are while a function is traced: batch norm, other norms, dropout, resizing.
 
-In a jaxpr they would be a dozen equations, of which training and evaluation show different ones. So each becomes one
+In a jaxpr they would be a dozen equations, and not the same in training and evaluation. So each becomes one
 equation of a primitive of our own. Flax's layers do so by themselves; for plain functions there are `batch_norm` and
 `dropout` of `exactqat.qat.jax`.
 """

@@ -198,7 +198,7 @@ def capture(
             trained = jaxpr
         fixed = _refuse_training_branches(jaxpr, trained, prime)
         if trained is not jaxpr:
-            # Their training may ask for a size of which evaluation does not.
+            # Their training may ask for a size that evaluation does not ask for.
             known = Sizes(trained, trained, (prime, prime))
             _refuse_other_sizes(lambda examples: trace(examples, in_training), trained, known, prime, numbers)
     given, inputs = parameters_given(), batches(prime)
@@ -312,7 +312,7 @@ _UNUSED = itertools.cycle(n for n in range(5003, 8000, 2) if all(n % d for d in 
 
 
 def _refuse_training_branches(evaluated: Any, trained: Any, examples: int) -> Set[int]:
-    """Batch norms and dropouts train by themselves, but for those of which the ids are returned; all else must be the
+    """Batch norms and dropouts train by themselves, except for those whose ids are returned; all else must be the
     same in training."""
     sizes = Sizes(evaluated, trained, (examples, examples))
     if not SAFEGUARDS.training or not (sizes.differs or sizes.leaking):

@@ -20,7 +20,7 @@ _KINDS = {
     **{"Add": "add", "Subtract": "sub", "Multiply": "mul", "Divide": "div", "TrueDivide": "div"},
     **{"Maximum": "maximum", "Minimum": "minimum"},
 }
-# Of which there is no kind, but which may be a known function, or a part of one.
+# They have no kind of their own, but may be a known function, or a part of one.
 _FUNCTIONS = ("LeakyRelu", "Elu", "Gelu", "Celu", "Softplus", "HardTanh", "ReLU", "Clip")
 # Of numbers that only a choice is made by; the function that the choice is part of may be a known one.
 _HOW = {"Greater": "gt", "GreaterEqual": "ge", "Less": "lt", "LessEqual": "le", "Equal": "eq", "NotEqual": "ne"}

@@ -70,7 +70,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(
         self, paths: dict[int, str], left: Mapping[str, Sequence[Any]] | None = None, watch: Watch | None = None
     ) -> None:
-        """left: by attribute, tensors of which it is noted who reads them. watch: of the sizes forward asks for."""
+        """left: by attribute, tensors whose readers are noted. watch: of the sizes forward asks for."""
         super().__init__()
         self.paths, self.watch = paths, watch
         self.left = left or {}
@@ -256,7 +256,7 @@ def alike(one: Run | None, other: Run | None) -> bool:
 
 
 def stand_in(taken: set[int], run: Run | None) -> int:
-    """A prime of which no size and no number of the model is a multiple."""
+    """A prime that no size and no number of the model is a multiple of."""
     calls = [] if run is None else run.calls
     numbers = {abs(each) for call in calls for each in call.given if isinstance(each, int | float)}
     seen = taken | {size for call in calls for size in call.sizes} | numbers
@@ -268,8 +268,8 @@ _ALONG_THE_FIRST = {"gru": "nn.GRU", "lstm": "nn.LSTM", "rnn_tanh": "nn.RNN", "r
 
 
 def along_the_batch(few: Run | None, with_one_more: Callable[[], Run | None]) -> str:
-    """Where a recurrent layer takes the examples of a batch for the steps of a sequence, each of which torch.export
-    would write down; empty if nowhere.
+    """Where a recurrent layer takes the examples of a batch for the steps of a sequence; torch.export would write
+    down each of them; empty if nowhere.
 
     few: a run with `FEW` examples.
     """

@@ -42,7 +42,7 @@ class Change:
     Attributes:
         place: where it writes.
         expression: the new values from those of before; None where they depend on the input, or are random.
-        registered: whether it is a parameter or a buffer; else a tensor that is an attribute, of which nobody says who
+        registered: whether it is a parameter or a buffer; else a tensor that is an attribute; nobody says who
             reads it.
     """
 

@@ -18,7 +18,7 @@ class OneByOne(TorchFunctionMode):
     """While it lasts, refuses a forward that goes through the examples of a batch one by one."""
 
     def __init__(self, batch: int) -> None:
-        """batch: of which every size that follows the batch is a multiple, and nothing else is."""
+        """batch: every size that follows the batch is a multiple of it, and nothing else is."""
         super().__init__()
         self.batch = batch
         self.taken = 0

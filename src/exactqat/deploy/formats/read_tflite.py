@@ -584,7 +584,7 @@ class _Reader:
         if inner.dtype not in CODE_RANGES or outer.shape != inner.shape:
             return False
         if outer.dtype == "float32":
-            # Of which every code is a real number.
+            # Whose codes are all real numbers.
             return bool(np.all(inner.quantization.scale < 2.0**111))
         same = np.array_equal(outer.quantization.scale, inner.quantization.scale)
         shifted = np.array_equal(outer.quantization.zero_point, inner.quantization.zero_point + 128)

@@ -12,10 +12,10 @@ import numpy as np
 
 from ...device.as_onnx import SHIFT
 from ...device.tensor import CODE_RANGES
+from ..codes import as_real
 from ..formats.onnx import channels_first, ends, inner_names, stored_dtype, tensor_description
 from ..formats.tflite import import_deploy
 from ..graph import Graph
-from ..signature import as_real
 from .trial import RuntimeRefusal
 
 

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ...train.keras import prepared as kit
+from ...train.keras.prepare import prepare
 
 # isort: split
 import keras
@@ -188,7 +189,7 @@ def quantize_apply(
     with warnings.catch_warnings():
         # A layer that computes nothing of its own has patterns that match nothing.
         warnings.simplefilter("ignore", UnusedRuleWarning)
-        prepared = kit.prepare(network, [*rules, scheme.rule], keep_final_activation=keep_final_activation)
+        prepared = prepare(network, [*rules, scheme.rule], keep_final_activation=keep_final_activation)
     _check_complete(network, prepared, plain)
     return prepared
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from ...device import INT8_MAX, INT8_MIN, OPERATORS, profile_named
 from ...planning.plans import PlanStep, Weights, require_finite
-from . import primitives_numpy
-from .arrays import Arrays, Mode
+from .arrays import Arrays
 from .device_steps import DeviceSteps
 from .primitives import Primitives
 from .run_steps import RunWeightedStep
@@ -78,14 +77,12 @@ class LayerNumbers:
         Raises:
             ValueError: a weight, bias or statistic is not finite.
         """
-        from .run import Run
-
         rest = iter(trained)
         ends = next(rest)
         arrays = self.functional.with_ends(Arrays({}), ends)
         for name, end in self.ends_of_weights:
             arrays.learned.setdefault(name, {})[end] = next(rest)
-        run = Run(self.functional, arrays, Mode(frozen=True), primitives=primitives_numpy)
+        run = self.functional.in_numpy(arrays)
         device_steps, found = self._device_steps(run, ends), []
         for step in self.steps.values():
             weights = step.weights
@@ -131,13 +128,11 @@ def moved_constants(functional: Functional, tensors: Mapping[str, np.ndarray]) -
     """Names of the layers' constants that are the user's arrays, perhaps with their values in other places: a compiled
     program computes them without rounding, which may differ from what NumPy makes of anything else.
 
-    tensors: the user's arrays, of which only the shapes matter.
+    tensors: the user's arrays; only their shapes matter.
     """
-    from .run import Run
-
     random = np.random.default_rng(0)
     given = {name: random.standard_normal(np.shape(each)).astype(np.float32) for name, each in tensors.items()}
-    run = Run(functional, Arrays(given), Mode(), primitives=primitives_numpy)
+    run = functional.in_numpy(Arrays(given), frozen=False)
     found = set()
     for step in functional.plan.steps:
         for name in () if step.weights is None else (step.weights.weight, *_vectors(step.weights)):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-from importlib import import_module
 from typing import Any
 
 _PACKAGES = {"torch": "torch", "keras": "keras", "flax": "jax", "jax": "jax", "jaxlib": "jax", "equinox": "jax"}
@@ -22,8 +21,8 @@ def framework_of(value: Any) -> str | None:
     return None
 
 
-def kit_of(model: Any) -> tuple[str, Any]:
-    """The framework of a model, prepared or not, and the module of its `prepare`.
+def kit_of(model: Any) -> str:
+    """The framework of a model, prepared or not.
 
     Raises:
         TypeError: it is a model of none.
@@ -36,7 +35,7 @@ def kit_of(model: Any) -> tuple[str, Any]:
         raise TypeError(
             f"model must be a torch.nn.Module, a keras.Model, a Flax module or a function for JAX, got {given}"
         )
-    return framework, import_module(f"exactqat.train.{framework}.prepared")
+    return framework
 
 
 def elsewhere(value: Any, here: str) -> str:

@@ -138,7 +138,7 @@ class Functional:
             {name: {end: np.asarray(value) for end, value in ends.items()} for name, ends in tree.items()}
             for tree in (learned, ranges)
         )
-        run = Run(self, Arrays(dict(tensors), learned, ranges), Mode(frozen=True), primitives=primitives_numpy)
+        run = self.in_numpy(Arrays(dict(tensors), learned, ranges))
         found = {}
         for step in self.plan.steps:
             largest = None if step.weights is None else run.largest_weight_scale(step)
@@ -250,7 +250,7 @@ class Functional:
             norm = None if step.weights is None else step.weights.batch_norm
             if norm is not None and norm.training:
                 arrays.ranges[step.grid]["trained"] = np.asarray(0, np.int32)
-        run = Run(self, arrays, Mode(), primitives=primitives_numpy)
+        run = self.in_numpy(arrays, frozen=False)
         for step in self.plan.steps:
             weights = step.weights
             if weights is None or weights.rule.ranges != "learned" or self.weight_owner[step.path] != step.path:
@@ -277,17 +277,21 @@ class Functional:
         """
         return Run(self, arrays, mode, key).forward(inputs, seen)
 
+    def in_numpy(self, arrays: Arrays, frozen: bool = True) -> Run:
+        """A run that makes integers, in NumPy. arrays: in NumPy."""
+        return Run(self, arrays, Mode(frozen=frozen), primitives=primitives_numpy)
+
     def numbers(self, arrays: Arrays) -> Numbers:
         """What training ends with, for `deploy.lower`. arrays: in NumPy.
 
         Raises:
             MissingData: a range has seen no data.
         """
-        return Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy).numbers()
+        return self.in_numpy(arrays).numbers()
 
     def numbers_of(self, step: PlanStep, arrays: Arrays, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
         """Those of one step. arrays: in NumPy; grids: all of them."""
-        return Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy).numbers_of([step], grids)
+        return self.in_numpy(arrays).numbers_of([step], grids)
 
     # --- what the device makes of a step ------------------------------------------------------------------------------
 
@@ -334,7 +338,7 @@ class Functional:
         arrays = self.with_ends(Arrays(dict(zip(names, source[1:], strict=False))), source[0])
         for (name, end), value in zip(ends_of_weights, source[1 + len(names) :], strict=True):
             arrays.learned.setdefault(name, {})[end] = value
-        run = Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy)
+        run = self.in_numpy(arrays)
         return run.numbers_of(self.plan.steps, {name: run.nudged(name) for name in self.grids})
 
     def ends_of(self, arrays: Arrays) -> list[Any]:
@@ -352,7 +356,7 @@ class Functional:
         if ends_of_weight:
             words = ENDS[-len(ends_of_weight) :]
             arrays.learned[weights_of(self.weight_owner[step.path])] = dict(zip(words, ends_of_weight, strict=True))
-        run = Run(self, arrays, Mode(frozen=True), primitives=primitives_numpy)
+        run = self.in_numpy(arrays)
         known = self._nudged
         if known is None or known[0] != ends.tobytes():
             known = (ends.tobytes(), {name: run.nudged(name) for name in self.grids})

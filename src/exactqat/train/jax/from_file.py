@@ -15,7 +15,8 @@ from ...planning.rules import Rule
 from ..core.functional import Functional
 from ..files import OpenedFile
 from . import primitives as primitives_jax
-from .prepared import Prepared, _Model
+from .models import UserModel
+from .prepared import Prepared
 
 
 def prepare_file(
@@ -54,7 +55,7 @@ def prepare_file(
     def no_model(*given: Any) -> Any:
         raise TypeError("a file has no function of the user's to run; call apply with params and state")
 
-    known = _Model(
+    known = UserModel(
         no_model, list(leaves), list(leaves.values()), frozenset(file.parameters), tree, dict, dict, no_model, False
     )
     prepared = Prepared(known, Functional(plan, primitives_jax, device))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,8 @@ from ...capture.jax.layers import context_of_its_own, replacing
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
 from ...planning.masks import hides
 from ..core.arrays import Mode
-
-if TYPE_CHECKING:
-    from .prepared import Prepared
+from .models import UserModel
+from .prepared import Prepared
 
 # XLA compiles each of these runs once: what is fast to compile matters more than what is fast.
 _COMPILING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -28,8 +27,7 @@ _COMPILING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_p
 class _Sides:
     """A `proof.Subject`: the user's model, and what `prepare` made of it."""
 
-    def __init__(self, model: Any, prepared: Prepared) -> None:
-        """model: a `jax._Model`."""
+    def __init__(self, model: UserModel, prepared: Prepared) -> None:
         self.model, self.prepared = model, prepared
         self.tree = prepared.plan.network.input_tree
         self.examples = int(self.tree.example[0].shape[0])
@@ -219,8 +217,10 @@ def _settled() -> Iterator[None]:
         yield
 
 
-def compare_with_original(model: Any, prepared: Prepared, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Proof:
-    """Runs the user's model beside the one that was prepared; see `proof`. model: a `jax._Model`."""
+def compare_with_original(
+    model: UserModel, prepared: Prepared, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Proof:
+    """Runs the user's model beside the one that was prepared; see `proof`."""
     sides = _Sides(model, prepared)
     return prove(sides, _trials(sides, prepared))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,9 +31,7 @@ from ...capture.proof import (
 )
 from ...planning.masks import is_mask
 from ..core.arrays import Arrays, Mode
-
-if TYPE_CHECKING:
-    from .prepared import PreparedModel
+from .prepared import PreparedModel
 
 # What random numbers are while both sides run.
 _CONSTANT = 0.25

@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,8 @@ from ...capture.torch.custom import with_hooks
 from ...capture.torch.gradients import checkpoints_run_once
 from .layers import WeightedLayer
 from .modules import FakeQuantize, WeightFakeQuantize
+from .prepared import PreparedModel
 from .sums import in_full_float32
-
-if TYPE_CHECKING:
-    from .prepared import PreparedModel
 
 aten = torch.ops.aten
 
@@ -113,7 +111,7 @@ class _Sides:
         return evidence
 
     def _inputs(self, trial: Trial, nudge: int = 0) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Tensor]]:
-        """Arguments, and the leaves of which gradients are compared."""
+        """Arguments, and the leaves whose gradients are compared."""
         leaves: list[Any] = []
         followed: dict[str, Tensor] = {}
         for index, leaf in enumerate(self.leaves):

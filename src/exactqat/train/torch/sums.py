@@ -45,7 +45,7 @@ def array(tensor: Tensor) -> np.ndarray:
 class Parts:
     """How a sum is formed without rounding.
 
-    ends: where the parts of the input channels end, each of which float32 can sum. whole: there is one, and float32
+    ends: where the parts of the input channels end; float32 can sum each of them. whole: there is one, and float32
     holds the bias besides. wide: float64 is needed.
     """
 

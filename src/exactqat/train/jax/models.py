@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's model as a function of a tree of arrays: a plain function, a Flax Linen or an NNX module."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...capture.core.refusals import CaptureError
+from ...capture.core.safeguards import SAFEGUARDS
+from ...capture.jax.layers import capturing
+from ...capture.jax.model import named_leaves
+from .moving_averages import MovingAverages
+
+# Arguments that tell training from evaluation, and what they are in evaluation.
+FLAGS = {
+    **dict.fromkeys(("train", "training", "is_train", "is_training"), False),
+    **dict.fromkeys(
+        ("deterministic", "use_running_average", "eval_mode", "is_eval", "inference", "is_inference"), True
+    ),
+}
+# Arguments that tell it by a word, and the words; the first of each where the default is the other.
+_PHASES = ("mode", "phase")
+_TRAINING = ("train", "training")
+_EVALUATION = ("eval", "evaluation", "test", "inference", "predict")
+
+
+@dataclass(frozen=True)
+class UserModel:
+    """A model of the user's as a function of a tree, and the way back.
+
+    Attributes:
+        function: of (leaves by name in `names`' order, arguments).
+        names: of the leaves.
+        leaves: their values.
+        trained: names of those that are trained.
+        tree: makes the user's tree of trained leaves from a mapping of all of them.
+        names_of_tree: the other way round: a tree of trained leaves by name.
+        restore: what the user gave, with other values.
+        run: the user's model itself, of (leaves in `names`' order, args, kwargs, training, key): its results and all
+            leaves after it, by name.
+        trains: whether `run` knows training from evaluation.
+        words: arguments that tell training by a word, such as "mode='train'".
+    """
+
+    function: Callable[..., Any]
+    names: list[str]
+    leaves: list[Any]
+    trained: frozenset[str]
+    tree: Callable[[Mapping[str, Any]], Any]
+    names_of_tree: Callable[[Any], dict[str, Any]]
+    restore: Callable[[Mapping[str, Any]], Any]
+    run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any], bool, Any], tuple[Any, dict[str, Any]]]
+    trains: bool
+    signature: inspect.Signature | None = None
+    words: str = ""
+
+
+def in_training(known: UserModel) -> Callable[..., Any]:
+    """The model's function as in training; refuses what training changes but the statistics of batch norms."""
+
+    def function(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        results, after = known.run(leaves, args, kwargs, True, jax.random.key(0))
+        changed = [
+            name
+            for name, leaf in zip(known.names, leaves, strict=True)
+            if after[name] is not leaf and not jnp.issubdtype(after[name].dtype, jnp.unsignedinteger)
+        ]
+        if changed and SAFEGUARDS.training:
+            raise CaptureError(
+                f"in training the model changes '{changed[0]}' by itself; of what is not trained only the statistics "
+                "of batch norms (Flax's, of one axis of features, or exactqat.qat.jax.batch_norm) follow training: "
+                "keep it outside of the model"
+            )
+        return results
+
+    return function
+
+
+def is_linen(model: Any) -> bool:
+    linen = sys.modules.get("flax.linen")
+    return linen is not None and isinstance(model, linen.Module)
+
+
+def is_nnx(model: Any) -> bool:
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(model, nnx.Module)
+
+
+def _flag(name: str, value: Any) -> tuple[Any, Any] | None:
+    """What an argument or a field of that default is in evaluation and in training; None if it tells neither."""
+    if name in FLAGS:
+        return FLAGS[name], not FLAGS[name]
+    if name in _PHASES and isinstance(value, str) and value in _TRAINING + _EVALUATION:
+        return (_EVALUATION[0], value) if value in _TRAINING else (value, _TRAINING[0])
+    return None
+
+
+def _unused_flags(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Flags that a call does not give, in evaluation and in training."""
+    given = set(list(signature.parameters)[: len(args)]) | set(kwargs)
+    found = {name: _flag(name, each.default) for name, each in signature.parameters.items() if name not in given}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _in_mode(flags: Mapping[str, tuple[Any, Any]], training: bool) -> dict[str, Any]:
+    return {name: each[training] for name, each in flags.items()}
+
+
+def _words(flags: Mapping[str, tuple[Any, Any]]) -> str:
+    """Flags that are words, as in training, for messages."""
+    return ", ".join(f"{name}={each[1]!r}" for name, each in flags.items() if isinstance(each[1], str))
+
+
+def function_model(
+    function: Callable[..., Any],
+    params: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    statistics: frozenset[str] = frozenset(),
+    decays: Mapping[str, float] | None = None,
+) -> UserModel:
+    """
+    Args:
+        statistics: leaves that training moves without gradients.
+        decays: of moving averages; see `MovingAverages`.
+    """
+    found = named_leaves(params)
+    definition = jax.tree.structure(params)
+    if not found:
+        raise TypeError("variables must be a tree of arrays, got one without a leaf")
+    averages = MovingAverages(found, decays or {})
+    names, leaves_seen = averages.names, [averages.seen(name) for name in averages.names]
+    statistics |= _statistics(params) | averages.averages
+    trained = frozenset(
+        name
+        for name, leaf in zip(names, leaves_seen, strict=True)
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and name not in statistics
+    )
+
+    def tree(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(definition, [leaves[name] if name in trained else None for name, _ in found])
+
+    def names_of_tree(tree: Any) -> dict[str, Any]:
+        return {name: leaf for name, leaf in named_leaves(tree) if name in trained}
+
+    def restore(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(definition, averages.tree_leaves(leaves))
+
+    def given(leaves: Sequence[Any]) -> Any:
+        # Where layers tell what they are, averages are vectors, as they are trained.
+        shaped = not capturing()
+        return jax.tree.unflatten(definition, averages.tree_leaves(dict(zip(names, leaves, strict=True)), shaped))
+
+    signature = _without_first(function)
+    flags = {} if signature is None else _unused_flags(signature, args, kwargs)
+
+    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return function(given(leaves), *args, **_in_mode(flags, False), **kwargs)
+
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        return function(given(leaves), *args, **_in_mode(flags, training), **kwargs), dict(
+            zip(names, leaves, strict=True)
+        )
+
+    return UserModel(
+        call, names, leaves_seen, trained, tree, names_of_tree, restore, run, bool(flags), signature, _words(flags)
+    )
+
+
+def _statistics(params: Any) -> frozenset[str]:
+    """Leaves that Flax keeps apart from the trained ones, for functions that get Linen's variables."""
+    if not isinstance(params, Mapping) or "params" not in params:
+        return frozenset()
+    return frozenset(name for name, _ in named_leaves(params) if not name.startswith("params."))
+
+
+def _without_first(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _flags_of_fields(module: Any) -> dict[str, tuple[Any, Any]]:
+    """Flags that a Linen module of the user's own was made with (``train: bool = False``), in evaluation and in
+    training."""
+    if type(module).__module__.partition(".")[0] == "flax":
+        return {}
+    fields = type(module).__dataclass_fields__
+    held = {name: getattr(module, name) for name in fields}
+    found = {name: _flag(name, value) for name, value in held.items() if isinstance(value, bool | str)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UserModel:
+    if not isinstance(variables, Mapping) or "params" not in variables:
+        raise TypeError(
+            "variables must be what the module's init gave, a dictionary with 'params', got "
+            f"{sorted(variables) if isinstance(variables, Mapping) else type(variables).__name__}"
+        )
+    found = named_leaves(variables)
+    definition = jax.tree.structure(variables)
+    short = [name.partition(".")[2] for name, _ in found]
+    # Without the collection's name, where that is enough to tell them apart.
+    names = [
+        name if short.count(brief) == 1 and brief else full
+        for (full, _), brief, name in zip(found, short, short, strict=True)
+    ]
+    trained = frozenset(name for name, (full, _) in zip(names, found, strict=True) if full.startswith("params."))
+    params_definition = jax.tree.structure(variables["params"])
+    params_names = [name for name in names if name in trained]
+    signature = inspect.signature(type(module).__call__)
+    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    flags = _unused_flags(signature, args, kwargs)
+
+    fields = _flags_of_fields(module)
+    modules = {training: module.clone(**_in_mode(fields, training)) if fields else module for training in (False, True)}
+
+    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        params = jax.tree.unflatten(definition, list(leaves))
+        return modules[False].apply(params, *args, **_in_mode(flags, False), **kwargs)
+
+    full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
+    others = [collection for collection in variables if collection != "params"]
+
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        results, updates = modules[training].apply(
+            jax.tree.unflatten(definition, list(leaves)),
+            *args,
+            **_in_mode(flags, training),
+            **kwargs,
+            mutable=others if training else [],
+            # All other streams of random numbers follow that of the parameters.
+            rngs={"params": key, "dropout": jax.random.fold_in(key, 1)},
+        )
+        changed = {full_names[full]: leaf for full, leaf in named_leaves(dict(updates)) if full in full_names}
+        return results, {**dict(zip(names, leaves, strict=True)), **changed}
+
+    def tree(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(params_definition, [leaves[name] for name in params_names])
+
+    def names_of_tree(tree: Any) -> dict[str, Any]:
+        return dict(zip(params_names, jax.tree.leaves(tree), strict=True))
+
+    def restore(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(definition, [leaves[name] for name in names])
+
+    leaves = [leaf for _, leaf in found]
+    trains = bool(flags or fields or others)
+    words = _words({**flags, **fields})
+    return UserModel(call, names, leaves, trained, tree, names_of_tree, restore, run, trains, signature, words)
+
+
+def nnx_model(module: Any) -> UserModel:
+    from flax import nnx
+
+    parts: Any = nnx.split(module, nnx.Param, ...)
+    definition, params, others = parts
+    flat_params, flat_others = (dict(nnx.to_flat_state(state)) for state in (params, others))
+    flat = {".".join(map(str, path)): held[...] for path, held in {**flat_params, **flat_others}.items()}
+    # Keys and counters of random numbers are no numbers of the network.
+    numbers = {
+        name: leaf for name, leaf in flat.items() if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+    }
+    names = list(numbers)
+    trained = frozenset(".".join(map(str, path)) for path in flat_params)
+    structure = nnx.to_pure_dict(params)
+    structure_names = [name for name, _ in named_leaves(structure)]
+    tree_definition = jax.tree.structure(structure)
+
+    def restore(leaves: Mapping[str, Any]) -> Any:
+        state = nnx.from_flat_state(
+            {
+                path: held.replace(leaves.get(".".join(map(str, path)), held[...]))
+                for path, held in {**flat_params, **flat_others}.items()
+            }
+        )
+        return nnx.merge(definition, state)
+
+    signature = inspect.signature(type(module).__call__)
+    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def numbers_of(made: Any) -> dict[str, Any]:
+        """Attributes that are plain numbers or words, by their paths."""
+        return {
+            ".".join(map(str, (*path, name))): value
+            for path, each in nnx.iter_modules(made)
+            for name, value in vars(each).items()
+            if isinstance(value, int | float | str)
+        }
+
+    def run(
+        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        made = restore(dict(zip(names, leaves, strict=True)))
+        made.train() if training else made.eval()
+        before = numbers_of(made)
+        results = made(*args, **_in_mode(_unused_flags(signature, args, kwargs), training), **kwargs)
+        if changed := [name for name, value in numbers_of(made).items() if before.get(name, value) != value]:
+            raise CaptureError(
+                f"the model changes its attribute '{changed[0]}' when it is called; the device computes the same at "
+                "every call: keep it outside of the model"
+            )
+        after = {".".join(map(str, path)): held[...] for path, held in nnx.to_flat_state(nnx.state(made))}
+        return results, {name: after[name] for name in names}
+
+    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return run(leaves, args, kwargs, False, None)[0]
+
+    def tree(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(tree_definition, [leaves[name] for name in structure_names])
+
+    def names_of_tree(tree: Any) -> dict[str, Any]:
+        return dict(zip(structure_names, jax.tree.leaves(tree), strict=True))
+
+    words = _words(_unused_flags(signature, (), {}))
+    return UserModel(
+        call, names, list(numbers.values()), trained, tree, names_of_tree, restore, run, True, signature, words
+    )

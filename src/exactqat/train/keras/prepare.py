@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model of Keras 3 to one that trains under the device's arithmetic."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from ...capture.core.progress import at_work
+from ...capture.keras.model import CaptureError
+from ...capture.proof import accept
+from ...device import DEFAULT_PROFILE
+from ...display import listed
+from ...planning import UnsupportedOperator, warn_of_plan
+from ...planning.callers import users_line
+from ...planning.rules import Rule, checked_rules
+from ..core.frameworks import elsewhere
+from .prepared import PreparedModel
+from .proof import compare_with_original
+
+
+def prepare(
+    model: Any,
+    rules: Iterable[Rule] = (Rule(),),
+    example: Any = None,
+    *,
+    device: str | None = DEFAULT_PROFILE,
+    deployable: bool = True,
+    keep_final_activation: bool | None = None,
+    check: bool = True,
+) -> PreparedModel:
+    """A model that trains under the device's arithmetic, in float32.
+
+    Args:
+        model: any model of Keras 3 that has been built: functional, Sequential or subclassed, with models inside. It is
+            not changed; the values of its variables are taken over, with their regularizers and constraints and which
+            of them are trained. One that is to be saved must be one that Keras can save.
+        rules: settings by layers' paths; see `Rule`. The first match decides. The input is called ``"input"``.
+        example: a batch, nested as the model takes it, where the model does not know the sizes of its inputs.
+        deployable: refuse rules that the device cannot run.
+        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
+            on the host, layer by layer. None: it stays fake quantization, which rounds sums otherwise (up to some
+            percent of a deep network's codes) and needs nothing from the host.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
+            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
+            from (logits). None: not, and a FinalActivationWarning says so.
+        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
+            and variables, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
+            what was found, and how long it took.
+
+    Raises:
+        UnsupportedOperator: lists every operation the device cannot run, with what to do; or the prepared network
+            computes something else than the model, which `check` found.
+        ValueError: no rule matches a layer, a rule cannot be deployed, or a size is not known.
+        TypeError: the model is none of Keras.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model, got {type(model).__name__}{elsewhere(model, 'keras')}")
+    rules = checked_rules(rules)
+    if isinstance(model, PreparedModel):
+        raise TypeError("model is prepared already; prepare the float model that it was made from")
+    shapes, dtypes = None, list[str]()
+    if example is not None:
+        if not model.built:
+            model(example)
+        shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
+        dtypes = [keras.backend.standardize_dtype(each.dtype) for each in keras.tree.flatten(example)]
+    try:
+        prepared = PreparedModel(
+            model,
+            list(rules),
+            shapes,
+            deployable,
+            profile=device,
+            keep_final_activation=keep_final_activation,
+            dtypes=dtypes,
+            name=f"{model.name}_prepared",
+        )
+    except CaptureError as error:
+        raise UnsupportedOperator(str(error)) from error
+    if check:
+        with at_work("prepare compares what it made with the model"):
+            prepared._held.proof = accept(compare_with_original(model, prepared, example))
+    if prepared.losses_left_out:
+        warnings.warn(
+            f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "
+            "activity_regularizer); regularizers and constraints of weights are kept",
+            UserWarning,
+            stacklevel=users_line(),
+        )
+    if prepared.steps_left_out:
+        warnings.warn(
+            f"{type(model).__name__} has its own {listed(prepared.steps_left_out)}, which the prepared model does not "
+            "run: its fit and evaluate refuse; write the loop yourself, with prepared(x, training=True)",
+            UserWarning,
+            stacklevel=users_line(),
+        )
+    warn_of_plan(prepared.plan, keep_final_activation)
+    return prepared
