@@ -13,7 +13,7 @@ from .terminal import open_streams, to_nobody
 def main() -> None:
     """Entry point of the `exactqat` command."""
     open_streams()
-    if sys.argv[1:] == ["--version"]:  # answered without what the commands need
+    if sys.argv[1:] == ["--version"]:  # answered without importing what the commands need
         print(version())
         return
     try:
@@ -21,7 +21,7 @@ def main() -> None:
     except Negative:
         raise
     except SystemExit as error:
-        # Libraries end programs with 1 for failures of any kind.
+        # Libraries exit with 1 for failures of any kind.
         raise SystemExit(error.code if error.code in (None, 0, 130) else 2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

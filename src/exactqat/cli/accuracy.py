@@ -13,7 +13,7 @@ from .terminal import columns, console_of, native_messages_kept_back, say
 if TYPE_CHECKING:
     from ..job.judged import Judged
 
-# A share of all answers that nobody means to lose: points of a hundred are meant.
+# A share of all answers that nobody intends to lose: percentage points are meant.
 LARGE_DROP = 0.25
 
 
@@ -29,7 +29,7 @@ def gate(
     run: bool,
     as_json: bool,
 ) -> bool:
-    """Prints what each network reaches on each device, and says whether all of it is as asked."""
+    """Prints what each network reaches on each device, and returns whether all requirements are met."""
     from ..deploy.verify import verify
     from ..job.judged import networks_of
     from ..tune import Gate
@@ -81,7 +81,7 @@ def tune(
     budgets: Mapping[str, str | None],
     as_json: bool,
 ) -> None:
-    """Prints which layers cost accuracy and why, and searches for a better network if asked."""
+    """Prints which layers cost accuracy and why, and searches for a better network if requested."""
     from .. import tune
     from ..deploy.formats.tflite import write_tflite
     from ..job.judged import networks_of
@@ -126,8 +126,8 @@ def plan(
     budgets: Mapping[str, str | None],
     as_json: bool,
 ) -> bool:
-    """Finds the bits of each layer, writes them as rules, and says whether they keep to the budgets. If another plan
-    is worth training, its rules are written beside."""
+    """Finds the bits of each layer, writes them as rules, and returns whether they keep within the budgets. If another
+    plan is worth training, its rules are written alongside."""
     from .. import tune
     from ..job.judged import networks_of
     from ..qat import save_rules
@@ -158,7 +158,7 @@ def _beside(rules: Path) -> Path:
 
 
 def _require_folders(written: Mapping[str, Path | None]) -> None:
-    """Refuses, before anything is computed, files that cannot be written."""
+    """Refuses files that cannot be written, before any computation."""
     for option, path in written.items():
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise ValueError(

@@ -25,7 +25,7 @@ INSTALL = "pip install 'exactqat[job]'"
 
 
 class Negative(SystemExit):
-    """Exits with status 1: what a command was asked is not so. It means this and nothing else."""
+    """Exits with status 1: the answer to a command's question is no. It means this and nothing else."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -36,7 +36,7 @@ class IntegersDiffer(Negative):
 
 
 class DoesNotPass(Negative):
-    """A network does not reach what was asked of it."""
+    """A network does not meet its requirements."""
 
 
 def _in_lines_of_their_own(command_class: Any) -> Any:
@@ -61,7 +61,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _path(text: str) -> Path:
-    """What an option names. For pathlib no name, as of a variable that is not set, is the working directory."""
+    """What an option names. For pathlib an empty name, as from an unset variable, is the working directory."""
     import typer
 
     if not text:
@@ -78,7 +78,7 @@ def version() -> str:
 def command_line() -> Any:
     import typer
 
-    # Boxes need room, and cut sentences in pieces that no program downstream puts together again.
+    # Boxes need room, and cut sentences into pieces that no program downstream reassembles.
     framed = is_terminal(sys.stdout) and is_terminal(sys.stderr) and columns() >= FRAMED
 
     def written(text: str) -> str:
@@ -98,7 +98,7 @@ def command_line() -> Any:
         pretty_exceptions_enable=False,
     )
     errors = console_of(stderr=True)
-    # What several commands take.
+    # Options shared by several commands.
     Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")]
     Judged = Annotated[
         Path, typer.Argument(metavar="DIR|FILE", help="A directory written by `exactqat train`, or a .tflite file.")
@@ -516,7 +516,7 @@ def command_line() -> Any:
 
 
 def _bench_script(name: str) -> Path:
-    """Of the checkout this package runs from, or else of the one around the working directory."""
+    """The script in the checkout this package runs from, or else in the one around the working directory."""
     here = Path.cwd()
     for root in (Path(__file__).resolve().parents[3], here, *here.parents):
         script = root / "bench" / name
@@ -530,7 +530,7 @@ def _bench_script(name: str) -> Path:
 
 @contextlib.contextmanager
 def _failures(errors: "Console") -> Iterator[None]:
-    """Expected failures end with one clear message, anything else is a defect and keeps its traceback; status 2."""
+    """Expected failures end with one clear message; anything else is a defect and keeps its traceback; status 2."""
     import typer
 
     def fail(*parts: str | tuple[str, str]) -> None:

@@ -44,7 +44,7 @@ def train(
     keep_going: bool = False,
     tensorboard: bool = False,
 ) -> bool:
-    """Trains, and says whether all integers are equal."""
+    """Trains, and returns whether all integers are equal."""
     import torch
 
     from ..job import devices, figures, logs, pipeline, processes, recipes, store, training
@@ -54,7 +54,7 @@ def train(
 
     if resume and restart:
         raise ValueError("--resume and --restart cannot be combined")
-    # The networks are small: a second thread costs more than it gives, and one thread gives the same bits everywhere.
+    # The networks are small: a second thread costs more than it saves, and one thread gives the same bits everywhere.
     torch.set_num_threads(1)
     place = training.accelerator_named(accelerator)
     if "device" in given:
@@ -73,12 +73,12 @@ def train(
         settings = Settings(out, **recipes.chosen(given))
     if tensorboard:
         logs.check_tensorboard()
-    # Again when the directory is locked; this spares reading the data.
+    # Again once the directory is locked; this avoids reading the data.
     store.check_free(out, resume, restart)
     if again:
-        # What is not given is as it was; what is given is compared.
+        # What is not given stays as it was; what is given is compared.
         settings = replace(store.stored_settings(out, given.get("model")), **given)
-    # Before all images are read; again where the job begins.
+    # Before all images are read; again when the job begins.
     pipeline.check_before_data(settings, resume)
     with processes.joined() as together, contextlib.ExitStack() as hold:
         console = console_of(quiet=not together.writes)
@@ -195,7 +195,7 @@ def export(
 
 
 def _warn_of_unfinished(directory: Path) -> None:
-    """On the error output, as what is printed is of what there is."""
+    """On stderr, as stdout is for the results that exist."""
     from ..job import store
 
     sentence = store.unfinished(directory)
@@ -333,7 +333,7 @@ def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> 
 
 
 def verify(directory: Path, quiet: bool, model: str | None = None, device: str | None = None) -> bool:
-    """Compares, prints, and says whether all integers are equal."""
+    """Compares, prints, and returns whether all integers are equal."""
     from ..job import devices
 
     named, choice = ("", "") if device is None else devices.device_to_verify(device)
@@ -395,7 +395,7 @@ def inspect(
     html: Path | None,
     reduced: Path | None,
 ) -> bool:
-    """Prints what is in a file and how devices compute it, and says whether what is claimed to be equal is."""
+    """Prints what is in a file and how devices compute it, and returns whether everything claimed to be equal is."""
     from .. import qat
     from ..deploy.formats.tflite import write_whole
     from ..deploy.inspect import inspect as inspect_file

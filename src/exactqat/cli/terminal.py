@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_streams() -> None:
-    """A program may be started without them, and a name that cannot be encoded must not end it."""
+    """A program may be started without streams, and a name that cannot be encoded must not end it."""
     codecs.register_error("exactqat", _in_their_place)
     for descriptor in range(3):
         try:
@@ -38,7 +38,7 @@ def open_streams() -> None:
     _check_columns()
 
 
-# What is printed for signs of our own where they cannot be; names are escaped.
+# Replacements for our own symbols where these cannot be printed; names are escaped.
 IN_THEIR_PLACE = {"–": "-", "★": "*", "…": "..."}
 
 
@@ -53,7 +53,7 @@ def _in_their_place(error: UnicodeError) -> tuple[str, int]:
 
 
 def _check_columns() -> None:
-    """COLUMNS may hold anything; rich takes it at its word, and prints nothing at all in 0 columns."""
+    """COLUMNS may hold anything; rich takes it literally, and prints nothing at all in 0 columns."""
     given = os.environ.get("COLUMNS", "")
     if re.fullmatch(r"0*[1-9][0-9]{0,4}", given, re.ASCII):
         os.environ["COLUMNS"] = str(max(NARROWEST, int(given)))
@@ -62,7 +62,7 @@ def _check_columns() -> None:
 
 
 def to_nobody(stream: IO[str]) -> None:
-    """What is written to the stream is lost from here on, as is what it still holds."""
+    """From here on, what is written to the stream is lost, as is what it still holds."""
     with contextlib.suppress(OSError, ValueError):
         nobody = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nobody, stream.fileno())
@@ -75,7 +75,7 @@ def console_of(**options: Any) -> Console:
 
     class Lasting(Console):
         def on_broken_pipe(self) -> None:
-            # `exactqat train | head`: the training is worth more than its reader.
+            # `exactqat train | head`: the training matters more than its reader.
             self.quiet = True
             to_nobody(self.file)
 
@@ -83,7 +83,7 @@ def console_of(**options: Any) -> Console:
 
 
 def line_of(*parts: str | tuple[str, str]) -> Text:
-    """Texts, or texts and their styles; what is not printable in them is escaped."""
+    """Texts, or texts and their styles; unprintable characters are escaped."""
     from rich.text import Text
 
     from ..report.text import printable
@@ -92,12 +92,12 @@ def line_of(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*((printable(text), style) for text, style in styled))
 
 
-# Columns that any output takes, from which boxes are drawn, and from which a bar has room.
+# Columns that any output needs, from which boxes are drawn, and from which a bar has room.
 NARROWEST, FRAMED, WIDE = 20, 70, 90
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Whether a person looks at it, who has given the terminal's name away."""
+    """Whether it is a terminal that a person looks at, one whose TERM is usable."""
     try:
         return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
     except ValueError:
@@ -114,7 +114,8 @@ def columns() -> int:
 
 
 def say(console: Console, *parts: str | tuple[str, str], whole: bool = False) -> None:
-    """A sentence. On a terminal lines end between words; elsewhere, and where it is to be copied `whole`, it is one."""
+    """A sentence. On a terminal, lines break between words; elsewhere, and if it is to be copied `whole`, it is one
+    line."""
     sentence = line_of(*parts)
     ends = [] if whole or not _in_terminal(console) else _ends(sentence.plain, console.width)
     for line in sentence.divide(ends):
@@ -123,7 +124,7 @@ def say(console: Console, *parts: str | tuple[str, str], whole: bool = False) ->
 
 
 def _ends(text: str, width: int) -> list[int]:
-    """Where lines of a text end so that none is wider and no word is cut."""
+    """Where to break a text so that no line is wider and no word is cut."""
     from rich.cells import cell_len
 
     ends, column = [], 0
@@ -146,11 +147,11 @@ TableRow = tuple[Sequence[Cell], str]
 def show_table(
     console: Console, title: str, header: Sequence[str], rows: Sequence[TableRow], texts: int, grouped: bool = False
 ) -> None:
-    """A table where it fits, if need be with one word of its header in each line; on a narrower terminal (or by
-    COLUMNS) one paragraph for each row.
+    """A table if it fits, if needed with one word of its header per line; on a narrower terminal (or with COLUMNS) one
+    paragraph for each row.
 
     Args:
-        texts: how many columns, the first ones, hold text; the others hold numbers.
+        texts: how many of the first columns hold text; the others hold numbers.
         grouped: rows with the same first cell belong together, and it is shown once.
     """
     from rich.measure import Measurement
@@ -158,7 +159,7 @@ def show_table(
     from rich.text import Text
 
     def table_of(names: Sequence[Text]) -> tuple[Table, int]:
-        """The table, and the columns that it needs."""
+        """The table, and the columns it needs."""
         table = Table()
         for column, name in enumerate(names):
             table.add_column(name, justify="left" if column < texts else "right", no_wrap=True)
@@ -211,9 +212,9 @@ def duration(seconds: float) -> str:
 
 
 class Phases:
-    """A line that stays for each phase of a job: what it was, what came of it, and how long it took.
+    """A permanent line for each phase of a job: what it was, its outcome, and how long it took.
 
-    figures: of the current phase, a text that ends with a comma; empty where there is nothing to report.
+    figures: of the current phase, a text that ends with a comma; empty if there is nothing to report.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -228,7 +229,7 @@ class Phases:
 
 @contextlib.contextmanager
 def native_messages_kept_back() -> Iterator[None]:
-    """Keeps the runtime's own lines on stderr out of the progress bar; they come out if something fails."""
+    """Keeps the runtime's own lines on stderr out of the progress bar; they are printed if something fails."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as messages:
@@ -247,10 +248,11 @@ def native_messages_kept_back() -> Iterator[None]:
 
 
 def bars_on(console: Console, disable: bool) -> Progress:
-    """What is done, how far, the last epoch's number, loss and accuracy, and the time left; gone when it ends. A task's
-    field `figures` holds the two numbers, or None, and `epoch` a text such as "epoch 3/6". On a terminal only.
+    """The current work, how far it is, the last epoch's number, loss and accuracy, and the time left; gone when it
+    ends. A task's field `figures` holds the two numbers, or None, and `epoch` a text such as "epoch 3/6". On a terminal
+    only.
 
-    The time left follows from the last hour, so it is there during phases that train nothing, too.
+    The time left is estimated from the last hour, so it is also shown during phases without training.
     """
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TimeRemainingColumn
     from rich.text import Text
@@ -263,7 +265,7 @@ def bars_on(console: Console, disable: bool) -> Progress:
         loss, right = task.fields["figures"]
         return f"loss {loss:.3g}, {right:.1%} right" if console.width >= WIDE else f"{loss:.3g} {right:.1%}"
 
-    # Asked for their width at every drawing: windows are resized.
+    # The width is queried at every drawing, as windows may be resized.
     class Words(ProgressColumn):
         def render(self, task: Task) -> Text:
             epoch = task.fields.get("epoch") or ""
@@ -295,11 +297,11 @@ def bars_on(console: Console, disable: bool) -> Progress:
 
 
 def skip(bars: Progress, task: TaskID, steps: int) -> None:
-    """Moves a bar on by steps that take no time now, such as those of an earlier run: the time left follows from others
-    alone."""
+    """Advances a bar by steps that take no time now, such as those of an earlier run: the time left is estimated from
+    other steps alone."""
     bars.reset(task, completed=int(bars.tasks[bars.task_ids.index(task)].completed) + steps)
 
 
 def status_on(console: Console, text: str) -> Status:
-    """What is done, beside a sign that turns; on a terminal only."""
+    """The current work, next to a spinner; on a terminal only."""
     return console.status(line_of(text), spinner="dots" if console.encoding.startswith("utf") else "line")

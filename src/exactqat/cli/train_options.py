@@ -13,7 +13,7 @@ from ..report.text import option_of, option_value
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each setting in place of its ``**settings``, after its required options."""
+    """The command with an option for each setting instead of its ``**settings``, after its required options."""
     signature = inspect.signature(command)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     settings = [
@@ -28,7 +28,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _default(setting: Field[Any]) -> Any:
-    """As a person would write it: the option reads it."""
+    """As a user would write it: the option parses it."""
     value = setting.default
     return value if value is None or isinstance(value, bool) else option_value(value)
 
@@ -45,14 +45,14 @@ def _option(setting: Field[Any]) -> Any:
 
 
 def _reader(setting: Field[Any]) -> Callable[[str], Any]:
-    """Makes a setting of what was written."""
+    """Parses a setting from the given text."""
     about = setting.metadata
 
     def read(text: str) -> Any:
         import typer
 
         if about["path"] and not text:
-            # For pathlib no name, as of a variable that is not set, is the working directory.
+            # For pathlib an empty name, as from an unset variable, is the working directory.
             raise typer.BadParameter("must not be empty")
         try:
             return about["check"](about["read"](text) if about["read"] else text)

@@ -19,7 +19,7 @@ from .formats.read_tflite import read_tflite
 from .formats.tflite import write_tflite
 from .graph import Builder, Graph, Operator, Quantization, Tensor, per_tensor, place_codes
 
-# These functions stand in front of the modules they come from, which Python puts here only while it loads them.
+# These functions shadow the modules they come from, which Python sets here only while loading them.
 from .inspect import Inspection, inspect
 from .lower import lower
 from .packing import packed

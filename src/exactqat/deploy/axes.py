@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where axes lie: how the user's order becomes the device's, and what a permutation or a reshape keeps together."""
+"""The order of axes: how the user's order becomes the device's, and what a permutation or a reshape keeps together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ..device.operator import Layout
 
-# A factor that no size has, for the axis of the batch: sizes alone do not tell it from others.
+# A factor that no size has, for the batch axis: sizes alone do not distinguish it.
 _BATCH = 1_000_003
 
 
@@ -23,7 +23,7 @@ def on_device(values: np.ndarray, layout: Layout) -> np.ndarray:
 
 
 def neighbours_grouped(permutation: Sequence[int]) -> list[list[int]]:
-    """The axes in their new order, neighbours that stay neighbours in one group; the batch stays by itself."""
+    """The axes in their new order, neighbours that stay neighbours in one group; the batch by itself."""
     groups: list[list[int]] = []
     for place, axis in enumerate(permutation):
         if place > 1 and axis == permutation[place - 1] + 1 and axis > 1:
@@ -34,7 +34,7 @@ def neighbours_grouped(permutation: Sequence[int]) -> list[list[int]]:
 
 
 def split_at(axes: Sequence[int], rank: int) -> list[list[int]]:
-    """All axes in order, those between `axes` in one group; the batch, of as many rows as there are, by itself."""
+    """All axes in order, those between `axes` in one group; the batch, of any number of rows, by itself."""
     groups: list[list[int]] = []
     for axis in range(rank):
         if axis > 1 and axis not in axes and axis - 1 not in axes:
@@ -49,7 +49,7 @@ def without_units(axes: Sequence[int], shape: Sequence[int], batch_axis: int = -
 
 
 def restricted(layout: Layout, rank: int, own_rank: int) -> Layout:
-    """A result's layout for an operand of fewer axes, which are the result's last ones."""
+    """A result's layout for an operand with fewer axes, which are the result's last ones."""
     shift = rank - own_rank
     return Layout(tuple(axis - shift if axis >= shift else -1 for axis in layout.axes))
 
@@ -64,7 +64,7 @@ def with_last(layout: Layout, rank: int, last: tuple[int, ...]) -> Layout:
 def reshape_groups(
     before: Sequence[int], batch_before: int, after: Sequence[int], batch_after: int
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The smallest runs of neighbouring axes that a reshape takes into one another; axes of size 1 are left out."""
+    """The smallest runs of neighbouring axes that a reshape maps to each other; axes of size 1 are left out."""
 
     def sizes(shape: Sequence[int], batch: int) -> list[tuple[int, int]]:
         marked = [(axis, size * _BATCH if axis == batch else size) for axis, size in enumerate(shape)]

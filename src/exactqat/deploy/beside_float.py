@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quantized network beside the float network that it was made of: how much of each layer's signal is left.
+"""A quantized network compared with the float network it was made from: how much of each layer's signal is left.
 
-The float network's tensors are found by their names, or else as the ones of that many values that go along with the
-quantized layer's; so it may come from another framework, with its axes in another order.
+The float network's tensors are found by name, or else as those with as many values that correlate with the quantized
+layer's; so it may come from another framework, with its axes in another order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .graph import Graph, Operator
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
 from .simulate import simulate, simulate_operator
 
-# Tensors go along with each other from this correlation on.
+# Tensors belong together from this correlation on.
 ALIKE = 0.7
-# Below so many decibels a layer's signal is taken for lost.
+# Below this many decibels a layer's signal counts as lost.
 LOST = 10.0
 
 
@@ -39,12 +39,12 @@ class LayerBesideFloat:
 
     Attributes:
         result, kind: of its operator.
-        of: the float network's tensor; "": none was found, and what needs one is None.
+        of: the float network's tensor; "": none was found, and what depends on it is None.
         cumulative: signal to noise in dB of the whole quantized network up to here.
-        own: likewise of this layer alone, from the float network's own operands.
-        clipped: share of the float values that are beyond the grid.
-        wasted: share of the codes between its ends that no value has.
-        dead_channels, channels: entries of the last axis whose codes never change, and how many there are.
+        own: likewise for this layer alone, from the float network's own operands.
+        clipped: share of the float values outside the grid.
+        wasted: share of the codes between its ends that no value uses.
+        dead_channels, channels: entries of the last axis whose codes never change, and how many entries there are.
     """
 
     result: str
@@ -64,14 +64,14 @@ def beside_float(
     """Every layer that stores codes, in order of execution.
 
     Args:
-        codes: of the graph's inputs, by name; the float network gets the real numbers that they stand for.
+        codes: of the graph's inputs, by name; the float network gets the real numbers they represent.
         path: the float network, a .tflite or an .onnx file with as many inputs, in the same order.
-        profile: whose integers are looked at.
-        seconds: after which the process that computes both is ended.
+        profile: whose integers to compare.
+        seconds: time limit for the process that computes both.
 
     Raises:
         OSError: the file cannot be read.
-        Refusal: it is no float network with these inputs, or cannot be computed.
+        Refusal: it is not a float network with these inputs, or cannot be computed.
     """
     path = Path(path)
     content = path.read_bytes()
@@ -90,7 +90,7 @@ def beside_float(
 
 
 def collapse(layers: tuple[LayerBesideFloat, ...]) -> LayerBesideFloat | None:
-    """The first layer from which on the signal is lost; None: it never is."""
+    """The first layer from which the signal stays lost; None: it is never lost."""
     return next((each for each in layers if each.cumulative is not None and each.cumulative < LOST), None)
 
 
@@ -111,7 +111,7 @@ def _work(
 
 
 def dequantized(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:
-    """What a tensor's codes stand for."""
+    """The real numbers that a tensor's codes represent."""
     tensor = graph.tensors[name]
     return dequantize(codes, tensor.quantization) if tensor.dtype in CODE_RANGES else codes
 
@@ -156,7 +156,7 @@ def _of_onnx(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _as_shaped(array: np.ndarray, shape: list[Any]) -> np.ndarray:
-    """With the channels first, if that is what fits."""
+    """With the channels first, if that fits."""
     sizes = [size if isinstance(size, int) else None for size in shape]
 
     def fits(other: tuple[int, ...]) -> bool:
@@ -189,7 +189,7 @@ def _rows(
 
 
 def _partner(name: str, real: np.ndarray, values: Mapping[str, np.ndarray]) -> tuple[str, np.ndarray | None]:
-    """The float network's tensor that goes with a layer, with the layer's axes."""
+    """The float network's tensor that matches a layer, with the layer's axes."""
     named = values.get(name)
     if named is not None and named.shape == real.shape:
         return name, named
@@ -245,7 +245,7 @@ def _row(
 
 
 def decibels(signal: np.ndarray, quantized: np.ndarray) -> float | None:
-    """Signal to noise; None where there is no signal or no noise."""
+    """Signal to noise; None without signal or noise."""
     exact = signal.astype(np.float64)
     power, noise = float(np.square(exact).sum()), float(np.square(exact - quantized).sum())
     return 10 * math.log10(power / noise) if power > 0 and noise > 0 else None

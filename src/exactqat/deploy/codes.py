@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between a user's arrays, real numbers in the axes and under the names of their model, and a graph's integers."""
+"""Converts between a user's arrays, real numbers with their model's axes and names, and a graph's integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
 
     Args:
         data: real numbers in the user's axes, including the batch: an array for a network with one input, a dictionary
-            with the inputs' names (`graph.signature`), or a sequence in their order.
+            by the inputs' names (`graph.signature`), or a sequence in their order.
 
     Raises:
         ValueError: an input is missing or its shape differs from the network's.

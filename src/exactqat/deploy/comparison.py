@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comparing a device with a simulation, and with training, found: counts per tensor, and the answers in words."""
+"""Results of comparing a device with a simulation and with training: counts per tensor, and the answers in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Comparison:
     kind: the operator; with int16 activations as "CONV_2D:int16".
 
     trained_sqnr, device_sqnr: signal to quantization noise in dB, of the fake-quantized and of the device's tensor
-    against the float network's; None where no values were given, or where there is no signal or no noise.
+    against the float network's; None if no values were given, or without signal or noise.
     """
 
     name: str
@@ -205,11 +205,11 @@ class Tally:
         self.values = self.differing = self.largest = 0
 
     def add(self, device: np.ndarray, simulated: np.ndarray, other: str = "the graph") -> bool:
-        """Counts, and says whether all were equal; `other` is what the device is compared with."""
+        """Counts differences, and returns whether all were equal; `other` is what the device is compared with."""
         if device.shape != simulated.shape:
             raise ValueError(f"the device returns shape {device.shape} but {other} has {simulated.shape}")
         if device.dtype == np.float32 and simulated.dtype == np.float32:
-            # Real numbers are equal bit for bit, or not.
+            # Real numbers are either equal bit for bit or not.
             difference = (device.view(np.int32) != simulated.view(np.int32)).astype(np.int64)
         else:
             difference = np.abs(device.astype(np.int64) - simulated)
@@ -229,7 +229,7 @@ def _share(differing: int, values: int, what: str) -> str:
 
 
 class Noise:
-    """Running sums of squares: a signal, and what a quantized version of it adds."""
+    """Running sums of squares: of a signal, and of what a quantized version adds."""
 
     def __init__(self) -> None:
         self.signal = self.noise = 0.0

@@ -2,7 +2,7 @@
 """A network's footprint on a microcontroller (flash, tensor memory, multiply-accumulates) and on an NPU.
 
 Memory is measured, not estimated: the smallest arena in which TFLite-Micro's interpreter runs the network. Vela, the
-compiler for Arm's Ethos-U, reports which operators it leaves to the processor, and what the others need.
+compiler for Arm's Ethos-U, reports which operators it leaves to the CPU, and what the others need.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NPU = "pip install 'exactqat[npu]'"
 # What Vela's `--accelerator-config` takes.
 ACCELERATORS = ("ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u65-512")
 DEFAULT_ACCELERATOR = "ethos-u55-128"
-# Of the arena, in bytes, how far beyond what a file used the smallest one is sought.
+# How far beyond the bytes that a file used its smallest arena is searched for.
 _MOST_BEYOND = 1 << 30
 _OUTSIDE = ("on_chip_flash", "off_chip_flash", "dram")
 
@@ -67,7 +67,7 @@ class NpuFootprint:
         accelerator: one of ACCELERATORS.
         operators_on_cpu: number of operators of each kind that the NPU does not run.
         sram_bytes: SRAM used by the compiled network.
-        flash_bytes: outside of SRAM: in flash, or in DRAM for Ethos-U65.
+        flash_bytes: outside SRAM: in flash, or in DRAM for Ethos-U65.
         cycles: estimated for one example.
     """
 
@@ -112,13 +112,13 @@ def file_parts(content: bytes) -> dict[str, int]:
     return parts | {"structure": len(content) - sum(parts.values())}
 
 
-# In a process of its own: the interpreter prints what it thinks, and could end with one.
+# In a process of its own: the interpreter prints at will, and could end the process.
 
 
 def _print_smallest(content: bytes) -> None:
-    """Prints the smallest arena in which a file runs, or what the runtime says against it.
+    """Prints the smallest arena in which a file runs, or why the runtime refuses it.
 
-    Kernels may need more for a moment while they are prepared than they keep, and not all survive that it is missing.
+    While they are prepared, kernels may briefly need more than they keep, and not all survive a lack of it.
     """
     runtime = _micro()
     with tempfile.TemporaryFile() as said:
@@ -154,7 +154,7 @@ def _print_smallest(content: bytes) -> None:
 
 
 def _in_a_fork(function: Callable[[], object]) -> int:
-    """The status of a process in which the function ran: 0 if it came to its end."""
+    """The exit status of a process that ran the function: 0 if it completed."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -173,7 +173,7 @@ def _micro() -> Any:
 def arena_of(content: bytes, seconds: float | None = None) -> tuple[int | None, str]:
     """The smallest arena in which TFLite-Micro runs a file; or None, and why it was not measured.
 
-    seconds: after which the process that measures it is ended; None: never.
+    seconds: time limit for the process that measures it; None: no limit.
     """
     if importlib.util.find_spec("tflite_micro") is None:
         return None, f"TFLite-Micro is not installed: {MICRO}"

@@ -28,8 +28,8 @@ class Operator:
     """One operator: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes as declared.
 
     built_in: the file that it was read from computes its sizes when it runs. LiteRT's delegates leave such an operator
-    to the built-in kernels, which round otherwise in single codes: it is simulated as the reference kernel, and claimed
-    to be exact on devices without delegates only. A file that this library writes states all sizes.
+    to the built-in kernels, which round single codes differently: it is simulated as the reference kernel, and claimed
+    to be exact only on devices without delegates. A file that this library writes states all sizes.
     """
 
     kind: str
@@ -47,7 +47,7 @@ def require_graph(graph: Any) -> None:
         )
 
 
-# Of operators that delegates leave to built-in kernels, in `Graph.measured_as`.
+# Marks operators that delegates leave to built-in kernels, in `Graph.measured_as`.
 BUILT_IN = ":built_in"
 
 
@@ -73,7 +73,7 @@ class Graph:
     Attributes:
         trained_for: the profile whose integers training computed, if the graph was lowered from a trained network.
         ports: the `signature` of a graph lowered from a model: the user's names and axes.
-        metadata: what the file that it was read from holds beside the network, by name; written again.
+        metadata: what the file it was read from holds besides the network, by name; it is written back.
     """
 
     tensors: Mapping[str, Tensor]
@@ -172,11 +172,11 @@ class Graph:
 
     def initial_state(self, examples: int = 1) -> dict[str, np.ndarray]:
         """What the variables hold before the first call, [examples * rows, ...] by name: codes of real 0, unless a file
-        begins with others."""
+        sets others."""
         return {name: initial_codes(self.tensors[name], examples) for name in self.variables}
 
     def succeeding(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What those variables hold in the next call that have a successor, from the values of this one by name."""
+        """What the variables with a successor hold in the next call, from this call's values by name."""
         return {name: values[self.tensors[name].successor] for name in self.variables if self.tensors[name].successor}
 
     def with_outputs(self, outputs: Sequence[str]) -> Graph:
@@ -184,7 +184,7 @@ class Graph:
         return replace(self, outputs=tuple(outputs), ports=None)
 
     def limits(self, name: str) -> tuple[int, int]:
-        """The lowest and the highest allowed value of an input of integers: of codes, of indices into tables, or of
+        """The lowest and the highest allowed value of an integer input: of codes, of indices into tables, or of
         integers without a grid."""
         tensor = self.tensors[name]
         port = next((each for each in self.signature.inputs if each.tensor == name), None)
@@ -202,10 +202,10 @@ class Graph:
         return 0, min(rows) - 1
 
     def as_indices(self, name: str, array: np.ndarray) -> np.ndarray:
-        """What an input of integers that stand for themselves is given, in its dtype.
+        """Converts values for an input of integers without a grid to its dtype.
 
         Raises:
-            ValueError: one lies outside of it, or of a table.
+            ValueError: one lies outside the dtype, or outside a table.
         """
         lowest, highest = self.limits(name)
         outside = array[(array < lowest) | (array > highest)]
@@ -224,7 +224,7 @@ class Graph:
         return f"{name}{BUILT_IN}" if operator.built_in else name
 
     def multiply_accumulates(self, operator: Operator) -> int:
-        """Multiply-accumulates of one example through `operator`; 0 where nothing is multiplied and summed."""
+        """Multiply-accumulates of one example through `operator`; 0 if nothing is multiplied and summed."""
         inputs = [self.tensors[name] for name in operator.inputs]
         output = self.tensors[operator.outputs[0]]
         return OPERATORS[operator.kind].multiply_accumulates(inputs, output, operator.attributes)
@@ -235,7 +235,7 @@ class Graph:
         return f"Graph({len(self.operators):,} operators, {parameters:,} parameters: {ends[0]} -> {ends[1]})"
 
     def _described(self, name: str) -> str:
-        # A graph that is yet to be refused may name what it does not hold.
+        # A graph that has not been validated may name tensors it does not hold.
         tensor = self.tensors.get(name)
         return f"{name} missing" if tensor is None else f"{name} {tensor.dtype}[{'x'.join(map(str, tensor.shape))}]"
 
@@ -309,9 +309,9 @@ def place_codes(
     """How to store an activation with FakeQuant's codes in int8 so that the device clamps where training clamped.
 
     scale: the nudged scale; zero_point: the code (0..2**num_bits - 1) of real 0; num_bits: 2..8, or 16;
-    activation: what is fused into the operator that computes the tensor. Returns one Quantization, or two if the lower
+    activation: the one fused into the operator that computes the tensor. Returns one Quantization, or two if the lower
     clamp needs a QUANTIZE of equal scale after the operator (see `Graph`); consumers read the tensor in the last one.
-    Codes of 16 bits fill int16, whose zero point is 0, so their code of real 0 must be 2**15.
+    Codes of 16 bits fill int16, whose zero point is 0, so the code of real 0 must be 2**15.
     """
     if not (2 <= num_bits <= 8 or num_bits == 16):
         raise ValueError(f"num_bits must be in 2..8, or 16, got {num_bits}")
@@ -331,7 +331,7 @@ def place_codes(
 
 
 class Builder:
-    """Builds a graph operator by operator; every method returns the name of its result, the first one if there are
+    """Builds a graph operator by operator; every method returns the name of its result, or of the first if there are
     several (`results` names all).
 
     Besides `operator`, there is a lower-case method for every kind that `exactqat.device` declares:
@@ -363,8 +363,8 @@ class Builder:
         return self._tensors[name]
 
     def input(self, name: str, shape: Sequence[int], quantization: Quantization | None, dtype: str = "int32") -> str:
-        """shape: with batch 1; quantization: None for real numbers, `INDICES` for integers of `dtype`, int32 or uint8,
-        that stand for themselves."""
+        """shape: with batch 1; quantization: None for real numbers, `INDICES` for plain integers of `dtype`, int32 or
+        uint8."""
         shape = tuple(int(size) for size in shape)
         grid = INDICES if quantization is None else quantization
         dtype = FLOAT if quantization is None else dtype if grid is INDICES else grid.dtype
@@ -456,7 +456,7 @@ class Builder:
         return result if len(placements) == 1 else str(self.quantize(result, placements[1:], name=name))
 
     def results(self, name: str) -> tuple[str, ...]:
-        """Names of all results of the operator whose first one is called so."""
+        """Names of all results of the operator whose first result has this name."""
         return next(operator.outputs for operator in self._operators if operator.outputs[0] == name)
 
     def weighted(
@@ -506,7 +506,7 @@ class Builder:
 
 
 def _plain(value: Any) -> Any:
-    """Converts attributes to Python's own numbers and tuples, so that a graph can be written as it is."""
+    """Converts attributes to Python's own numbers and tuples, so that a graph can be written unchanged."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
@@ -552,9 +552,9 @@ def _check_tensor(tensor: Tensor) -> None:
 
 
 def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set[str], where: str) -> None:
-    """Raises Refusal, which begins with `where`, if the device cannot run an operator on these tensors.
+    """Raises a Refusal that begins with `where` if the device cannot run an operator on these tensors.
 
-    ready: names of the constants and of what is computed before it.
+    ready: names of the constants and of everything computed before it.
     """
     kind = operator.kind
     _need(where, kind in OPERATORS, f"unknown operator kind {kind!r}; known: {', '.join(OPERATORS)}")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a quantized .tflite file, and whether the devices agree about it.
+"""What is in a quantized .tflite file, and whether the devices agree on it.
 
-The file runs, as it is, on every runtime of this machine, with the result of every operator as an output. Each operator
-is simulated from the operands that the device had, which finds the one that differs instead of all that follow it. The
-simulations of all devices, also of those that this machine lacks, are then compared with each other: from which layer
-on they differ, and in how many codes.
+The file runs unchanged on every runtime of this machine, with the result of every operator as an output. Each operator
+is simulated from the device's own operands, which finds the one that differs instead of all that follow it. The
+simulations of all devices, including those this machine lacks, are then compared with each other: from which layer on
+they differ, and in how many codes.
 
-Runtimes trust what they read, and so do kernels: both run in other processes, with limits of memory and time.
+Runtimes trust what they read, and so do kernels: both run in other processes, with limits on memory and time.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from .runtimes import open_runtime, profile_here, profiles_here
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
 from .simulate import EXACT, check_inputs, simulate, simulate_results
 
-# Of examples, where no data are given.
+# Number of examples if no data is given.
 EXAMPLES = 8
 SECONDS = 600.0
-# What is looked at, of one example: bytes of all results together, which are kept for each device, and
-# multiply-accumulates. Small files can ask for any amount of either.
+# Limits for one example: bytes of all results together, which are kept for each device, and multiply-accumulates. Small
+# files can ask for any amount of either.
 MOST_BYTES, MOST_WORK = 1 << 30, 1 << 40
 # Bytes of one device's results of all random examples.
 MOST_IN_FILES = 1 << 29
@@ -69,13 +69,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class DeviceFindings:
-    """What one device made of the file.
+    """What one device computed from the file.
 
     Attributes:
         profile, title: the device.
         not_run: why its runtime did not run the file here; "": it did.
-        operators: each result of the runtime beside its simulation from the device's own operands.
-        outputs: the unchanged file's results beside the simulation of the whole network.
+        operators: each result of the runtime compared with its simulation from the device's own operands.
+        outputs: the unchanged file's results compared with the simulation of the whole network.
         not_simulated: why there is no simulation; "": there is.
     """
 
@@ -98,7 +98,7 @@ class DeviceFindings:
 
     @property
     def differing_as_claimed(self) -> int:
-        """Likewise, of those that are claimed to be equal."""
+        """Likewise, among those claimed to be equal."""
         return sum(each.differing for each in (*self.operators, *self.outputs) if each.exact)
 
 
@@ -110,8 +110,8 @@ class Disagreement:
         profiles: the two.
         layer, kind: the first operator whose results differ.
         values, differing: codes of its result, and how many of them differ.
-        output_values, outputs_differing: likewise of the network's outputs.
-        largest: by how much the outputs differ at most.
+        output_values, outputs_differing: likewise for the network's outputs.
+        largest: the largest difference of the outputs.
         mechanism: why, from the same operands.
     """
 
@@ -132,15 +132,15 @@ class Inspection:
 
     Attributes:
         name, description: of the file.
-        flash_bytes: its size; weight_bytes: of its constants.
+        flash_bytes: its size; weight_bytes: that of its constants.
         arena_bytes: the smallest arena in which TFLite-Micro runs it; None if `no_arena` says why not.
         inputs, outputs: its ends in words.
-        words: number of its operators by name, those included that no graph has.
+        words: number of its operators by name, including those that no graph has.
         layers: the network's operators.
         examples: how many examples were run.
-        devices: what each device made of it.
+        devices: what each device computed from it.
         disagreements: pairs of devices whose simulations differ.
-        beside_float: each layer beside the float network, if one was given.
+        beside_float: each layer compared with the float network, if one was given.
     """
 
     name: str
@@ -165,7 +165,7 @@ class Inspection:
 
     @property
     def equal(self) -> bool:
-        """Whether every integer that is claimed to be equal is, on every runtime that ran the file. False if none did:
+        """Whether every integer claimed to be equal is equal, on every runtime that ran the file. False if none did:
         nothing was compared."""
         return self.ran_on != () and not any(device.differing_as_claimed for device in self.devices)
 
@@ -180,7 +180,7 @@ class Inspection:
         return json.dumps({**asdict(self), **totals}, indent=2)
 
     def text(self, width: int = 80) -> str:
-        """All of it for a terminal of that many columns."""
+        """All of it for a terminal of `width` columns."""
         return _text(self, width)
 
 
@@ -194,24 +194,24 @@ def inspect(
     progress: Callable[[str], None] | None = None,
     float_file: str | os.PathLike[str] | None = None,
 ) -> Inspection:
-    """Says what is in a quantized .tflite file, whoever wrote it, and compares the devices on it, integer for integer.
+    """Says what is in a quantized .tflite file from any writer, and compares the devices on it, integer for integer.
 
     Args:
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), or a sequence in their order, each with the batch first. Real numbers are quantized;
             integers are codes. None: random codes.
-        examples: how many random examples, or how many of `data`, at most: of large networks fewer random ones are
-            run, as each device's results are kept in files until they are compared.
+        examples: how many random examples, or at most how many of `data`: for large networks fewer random ones are run,
+            as each device's results are kept in files until they are compared.
         devices: whose runtimes run the file; by default all of `profiles_here`.
-        seed: of the random codes.
-        seconds: after which a process that runs a device, or simulates all of them, is ended.
+        seed: for the random codes.
+        seconds: time limit for a process that runs a device, or simulates all of them.
         progress: called with what is done next.
-        float_file: the float network that it was made of, a .tflite or an .onnx file: `Inspection.beside_float` then
-            says how much of each layer's signal is left. It needs `data` of its own kind to say something of use.
+        float_file: the float network it was made from, a .tflite or an .onnx file: `Inspection.beside_float` then says
+            how much of each layer's signal is left. It needs realistic `data` to be useful.
 
     Raises:
         OSError: the file cannot be read.
-        Refusal: the file is damaged, or holds what cannot be computed exactly; the message lists all of it.
+        Refusal: the file is damaged, or holds something that cannot be computed exactly; the message lists all of it.
         ValueError: the data or another argument does not fit.
     """
     if examples < 1:
@@ -309,7 +309,7 @@ def _bytes(graph: Graph, names: Iterable[str]) -> int:
 
 
 def examples_that_fit(graph: Graph, examples: int) -> int:
-    """As many as fill `MOST_IN_FILES` for a device, at least one."""
+    """As many examples as fill `MOST_IN_FILES` for a device, at least one."""
     each = _bytes(graph, (*graph.inputs, *graph.results()))
     return max(1, min(examples, MOST_IN_FILES // max(each, 1)))
 
@@ -409,7 +409,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndar
     """The arrays of an .npz file by name, or the array of an .npy file, for `inspect`.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not such a file.
     """
     try:
         with open(path, "rb") as file:
@@ -423,7 +423,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndar
 
 
 def _from_file(array: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
-    """Codes for what the file returns; what is between two codes is none."""
+    """Codes for what the file returns; a value between two codes is not a code."""
     tensor = graph.tensors[end.tensor]
     if end.dtype == FLOAT and tensor.dtype != FLOAT:
         grid = tensor.quantization
@@ -457,7 +457,7 @@ def on_one_line(text: object) -> str:
 
 
 def _need_shapes(graph: Graph, found: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
-    """Refuses what a runtime took for other shapes: TFLite-Micro works out none that the file leaves open."""
+    """Refuses results to which a runtime gave other shapes: TFLite-Micro infers none that the file leaves open."""
     for name in names:
         given, whole = found[name].shape, graph.tensors[name].shape
         if given != whole:
@@ -513,8 +513,8 @@ def compare_in_a_child(
     """The counts of an `Inspection`.
 
     Args:
-        folder: with the codes of the inputs, and for each of `ran` what the device computed.
-        file: the kind of file; all devices that run such are simulated.
+        folder: holds the codes of the inputs, and for each of `ran` what the device computed.
+        file: the kind of file; all devices that run this kind are simulated.
     """
     try:
         said = try_in_a_child(_compare, graph, folder, tuple(ran), that_run(file), seconds=seconds)
@@ -539,7 +539,7 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str], simulating: Sequence
     pairs = {pair: {name: Tally() for name in results} for pair in combinations(simulating, 2)}
     firsts: dict[tuple[str, str], _First] = {}
     refused: dict[str, str] = {}
-    # What variables hold: in each whole simulation, and as the operators of each device that ran leave them.
+    # What variables hold: in each whole simulation, and as left by the operators of each device that ran.
     states = {profile: graph.initial_state() for profile in simulating}
     memories = {profile: graph.initial_state() for profile in ran}
     for example in range(len(codes[graph.inputs[0]])):
@@ -559,7 +559,7 @@ def _compare(graph: Graph, folder: str, ran: Sequence[str], simulating: Sequence
                     for name, tally in tallies.items()
                     if graph.tensors[name].dtype != FLOAT
                 ]
-                # What states that differ lead to is no operator's own difference.
+                # Differences caused by differing states are not an operator's own.
                 same = all(np.array_equal(codes, before[pair[1]][name]) for name, codes in before[pair[0]].items())
                 if same and not all(equal):
                     _keep_first(graph, pair, firsts, {**batch, **before[pair[0]], **ours}, theirs)
@@ -604,7 +604,7 @@ def _count(
     profile: str,
     memory: dict[str, np.ndarray],
 ) -> None:
-    """One example's codes on one device, beside its simulation; memory: what variables hold, which is changed."""
+    """Compares one example's codes on one device with its simulation; memory: what variables hold, which is changed."""
     computed, ends = (json.loads((folder / part).read_text("utf-8")) for part in ("names", "ends"))
     with np.load(folder / f"{example}.npz") as archive:
         device = {**batch, **{name: archive[f"t{at}"] for at, name in enumerate(computed)}}
@@ -626,7 +626,7 @@ def _count(
 
 
 def _compared(graph: Graph, operator: Operator, profile: str) -> bool:
-    """Whether an operator's results are compared: real numbers are where their equality is claimed."""
+    """Whether an operator's results are compared: real numbers are if their equality is claimed."""
     real = graph.tensors[operator.outputs[0]].dtype == FLOAT
     return not real or (graph.measured_as(operator), profile) in EXACT
 
@@ -639,7 +639,7 @@ class _First:
     examples: list[dict[str, np.ndarray]]
 
 
-# Of one operator, which are looked at for a mechanism.
+# How many examples of one operator are searched for a mechanism.
 MOST_EXAMPLES = 8
 
 
@@ -650,7 +650,7 @@ def _keep_first(
     ours: Mapping[str, np.ndarray],
     theirs: Mapping[str, np.ndarray],
 ) -> None:
-    """Notes the first operator that differs in an example, if none before it has been found to."""
+    """Records the first operator that differs in an example, unless an earlier one is known to differ."""
     for number, operator in enumerate(graph.operators):
         if pair in firsts and number > firsts[pair].number:
             return
@@ -690,18 +690,18 @@ def _disagreement(
 
 # --- in words --------------------------------------------------------------------------------------------------------
 
-# Columns of a name in a table.
+# Width of a name in a table.
 NAME = 28
 
 
 def name_in_short(name: str, length: int = NAME) -> str:
-    """TensorFlow's names list all that was joined, and paths: the end of the first one says most."""
+    """TensorFlow's names list paths of all that was fused: the end of the first one says most."""
     first = printable(name).split(";")[0].replace("\n", " ")
     return first if len(first) <= length else f"…{first[1 - length :]}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]], texts: int) -> list[str]:
-    """Columns as wide as they have to be; the first `texts` hold text."""
+    """Columns as wide as necessary; the first `texts` hold text."""
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = []
@@ -739,7 +739,7 @@ def _text(found: Inspection, width: int) -> str:
     )
     header = ("", "result", "operator", "shape", "bits", "multiply-adds")
     table = _table(header, _layer_rows(found, NAME), 4)
-    # Names give way to what else there is.
+    # Names make room for the other columns.
     excess = max(map(len, table)) - width
     if excess > 0:
         table = _table(header, _layer_rows(found, max(NAME - excess, 8)), 4)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`inspect` for a quantized .onnx file: what is in it, and whether onnxruntime computes it as simulated.
 
-The file runs as it is and with its own codes as further outputs. Each operator is simulated from the operands that
-onnxruntime had; where the file has no codes of a tensor, from their simulation.
+The file runs unchanged, and with its own codes as further outputs. Each operator is simulated from onnxruntime's own
+operands; where the file has no codes for a tensor, from their simulation.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class OnnxNetwork:
 
     Attributes:
         model: the file.
-        graph: what onnxruntime computes of it.
-        codes: by the graph's tensor, what the file calls its codes, and where the file's axes lie in it.
-        in_float: results that the file computes in float32, and the graph on grids of its own.
+        graph: what onnxruntime computes from it.
+        codes: by the graph's tensor, what the file calls its codes, and where the file's axes are in it.
+        in_float: results that the file computes in float32, and the graph on its own grids.
     """
 
     model: OnnxModel
@@ -135,15 +135,15 @@ def inspect_onnx(
 
 
 def _text(given: str | bytes) -> str:
-    """Of a file's string, which is bytes where it is none in UTF-8."""
+    """The text of a file's string, which is bytes if it is not UTF-8."""
     return given if isinstance(given, str) else given.decode("utf-8", "replace")
 
 
 def _claimed(network: OnnxNetwork, rows: Sequence[Comparison], in_uint8: bool) -> list[Comparison]:
-    """Comparisons of what the file has codes of, claimed to be equal where an operator is as others write it too, and
-    its operands are onnxruntime's or follow from those by such operators.
+    """Comparisons of what the file has codes for, claimed to be equal where an operator is as others write it too, and
+    its operands are onnxruntime's or follow from those through such operators.
 
-    in_uint8: whether all codes are; of int8 not every operator reaches onnxruntime's integer kernels.
+    in_uint8: whether all codes are uint8; with int8 not every operator reaches onnxruntime's integer kernels.
     """
     claimed, known = {}, {*network.graph.inputs, *network.codes}
     for operator in network.graph.operators:

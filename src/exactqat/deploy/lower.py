@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lowers a trained plan to the graph of integer operators that the device runs.
 
-Nothing is decided here that training did not see: weight codes, scales and bias codes are those of training. What is
-decided is the order of axes. A plan counts axes in the user's order; on the device the batch comes first and
-convolutions need their channels last. Every tensor carries its `Layout`, so a permutation costs nothing by itself, and
-a TRANSPOSE is added only where an operator needs axes in another order.
+Nothing is decided here that training did not see: weight codes, scales and bias codes are those of training. Only the
+order of axes is decided. A plan counts axes in the user's order; on the device the batch comes first and convolutions
+need their channels last. Every tensor carries its `Layout`, so a permutation costs nothing by itself, and a TRANSPOSE
+is added only where an operator needs axes in another order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .axes import neighbours_grouped, on_device, reshape_groups, restricted, spl
 from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes, same_padding
 from .signature import Port, Signature
 
-# Axes that TFLite-Micro's kernel moves; LiteRT's moves one more.
+# The most axes that TFLite-Micro's kernel moves; LiteRT's moves one more.
 TRANSPOSED_AXES = 5
 
 
@@ -38,13 +38,13 @@ class Stored:
 
 @dataclass
 class _Result:
-    """What one step stores, in all the forms that readers asked for."""
+    """What one step stores, in all forms requested by readers."""
 
     shape: tuple[int, ...]
     batch_axis: int
     first: Stored | None = None
     forms: dict[tuple[int, ...], str] = field(default_factory=dict)
-    # What was only reshaped is made when a reader asks for it: some take its features in the device's order.
+    # Pure reshapes are made when a reader asks for them: some take their features in the device's order.
     pending: _Reshape | None = None
 
 
@@ -108,7 +108,7 @@ class LoweredStep:
 def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
     """Lowers one step of a plan; `numbers` only needs what concerns this step, and the grids.
 
-    Axes may be in another order than in the whole network; no integer depends on it.
+    Axes may be ordered differently than in the whole network; no integer depends on it.
 
     Raises:
         ValueError: the device does not support this step.
@@ -124,10 +124,10 @@ def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
 
 
 class Lowering:
-    """One walk over the plan. Declarations with a `lower` of their own use the methods without underscore."""
+    """One walk over the plan. Declarations with their own `lower` use the methods without underscore."""
 
     def __init__(self, plan: Plan, numbers: Numbers, given: Mapping[str, Quantization] | None = None) -> None:
-        """given: how inputs are stored, where they are another plan's results."""
+        """given: how inputs are stored if they are another plan's results."""
         self.plan = plan
         self.numbers = numbers
         self.given = dict(given or {})
@@ -160,7 +160,7 @@ class Lowering:
         return self.builder.graph(list(dict.fromkeys(outputs)), validated, self._signature(outputs))
 
     def layouts(self) -> dict[str, Layout]:
-        """Where the axes of all tensors lie that carry the name of their path."""
+        """The layouts of all tensors named by their path."""
         found = {}
         for path, result in self.results.items():
             if result.first is not None and result.first.name == path:
@@ -174,7 +174,7 @@ class Lowering:
     # --- what a step reads ------------------------------------------------------------------------------------------
 
     def layout(self, path: str) -> Layout:
-        """Where the axes of a stored tensor lie."""
+        """The layout of a stored tensor."""
         return self._first(path).layout
 
     def shape(self, path: str) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ class Lowering:
     def features(self, path: str) -> tuple[str, np.ndarray | None, Layout]:
         """A tensor with its features last, in any order, and that order (None: the user's).
 
-        What was flattened need not be moved for a reader whose weights can follow the device's order.
+        A flattened tensor need not be moved for a reader whose weights can follow the device's order.
         """
         result = self.results[path]
         rank = len(result.shape)
@@ -213,7 +213,7 @@ class Lowering:
         return self.operand(path, layout), None, layout
 
     def channels_last(self, path: str, channel_axis: int) -> Layout:
-        """[batch, height, width, channels] of a tensor of the user; absent spatial axes are of size 1."""
+        """[batch, height, width, channels] of a user's tensor; absent spatial axes have size 1."""
         result = self.results[path]
         rank = len(result.shape)
         spatial = [axis for axis in range(rank) if axis not in (result.batch_axis, channel_axis)]
@@ -224,7 +224,7 @@ class Lowering:
     # --- what a step stores -----------------------------------------------------------------------------------------
 
     def placements(self, step: PlanStep | PlanInput) -> tuple[Quantization, ...]:
-        """Where the codes of a tensor stand; the last placement is how readers see it."""
+        """Where the codes of a tensor are placed; the last placement is how readers see it."""
         if step.path in self.given:
             return (self.given[step.path],)
         grid = self.plan.grids[step.grid]
@@ -236,7 +236,7 @@ class Lowering:
         return place_codes(scale, zero_point, grid.bits, getattr(step, "activation", "NONE"))
 
     def stored_placement(self, step: PlanStep) -> Quantization:
-        """Where the codes of a tensor stand that takes over codes of its operands."""
+        """The placement of a tensor that takes over codes of its operands."""
         grid = self.plan.grids[step.grid]
         if grid.fixed is not None:
             return per_tensor(*grid.fixed, grid.dtype)
@@ -254,7 +254,7 @@ class Lowering:
         return self.stored_placement(step) if operator.same_quantization else self.placements(step)[-1]
 
     def lower_described(self, operator: DeviceOperator, step: PlanStep) -> Stored:
-        """What the attributes of a declaration say: see `DeviceOperator`."""
+        """Lowers as the attributes of a declaration say: see `DeviceOperator`."""
         if step.weights is not None:
             return self.weighted(operator, step)
         if operator.spatial:
@@ -295,14 +295,14 @@ class Lowering:
         return str(self.builder.operator(operator.kind, tuple(operands), output, name=name, **attributes))
 
     def on_grid(self, name: str, quantization: Quantization, wanted_name: str) -> str:
-        """The tensor with other placed codes, shifted if need be; constants and equal ones stay."""
+        """The tensor with its codes placed differently, shifted if necessary; constants and equal placements stay."""
         tensor = self.builder.tensor(name)
         if tensor.data is not None or tensor.quantization.equals(quantization):
             return name
         return str(self.builder.quantize(name, quantization, name=self.name(wanted_name)))
 
     def constant(self, step: PlanStep, position: int, layout: Layout, rank: int) -> str:
-        """A constant operand with its axes where those of the result lie."""
+        """A constant operand with its axes aligned to those of the result."""
         codes, scale = self.numbers.constants[(step.path, position)]
         codes = codes.reshape((1,) * (rank - codes.ndim) + codes.shape)
         quantization = per_tensor(scale, 0, self.plan.grids[step.grid].dtype)
@@ -319,8 +319,8 @@ class Lowering:
     # --- the ways of describing an operator -------------------------------------------------------------------------
 
     def lower_joined(self, operator: DeviceOperator, step: PlanStep, most: int) -> Stored:
-        """As `lower_described`, for an operator of one operand that leaves most axes as they are: those become one, so
-        that no more than `most` stand there; if that does not do, one axis is changed after the other."""
+        """As `lower_described`, for an operator with one operand that leaves most axes as they are: those are merged,
+        so that at most `most` remain; if that is not enough, one axis is changed after the other."""
         path = step.operands[0]
         layout = self.layout(path)
         attributes = self._device_attributes(operator, step, layout)
@@ -348,7 +348,7 @@ class Lowering:
         return Stored(name, layout)
 
     def _alike(self, operator: DeviceOperator, step: PlanStep) -> Stored:
-        """Operands broadcast, or lie alike; axes stand in the attributes."""
+        """Operands broadcast, or have the same layout; axes are in the attributes."""
         computed = [path for path in step.operands if path in self.results]
         rank = max(
             len(self.shape(path)) if path in self.results else self.numbers.constants[(step.path, position)][0].ndim
@@ -398,8 +398,8 @@ class Lowering:
         """A step with weights.
 
         Args:
-            attributes: those on the device, where the operator makes them of the step's in its own way.
-            name: of the result, if that is not yet what the step stores.
+            attributes: those on the device, if the operator derives them from the step's in its own way.
+            name: of the result, if it is not yet what the step stores.
         """
         weights = self.numbers.weights[step.path]
         assert step.weights is not None
@@ -436,7 +436,7 @@ class Lowering:
         return Stored(result, layout)
 
     def _device_attributes(self, operator: DeviceOperator, step: PlanStep, layout: Layout) -> dict[str, Any]:
-        """The attributes of a step with axes as they lie on the device."""
+        """The attributes of a step with axes as on the device."""
         attributes: dict[str, Any] = {}
         for key in operator.attributes:
             if key not in step.attributes or key == "activation":
@@ -458,9 +458,9 @@ class Lowering:
     def _padding(
         self, source: str, step: PlanStep, attributes: Mapping[str, Any], window: Sequence[int] | None = None
     ) -> tuple[str, str]:
-        """The operand (padded if need be) and the device's word for the padding that a step asks for.
+        """The operand (padded if necessary) and the device's name for the padding that a step asks for.
 
-        With the `window` of a filter, SAME is as good as zeros; without one these zeros are values like any other.
+        With the `window` of a filter, SAME is equivalent to zeros; without one these zeros are values like any other.
         """
         padding = attributes["padding"]
         if isinstance(padding, str):
@@ -478,13 +478,13 @@ class Lowering:
     # --- moving axes ------------------------------------------------------------------------------------------------
 
     def rename_axes(self, step: PlanStep, axes: Sequence[int]) -> Stored:
-        """A permutation: nothing moves, the user only counts the axes of the same tensor otherwise."""
+        """A permutation: nothing moves, the user only numbers the axes of the same tensor differently."""
         first = self._first(step.operands[0])
         moved = tuple(axes.index(axis) if axis >= 0 else -1 for axis in first.layout.axes)
         return Stored(first.name, Layout(moved))
 
     def reshape(self, step: PlanStep) -> Stored | None:
-        """Another shape of the same elements, made when somebody reads it."""
+        """Another shape of the same elements, made when it is read."""
         source = self.results[step.operands[0]].first
         if source is not None and source.layout.order is not None:  # made for this reader
             layout = self._asked_layout(step)
@@ -496,8 +496,8 @@ class Lowering:
         return None
 
     def _order_of_reader(self, step: PlanStep) -> np.ndarray | None:
-        """The features [rows] of a matrix product in the order in which its only reader, which makes an image of them,
-        wants to have them; None for the user's."""
+        """The features [rows] of a matrix product in the order wanted by its only reader, which turns them into an
+        image; None for the user's."""
         readers = [each for each in self.plan.steps if step.path in each.operands]
         if len(readers) != 1 or step.path in self.plan.device_outputs or (len(step.shape), step.batch_axis) != (2, 0):
             return None
@@ -514,7 +514,7 @@ class Lowering:
         return None if np.array_equal(wanted, order) else wanted
 
     def _asked_layout(self, step: PlanStep) -> Layout | None:
-        """That of channels last, if the first reader that cares wants them there."""
+        """Channels last, if the first reader that cares wants them there."""
         rank = len(step.shape)
         axis = self._asked_channel_axis(step.path, rank)
         if axis is None or rank not in (3, 4):
@@ -557,7 +557,7 @@ class Lowering:
         return Stored(self._reshape(name, shape, f"{name}/{_last(pending.path)}"), layout)
 
     def _move(self, result: _Result, first: Stored, layout: Layout) -> str:
-        """TRANSPOSE where axes of more than one element change places, RESHAPE where only others do."""
+        """TRANSPOSE if axes with more than one element change places, RESHAPE if only others do."""
 
         def sizes(axes: Sequence[int]) -> tuple[int, ...]:
             return tuple(result.shape[axis] if axis >= 0 else 1 for axis in axes)
@@ -577,7 +577,7 @@ class Lowering:
             return str(self.builder.transpose(name, tuple(permutation), name=self.name(f"{name}/transposed")))
         shape = self.builder.tensor(name).shape
         target = tuple(shape[axis] for axis in permutation)
-        # Axes that stay together move as one; if that leaves too many, one of them after the other.
+        # Axes that stay together move as one; if that leaves too many, they move one after the other.
         moves, order = [list(permutation)], list(range(len(shape)))
         if len(neighbours_grouped(permutation)) > TRANSPOSED_AXES:
             moves = []
@@ -596,7 +596,7 @@ class Lowering:
         return self._reshape(name, target, f"{name}/as_{'x'.join(map(str, target))}")
 
     def _reshape(self, name: str, shape: tuple[int, ...], wanted: str) -> str:
-        # A second reshape of what was only reshaped takes the place of the first.
+        # A reshape of a pure reshape replaces it.
         name = name if self.builder.tensor(name).shape == shape else self._reshaped_from.get(name, name)
         if self.builder.tensor(name).shape == shape:
             return name
@@ -627,14 +627,14 @@ class Lowering:
         return (INT8_MIN, INT8_MIN + 2**grid.bits - 1) if grid.bits < 8 and not grid.indices else None
 
     def _described(self, path: str) -> str:
-        """A readable description of a step that is left out: "softmax over axis 1"."""
+        """A readable description of an omitted step: "softmax over axis 1"."""
         step = self.plan.stored(path)
         assert isinstance(step, PlanStep)
         axis = step.attributes.get("axis")
         return step.kind if axis is None else f"{step.kind} over axis {axis}"
 
     def _indices(self, step: PlanStep) -> Stored:
-        """The last operator of the device where its results are integers without a grid."""
+        """The device's last operator, if its results are integers without a grid."""
         operator, (path,) = OPERATORS[step.device_kind], step.operands
         layout = self.layout(path)
         removed = operator.removed_axes(step.attributes)
@@ -651,7 +651,7 @@ class Lowering:
         self._enter(given.path, given.shape, given.batch_axis, Stored(name, layout))
 
     def _input_layout(self, given: PlanInput) -> Layout:
-        """The contract's (`planning.files`). Of a part of a network: channels last where the first operator that cares
+        """The contract's (`planning.files`). For part of a network: channels last if the first operator that cares
         wants them there, and for images; else the user's order."""
         if given.axes:
             return Layout(given.axes)
@@ -679,7 +679,7 @@ class Lowering:
         return None
 
     def _output(self, path: str) -> str:
-        """Of a part of a network: as its user sees it; feature maps stay with their channels last."""
+        """For part of a network: as its user sees it; feature maps keep their channels last."""
         result = self.results[path]
         layout = self._first(path).layout
         rank = len(result.shape)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why two devices compute different codes from the same operands.
 
-A device is declared by the properties in which devices part (`device.Profile`). So the mechanism is found, not
-guessed: the properties of one device are given to the other, as few as make it compute the other's codes.
+A device is declared by the properties in which devices differ (`device.Profile`). So the mechanism is found, not
+guessed: one device is given properties of the other, as few as make it compute the other's codes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..device import OPERATORS, Profile
 from ..device.profile import MECHANISMS, profile_named
 from .graph import Graph, Operator
 
-# A result is half way between two codes if it is nearer to it than this share of itself; float64 holds 2**-53.
+# A result is halfway between two codes if it is closer to the midpoint than this share of itself; float64 holds 2**-53.
 TIE = 2.0**-40
 
 
@@ -26,10 +26,10 @@ class Mechanism:
     """What makes two devices differ in one operator.
 
     Attributes:
-        properties: of `Profile`, in which they differ and which explain all codes; empty: none does.
-        differing: codes that were looked at.
-        ties: how many of them lie, before they are rounded, exactly half way between two codes; None: not known.
-        sentence: the same in words.
+        properties: of `Profile`, in which they differ and which explain all codes; empty: none do.
+        differing: how many codes were examined.
+        ties: how many of them are exactly halfway between two codes before rounding; None: not known.
+        sentence: all of it in words.
     """
 
     properties: tuple[str, ...]
@@ -77,7 +77,7 @@ def _equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
 
 
 def _fewest(first: Profile, second: Profile, explains: Callable[[Profile], bool]) -> tuple[str, ...]:
-    """The fewest properties of the second device with which the first one computes as the second does."""
+    """The fewest properties of the second device with which the first computes the same as the second."""
     parted = [name for name in MECHANISMS if getattr(first, name) != getattr(second, name)]
     for count in range(1, len(parted) + 1):
         for names in combinations(parted, count):

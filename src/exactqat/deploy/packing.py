@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of four bits, two to a byte: half a file's weights where the device computes the same with them."""
+"""Four-bit weights, two per byte: this halves a file's weights if the device computes the same with them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .simulate import EXACT
 def packed(graph: Graph, device: str | Profile | None = None) -> Graph:
     """The same network with filters that fit into four bits stored in four bits (TensorFlow Lite's int4).
 
-    No code and no result changes. A filter stays as it is where the device's runtime does not take it, or equality with
-    it has not been shown: LiteRT's own kernels on x86 and ARM compute other results with four bits, no runtime has them
-    beside int16 activations, and TFLite-Micro's FULLY_CONNECTED takes them with a single scale only
+    No code and no result changes. A filter stays as it is if the device's runtime does not take it packed, or equality
+    with it has not been shown: LiteRT's own kernels on x86 and ARM compute other results with four bits, no runtime
+    combines them with int16 activations, and TFLite-Micro's FULLY_CONNECTED takes them only with a single scale
     (`Rule(per_channel=False)`).
 
     Args:
         graph: a lowered network.
-        device: a name of `deploy.PROFILES`; by default the one that the graph was trained for.
+        device: a name in `deploy.PROFILES`; by default the one the graph was trained for.
     """
     require_graph(graph)
     profile = profile_named(device or graph.trained_for or DEFAULT_PROFILE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrent layers that are unrolled over their length: the step that they repeat, found again for a stream."""
+"""Unrolled recurrent layers: the step that they repeat, recovered for a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .graph import Graph, Operator
 Key = tuple[int, int]
 # Where an operand of a step comes from: a result of this step, or of the one before, the frame, or a constant.
 Source = tuple[str, Key | None]
-# A first step, two to compare, and a last one, which prepares nothing for a next one.
+# A first step, two to compare, and a last one, which prepares nothing for a following step.
 FEWEST_STEPS = 4
 
 
@@ -28,15 +28,15 @@ class Recurrence:
 
     Attributes:
         frame: what the first step reads: a frame of the sequence.
-        axis: that is time, of all that is kept or returned.
+        axis: the time axis of everything kept or returned.
         first: operators of the first step, which has nothing before it.
         later: operators of every other step.
-        sources: for each of `later`, of its operands.
+        sources: for each of `later`, those of its operands.
         begun: for each result of `later` that is kept or returned, the first step's tensor in its place.
         kept: results of a step that the next one reads.
         joined: tensors that hold a result of all steps.
-        last: likewise that of the last step.
-        numbers: of the operators in the graph that all this is.
+        last: likewise, of the last step alone.
+        numbers: of the graph's operators that make up the layer.
     """
 
     frame: str
@@ -55,7 +55,7 @@ def find_recurrence(graph: Graph, name: str, axis: int) -> Recurrence | None:
     """The layer whose steps take one frame of a tensor each; None if there is none.
 
     Raises:
-        Refusal: its steps are not alike, or it runs from the last frame to the first.
+        Refusal: its steps differ, or it runs from the last frame to the first.
     """
     slices = _frames(graph, name, axis)
     if len(slices) < FEWEST_STEPS:
@@ -86,12 +86,12 @@ class _Search:
         self.graph, self.axis, self.slices = graph, axis, slices
         self.count = len(slices)
         self.frames = {graph.operators[number].outputs[0]: at for at, number in slices.items()}
-        # By tensor, the step that computes it, and the axis that is time.
+        # By tensor, the step that computes it, and its time axis.
         self.level = dict(self.frames)
         self.axes: dict[str, int | None] = dict.fromkeys(self.frames, axis)
         self.steps: list[list[int]] = [[] for _ in range(self.count)]
         self.joins: list[int] = []
-        # Of each step: its results by tensor.
+        # For each step, its results by tensor.
         self.at: list[dict[str, Key]] = [{} for _ in range(self.count)]
         self.sources: dict[tuple[int, int], Source] = {}
         self.begun: dict[Key, str] = {}
@@ -165,13 +165,13 @@ class _Search:
             self.axes[name] = None if about is None else about.axis
 
     def _match(self, at: int, later: Sequence[Operator]) -> list[int]:
-        """Numbers of the operators of a step that are those of the second one, in their order."""
+        """Numbers of the operators of a step that match those of the second one, in their order."""
         matched: list[int] = []
         own: dict[str, Key] = {}
         index, end = 0, at == self.count - 1
         for number in self.steps[at]:
             operator = self.graph.operators[number]
-            # The last step prepares nothing for a next one.
+            # The last step prepares nothing for a following one.
             for candidate in range(index, len(later) if end else min(index + 1, len(later))):
                 found = self._sources(at, operator, later[candidate], own)
                 places = [] if found is None else [((candidate, place), each) for place, each in enumerate(found)]

@@ -2,8 +2,8 @@
 """The smallest graph and input on which a file still shows a difference: a bug report for the authors of a runtime.
 
 The difference is between two devices, or between a runtime and its simulation where both should be equal. One operator
-is cut out, with the operands that it had; then its axes are cut, and codes and weights set to zero, as long as the
-difference stays.
+is cut out, with its operands; then its axes are cut, and codes and weights are set to zero, as long as the difference
+persists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .runtimes import open_runtime
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
 from .simulate import simulate, simulate_results
 
-# Of smaller graphs and inputs that are tried.
+# How many smaller graphs and inputs are tried.
 MOST_TRIES = 3000
 Codes = Mapping[str, np.ndarray]
 Differs = Callable[[Graph, Codes], bool]
@@ -95,7 +95,7 @@ def reduce(
 
     Raises:
         OSError, Refusal, ValueError: as `inspect`.
-        RuntimeError: the difference went away outside of the file, or a runtime died of it.
+        RuntimeError: the difference disappeared outside the file, or a runtime crashed on it.
     """
     path, into = Path(path), Path(into)
     found = inspect(path, data, examples, devices, seed, seconds, progress)
@@ -157,7 +157,7 @@ def _work(content: bytes, file: TfliteFile, sought: _Sought, folder: str) -> Non
             part = cut_out(graph, number, depth)
             given: Codes = {name: values[name] for name in part.inputs}
             if differs(part, given):
-                # A runtime may die of what is tried; then this is what there is.
+                # A runtime may crash on what is tried; then this is the result.
                 _keep(part, given, sought, Path(folder))
                 part, given = shrink(part, given, differs)
                 _keep(part, given, sought, Path(folder))
@@ -165,7 +165,8 @@ def _work(content: bytes, file: TfliteFile, sought: _Sought, folder: str) -> Non
 
 
 def _values(content: bytes, file: TfliteFile, sought: _Sought, batch: Codes, number: int) -> Codes:
-    """What is computed up to an operator: by the runtime where it is sought, else by the first device's simulation."""
+    """What is computed up to an operator: by the runtime if it is the one in question, else by the first device's
+    simulation."""
     operators = file.graph.operators[:number]
     names = tuple(name for operator in operators for name in operator.outputs)
     if not names:
@@ -178,7 +179,7 @@ def _values(content: bytes, file: TfliteFile, sought: _Sought, batch: Codes, num
     )
     found = opened.run({end.name: to_file(file.graph, batch[end.tensor], end) for end in file.inputs})
     for operator in operators:
-        # The file has no codes of what only moves some.
+        # The file has no codes for results that only move others.
         if any(name not in found for name in operator.outputs):
             found.update(simulate_results(file.graph, operator, {**batch, **found}, sought.first))
     return found
@@ -197,7 +198,7 @@ def difference(first: str | Profile, second: str | Profile) -> Differs:
 
 
 def both(graph: Graph, codes: Codes, first: Profile, second: Profile) -> tuple[Codes, Codes]:
-    """The graph's results on either side."""
+    """The graph's results on both sides."""
     simulated = simulate(graph, codes, second, progress=False)
     if first.name != second.name:
         return simulate(graph, codes, first, progress=False), simulated
@@ -205,7 +206,7 @@ def both(graph: Graph, codes: Codes, first: Profile, second: Profile) -> tuple[C
 
 
 def cut_out(graph: Graph, number: int, depth: int = 1) -> Graph:
-    """The operator of that number and what leads to it among the `depth` last ones, as a graph of its own."""
+    """The operator of that number and those leading to it among the last `depth` ones, as a graph of their own."""
     kept: list[Operator] = []
     wanted = set(graph.operators[number].outputs)
     for operator in reversed(graph.operators[max(number + 1 - depth, 0) : number + 1]):
@@ -250,7 +251,7 @@ def _keep(graph: Graph, codes: Codes, sought: _Sought, folder: Path) -> None:
 
 
 def shrink(graph: Graph, codes: Codes, differs: Differs) -> tuple[Graph, Codes]:
-    """A smaller graph and smaller codes that still differ: no single cut makes them smaller yet."""
+    """A smaller graph and smaller codes that still differ: no single further cut keeps the difference."""
     left = MOST_TRIES
     changed = True
     while changed:
@@ -289,7 +290,7 @@ def _spans(size: int) -> Iterator[np.ndarray]:
 
 
 def _shorter(graph: Graph, codes: Codes) -> Iterator[tuple[Graph, Codes]]:
-    """One axis shorter, in all operands that have to follow. Of several operators none is cut."""
+    """One axis shorter, in all operands that have to follow. Graphs of several operators are not cut."""
     if len(graph.operators) != 1:
         return
     (operator,) = graph.operators
@@ -306,7 +307,7 @@ def _shorter(graph: Graph, codes: Codes) -> Iterator[tuple[Graph, Codes]]:
 
 
 def _followers(graph: Graph, names: Sequence[str], name: str, size: int) -> list[dict[str, int]]:
-    """Axes of other operands that are as long: any of them may be the same axis."""
+    """Axes of other operands with the same length: any of them may be the same axis."""
     others = [each for each in names if each != name]
     choices: list[list[int | None]] = []
     for each in others:

@@ -2,7 +2,7 @@
 """A network's inputs and outputs as the user knows them: names and axes.
 
 A `Graph` contains its `Signature`, and so do files: names in the .tflite file's SignatureDef ``serving_default`` and
-in the .onnx file itself, all of it as JSON under the name "exactqat" in their metadata.
+in the .onnx file itself, and all of it as JSON under the name "exactqat" in their metadata.
 """
 
 from __future__ import annotations
@@ -107,6 +107,6 @@ class Signature:
 
 
 def plain_signature(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Signature:
-    """The signature of a graph that was not lowered from a model: names and axes are the tensors' own."""
+    """The signature of a graph not lowered from a model: names and axes are the tensors' own."""
     sides = [{each.name: tuple(range(len(each.shape))) for each in side} for side in (inputs, outputs)]
     return Signature(*(tuple(Port(name, name, axes) for name, axes in side.items()) for side in sides))

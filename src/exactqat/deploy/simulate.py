@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device computes, in exact integers, for each rounding profile.
 
-`xnnpack-x86` and `xnnpack-arm64` are the runtime's default on these processors: the XNNPACK delegate, and the built-in
+`xnnpack-x86` and `xnnpack-arm64` are the runtime's defaults on these processors: the XNNPACK delegate, and the built-in
 kernels for what XNNPACK does not support. `reference` is the runtime's reference kernels, `micro` those of TFLite-Micro
 and CMSIS-NN. The arithmetic is declared with each operator in `exactqat.device`; EXACT lists where equality was shown,
 and MEASURED over how many results.
@@ -28,11 +28,11 @@ def _measured() -> dict[tuple[str, str], tuple[int, int, int]]:
 
 
 # (kind, profile) -> results compared with the runtime, how many differed, and by how much at most. Written by
-# `tests/campaigns/sweep.py --write`, never by hand. An operator on int16 activations is there as "CONV_2D:int16".
+# `tests/campaigns/sweep.py --write`, never by hand. An operator with int16 activations is listed as "CONV_2D:int16".
 MEASURED: dict[tuple[str, str], tuple[int, int, int]] = _measured()
-# (kind, profile) -> results compared without one difference. A pair that is not here is not claimed to be exact.
+# (kind, profile) -> results compared without a single difference. A pair missing here is not claimed to be exact.
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}
-# What delegates leave to built-in kernels is the same operator where there are none.
+# Without delegates, what they leave to built-in kernels is the same operator.
 EXACT |= {
     (f"{kind}{BUILT_IN}", profile): values
     for (kind, profile), values in EXACT.items()
@@ -63,11 +63,11 @@ def simulate(
     Indices (of words): any integers, within the table.
     device: one of `PROFILES`, a short name of one, or a `Profile`; every (operator, device) pair in EXACT is bit-exact.
     `batch_size` examples are computed at a time: memory is that of their activations and of what is returned.
-    progress: called after each of these with how many examples are done, and how many there are; True: a line on
-    standard error; None: likewise if that is a terminal and it takes more than a moment; False: nothing.
-    state: of a network with variables (`Graph.variables`), what they hold; it is changed to what they hold afterwards.
-    Begin with an empty dictionary and pass it to every call of a stream (or of `batch` streams side by side); without
-    it, every call is the first one.
+    progress: called after each of these with the number of examples done and the total; True: a line on standard error;
+    None: likewise if that is a terminal and it takes more than a moment; False: nothing.
+    state: for a network with variables (`Graph.variables`), what they hold; it is updated to what they hold afterwards.
+    Begin with an empty dictionary and pass it to every call of a stream (or of `batch` parallel streams); without it,
+    every call is the first one.
     """
     inputs = check_inputs(graph, x)
     wanted = tuple(dict.fromkeys(graph.outputs if tensors is None else tensors))
@@ -113,7 +113,7 @@ def _wrong_dtype(name: str, dtype: str, given: np.dtype) -> str:
 def simulate_operator(
     graph: Graph, operator: Operator, values: Mapping[str, np.ndarray], profile: str | Profile
 ) -> np.ndarray:
-    """Codes of one operator's result (the first one of several) from those of its operands, by tensor name."""
+    """Codes of one operator's result (the first of several) from those of its operands, by tensor name."""
     return compiled_for(graph, profile).operator(operator.outputs[0], values)
 
 
@@ -125,17 +125,18 @@ def simulate_results(
 
 
 def compile(graph: Graph, device: str | Profile = "xnnpack", like: Compiled | None = None) -> Compiled:
-    """The graph made ready for many evaluations: weights packed, memory planned, all threads used.
+    """Compiles the graph for many evaluations: weights packed, memory planned, all threads used.
 
-    ``compiled.run(codes)`` gives what `simulate` gives, which does the same and remembers it as long as the graph
-    lives. What was computed before a layer that changes may be given again, so that only the rest is computed::
+    ``compiled.run(codes)`` returns what `simulate` returns, which compiles too and caches the result as long as the
+    graph lives. What was computed before a layer that changes may be passed back in, so that only the rest is
+    computed::
 
         kept = compiled.run({"input": codes}, ["block_3"])
         changed = deploy.compile(other_graph, like=compiled).run(kept)
 
     Args:
         device: one of `PROFILES`, a short name of one, or a `Profile`.
-        like: of a graph that has operators and tensors in common with this one; these are not prepared again.
+        like: that of a graph that shares operators and tensors with this one; these are not prepared again.
     """
     require_graph(graph)
     return Compiled(graph, device, like)

@@ -2,7 +2,7 @@
 """The graph of one step of a stream.
 
 What a convolution, a mean or a flattened window needs of earlier frames is an input of the streaming graph, and what
-the next step needs an output. So it is an ordinary graph: it is simulated, written and verified as any other.
+the next step needs is an output. So it is an ordinary graph: it is simulated, written and verified like any other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class State:
     """What one step leaves for the next.
 
     Attributes:
-        input, output: tensors of the streaming graph: what a step takes, and what it gives for the next one.
+        input, output: tensors of the streaming graph: what a step takes, and what it returns for the next one.
         codes: of the input before the first step, [1, ...].
     """
 
@@ -43,9 +43,9 @@ class Result:
 
     Attributes:
         tensor: of the streaming graph.
-        axis: that is time; None: one result for each step, of all frames that the network looks at.
-        frames: of each step.
-        first: the number of the stream's first frame, or step, that is the network's; what comes before is left out.
+        axis: its time axis; None: one result for each step, from all frames that the network looks at.
+        frames: per step.
+        first: the number of the stream's first frame, or step, that is the network's; earlier ones are left out.
     """
 
     tensor: str
@@ -59,7 +59,7 @@ _Key = tuple[str, int, int]
 
 
 class Streaming(Builder):
-    """Builds the graph of one step, of so many frames of the input."""
+    """Builds the graph of one step, which takes a given number of input frames."""
 
     def __init__(self, tracks: Tracks, frames: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Streaming(Builder):
         return last - first + later - new, last - first
 
     def _key(self, track: Track, placed: Placed | None = None) -> _Key:
-        """Frames that a reader takes for padding hold the code of padding, though the stream may have computed some."""
+        """Frames that a reader treats as padding hold the padding code, though the stream may have computed some."""
         before, fill = 0, track.fill
         if placed is not None and placed.about is not None and placed.about.before > 0:
             before, fill = placed.about.before, placed.about.fill if placed.about.fill is not None else fill
@@ -162,7 +162,7 @@ class Streaming(Builder):
         self.kept[key] = max(self.kept.get(key, 0), history)
 
     def _piece(self, track: Track, history: int, length: int, placed: Placed | None = None) -> str:
-        """So many frames, the first one so many before the step's own."""
+        """`length` frames, the first one `history` frames before the step's own."""
         key = self._key(track, placed)
         name, fill, start = key
         kept, new = self.kept[key], self.frames // track.stride
@@ -218,7 +218,7 @@ class Streaming(Builder):
     def _from_start(self, name: str, axis: int, fill: int, start: int, new: int) -> str:
         """A tensor whose frames before the stream's frame `start` hold the code of padding.
 
-        A state has a limit for each of those frames, at that code, and after them limits that let every code through.
+        A state has a limit at that code for each of those frames, and after them limits that let every code through.
         """
         if not start:
             return name
@@ -237,9 +237,9 @@ class Streaming(Builder):
         return made
 
     def _limits(self, name: str, like: Tensor, axis: int, begins: tuple[int, int], then: tuple[int, int]) -> str:
-        """Codes for the frames of this step: one code for so many frames of the stream, and then another one.
+        """Codes for the frames of this step: one code for the stream's first frames, and then another one.
 
-        A state holds those of all the first frames and of one step more, whose end is repeated for ever.
+        A state holds the codes of all first frames and of one more step, whose end is repeated forever.
         """
         (code, start), (following, new) = begins, then
         shape = tuple(start + new if at == axis else 1 for at in range(len(like.shape)))
@@ -303,7 +303,7 @@ class Streaming(Builder):
             self.concatenation(made[key], grid, name=name, axis=layer.axis)
 
     def _again(self, operator: Operator, operands: Sequence[str]) -> dict[str, str]:
-        """An operator of one frame under names of its own; returns these by the network's."""
+        """A copy of a one-frame operator under its own names; returns these by the network's."""
         names = {}
         for name in operator.outputs:
             names[name] = self._free(f"{name}/in_stream")
@@ -327,8 +327,8 @@ class Streaming(Builder):
         return found
 
     def _chosen(self, first: str, later: str, gates: Sequence[str]) -> str:
-        """The first step's result at the stream's first frame, and else the later one's: the larger of both, as
-        its gate makes one of them the smallest code."""
+        """The first step's result at the stream's first frame, otherwise the later one's: the larger of both, as its
+        gate makes one of them the smallest code."""
         parts = [
             str(self.minimum(result, gate, name=self._free(f"{result}/gated")))
             for result, gate in zip((first, later), gates, strict=True)
@@ -365,7 +365,7 @@ class Streaming(Builder):
         self._copy(operator, operands, attributes, about.axis, results)
 
     def _fixed(self, name: str, operator: Operator | None = None, placed: Placed | None = None) -> str:
-        """An operand without time; of a constant that is the same for all frames, one."""
+        """An operand without time; for a constant that is the same for all frames, one of them."""
         tensor = self.whole.tensors[name]
         about = None if placed is None else placed.about
         if operator is not None and about is not None and about.broadcasts and about.axis is not None:
@@ -386,7 +386,7 @@ class Streaming(Builder):
         axis: int | None = None,
         frames: int = 0,
     ) -> None:
-        """An operator of the network on these operands."""
+        """A copy of one of the network's operators on these operands."""
         shapes = OPERATORS[operator.kind].checked_shapes([self._tensors[name].shape for name in operands], attributes)
         for name, shape in zip(operator.outputs, shapes, strict=True):
             tensor = self.whole.tensors[name]

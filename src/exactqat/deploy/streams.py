@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network over a sequence as one that takes a few frames at a time and computes the same integers."""
+"""Turns a network over a sequence into one that takes a few frames at a time and computes the same integers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Stream:
     """A network that takes `frames` frames at a time; see `stream`.
 
     Attributes:
-        graph: one step: inputs are the network's, of `frames` frames each, and then the states.
-        frames: of the input for each step.
-        states: what to hand from each step to the next.
+        graph: one step: its inputs are the network's, of `frames` frames each, then the states.
+        frames: input frames per step.
+        states: what to pass from each step to the next.
         results: by the network's outputs.
         device: whose integers `step` computes.
     """
@@ -46,13 +46,13 @@ class Stream:
         self.reset()
 
     def reset(self) -> None:
-        """Begins again: the next step is the first."""
+        """Starts over: the next step is the first."""
         self._step = 0
         self._codes: dict[str, np.ndarray] = {}
         self._variables: dict[str, np.ndarray] = {}
 
     def inputs(self, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All inputs of the graph for the next step: these frames, and the states as they are now."""
+        """All inputs of the graph for the next step: these frames and the current states."""
         kept = {state.input for state in self.states}
         own = [name for name in self.graph.inputs if name not in kept]
         given = dict(x) if isinstance(x, Mapping) else {own[0]: x}
@@ -75,8 +75,8 @@ class Stream:
             x: codes [streams, ...] of `frames` frames, or such an array for each of the network's inputs.
 
         Returns:
-            The frames that are new, at the beginning perhaps none; of an output that all frames make, its
-            codes, from the first step on that has seen as many frames as the network looks at.
+            The new frames, at the beginning perhaps none; for an output computed from all frames, its codes, from the
+            first step that has seen as many frames as the network looks at.
 
         Raises:
             ValueError, TypeError: as `simulate`.
@@ -98,10 +98,10 @@ class Stream:
         return found
 
     def with_variables(self) -> Graph:
-        """The same step as a graph that keeps the states itself: they are its variables, no inputs and outputs.
+        """The same step as a graph that keeps the states itself: they are its variables, not inputs and outputs.
 
-        Its file has resource variables, which runtimes keep from call to call, of one stream. `simulate` keeps them in
-        `state`. The graph's results are of every step; which frames are the network's is in `results`.
+        Its file has resource variables, which runtimes keep from call to call, for one stream. `simulate` keeps them in
+        `state`. The graph returns results at every step; `results` says which frames are the network's.
         """
         tensors, graph = dict(self.graph.tensors), self.graph
         for state in self.states:
@@ -132,23 +132,23 @@ def stream(
     frames: int | None = None,
     device: str | Profile = "xnnpack",
 ) -> Stream:
-    """A network over a sequence as one that takes a few frames at a time and computes the same integers.
+    """Turns a network over a sequence into one that takes a few frames at a time and computes the same integers.
 
     Every frame of an output has the codes that the network computes from the whole sequence, however long the stream
     is, on every device. An output without time, as after a mean over the sequence or of its last frame, is computed at
     each step from the latest frames, as many as the network looks at: it is what the network computes from them if
-    nothing is padded in front of its first frame. Where the beginning is padded, as causal convolutions do it, the
-    first such result is the network's, and later ones know the frames before.
+    nothing is padded before its first frame. If the beginning is padded, as by causal convolutions, the first such
+    result is the network's, and later ones see the frames before.
 
     Args:
         graph: lowered from a frozen network, or read from a file.
-        axis: of the network's inputs as its user knows them, that is time: 2 for PyTorch's [N, C, T] and [N, C, T, F],
-            1 for [N, T, C]. Where inputs differ: by name (`graph.signature`), None for one that has no time.
-        frames: of the input at a time; by default the fewest, which is 1 unless convolutions have strides.
+        axis: the time axis of the network's inputs as its user knows them: 2 for PyTorch's [N, C, T] and [N, C, T, F],
+            1 for [N, T, C]. If inputs differ: by name (`graph.signature`), None for one without time.
+        frames: input frames at a time; by default the fewest, which is 1 unless convolutions have strides.
         device: whose integers `Stream.step` computes.
 
     Raises:
-        Refusal: a frame depends on later ones, or an operator is not computed frame by frame. The message names it.
+        Refusal: a frame depends on later ones, or an operator cannot be computed frame by frame. The message names it.
         ValueError: `frames` or `axis` do not fit.
     """
     require_graph(graph)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where time lies in a network: which frames of every tensor a stream has, and which earlier ones operators read."""
+"""Time in a network: which frames of every tensor a stream has, and which earlier ones operators read."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Track:
 
     Attributes:
         name: the tensor of the stream that holds them.
-        axis: of the tensor, that is time.
-        stride: frames of the input to one of these.
+        axis: the tensor's time axis.
+        stride: input frames per frame of the tensor.
         size: frames of the whole sequence.
         shift: as above; below `start`, the frames in between are padding.
-        start: the stream's first frame that is not made of what was before the stream.
-        fill: the code of frames that are padding.
+        start: the stream's first frame that does not depend on anything before the stream.
+        fill: the code of padding frames.
         clean: how many of `size` do not depend on anything after the sequence's end.
         beyond: what reads beyond that end.
     """
@@ -42,7 +42,7 @@ class Track:
     beyond: str = ""
 
     def need_clean(self) -> None:
-        """Refuses what depends on the end of the sequence."""
+        """Refuses a tensor that depends on the end of the sequence."""
         need(
             self.clean >= self.size,
             f"the network is not causal: {self.size - self.clean} of {self.size} frames depend on the padding after "
@@ -55,11 +55,11 @@ class Placed:
     """An operator of the network in the stream.
 
     Attributes:
-        operator: of a recurrent layer, the one that takes the first frame.
+        operator: for a recurrent layer, the one that takes the first frame.
         recurrence: a recurrent layer in place of an operator.
         about: what it does along time; None: it has no operand with time.
-        tracks: of its operands, as far as they have time.
-        offset: frame t of the whole result is frame t + offset of the stream's; of a result of all frames: nothing.
+        tracks: those of its operands that have time.
+        offset: frame t of the whole result is frame t + offset of the stream's; meaningless for a result of all frames.
     """
 
     operator: Operator
@@ -69,7 +69,7 @@ class Placed:
     recurrence: Recurrence | None = None
 
     def history(self, track: Track) -> int:
-        """How many frames before the step's own the first one that it reads is."""
+        """How many frames before the step's own it begins to read."""
         assert self.about is not None
         return self.offset * self.about.stride - track.shift + self.about.before
 
@@ -79,7 +79,7 @@ class Tracks:
     """Every tensor of a network in time, and its operators in order.
 
     Attributes:
-        ends: of results of all frames: how many frames of the input they need.
+        ends: for results of all frames, how many input frames they need.
         taken: numbers of the operators that are part of recurrent layers.
     """
 
@@ -91,10 +91,10 @@ class Tracks:
     taken: set[int] = field(default_factory=set)
 
     def follow(self, axes: Mapping[str, int | None]) -> Tracks:
-        """axes: the axis of each of the graph's inputs, as it lies there, that is time; None: it has none.
+        """axes: the time axis of each of the graph's inputs, in the graph's order; None: it has none.
 
         Raises:
-            Refusal: the network is not causal, or has an operator that no stream has.
+            Refusal: the network is not causal, or has an operator that cannot be streamed.
         """
         for name, axis in axes.items():
             tensor = self.graph.tensors[name]
@@ -113,7 +113,7 @@ class Tracks:
         return self
 
     def _recurrent(self, operator: Operator) -> bool:
-        """Whether the operator is the first of an unrolled recurrent layer; then all of the layer is entered."""
+        """Whether the operator is the first of an unrolled recurrent layer; then the whole layer is entered."""
         track = self.found.get(operator.inputs[0])
         found = None if track is None else find_recurrence(self.graph, operator.inputs[0], track.axis)
         if found is None or found.frame != operator.outputs[0]:
@@ -200,7 +200,7 @@ class Tracks:
         self.whole.update(operator.outputs)
 
     def _moved(self, operator: Operator, about: InTime, tracks: tuple[Track | None, ...], track: Track) -> None:
-        """What only pads along time, or leaves frames of padding what they are."""
+        """Enters an operator that only pads along time, or leaves padding frames as they are."""
         (output,) = (self.graph.tensors[name] for name in operator.outputs[:1])
         assert about.axis is not None
         fill = _zero(output) if about.fill is None else about.fill

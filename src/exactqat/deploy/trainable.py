@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quantized file's network as one that trains: its plan, and real numbers whose integers are the file's.
+"""A quantized file's network in trainable form: its plan, and real numbers whose integers are the file's.
 
 Nothing is estimated. Every grid is the file's own and stays so. A filter's codes times a power of two are the weight; a
-batch norm without statistics multiplies each channel by what is missing to the file's scale. So the codes and the
-scales that a frozen network computes with are the file's, bit for bit, until a step of training moves them.
+batch norm without statistics multiplies each channel by the factor missing from the file's scale. So the codes and
+scales that a frozen network computes with are the file's, bit for bit, until a training step moves them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def trainable(graph: Graph) -> Trainable:
     """The network of a quantized file, to be trained.
 
     Raises:
-        UnsupportedOperator: parts of it cannot be trained so that its integers stay what they are; every one is named.
+        UnsupportedOperator: parts of it cannot be trained with their integers unchanged; every such part is named.
     """
     return Restoring(graph).run()
 
@@ -50,12 +50,12 @@ class Restoring:
         self.grids: dict[str, Grid] = {}
         self.steps: list[PlanStep] = []
         self.refusals: list[str] = []
-        # By tensor: the path that stores it. What QUANTIZE makes of real inputs is the input itself.
+        # By tensor: the path that stores it. The QUANTIZE of a real input counts as the input itself.
         self.paths: dict[str, str] = {}
         self.taken: set[str] = set()
-        # Tensors that follow from what is refused; there is nothing to say of them.
+        # Tensors that follow from refused ones; there is nothing to say about them.
         self.lost: set[str] = set()
-        # By path: the grid, where it is not one of its own.
+        # By path: the grid, if it is not its own.
         self.shared: dict[str, str] = {}
 
     def run(self) -> Trainable:
@@ -168,7 +168,7 @@ class Restoring:
     # --- for declarations, which say what a plan has for them ---------------------------------------------------------
 
     def shapes(self, operator: Operator) -> list[tuple[int, ...]]:
-        """Of the operands, constants included."""
+        """The shapes of the operands, constants included."""
         return [self.graph.tensors[name].shape for name in operator.inputs]
 
     def results(self, operator: Operator) -> list[tuple[int, ...]]:
@@ -202,12 +202,12 @@ class Restoring:
         return self._parameter(name, (steps * np.float64(tensor.quantization.scale[0])).astype(np.float32))
 
     def readers(self, name: str) -> list[Operator]:
-        """The operators that read a tensor; empty if it is a result of the network, too."""
+        """The operators that read a tensor; empty if it is also a result of the network."""
         found = [each for each in self.graph.operators if name in each.inputs]
         return [] if name in self.graph.outputs else found
 
     def absorbed(self, operator: Operator, path: str) -> None:
-        """Another step computes this operator's result, which nothing else reads, as a part of its own."""
+        """Another step computes this operator's result, which nothing else reads, as part of its own."""
         self.paths[operator.outputs[0]] = path
 
     def weighted(
@@ -218,10 +218,10 @@ class Restoring:
         stores: Operator | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> None:
-        """A step with a weight that trains.
+        """A step with a trainable weight.
 
         operand: the path of what it reads; attributes: of its step; stores: whose result it stores; shape: of its
-        result; where these are not the operator's own.
+        result; if these are not the operator's own.
         """
         declaration = OPERATORS[operator.kind]
         x, filters, bias = (self.graph.tensors[name] for name in operator.inputs)
@@ -259,7 +259,7 @@ class Restoring:
         stores: Operator | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> None:
-        """What stores a result of an operator.
+        """The step that stores a result of an operator.
 
         Args:
             kind: the device's operator, if it is another one. operands, shape: likewise.
@@ -284,7 +284,7 @@ class Restoring:
     def part(
         self, operator: Operator, kind: str, operand: str, attributes: Mapping[str, Any], shape: tuple[int, ...]
     ) -> str:
-        """The path of a step that moves codes and that the file has no name for."""
+        """The path of a step that moves codes and has no name in the file."""
         need(operand in self.paths.values() or operand in self.shared, "one of its operands is a constant")
         path = self._path(f"{operator.outputs[0]}/part")
         self.shared[path] = self.shared.get(operand, operand)
@@ -298,8 +298,8 @@ class Restoring:
 def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -> None:
     """Raises UnsupportedOperator if a plan with these numbers has other integers than the file, on random codes.
 
-    What it trains is written with all sizes, so it is compared with the file as delegates would compute it; a warning
-    names operators that they leave to built-in kernels in the file itself.
+    A trained network is written with all sizes, so it is compared with the file as delegates would compute it; a
+    warning names operators that they leave to built-in kernels in the file itself.
     """
     left = [f"{each.kind} at {shortened(each.outputs[0])!r}" for each in graph.operators if each.built_in]
     if left and profile_named(device).delegates:
@@ -337,7 +337,7 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
         )
 
 
-# Of the largest of a result: float32 numbers in another order of sums.
+# Share of a result's largest value: float32 numbers summed in another order.
 _FLOAT_TOLERANCE = 1e-4
 
 
@@ -347,11 +347,11 @@ def compare_in_float(
     original: Callable[..., Sequence[np.ndarray]],
 ) -> None:
     """Raises UnsupportedOperator if a plan without quantization computes other real numbers than its file, on random
-    ones.
+    inputs.
 
     Args:
-        found: of the inputs, for two examples: what the plan computes.
-        original: likewise, what the file does.
+        found: what the plan computes from the inputs, for two examples.
+        original: likewise, what the file computes.
     """
     rng = np.random.default_rng(0)
     given = []

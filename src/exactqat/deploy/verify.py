@@ -50,7 +50,7 @@ def verify(
 
     model, data: the frozen model (in JAX ``prepared.trained(params, state)``) and a batch of the user's own inputs. The
     file then gets these arrays too, as its metadata describes (names, axes, grids), and its results are compared with
-    the model's in evaluation, integer for integer; what the file leaves out, such as a last softmax, is left out of
+    the model's in evaluation, integer for integer; what the file leaves out, such as a final softmax, is left out of
     both. Without x, the codes of `data` are used for all other comparisons.
 
     device: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
@@ -59,16 +59,15 @@ def verify(
     for these tensors, over these images. progress: called with the number of comparisons done and the total; True: a
     line on standard error; None: likewise if that is a terminal and it takes more than a moment; False: nothing.
     trained_codes: what the trained network itself stores for x, or for the first of x, by tensor name
-    (`deploy.device_codes` returns it), to be compared with this device. Without them, a graph that was trained for
-    another device is compared with its simulation on that one; for a graph trained for this one nothing more
-    is compared.
+    (`deploy.device_codes` returns it), to be compared with this device. Without them, a graph trained for another
+    device is compared with its simulation on that one; for a graph trained for this one nothing more is compared.
 
     A file that differs from what `write_tflite` writes for the graph is run in another process first, because runtimes
     trust what they read. Raises ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if the
     runtime rejects the file or crashes on it, Refusal if it would crash the process at these codes. Needs
     `pip install 'exactqat[deploy]'`.
 
-    To a network with variables (`Graph.variables`), the examples of x are calls one after the other, as of one stream.
+    For a network with variables (`Graph.variables`), the examples of x are successive calls of one stream.
     """
     target = profile_named(profile_here(device))
     if data is None and (x is None or model is not None):
@@ -94,7 +93,7 @@ def _compared(
     data: Any = None,
     claims: bool = True,
 ) -> Report:
-    """What `verify` says. claims: whether operators may be claimed to be exact here."""
+    """What `verify` returns. claims: whether operators may be claimed to be exact here."""
     profile = target.name
     inputs = check_inputs(graph, x)
     total = next(iter(inputs.values())).shape[0]
@@ -153,7 +152,7 @@ def _compared(
                 if trained_values is not None and name in trained_values:
                     trained_noise.add(signal, trained_values[name][images])
         memory |= graph.succeeding({**stored, **memory})
-        # Where every operator agrees from the device's operands, the whole simulation is what the device had.
+        # If every operator agrees from the device's operands, the whole simulation is what the device had.
         wanted = [*dict.fromkeys((*graph.outputs, *training))]
         same = agree and not memory
         end_to_end = stored if same else simulate(graph, batch, profile, wanted, state=whole)
@@ -185,7 +184,7 @@ def _compared(
         tuple(rows),
         tuple(tally.comparison(name, "whole graph", all(exact.values())) for name, tally in outputs.items()),
         graph.trained_for,
-        # A device computes what was trained where that is the same profile; elsewhere no equality is claimed.
+        # A device computes what was trained if the profile is the same; otherwise no equality is claimed.
         tuple(
             tally.comparison(name, kinds[name], profile == graph.trained_for and exact[name])
             for name, tally in training.items()
@@ -197,7 +196,7 @@ def _compared(
 def _opened(
     graph: Graph, content: bytes, target: Profile, batches: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[Any, Any]:
-    """The file on its runtime as it is, and with the codes of all results as its outputs."""
+    """The file on its runtime unchanged, and with the codes of all results as its outputs."""
     if target.file == ".onnx":
         return onnxruntime.opened(graph, content)
     names = graph.results()
@@ -211,8 +210,8 @@ def _opened(
 def _predictions(
     graph: Graph, content: bytes, model: Any, data: Any, target: Profile, batch_size: int
 ) -> tuple[Comparison, ...]:
-    """Compares the file's results on the user's arrays with the model's; a .tflite file says itself how they lie in
-    it, and an .onnx file takes real numbers by the user's axes."""
+    """Compares the file's results on the user's arrays with the model's; a .tflite file itself says how they are laid
+    out, and an .onnx file takes real numbers in the user's axes."""
     runtime: Any
     if target.file == ".onnx":
         signature, runtime = graph.signature, onnxruntime.opened(graph, content)[0]
@@ -240,18 +239,18 @@ def _predictions(
                 continue
             steps = own.astype(np.float64) / float(quantization.scale[0])
             trained = np.rint(np.nan_to_num(steps))
-            # What lies between two codes is none, wherever it would be rounded to; so is what is not finite.
+            # A value between two codes is not a code, however it would be rounded; nor is one that is not finite.
             trained += np.where(np.abs(steps - trained) <= _OFF_GRID, 0, 0.5) + int(quantization.zero_point[0])
             tallies[port.name].add(device, trained)
     return tuple(tally.comparison(name, "the model's predict", False) for name, tally in tallies.items())
 
 
-# In steps; float32 holds the steps of all grids closer than that.
+# In steps; float32 holds the steps of all grids more precisely than that.
 _OFF_GRID = 1e-2
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Any]:
-    """The user's arrays, however they nest, some rows at a time."""
+    """The user's arrays, however nested, some rows at a time."""
     sizes: list[int] = []
 
     def rows(each: Any, start: int) -> Any:
@@ -289,8 +288,8 @@ def _run(
 def verify_onnx(
     graph: Graph, path: str | os.PathLike[str], x: np.ndarray | Mapping[str, np.ndarray], batch_size: int = 8
 ) -> Report:
-    """`verify` for an .onnx file, on onnxruntime: with its device, "onnxruntime-x86", where this processor is one of
-    those; elsewhere (ARM, x86 without VNNI instructions) the same comparison, which claims nothing.
+    """`verify` for an .onnx file, on onnxruntime: with its device, "onnxruntime-x86", if this processor is one;
+    elsewhere (ARM, x86 without VNNI instructions) the same comparison, without any claim.
 
     x: codes [batch, ...] in the graph's order of axes, or one array per input name; the file gets the real numbers
     that they represent.

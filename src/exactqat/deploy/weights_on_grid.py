@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real numbers whose codes and scales are those that a file has, bit for bit, until a step of training moves them."""
+"""Real numbers whose codes and scales are a file's, bit for bit, until a training step moves them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..planning.network import Constant
 from ..planning.plans import BatchNorm, Derived, Plan, Weights
 from ..planning.rules import Rule
 
-# The largest code of a filter, of a narrow range.
+# The largest code of a filter, with a narrow range.
 _LARGEST = 127
 
 
@@ -25,8 +25,9 @@ class Trainable:
         plan: what the device runs; all grids are given but those of `in_float`.
         parameters: by the names of the plan's constants, float32; the trained ones.
         buffers: likewise, the others.
-        codes: by path of what is stored, what the file calls its codes; where it has them.
-        in_float: grids of results that the file computes in float32 from quantized operands, with the layer that does.
+        codes: by path of what is stored, what the file calls its codes, if it has them.
+        in_float: grids of results that the file computes in float32 from quantized operands, with the layer that
+            computes them.
     """
 
     plan: Plan
@@ -36,7 +37,7 @@ class Trainable:
     in_float: dict[str, str] = field(default_factory=dict)
 
     def add(self, constants: dict[str, Constant], name: str, values: np.ndarray, trained: bool = True) -> str:
-        """The name of a new constant, which is entered into those of the plan."""
+        """The name of a new constant, which is added to those of the plan."""
         (self.parameters if trained else self.buffers)[name] = values
         constants[name] = Constant(name, values.shape, trainable=trained)
         return name
@@ -53,10 +54,10 @@ def weights_on_grid(
     channel_axis: int,
     single: bool,
 ) -> Weights:
-    """The weights of a step, and what they are made of, which is entered into `made` and `constants`.
+    """The weights of a step; what they are made of is added to `made` and `constants`.
 
-    A filter's codes times a power of two are the weight; a batch norm without statistics multiplies each channel by
-    what is missing to the file's scale.
+    A filter's codes times a power of two are the weight; a batch norm without statistics multiplies each channel by the
+    factor missing from the file's scale.
 
     Args:
         codes: of the filter, axes as a plan has them.

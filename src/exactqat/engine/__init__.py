@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's integers, as fast as runtimes compute their own: the bits of `exactqat.device`, by kernels of
+"""The device's integers, as fast as runtimes compute their own: the bits of `exactqat.device`, from the kernels of
 `exactqat.cpu`.
 
-`Compiled` makes a network ready for one profile; `forms` says which operators have kernels, by their kinds.
+`Compiled` compiles a network for one profile; `forms` says which operators have kernels, by their kinds.
 """
 
-from . import elementwise, movement, rows, weighted  # noqa: F401 - enters its forms
+from . import elementwise, movement, rows, weighted  # noqa: F401 - registers its forms
 from .compiled import Compiled, compiled_for
 from .declared import by_declaration
 from .numbers import dequantized, quantized

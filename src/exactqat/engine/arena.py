@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for the results of a network's operators, used again where nobody reads them any more."""
+"""Memory for the results of a network's operators, reused once nothing reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# Bytes; of a line of the cache.
+# Bytes; a cache line.
 LINE = 64
 
 
@@ -24,8 +24,8 @@ def lifetimes(steps: Sequence[tuple[Sequence[str], Sequence[str]]], kept: Sequen
 
 
 def places(sizes: Mapping[str, int], alive: Mapping[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
-    """Offset of each tensor of so many bytes, and the bytes of all: the largest first, each into the lowest gap that it
-    fits, among those that live at the same time."""
+    """Each tensor's offset, from its bytes, and the total bytes: the largest first, each in the lowest gap that fits it
+    among those alive at the same time."""
     taken: list[tuple[int, int, str]] = []
     result: dict[str, int] = {}
     for name in sorted(sizes, key=lambda each: (-sizes[each], alive[each])):

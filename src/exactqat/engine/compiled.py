@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network made ready for one profile: weights packed, memory planned, batches computed on all threads."""
+"""A network compiled for one profile: weights packed, memory planned, batches computed on all threads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .arena import LINE, lifetimes, places
 from .declared import by_declaration
 from .forms import Form, Part, make
 
-# Of a network: memory is kept for so many kinds of calls.
+# How many kinds of calls a network keeps memory for.
 PROGRAMS = 2
 
-# A kernel's plan and the addresses that it takes.
+# A kernel's plan and the addresses it takes.
 Plan = tuple[Any, tuple[int, ...]]
 
 
@@ -43,7 +43,7 @@ class Step(Protocol):
 
 
 class Network(Protocol):
-    """A graph, as `deploy.Graph` is one."""
+    """A graph, such as `deploy.Graph`."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]: ...
@@ -56,16 +56,16 @@ class Network(Protocol):
 
 
 class Compiled:
-    """A network's integers under one profile, as its declarations give them and several times as fast.
+    """A network's integers under one profile, the same as from its declarations and several times as fast.
 
-    Every operator is prepared when it is first needed, and stays so.
+    Every operator is prepared when first needed, and stays prepared.
 
     Attributes:
         profile: whose integers.
     """
 
     def __init__(self, graph: Network, profile: str | Profile, like: Compiled | None = None) -> None:
-        """like: of a graph with operators in common, which are then not prepared again."""
+        """like: that of a graph with operators in common, which are then not prepared again."""
         self.profile = profile_named(profile)
         self._tensors = graph.tensors
         self._steps = tuple(graph.operators)
@@ -89,13 +89,14 @@ class Compiled:
 
         Args:
             codes: by tensor name, [batch * rows of an example, ...]: of the inputs, or of any tensors from which the
-                wanted ones follow. What only leads to given ones is not computed, so that what was kept of an earlier
-                run serves as a beginning.
-            batch_size: examples that are computed at a time. They take the memory of their results, whose places are
-                used again, and of what is returned.
-            progress: called after every batch with how many examples are done, and how many there are.
-            state: what variables hold, by name, [batch * rows of an example, ...]; those that it lacks are at their
-                beginning. It then holds what they do afterwards. None: all are at their beginning, and nothing is kept.
+                wanted ones follow. What only leads to given ones is not computed, so a run can start from what was kept
+                from an earlier one.
+            batch_size: examples computed at a time. They take the memory of their results, which is reused, and of what
+                is returned.
+            progress: called after every batch with the number of examples done and the total.
+            state: what variables hold, by name, [batch * rows of an example, ...]; missing ones have their initial
+                values. It is updated to what they hold afterwards. None: all have their initial values, and nothing is
+                kept.
 
         Raises:
             ValueError: a tensor is unknown, or needs one that is not given; examples differ in number; the state does
@@ -124,8 +125,8 @@ class Compiled:
 
         Args:
             result: name of the tensor that it computes.
-            codes: by tensor name; only the operands are looked at. Those of other shapes than the graph has are for
-                the declaration, which may broadcast them.
+            codes: by tensor name; only the operands are used. Operands with other shapes than in the graph go to the
+                declaration, which may broadcast them.
         """
         number = self._position[result]
         step = self._steps[number]
@@ -148,7 +149,7 @@ class Compiled:
         return results[result]
 
     def results(self, result: str, codes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """As `operator`, all that it writes by name: its results, and what its variables hold afterwards."""
+        """As `operator`, but everything it writes, by name: its results, and what its variables hold afterwards."""
         number = self._position[result]
         step = self._steps[number]
         names = written(step.kind, step.inputs, step.outputs)
@@ -161,12 +162,12 @@ class Compiled:
         return self._tensors[name]
 
     def without_kernels(self) -> tuple[str, ...]:
-        """Results of the operators that are computed by their declarations, which is slower."""
+        """Results of the operators computed by their declarations, which is slower."""
         return tuple(step.outputs[0] for number, step in enumerate(self._steps) if not self._form(number))
 
     def frontier(self, changed: Sequence[str]) -> tuple[str, ...]:
-        """Activations that the operators of these results, and all that depend on them, read and do not compute: what
-        to keep of a run, for `run` to go on from once those operators are others.
+        """Activations that the operators of these results, and all that depend on them, read but do not compute: what
+        to keep of a run, for `run` to continue from once those operators have changed.
 
         Raises:
             ValueError: no operator computes one of them.
@@ -204,7 +205,7 @@ class Compiled:
     def _state(
         self, state: Mapping[str, np.ndarray], steps: tuple[int, ...], more: Collection[str], examples: int
     ) -> dict[str, np.ndarray]:
-        """What the variables of these operators, and more of them, hold, in arrays of their own."""
+        """What the variables of these operators, and possibly others, hold, in separate arrays."""
         unknown = [name for name in state if name not in self._tensors or not self._tensors[name].variable]
         if unknown:
             raise ValueError(f"state names {unknown}, which are no variables of the graph")
@@ -249,7 +250,7 @@ class Compiled:
         if number not in self._forms:
             step = self._steps[number]
             inputs, output = [self._tensors[name] for name in step.inputs], self._tensors[step.outputs[0]]
-            # What has variables changes them too: its declaration's business.
+            # Operators with variables also change them: their declarations do that.
             stateless = len(written(step.kind, step.inputs, step.outputs)) == len(step.outputs)
             profile = self._profile_of(step)
             form = make(OPERATORS[step.kind], inputs, output, step.attributes, profile) if stateless else ()
@@ -275,8 +276,8 @@ class Compiled:
         start: int,
         count: int,
     ) -> None:
-        """kept: of variables, which are changed; following: by variable, the tensor that it holds afterwards."""
-        # Nobody else has it meanwhile: threads that call at the same time get memory of their own.
+        """kept: values of variables, which are changed; following: by variable, the tensor that it holds afterwards."""
+        # It is not shared meanwhile: threads that call at the same time get their own memory.
         key = (steps, (*given, *kept), (*results, *kept, *following.values()), count)
         program = self._programs.pop(key, None) or self._bound(*key)
         parts: dict[str, np.ndarray] = {}
@@ -317,11 +318,11 @@ class Compiled:
             return by_declaration(OPERATORS[step.kind], codes, inputs, outputs, step.attributes, profile)
 
     def _profile_of(self, step: Step) -> Profile:
-        """Whose arithmetic computes an operator: that of the built-in kernels where delegates leave it to them."""
+        """The profile whose arithmetic computes an operator: the built-in kernels' if delegates leave it to them."""
         return REFERENCE if step.built_in and self.profile.delegates else self.profile
 
     def _bound(self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:
-        """Operators at places in one block of memory, for so many examples."""
+        """Operators placed in one block of memory, for `count` examples."""
         read = {name for number in steps for name in self._steps[number].inputs}
         used = [name for name in given if name in read]
         listed: list[tuple[Sequence[str], Sequence[str]]] = [((), (name,)) for name in used]
@@ -358,8 +359,8 @@ class Compiled:
 
 
 def planned(form: Form, arrays: Sequence[np.ndarray]) -> list[Plan]:
-    """The kernels of an operator and the addresses that they take: of its operands, its results (the first one last),
-    and constants."""
+    """The kernels of an operator and the addresses they take: of its operands, its results (the first one last), and
+    constants."""
     plans: list[Plan] = []
     for call in form:
         described, addresses = [], []
@@ -377,14 +378,14 @@ def planned(form: Form, arrays: Sequence[np.ndarray]) -> list[Plan]:
 
 
 def _in_one_call(plans: list[Plan]) -> list[Callable[[], None]]:
-    """What runs them one after the other without coming back to Python between them; nothing for none."""
+    """A function that runs them one after the other without returning to Python in between; nothing for none."""
     return [cpu.kernels.Program(plans)] if plans else []
 
 
 @dataclass(frozen=True)
 class _Program:
-    """views: of activations in one block of memory; constants: whose addresses kernels take; parts: kernels in a row,
-    or the number of an operator that its declaration computes."""
+    """views: of activations in one block of memory; constants: arrays whose addresses kernels take; parts: consecutive
+    kernels, or the number of an operator computed by its declaration."""
 
     views: dict[str, np.ndarray]
     constants: dict[str, np.ndarray]
@@ -395,7 +396,7 @@ _known: weakref.WeakKeyDictionary[Any, dict[Profile, Compiled]] = weakref.WeakKe
 
 
 def compiled_for(graph: Network, profile: str | Profile) -> Compiled:
-    """The network made ready, which is remembered as long as the graph lives."""
+    """The compiled network, which is cached as long as the graph lives."""
     known = _known.setdefault(graph, {})
     profile = profile_named(profile)
     if profile not in known:

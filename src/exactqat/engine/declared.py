@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that have no form, by their declarations."""
+"""Operators without a form, computed by their declarations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..device import Tensor
 from ..device.operator import Attributes, DeviceOperator
 from ..device.profile import Profile
 
-# A table of all codes is asked for so many results; below that it costs more than it gives.
+# From this many results on, a table of all codes is used; below that it costs more than it saves.
 RESULTS_PER_ENTRY = 2
 
 
@@ -35,7 +35,7 @@ def by_declaration(
 
 
 def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:
-    """What `compute` makes of int8 operands value by value, looked up among its results for all pairs of codes."""
+    """What `compute` returns for int8 operands value by value, looked up among its results for all pairs of codes."""
     all_codes = np.arange(-128, 128).astype(np.int8)
     table = compute(np.meshgrid(*[all_codes] * len(codes), indexing="ij")).ravel()
     first, *others = (code.view(np.uint8) ^ np.uint8(128) for code in codes)

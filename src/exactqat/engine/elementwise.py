@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of codes that multiply no matrices: tables, pairs of tensors, windows, reductions."""
+"""Operators on codes other than matrix products: tables, pairs of tensors, windows, reductions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .weighted import window_numbers
 CODES = np.arange(INT8_MIN, INT8_MAX + 1).astype(np.int8)
 # Kernels shift words of 32 bits to the left by a multiplier's exponent.
 LARGEST_EXPONENT = 31
-# Of a window of int16, whose sum has 32 bits.
+# The most values in an int16 window, whose sum has 32 bits.
 MOST_VALUES = 2**16
 
 Numbers = dict[str, int | float]
 
 
 def part(position: int, tensor: Tensor) -> Part:
-    """A tensor as it is, of any number of examples where it is an activation."""
+    """An unchanged tensor, with any number of examples if it is an activation."""
     return Part(position, (-1, *tensor.shape[1:]) if tensor.data is None else tensor.shape)
 
 
@@ -51,12 +51,12 @@ def fixed_point_numbers(multiplier: float | np.floating, name: str = "") -> Numb
 
 
 def leaves_it(output: Tensor, profile: Profile) -> bool:
-    """Whether the declaration computes it: in float32, and pairs of codes it looks up."""
+    """Whether the declaration computes it: in float32, with pairs of codes looked up."""
     return profile.rounds_as_onnx and output.dtype == "int8"
 
 
 def zero_points(inputs: Tensors) -> Numbers:
-    """Those of two operands."""
+    """The zero points of two operands."""
     return {"first_zero_point": zero_point_of(inputs[0]), "second_zero_point": zero_point_of(inputs[1])}
 
 
@@ -70,7 +70,7 @@ def pair(kernel: str, inputs: Tensors, output: Tensor, numbers: Numbers) -> Form
 def table(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """What the declaration makes of all codes."""
+    """What the declaration returns for all codes."""
     by_value = declaration.pointwise and declaration.operands == (1, 1)
     if not by_value or inputs[0].data is not None or not {inputs[0].dtype, output.dtype} <= set(CODE_RANGES):
         return None
@@ -133,7 +133,7 @@ def add(
 
 
 def term_numbers(inputs: Tensors, left: int, last: float, sign: int = 1, squared: bool = False) -> Numbers:
-    """Of kernels that round both operands, and then their sum times `last`."""
+    """Numbers for kernels that round both operands, and then their sum times `last`."""
     scales = [float(scale_of(tensor)) for tensor in inputs]
     numbers: Numbers = {"left": left, "sign": sign, "squared": int(squared), **zero_points(inputs)}
     for name, scale in zip(("first_", "second_"), scales, strict=True):
@@ -158,7 +158,7 @@ def squared_difference(
 def prelu(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Steps, or products with slopes, each rounded on their own."""
+    """Steps, or products with slopes, each rounded separately."""
     if not is_int8(inputs, output) or leaves_it(output, profile):
         return None
     scale, slope_scale, result = scales_for(profile, *inputs, output)
@@ -200,7 +200,7 @@ def multiply(
 def extreme(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """One of both codes."""
+    """One of the two codes."""
     if not in_one_dtype(inputs, output):
         return None
     return pair("integer_extreme", inputs, output, {"largest": int(declaration.kind == "MAXIMUM")})
@@ -224,7 +224,7 @@ def pool(
 
 
 def in_one_piece(shape: tuple[int, ...], axes: list[int]) -> tuple[int, int] | None:
-    """How many values lie along axes that follow each other, and after them; else None."""
+    """How many values are along consecutive axes, and after them; else None."""
     axes = sorted(axes)
     if axes != list(range(axes[0], axes[-1] + 1)):
         return None
@@ -236,7 +236,7 @@ def in_one_piece(shape: tuple[int, ...], axes: list[int]) -> tuple[int, int] | N
 def reduction(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Over axes that follow each other."""
+    """Over consecutive axes."""
     sizes, mean = in_one_piece(inputs[0].shape, attributes["axes"]), declaration.kind == "MEAN"
     if not in_one_dtype(inputs, output) or sizes is None or (mean and leaves_it(output, profile)):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fast forms of the device's operators: which kernels of `exactqat.cpu` compute them, on what.
 
-A form gives the bits that `integers` of the operator's declaration gives, which is its meaning and its test. An
-operator without a form is computed by its declaration.
+A form gives the same bits as `integers` of the operator's declaration, which defines it and tests it. An operator
+without a form is computed by its declaration.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Part:
     shape: tuple[int, ...]
 
     def shape_of(self, values: int) -> tuple[int, ...]:
-        """The shape where there are that many values."""
+        """The shape for that many values."""
         known = -math.prod(self.shape)
         return tuple(values // known if size == -1 else size for size in self.shape)
 
@@ -63,7 +63,7 @@ FALLBACKS: list[Maker] = []
 
 
 def form_of(kind: str) -> Callable[[Maker], Maker]:
-    """Enters what makes forms of one kind of operator; None where a form does not serve."""
+    """Registers what makes forms for one kind of operator; None where a form does not apply."""
 
     def enter(maker: Maker) -> Maker:
         MAKERS[kind] = maker
@@ -73,7 +73,7 @@ def form_of(kind: str) -> Callable[[Maker], Maker]:
 
 
 def fallback_form(maker: Maker) -> Maker:
-    """Enters what makes forms of all other kinds."""
+    """Registers what makes forms for all other kinds."""
     FALLBACKS.append(maker)
     return maker
 
@@ -91,7 +91,7 @@ def in_one_dtype(inputs: Tensors, output: Tensor) -> bool:
 def make(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form:
-    """The calls that compute an operator; none where its declaration has to do it."""
+    """The calls that compute an operator; none if its declaration has to do it."""
     if not has_kernels(cpu.kernels) or in_float(inputs, output) or any(each.dtype == INT4 for each in inputs):
         return ()
     try:  # sums fit into 32 bits, shifts into a word
@@ -107,18 +107,17 @@ def make(
 
 @functools.cache
 def has_kernels(module: Any) -> bool:
-    """Whether a module has the kernels: an editable installation may use one that was built before there were any."""
+    """Whether a module has the kernels: an editable installation may use one built before they existed."""
     return hasattr(module, "Program") and "integer_quantize" in module.kernels()
 
 
 def may_use_dot_products() -> int:
-    """1, or 0 if `EXACTQAT_DOT_PRODUCTS` is 0: the sums are then formed as on processors that have no such
-    instructions."""
+    """1, or 0 if `EXACTQAT_DOT_PRODUCTS` is 0: the sums are then formed as on processors without such instructions."""
     return int(os.environ.get("EXACTQAT_DOT_PRODUCTS", "1") != "0")
 
 
 def run(kernel: str, operands: Sequence[np.ndarray], result: Sequence[np.ndarray], **numbers: Any) -> None:
-    """Calls a kernel on arrays that are dense and in C's order."""
+    """Calls a kernel on dense arrays in C order."""
     arrays = [*operands, *result]
     described = [(str(array.dtype), list(array.shape)) for array in arrays]
     cpu.kernels.plan(kernel, described, len(operands), numbers)(*(array.ctypes.data for array in arrays))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that move codes to other places."""
+"""Operators that move codes to other positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtyp
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
-    """How far apart the entries of each axis lie."""
+    """How far apart the entries of each axis are."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
@@ -33,32 +33,32 @@ def move(
     to_place: int = 0,
     fill: int | None = None,
 ) -> KernelCall:
-    """One block of each example, by all of its axes but the batch's."""
+    """One block of each example, by all axes but the batch's."""
     plan = np.array([sizes, from_strides, to_strides], np.int64)
     numbers = {"from": int(from_place), "to": int(to_place), "fills": int(fill is not None), "fill": fill or 0}
     return KernelCall("integer_move", (part(position, source), plan), part(RESULT, output), numbers)
 
 
 def serves(inputs: Tensors, output: Tensor) -> bool:
-    """Activations with the batch on an axis of its own, and others."""
+    """Activations with the batch on its own axis, and others."""
     own = all(tensor.shape[0] == 1 and len(tensor.shape) > 1 and tensor.data is None for tensor in (*inputs, output))
     return own and in_one_dtype(inputs, output)
 
 
-# Codes of an example that a plan of pieces may have, in its 32 bits.
+# The most codes per example that a plan of pieces can hold in its 32 bits.
 LARGEST_EXAMPLE = 2**31
-# From here on numbers stand for places, below it for codes of 16 bits.
+# From here on numbers denote positions, below it 16-bit codes.
 NUMBERS = 2**16
 
 
 def rearranged(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Any movement: where each code comes from is what the declaration makes of numbers in their place."""
+    """Any movement: running the declaration on numbers instead of codes shows where each code comes from."""
     sizes = [math.prod(tensor.shape) for tensor in inputs]
     if not in_one_dtype(inputs, output) or max(sum(sizes), math.prod(output.shape)) >= LARGEST_EXAMPLE:
         return None
-    # A number below NUMBERS is a code: what the declaration fills places with.
+    # A number below NUMBERS is a code with which the declaration fills positions.
     first = NUMBERS + np.cumsum([0, *sizes])
     numbered = [
         np.arange(begin, begin + size).reshape(tensor.shape)
@@ -74,7 +74,7 @@ def rearranged(
 def pieces(source: np.ndarray, inputs: Tensors, first: np.ndarray, result: Part, dtype: str) -> list[KernelCall]:
     """What moves the codes of each operand to a result. source: its codes by their numbers."""
     operand = np.searchsorted(first, source, "right") - 1
-    # A piece goes on where the next code comes from the next place of the same operand.
+    # A piece continues if the next code comes from the next position of the same operand.
     begins = np.flatnonzero(np.r_[True, (np.diff(source) != 1) | (np.diff(operand) != 0)])
     lengths = np.diff(np.r_[begins, source.size])
     calls = []
@@ -148,7 +148,7 @@ def concatenation(
     axis, strides, calls, begin = attributes["axis"], strides_of(output.shape), [], 0
     for position, tensor in enumerate(inputs):
         own = strides_of(tensor.shape)
-        # Axes from the joined one on are one piece of memory in both.
+        # Axes from the joined one on are contiguous in both.
         sizes = [*tensor.shape[1:axis], math.prod(tensor.shape[axis:])]
         call = move(
             position, tensor, output, sizes, [*own[1:axis], 1], [*strides[1:axis], 1], to_place=begin * strides[axis]
@@ -179,7 +179,7 @@ def strided_slice(
 def pad(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """The operand inside a result of one code."""
+    """The operand inside a result filled with one code."""
     paddings = attributes["paddings"]
     if not serves(inputs, output) or any(paddings[0]):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between real numbers and codes, on all threads."""
+"""Conversion between real numbers and codes, on all threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..device import Tensor
 from ..device.tensor import CODE_RANGES
 from .forms import has_kernels, run
 
-# Numbers that the kernel looks for NaN in together.
+# How many numbers the kernel checks for NaN together.
 PIECE = 16384
-# Below that scale quotients and products may be too small for kernels, which flush them to zero.
+# Below this scale, quotients and products may be too small for kernels, which flush them to zero.
 SMALLEST_SCALE = np.float32(1e-30)
 
 
@@ -36,7 +36,7 @@ def quantized(values: np.ndarray, tensor: Tensor) -> tuple[np.ndarray, np.ndarra
 
 
 def dequantized(codes: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """What codes of a tensor stand for, float32."""
+    """The real numbers that a tensor's codes represent, float32."""
     scale, zero_point = tensor.quantization.scale[0], int(tensor.quantization.zero_point[0])
     if not codes.size or not _serves(tensor):
         return (codes.astype(np.float32) - np.float32(zero_point)) * scale

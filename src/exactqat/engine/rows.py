@@ -21,11 +21,11 @@ from .elementwise import CODES, LARGEST_EXPONENT, Numbers, clamp_numbers, fixed_
 from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype, is_int8, may_use_dot_products
 from .weighted import COLUMNS, STEPS, padded
 
-# Of int16, whose exponentials would otherwise add up to more than 32 bits.
+# The longest row of int16, whose exponentials would otherwise add up to more than 32 bits.
 LONGEST_ROW = 2**16
-# Of a product of two activations, beyond which sums may not fit into 32 bits.
+# The depth of a product of two activations beyond which sums may not fit into 32 bits.
 DEEPEST = 2**31 // 255**2
-# Likewise of int16, whose sums are multiplied by 15 bits.
+# Likewise for int16, whose sums are multiplied by 15 bits.
 DEEPEST_WIDE = 2**17
 
 
@@ -67,7 +67,7 @@ def matrices(inputs: Tensors, output: Tensor) -> list[Part]:
 
 
 def wide_batch_matmul(inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile) -> Form:
-    """Likewise of int16."""
+    """Likewise for int16."""
     significand, exponent = fixed_point(product_multiplier(inputs, output, profile))
     numbers: Numbers = {**clamp_numbers(output, attributes, profile), "significand": int(reduced(significand))}
     numbers |= {"shift": 15 - int(exponent), **{name: int(attributes[name]) for name in ("adj_x", "adj_y")}}
@@ -79,11 +79,11 @@ def wide_batch_matmul(inputs: Tensors, output: Tensor, attributes: Attributes, p
 def softmax(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Exponentials from a table, by how far a code lies below the largest one."""
+    """Exponentials from a table, by how far a code is below the largest one."""
     (source,) = inputs
     if in_one_dtype(inputs, output) and output.dtype == "int16":
         return wide_softmax(source, float(np.float32(attributes["beta"])), profile)
-    # The reference kernel may end the process, which the declaration says with an error.
+    # The reference kernel may crash the process, which the declaration reports as an error.
     if not is_int8(inputs, output) or leaves_it(output, profile):
         return None
     if declaration.may_end_the_process(inputs, attributes, profile):
@@ -128,7 +128,7 @@ def log_softmax(
 def l2_normalization(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Over the inverse square root of the sum of squares."""
+    """Times the inverse square root of the sum of squares."""
     if not is_int8(inputs, output) or leaves_it(output, profile):
         return None
     rows = (-1, inputs[0].shape[-1])
@@ -137,7 +137,7 @@ def l2_normalization(
 
 
 def wide_softmax(source: Tensor, beta: float, profile: Profile) -> Form | None:
-    """Between the entries of two tables, as `device.interpolated.softmax`."""
+    """Interpolates between the entries of two tables, as `device.interpolated.softmax`."""
     tables = [
         interpolation_table(exponential, 10, INT16_MAX, profile.table_dtype),
         interpolation_table(one_over_one_plus, 1, INT16_MIN, profile.table_dtype),
@@ -154,7 +154,7 @@ def wide_softmax(source: Tensor, beta: float, profile: Profile) -> Form | None:
 def resize_bilinear(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """Between the four values around a place."""
+    """Interpolates between the four values around a position."""
     assert isinstance(declaration, ResizeBilinear)
     if not in_one_dtype(inputs, output) or math.prod(output.shape) == 0 or leaves_it(output, profile):
         return None

@@ -14,10 +14,10 @@ from ..device.profile import Profile
 from ..device.weighted import Weighted, real_multiplier
 from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype, may_use_dot_products, run
 
-# Of integer_rounding.h: columns that are padded to, those of a panel, and the numbers of roundings.
+# From integer_rounding.h: the columns to pad to, those of a panel, and the numbers of roundings.
 COLUMNS, PANEL = 64, 16
 STEPS = {"float32": 0, "fixed_point": 1, "float64": 2, "wide": 3}
-# Of a depthwise convolution of int16, whose sums have 32 bits.
+# Limit for a depthwise convolution of int16, whose sums have 32 bits.
 MOST_WIDE_TAPS = 2 * 248
 
 
@@ -27,7 +27,7 @@ def padded(size: int, of: int) -> int:
 
 
 def rounding(declaration: Weighted, output: Tensor, profile: Profile) -> str:
-    """A word of `device.weighted.ROUNDINGS`, or "wide": `arithmetic.multiply_wide`."""
+    """A name in `device.weighted.ROUNDINGS`, or "wide": `arithmetic.multiply_wide`."""
     if output.dtype == "int8":
         return declaration.rounding(profile)
     in_float64 = declaration.kind == "FULLY_CONNECTED" and profile.fully_connected_in_float64
@@ -35,7 +35,7 @@ def rounding(declaration: Weighted, output: Tensor, profile: Profile) -> str:
 
 
 def factors(rounding: str, inputs: Tensors, output: Tensor) -> np.ndarray:
-    """What sums are multiplied by, [channels], of fixed_point and wide [2, channels]."""
+    """What sums are multiplied by, [channels]; for fixed_point and wide [2, channels]."""
     if rounding == "float32":
         input_scale, filter_scale = (tensor.quantization.scale for tensor in inputs[:2])
         return np.broadcast_to(input_scale * filter_scale / scale_of(output), inputs[2].shape)
@@ -65,20 +65,20 @@ def rounding_numbers(
 
 
 def shifted_bias(filter: np.ndarray, bias: np.ndarray, zero_point: int) -> np.ndarray:
-    """int32 [channels]: the bias of sums from whose codes the zero point is not taken; filter [channels, ...]."""
+    """int32 [channels]: the bias for sums of codes without the zero point subtracted; filter [channels, ...]."""
     sums = filter.reshape(len(filter), -1).sum(1, dtype=np.int64)
     return np.asarray((bias.astype(np.int64) - zero_point * sums).astype(np.int32))
 
 
 def serves(inputs: Tensors, output: Tensor) -> bool:
-    """An activation and a result of one dtype, int8 weights and a bias, both constant. Weights of 16 bits, which no
-    file has, are left to the declarations."""
+    """An activation and a result of one dtype, int8 weights and a bias, both constant. 16-bit weights, which no file
+    has, are left to the declarations."""
     constant = inputs[1].data is not None and inputs[2].data is not None
     return in_one_dtype(inputs[:1], output) and constant and inputs[1].dtype == "int8"
 
 
 def packed(filter: np.ndarray, bias: np.ndarray, groups: int, dot: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [channels, depth] and what is added to their sums [channels], as products take them.
+    """Weights [channels, depth] and what is added to their sums [channels], in the form products take.
 
     dot: whether codes are multiplied four at a time, where the processor can.
     """
@@ -180,9 +180,9 @@ def fully_connected(
 def transpose_conv(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form | None:
-    """One convolution for each place between strides, of the taps that meet it, in the other direction.
+    """One convolution for each position between strides, with the taps that meet it, in reverse direction.
 
-    Place y of the result and tap i meet line (y + cut - i) / stride, where that is a whole one.
+    Position y of the result and tap i meet line (y + cut - i) / stride, if that is a whole number.
     """
     filter = inputs[1].data
     if not serves(inputs, output) or filter is None:

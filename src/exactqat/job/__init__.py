@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: train, quantize, deploy and prove, from one command (`exactqat train`).
 
-`job.settings.Settings` holds what the user decides, `job.pipeline.run` does it.
+`job.settings.Settings` holds the user's decisions, `job.pipeline.run` carries them out.
 """

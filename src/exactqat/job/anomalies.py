@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data to find anomalies in: normal examples to learn from, and a test part with both."""
+"""Data for anomaly detection: normal examples to learn from, and a test part with both kinds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def load(name: str, image_size: int | None, split: str | None, reconstructs: boo
 
     Args:
         name, image_size, split: see `data.load`.
-        reconstructs: they are normal examples and anomalies, see `from_anomalies`.
+        reconstructs: the data is normal examples and anomalies, see `from_anomalies`.
 
     Raises:
-        ValueError: there are none, or they cannot be used; the message says why.
+        ValueError: there is none, or it cannot be used; the message says why.
     """
     if not reconstructs:
         return data.load(name, image_size, split)
@@ -32,7 +32,7 @@ def load(name: str, image_size: int | None, split: str | None, reconstructs: boo
 
 def from_anomalies(path: Path) -> Dataset:
     """Arrays ``x_train`` of normal examples, ``x_test`` and ``y_test`` (0: normal, 1: anomaly) and, if given, ``x_val``
-    of normal ones; else a share of the training examples is taken for it.
+    of normal ones; otherwise a share of the training examples is used for it.
 
     x: [n, features] or [n, height, width], numbers, used as they are.
 

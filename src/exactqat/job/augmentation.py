@@ -17,7 +17,7 @@ Range = tuple[float, float]
 def shifted(images: Tensor, generator: torch.Generator, across: bool = True) -> Tensor:
     """Every image moved by up to an eighth of its size, at least a pixel, along each axis; zeros fill the edge.
 
-    across: False moves along the first axis alone.
+    across: False moves along the first axis only.
     """
     count, _, height, width = images.shape
     down, aside = max(1, height // 8), max(1, width // 8) if across else 0
@@ -57,7 +57,7 @@ def _erased(images: Tensor, generator: torch.Generator, limits: Range) -> Tensor
     count, _, height, width = images.shape
 
     def inside(length: int) -> Tensor:
-        """[n, length]: whether a place is in the square."""
+        """[n, length]: whether a position is in the square."""
         side = max(1, length // 4)
         start = torch.randint(0, length - side + 1, (count, 1), generator=generator)
         place = torch.arange(length)
@@ -83,8 +83,8 @@ def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, 
 
     Args:
         images: float32 [n, channels, height, width].
-        names: of AUGMENTATIONS, in their order, or "none" alone.
-        limits: the least and the largest value that an image may have.
+        names: from AUGMENTATIONS, in that order, or just "none".
+        limits: the smallest and the largest value that an image may have.
 
     Returns:
         The same shape and dtype, within the limits; zeros where nothing is left.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What devices compute compared with what was trained: integer by integer, and answer by answer.
+"""Compares what devices compute with what was trained: integer by integer, and answer by answer.
 
 The trained network's own codes are compared with the exact simulation of a device, which needs no runtime. The
-simulation in turn is compared with the runtime, where there is one.
+simulation in turn is compared with the runtime, if there is one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..report.results import Beside, Dataset, Split
 from .judges import Judge
 
 CLASSES = Judge()
-# Images whose values are kept for all layers at once.
+# How many images' values are kept for all layers at once.
 LAYER_IMAGES = 128
-# Of whose values all layers are held at once.
+# How many images are computed at a time.
 IMAGES_AT_A_TIME = 128
 
 
@@ -46,10 +46,10 @@ def beside_training(
 
     Args:
         model: frozen, in evaluation mode.
-        graph: what was lowered from it.
+        graph: lowered from it.
         split: images and labels; codes: the images as the device takes them.
         lowered: see `deploy.device_codes`.
-        judge: what makes answers of outputs.
+        judge: turns outputs into answers.
     """
     lowered = lowered or lower_with_layouts(model)
     (output,) = graph.outputs
@@ -82,13 +82,13 @@ def beside_training(
 
 
 def about(ran: Report, device: str, beside: Beside) -> Report:
-    """What was found out about a device: the file on a runtime, its own if possible, and what it computes beside
+    """The findings about a device: the file on a runtime, its own if possible, and what it computes compared with
     training."""
     return replace(ran, profile=device, training=beside.tensors, ran_as="" if ran.profile == device else ran.profile)
 
 
 def runs_here(profile: str) -> str:
-    """The profile itself where this machine has its runtime, else the runtime's default."""
+    """The profile itself if this machine has its runtime, else the runtime's default."""
     return profile if profile in profiles_here() else DEFAULT_KERNELS
 
 
@@ -98,8 +98,8 @@ def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:
 
 
 def users_own(model: qat.PreparedModel, dataset: Dataset, runs: str) -> dict[str, Any]:
-    """Images as the user has them, for `verify` to feed the file with and compare with the model; nothing where the
-    runtime is not that of the model's device."""
+    """Images as the user has them, for `verify` to feed to the file and compare with the model; nothing if the runtime
+    is not that of the model's device."""
     if profile_here(runs) != model.profile:
         return {}
     return {"model": model, "data": dataset.test.images[:LAYER_IMAGES]}

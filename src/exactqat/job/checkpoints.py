@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: what a training or a network needs to go on, as data. Reading one never runs code it contains.
+"""Checkpoints: what a training run or a network needs to continue, as data. Reading one never runs code it contains.
 
 The format is PyTorch's archive, read with ``weights_only=True``; what comes out is checked before it is used: plain
 numbers, strings, lists and dictionaries, and dense tensors that own what they show.
@@ -24,7 +24,7 @@ from .files import check_file, write_atomically
 from .options import split
 
 CHECKPOINT_FORMAT = 2
-# Numbers in an image of the largest size that a checkpoint may ask for: 4096 x 4096 grey ones.
+# Numbers in the largest image that a checkpoint may ask for: 4096 x 4096, grey.
 LARGEST_IMAGE = 2**24
 DEEPEST = 16
 DTYPES = {
@@ -34,7 +34,7 @@ DTYPES = {
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Writes what `load_checkpoint` gives back; equal content gives equal bytes."""
+    """Writes what `load_checkpoint` returns; equal content gives equal bytes."""
     # Through memory: torch.save would put the temporary file's random name into the archive.
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
@@ -62,16 +62,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_archive(content: bytes) -> Any:
-    """What `torch.save` wrote, as far as it is data. Raises nearly anything for files that are damaged."""
+    """What `torch.save` wrote, as far as it is data. Raises nearly anything for damaged files."""
     _check_archive(content)
     with warnings.catch_warnings():
-        # Of pickles that PyTorch did not write: they are read or refused.
+        # About pickles that PyTorch did not write: they are read or refused.
         warnings.simplefilter("ignore")
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def reason(error: Exception) -> str:
-    """Why an archive was refused. PyTorch's own advice is to run what it contains, which is not ours."""
+    """Why an archive was refused. PyTorch's own advice is to run what it contains; ours is not."""
     refused = re.search(r"unsupported (?:global|class)\W+(?:global )?([\w.]+)", str(error), re.IGNORECASE)
     if refused:
         return (
@@ -84,13 +84,13 @@ def reason(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Of its message, or its name if it has none."""
+    """The first line of its message, or its name if it has none."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def _check_archive(content: bytes) -> None:
-    """PyTorch's reader skips checksums, and unpacks whatever was packed to fill all memory."""
+    """PyTorch's reader skips checksums, and unpacks even what was packed to fill all memory."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
         parts = {member.filename.partition("/")[2] for member in members}
@@ -130,7 +130,7 @@ def _check_plain(value: Any, where: str, depth: int) -> None:
 
 
 def check_alike(found: Any, expected: Any, where: str) -> None:
-    """Refuses what differs from `expected` in structure: other keys, lengths, types or shapes of tensors.
+    """Refuses what differs from `expected` in structure: keys, lengths, types or tensor shapes.
 
     Raises:
         ValueError: says where.
@@ -214,7 +214,7 @@ def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
                 f"{path}: a network that gives its input back must have as many outputs as inputs, and a threshold of "
                 f"at least 0, got {outputs!r} and {threshold!r}"
             )
-    # A file of a few bytes must not ask for a network that fills all memory.
+    # A file of a few bytes must not be able to request a network that fills all memory.
     held = sum(entry.numel() for entry in checkpoint["state"].values() if isinstance(entry, Tensor))
     if len(checkpoint["class_names"]) > held:
         raise ValueError(f"{path} has {len(checkpoint['class_names']):,} class names, but only {held:,} weights")

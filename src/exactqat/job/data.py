@@ -2,7 +2,7 @@
 """Data for the job: scikit-learn's digits, rendered letters, an .npz file, a folder of class folders, or any iterable
 of (x, y).
 
-How images become numbers, whatever they come from:
+How images become numbers, whatever their source:
 
 - Unsigned integers of 8 and 16 bits are divided by 255 and 65535; all other numbers are used as they are.
 - Gray images among colored ones become colored. Transparent pixels become black, in proportion. EXIF rotation is
@@ -31,7 +31,7 @@ from .glyphs import rendered
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
-# What the parts may be called, as folders and as endings of names in an .npz file.
+# What the parts may be called, as folders and as name suffixes in an .npz file.
 PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
 
 
@@ -41,8 +41,8 @@ def load(name: str, image_size: int | None = None, split: str | None = None, rec
     Args:
         name: "digits", "glyphs", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
         image_size: height and width to which images are scaled, in pixels.
-        split: parts of training, validation and test, and a seed, as `options.split` writes them; for data that are
-            not divided yet.
+        split: parts of training, validation and test, and a seed, as `options.split` writes them; for data that is not
+            yet divided.
 
     Raises:
         ValueError: there is none, or it cannot be used; the message says why.
@@ -71,8 +71,8 @@ def digits(image_size: int | None = None, split: str | None = None) -> Dataset:
 
 
 def glyphs(image_size: int | None = None, split: str | None = None) -> Dataset:
-    """2,496 images of letters of 16x16 pixels, rendered here; see `rendered`. The test images are other renderings in
-    the same fonts."""
+    """2,496 images of letters, 16x16 pixels, rendered here; see `rendered`. The test images are other renderings in the
+    same fonts."""
     images, letters = rendered(SPLIT_SEED)
     images = _fitted(_channels_first(images, "glyphs"), image_size)
     return _dataset("glyphs", {"": (images, letters)}, (0.0, 1.0), split=split)
@@ -117,7 +117,7 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
 
 
 def arrays_of(path: Path, wanted: set[str]) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The names of all arrays in an .npz file, and those that are wanted.
+    """The names of all arrays in an .npz file, and the wanted arrays.
 
     Raises:
         ValueError: it cannot be read.
@@ -128,7 +128,7 @@ def arrays_of(path: Path, wanted: set[str]) -> tuple[list[str], dict[str, np.nda
             start = file.read(6)
         if start == b"\x93NUMPY":
             raise ValueError("it contains a single array, not an archive of x and y")
-        if start and not start.startswith(b"PK"):  # np.load would take it for a pickle, and say how to run its code
+        if start and not start.startswith(b"PK"):  # np.load would treat it as a pickle, and say how to run its code
             raise ValueError("it is not an archive of arrays such as numpy.savez writes")
         with np.load(path, allow_pickle=False) as archive:
             held = sorted(archive.files)
@@ -157,7 +157,7 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
     """One folder of images for each class, named like the class, read with Pillow.
 
     With subfolders ``train`` and ``test``, and ``val`` if there is one (in capitals too), each of those holds the class
-    folders; otherwise the images are divided here, always in the same way. Names that begin with a dot are no part of
+    folders; otherwise the images are divided here, always in the same way. Names that begin with a dot are not part of
     the data.
 
     Raises:
@@ -173,7 +173,7 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
         elif held:
             raise ValueError(f"{path} holds {' and '.join(folder.name for folder in held)}, which are the same part")
     if not {"train", "test"} <= set(divided):
-        # Else a network would learn to tell the parts apart.
+        # Otherwise a network would learn to distinguish the parts.
         if "train" in divided and len(divided) == len(folders):
             raise ValueError(
                 f"{path} holds {' and '.join(folders)}, but no folder test; without one, put the class folders "
@@ -203,7 +203,7 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
 
 
 def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size: int | None = None) -> Dataset:
-    """Any iterable of (x, y), such as a torch `Dataset`; it is gone through once and divided here.
+    """Any iterable of (x, y), such as a torch `Dataset`; it is read once and divided here.
 
     Args:
         pairs: x is a Pillow image, an array or a tensor: [height, width], [height, width, channels] or [channels,
@@ -248,7 +248,7 @@ _Named = tuple[str, np.ndarray]
 def _subfolders(path: Path) -> dict[str, Path]:
     found = {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir() and not entry.name.startswith(".")}
     for folder in found.values():
-        # Else all images would be one more class.
+        # Otherwise all images would be one more class.
         if folder.is_symlink() and path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(
                 f"{on_one_line(folder)} is a link to a folder that contains it; remove it, it is not a class"
@@ -257,7 +257,8 @@ def _subfolders(path: Path) -> dict[str, Path]:
 
 
 def _files(folder: Path, skipped: list[str]) -> list[Path]:
-    """All files below a class folder, in their order; `skipped` gets what cannot be looked into, or is neither."""
+    """All files below a class folder, in order; `skipped` gets what cannot be opened, or is neither a file nor a
+    folder."""
     files: list[Path] = []
 
     def unread(error: OSError) -> None:
@@ -267,7 +268,7 @@ def _files(folder: Path, skipped: list[str]) -> list[Path]:
         for name in [name for name in folders if name.startswith(".")]:
             folders.remove(name)
         for path in (Path(place, name) for name in (*folders, *names) if not name.startswith(".")):
-            # As os.path has it: what must not be looked at is neither.
+            # As in os.path: what must not be looked at is neither.
             if os.path.isfile(path):
                 files.append(path)
             elif not os.path.isdir(path):
@@ -373,8 +374,8 @@ def range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def _check_memory(size: int, what: str) -> None:
-    """Refuses images of more bytes than half of this machine's memory, before the system ends the process: there is a
-    second copy of them while they are divided."""
+    """Refuses images of more bytes than half of this machine's memory, before the system kills the process: dividing
+    them takes a second copy."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -426,10 +427,10 @@ def _dataset(
     names: Mapping[str, Sequence[str]] | None = None,
     split: str | None = None,
 ) -> Dataset:
-    """Puts the parts together; one part called "" is divided into three, and a missing validation part is taken off.
+    """Assembles the parts; one part called "" is divided into three, and a missing validation part is split off.
 
     Args:
-        where: the data lie, for messages; its name if that says enough.
+        where: the data is, for messages; its name if that says enough.
         names: of each part's images, if they have any.
         split: see `load`.
     """
@@ -473,7 +474,7 @@ def _dataset(
 
 
 def _shares(split: str | None) -> tuple[float, float, int]:
-    """Of validation and test, and a seed."""
+    """The shares of validation and test, and a seed."""
     if split is None:
         return VALIDATION_SHARE, TEST_SHARE, SPLIT_SEED
     parts, _, seed = split.partition(":")
@@ -485,8 +486,8 @@ def _shares(split: str | None) -> tuple[float, float, int]:
 def _divided(
     where: str, split: Split, share: float, class_names: tuple[str, ...], least: int, seed: int = SPLIT_SEED
 ) -> tuple[Split, Split]:
-    """The rest and a share of a part, always the same for a seed; every class has its share of both, at least one
-    image."""
+    """Divides a part into the rest and a share, always the same for a seed; every class has its share of both, at least
+    one image."""
     generator = np.random.default_rng(seed)
     labels = split.labels.numpy()
     taken = []
@@ -496,11 +497,11 @@ def _divided(
             raise ValueError(
                 f"{where}: class '{class_name}' has {len(members)} images to divide, at least {least} are needed"
             )
-        # Something has to be left for the other parts.
+        # Something has to remain for the other parts.
         taken.append(members[: min(len(members) - least + 1, max(1, round(share * len(members))))])
     smaller = np.sort(np.concatenate(taken))
     larger = np.setdiff1d(np.arange(len(labels)), smaller)
-    # Not in the order of classes: batches without shuffling, as in calibration, should hold all of them.
+    # Not in class order: batches without shuffling, as in calibration, should hold all classes.
     parts = [torch.from_numpy(generator.permutation(indices)) for indices in (larger, smaller)]
     first, second = (
         Split(split.images[part], split.labels[part], tuple(split.names[index] for index in part if split.names))

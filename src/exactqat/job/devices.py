@@ -11,9 +11,9 @@ from ..device import PROFILES
 from ..device.profile import formerly, that_run, with_alias
 from .options import defaults
 
-# What Vela compiles for: its own integers are not known here, so nothing is trained for it.
+# What Vela compiles for: its integers are not known here, so nothing is trained for it.
 NPU = "ethos-u"
-# Names of earlier versions that stood for no one device.
+# Names from earlier versions that did not refer to a single device.
 _UNNAMED = {
     "here": "omit --device to compare with the device that the job was trained for, or name one",
     "trained": "omit --device to compare with the device that the job was trained for",
@@ -24,7 +24,7 @@ def device_named(name: str) -> str:
     """A device that a job can be trained for.
 
     Raises:
-        ValueError: there is none of that name; says what an earlier version's name is called now.
+        ValueError: there is none with that name; says what a name from an earlier version is called now.
     """
     if name in that_run(".tflite"):
         return name
@@ -37,10 +37,10 @@ def device_named(name: str) -> str:
 
 
 def device_to_verify(name: str) -> tuple[str, str]:
-    """A device to compare with, or NPU, and what was chosen after a colon: a processor, or an accelerator.
+    """A device to compare with, or NPU, and the choice after a colon: a processor, or an accelerator.
 
     Raises:
-        ValueError: there is none of that name, or it takes no choice.
+        ValueError: there is none with that name, or it takes no choice.
     """
     kind, _, choice = name.partition(":")
     if kind not in (*that_run(".tflite"), NPU):
@@ -66,11 +66,10 @@ def _refusal(name: str, allowed: tuple[str, ...]) -> str:
 
 
 def current_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a job on disk by the names that they have now; what earlier versions did not know has
-    its default.
+    """The settings of a job on disk by their current names; those that earlier versions lacked get their defaults.
 
     Raises:
-        ValueError: it holds a setting by both names.
+        ValueError: it holds a setting under both names.
     """
     settings = dict(stored)
     if "profile" in settings:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metrics.json and report.html of a job: written, and the figures of finished jobs read for comparison."""
+"""Writes metrics.json and report.html of a job, and reads the figures of finished jobs for comparison."""
 
 from __future__ import annotations
 
@@ -121,17 +121,18 @@ def _layers(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def write_metrics(results: Results) -> Path:
-    """Writes DIR/metrics.json and gives its path."""
+    """Writes DIR/metrics.json and returns its path."""
     path = results.settings.out / "metrics.json"
     text = json.dumps(metrics(results), indent=2)
-    # Long lists of numbers, such as the answers, one to a line each would hide all else. Strings hold no ends of lines.
+    # Long lists of numbers, such as the answers, would hide everything else at one per line. Strings hold no line
+    # breaks.
     text = re.sub(r"\[\n\s+-?\d+(,\n\s+-?\d+)*\n\s*\]", lambda found: re.sub(r"\n\s*", "", found[0]), text)
     files.write_atomically(path, (text + "\n").encode())
     return path
 
 
 def write_report(results: Results) -> Path:
-    """Writes DIR/report.html and gives its path."""
+    """Writes DIR/report.html and returns its path."""
     path = results.settings.out / "report.html"
     files.write_atomically(path, job_page.written(results).encode("utf-8", "backslashreplace"))
     return path
@@ -186,10 +187,10 @@ def read(directory: Path) -> FinishedJob:
 
 
 def _right(labels: Any, answers: Mapping[str, Any], images: int, path: Path) -> dict[str, np.ndarray]:
-    """Whether each test image was right, by network; nothing of a job of before answers were kept.
+    """Whether each test image was right, by network; nothing for a job from before answers were kept.
 
     Raises:
-        ValueError: answers or labels are no list of so many whole numbers.
+        ValueError: answers or labels are not a list of that many whole numbers.
     """
     if labels is None:
         return {}

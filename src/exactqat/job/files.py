@@ -2,7 +2,7 @@
 """The job's directory: written completely or not at all, by one process at a time, without overwriting existing files.
 
 What a job writes has the names in `entries`. Nothing that another program or another job wrote is deleted or
-overwritten: a job starts where none of these names is taken, and existing files are moved to a folder next to it if
+overwritten: a job starts only if none of these names is taken, and existing files are moved to a folder next to it if
 necessary.
 """
 
@@ -26,10 +26,10 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-# What marks a job as finished first, what says that there is one last: whatever is interrupted while it moves aside
-# can be continued or moved again.
+# What marks a job as finished comes first, what marks it as a job last: if moving it aside is interrupted, it can be
+# continued or moved again.
 ENTRIES = ("metrics.json", "report.html", "training", "tensorboard", "float", PRECISION, "job.json")
-# Files in them, for what `write_atomically` leaves of one if the process is killed.
+# Files in them, for what `write_atomically` leaves if the process is killed.
 FILES = {
     ".": r"(metrics|job)\.json|report\.html",
     "training": r"[\w-]+\.(pt|csv)|elapsed\.json",
@@ -43,7 +43,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Writes the file completely or not at all, even if power fails.
 
     Raises:
-        OSError: it cannot be written, such as on a full disk; what stood at `path` before is untouched.
+        OSError: it cannot be written, such as on a full disk; what was at `path` before is untouched.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,20 +74,20 @@ def cannot_write(path: Path, error: OSError) -> OSError:
 
 
 def check_file(path: Path) -> None:
-    """Refuses what would be read for ever, such as a pipe or a device.
+    """Refuses files that never end, such as a pipe or a device.
 
     Raises:
-        ValueError: it is there, but no plain file.
+        ValueError: it exists, but is not a plain file.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file of JSON holds.
+    """The object in a JSON file.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: it does not hold one.
     """
     check_file(path)
     try:
@@ -101,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked(directory: Path, writes: bool = True) -> Iterator[None]:
-    """While it lasts, no other process writes in the directory, or none uses it if this one writes.
+    """In this context, no other process writes in the directory, or uses it at all if this one writes.
 
     The lock is the operating system's: it ends with the process, however that ends, and leaves no file.
 
@@ -120,7 +120,7 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
                 f"another process is using {directory}: wait until it has finished, or use another directory"
             ) from None
         except OSError:
-            # There are file systems without locks; to refuse them would be worse.
+            # Some file systems have no locks; refusing them would be worse.
             pass
         yield
     finally:
@@ -128,7 +128,7 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
 
 
 def check_there(out: Path) -> None:
-    """Refuses what is no directory, before a job is looked for in it.
+    """Refuses anything but a directory, before looking for a job in it.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -141,7 +141,7 @@ def check_there(out: Path) -> None:
 
 
 def entries(out: Path) -> list[str]:
-    """The names in a directory that a job uses for itself, whoever wrote them, in the order of ENTRIES.
+    """The names in a directory that a job uses for itself, even if written by others, in the order of ENTRIES.
 
     Raises:
         NotADirectoryError: it is not a directory.
@@ -158,7 +158,7 @@ def entries(out: Path) -> list[str]:
 
 
 def remove_halves(out: Path) -> None:
-    """Removes halves of a job's files, which a process leaves that is killed while it writes."""
+    """Removes partial files that a process leaves if it is killed while writing."""
     for folder in (out, *(out / name for name in entries(out))):
         if not folder.is_dir() or (folder != out and folder.is_symlink()):
             continue
@@ -170,10 +170,10 @@ def remove_halves(out: Path) -> None:
 
 
 def move_aside(out: Path) -> Path:
-    """Moves a job's entries to a new folder beside its directory, `out`.1 or the next that is free, and gives that.
+    """Moves a job's entries to a new folder next to its directory, `out`.1 or the next free one, and returns it.
 
     Raises:
-        OSError: they cannot be moved; they are where they were.
+        OSError: they cannot be moved; they stay where they were.
     """
     home = out.resolve()
     moved: list[tuple[Path, Path]] = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Letters that this code renders: 26 classes in 16 fonts, turned, moved, faint and noisy.
+"""Letters rendered by this code: 26 classes in 16 fonts, rotated, shifted, faint and noisy.
 
-Matplotlib brings the fonts along (DejaVu, STIX and Computer Modern), so every machine has the same ones and nothing is
+Matplotlib ships the fonts (DejaVu, STIX and Computer Modern), so every machine has the same ones and nothing is
 downloaded. They are harder than the digits: a network needs fine differences between E and F, O and Q or I and J, which
 rounding to few codes loses.
 """
@@ -18,13 +18,13 @@ FONTS = (
     "DejaVuSerif-Bold", "DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10",
     "cmss10", "cmtt10", "cmti10",
 )  # fmt: skip
-# Of each letter in each font.
+# How many of each letter in each font.
 RENDERINGS = 6
 SIZE = 16
-# Rendered larger and averaged, so that a letter moves by parts of a pixel.
+# Rendered larger and averaged, so that a letter moves by fractions of a pixel.
 OVERSAMPLING = 4
 FONT_SIZE = 0.85  # of the image's height
-DEGREES, PIXELS = 10.0, 1.0  # turned and moved by at most these, either way
+DEGREES, PIXELS = 10.0, 1.0  # rotated and shifted by at most these, either way
 FAINTEST = 0.5  # of full contrast
 NOISE = 0.1  # standard deviation
 

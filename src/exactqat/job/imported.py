@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of the user's own, by the name of the Python object that holds or builds it."""
+"""A user's own model, by the name of the Python object that holds or builds it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def imported(name: str) -> Any:
     if not module_name or not object_name:
         raise ValueError(f"model must be 'package.module:function', got {name!r}")
     if "" not in sys.path:
-        # Console scripts lack the working directory, where the user's module may lie. Only here, and last: what the
-        # libraries look for must not be found there.
+        # Console scripts lack the working directory, where the user's module may be. Only here, and last: imports of
+        # the libraries must not be found there.
         sys.path.append("")
     try:
         return getattr(importlib.import_module(module_name), object_name)
@@ -29,7 +29,7 @@ def imported(name: str) -> Any:
 
 
 def built(name: str) -> tuple[Any, Any]:
-    """A model and its variables, None where it holds them itself.
+    """A model and its variables, None if it holds them itself.
 
     Args:
         name: of a model, or of a class or function without arguments that makes one; for JAX, of a function that

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivered networks and files of others, with the examples that they are judged by."""
+"""Delivered networks and other people's files, with the examples they are judged on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..report.results import Split
 from .restored import data_of, restore
 from .store import delivered
 
-# In a file of examples: the classes. All else is inputs.
+# In a file of examples: the classes. Everything else is inputs.
 CLASSES = "y"
 
 
@@ -29,7 +29,7 @@ class Judged:
         name: of its folder in a job, or of the file.
         path: of the .tflite file.
         graph: what the file holds.
-        model: the prepared model, frozen; None of a file.
+        model: the prepared model, frozen; None for a file.
         data: inputs and classes.
     """
 
@@ -50,7 +50,7 @@ def networks_of(
             job's own data. A file has none.
         model: see `restore`.
         part: of the job's data: train, validation or test.
-        precision: the only folder that is looked at, such as w8a8.
+        precision: the only folder to look at, such as w8a8.
 
     Raises:
         FileNotFoundError: there is no such job, file, or folder.
@@ -88,7 +88,7 @@ def examples_of(path: Path) -> tuple[Any, np.ndarray]:
     """Inputs and classes of an .npz file.
 
     Raises:
-        ValueError: it is no such file, or its arrays are no examples.
+        ValueError: it is not such a file, or its arrays are not examples.
     """
     arrays = read_arrays(path)
     if not isinstance(arrays, Mapping) or CLASSES not in arrays or len(arrays) < 2:

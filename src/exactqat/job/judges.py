@@ -9,7 +9,7 @@ import numpy as np
 
 from ..deploy.graph import Graph
 
-# Of the training examples, all normal, this share counts as normal.
+# This share of the training examples, which are all normal, counts as normal.
 NORMAL_SHARE = 0.95
 
 
@@ -24,13 +24,13 @@ def errors(outputs: np.ndarray, images: np.ndarray) -> np.ndarray:
 
 
 def threshold(found: np.ndarray) -> float:
-    """The error above which an example counts as an anomaly, from those of normal ones."""
+    """The error above which an example counts as an anomaly, from the errors of normal ones."""
     return float(np.quantile(found, NORMAL_SHARE))
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Makes answers of what a device returns.
+    """Turns what a device returns into answers.
 
     Attributes:
         threshold: of the error; None: outputs are logits.

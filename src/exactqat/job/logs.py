@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job writes after every epoch for other programs to read: a table for each training, TensorBoard's files if
-asked, and how long the job has taken."""
+"""What a job writes after every epoch for other programs to read: a table for each training run, TensorBoard files if
+requested, and how long the job has taken."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _frozen(history: History, epoch: int) -> bool:
 
 
 def check_tensorboard() -> None:
-    """Refuses to go on without the package.
+    """Refuses to continue without the package.
 
     Raises:
         ValueError: says how to get it.
@@ -60,7 +60,7 @@ class Logs:
     """
 
     def __init__(self, out: Path, tensorboard: bool = False, records: bool = True) -> None:
-        """records: False for a finished job, which is evaluated again; nothing is written then."""
+        """records: False for a finished job that is evaluated again; nothing is written then."""
         self._out, self._tensorboard, self._records = out, tensorboard, records
         self._started, self._writers = time.perf_counter(), dict[str, Any]()
         self._shown = dict[str, int]()
@@ -69,7 +69,7 @@ class Logs:
 
     @property
     def total(self) -> float:
-        """Seconds that the job has taken up to now, over all its runs."""
+        """Seconds that the job has taken so far, over all its runs."""
         return self._before + (time.perf_counter() - self._started if self._records else 0.0)
 
     def epoch(self, name: str, history: History) -> None:
@@ -97,7 +97,7 @@ class Logs:
         files.write_atomically(self._out / "training" / ELAPSED, (json.dumps(content) + "\n").encode())
 
     def _show(self, name: str, history: History) -> None:
-        """In TensorBoard, a run for each training; of epochs before an interruption too, which are shown once."""
+        """In TensorBoard, a run for each training; epochs before an interruption are included, and shown once."""
         from torch.utils.tensorboard import SummaryWriter
 
         if name not in self._writers:
@@ -112,7 +112,7 @@ class Logs:
 
 
 def _elapsed(out: Path) -> tuple[float, int]:
-    """Seconds and number of the runs before; 0 of a new job.
+    """Seconds and number of the previous runs; 0 for a new job.
 
     Raises:
         ValueError: the file is damaged.

@@ -18,10 +18,10 @@ from . import augmentation
 from .options import BALANCED, OPTIMIZERS, SCHEDULES, Options, distillation_parts
 
 FLOAT_LEARNING_RATE = 4e-3
-# Weights that were given know something already, which large steps would lose.
+# Given weights already know something, which large steps would lose.
 GIVEN_WEIGHTS_LEARNING_RATE = 1e-3
 # Eight bits are fine enough to keep what float training found, and many large steps would lose it; fewer bits have to
-# find again.
+# search again.
 FINE_TUNING_LEARNING_RATE = 3e-4
 QAT_LEARNING_RATE = 1e-3
 RANGE_LEARNING_RATE = 3e-3
@@ -31,7 +31,7 @@ SGD_FACTOR = 10
 
 @dataclass(frozen=True)
 class Teacher:
-    """The float network, whose answers are learned too.
+    """The float network, whose answers are also learned.
 
     Attributes:
         share: of the loss.
@@ -43,18 +43,18 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Manner:
-    """How a training goes.
+    """How a training run goes.
 
     Attributes:
         optimizer, schedule: names of OPTIMIZERS and SCHEDULES.
         augment: names of AUGMENTATIONS.
-        limits: the least and the largest value of an image.
-        class_weights: float32 [classes], None: all count the same.
-        patience: epochs without a lower validation loss after which a training ends; None: it does not.
-        teacher: None: the labels alone count.
+        limits: the smallest and the largest value of an image.
+        class_weights: float32 [classes]; None: all count the same.
+        patience: epochs without a lower validation loss after which training ends; None: it does not end early.
+        teacher: None: only the labels count.
         mixed_precision: bfloat16 where PyTorch's autocast has it.
-        normal: examples that the network is to reproduce; the first of them say how large an error is
-            normal. None: it tells classes apart.
+        normal: examples that the network is to reproduce; the first of them show how large a normal error is. None: it
+            classifies.
         resting: modules that stay in evaluation mode, such as batch norms of a frozen base.
     """
 
@@ -82,7 +82,7 @@ def _cosine(done: float) -> float:
 
 
 def schedule_of(name: str, steps: int) -> Callable[[int], float]:
-    """What learning rates are multiplied by after a number of all `steps`; one of SCHEDULES."""
+    """The factor for learning rates after a number of all `steps`; one of SCHEDULES."""
 
     def factor(step: int) -> float:
         done = step / steps
@@ -102,7 +102,7 @@ def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> 
     """The loss, summed over the examples.
 
     Args:
-        outputs: [n, classes] logits; labels: [n]; images: what gave the outputs.
+        outputs: [n, classes] logits; labels: [n]; images: the inputs that gave the outputs.
     """
     if manner.normal is not None:
         return F.mse_loss(outputs, images.flatten(1), reduction="none").mean(1).sum()
@@ -148,7 +148,7 @@ def class_weights_of(given: str | Mapping[str, float] | None, dataset: Dataset) 
 
 
 def manner_of(options: Options, dataset: Dataset) -> Manner:
-    """How the trainings of a job go."""
+    """How a job's training runs go."""
     return Manner(
         options.optimizer,
         options.schedule,
@@ -174,7 +174,7 @@ def quantized_manner(options: Options, manner: Manner, float_model: nn.Module, m
 
 
 def float_rate(options: Options) -> float:
-    """The learning rate of float training at its highest."""
+    """The peak learning rate of float training."""
     if options.lr is not None:
         return options.lr
     rate = FLOAT_LEARNING_RATE if options.weights is None else GIVEN_WEIGHTS_LEARNING_RATE
@@ -182,7 +182,7 @@ def float_rate(options: Options) -> float:
 
 
 def quantized_groups(model: qat.PreparedModel, options: Options, fine: bool) -> list[dict[str, Any]]:
-    """The optimizer's groups of a quantization-aware training.
+    """The optimizer's groups for quantization-aware training.
 
     fine: it only fine-tunes.
     """
@@ -195,8 +195,7 @@ def quantized_groups(model: qat.PreparedModel, options: Options, fine: bool) -> 
 
 
 def sentences(options: Options) -> list[str]:
-    """How the networks are trained, for readers: what is done to images always, the rest where it is not the
-    default."""
+    """How the networks are trained, for readers: image augmentation always, the rest if it is not the default."""
     said = [augmentation.sentence(options.augment)]
     if options.optimizer != "adam" or options.schedule != "cosine":
         said.append(f"Optimizer: {OPTIMIZERS[options.optimizer]}; the learning rate {SCHEDULES[options.schedule]}.")

@@ -2,7 +2,7 @@
 """The job's networks: ordinary PyTorch modules that know nothing of quantization.
 
 `NETWORKS` names them; `network` builds one of them, or any other that an importable function builds. Their structures
-are those of the papers named with them; paddings are TensorFlow's, so that devices need no operator of their own for
+are those of the papers named with them; paddings are TensorFlow's, so that devices need no separate operator for
 padding. The last layer is always called ``classifier``.
 """
 
@@ -37,7 +37,7 @@ def depthwise(channels: int, stride: int = 1, kernel: int = 3, activation: type[
 
 
 class Separable(nn.Module):
-    """MobileNet's block: every channel filtered on its own, then channels mixed point by point."""
+    """MobileNet's block: every channel filtered separately, then channels mixed point by point."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class InvertedResidual(nn.Module):
     """MobileNetV2's and V3's block: widen, filter, narrow without an activation, and add the input if it fits.
 
     Args:
-        wide: channels in the middle; equal to `inputs`, there is nothing to widen.
+        wide: channels in the middle; if equal to `inputs`, there is nothing to widen.
         squeeze_excite: with `SqueezeExcite` between filtering and narrowing.
     """
 
@@ -92,7 +92,7 @@ class InvertedResidual(nn.Module):
 
 
 def _divisible(channels: float, divisor: int = 8) -> int:
-    """The next multiple of eight, never below nine tenths of what was asked for."""
+    """The next multiple of eight, never below nine tenths of the requested number."""
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * channels else rounded
 
@@ -101,7 +101,7 @@ class ImageClassifier(nn.Module):
     """Features, their mean over the image, and one linear layer.
 
     Args:
-        channels: that the linear layer reads.
+        channels: those the linear layer reads.
         head: layers between the mean and the linear layer.
     """
 
@@ -208,7 +208,7 @@ def mobilenet_v3_small(shape: Shape, classes: int) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions beside the input, or beside its 1x1 convolution where size or channels change."""
+    """Two convolutions in parallel with the input, or with its 1x1 convolution if size or channels change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def builder(name: str) -> Callable[[Shape, int], nn.Module]:
-    """What builds the network of that name; see `network`. Imports the module of one that is the user's.
+    """The function that builds the network of that name; see `network`. For a user's network it imports the module.
 
     Raises:
         ValueError: there is no such network.
@@ -303,12 +303,12 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
 
 
 def named_in(file: Path, name: str, given: str | None) -> str:
-    """The network that a file names, if that may be built.
+    """The network that a file names, if it may be built.
 
-    A file must not decide what code runs: it names one of NETWORKS, or what the user named too.
+    A file must not decide what code runs: it names one of NETWORKS, or the one that the user also named.
 
     Args:
-        given: by the user, who may leave out what is in NETWORKS.
+        given: the user's name for it, which may be left out for those in NETWORKS.
 
     Raises:
         ValueError: the user has not named it, or has named another.
@@ -325,8 +325,7 @@ def named_in(file: Path, name: str, given: str | None) -> str:
 
 
 def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """The untrained network of that name (see `network`), in the memory format that needs no copies, if that is
-    safe.
+    """The untrained network of that name (see `network`), in the memory format that needs no copies, if that is safe.
 
     Args:
         input_shape: channels, height, width.

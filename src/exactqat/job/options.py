@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user decides about a job, each thing declared once: its default, what is allowed, how the command line takes
-it, and the text that help and the pages show.
+"""The user's options for a job, each declared once: its default, what is allowed, how the command line takes it, and
+the text that help and the pages show.
 
 `Settings` inherits the fields; `cli/train_options.py` makes the options of `exactqat train` from them. Imports nothing
 heavy, so that help responds at once.
@@ -18,9 +18,9 @@ from typing import Any
 
 # Bits of weights and of activations.
 FEWEST_BITS, MOST_BITS = 2, 8
-# The name of the precision that rules say.
+# The name of the precision given by rules.
 MIXED = "mixed"
-# A pattern of the names of precisions, and of the folders of what is delivered.
+# A pattern for the names of precisions, and of the delivered folders.
 PRECISION = rf"w[2-8]a[2-8]|{MIXED}"
 
 OPTIMIZERS = {
@@ -34,7 +34,7 @@ SCHEDULES = {
     "step": "falls to a tenth after half of the epochs and to a hundredth after three quarters",
     "warm-up": "rises over the first tenth of the steps, then falls to zero as a cosine",
 }
-# What is done to training images, in this order, each time they are drawn.
+# The augmentations of training images, applied in this order each time they are drawn.
 AUGMENTATIONS = {
     "shift": "moved by up to an eighth of their size, at least a pixel, along each axis",
     "time-shift": "moved by up to an eighth along their first axis, the time of a spectrogram",
@@ -49,7 +49,7 @@ TEMPERATURE = 4.0
 
 
 def one_of(allowed: Mapping[str, str] | Sequence[str]) -> Callable[[Any], str]:
-    """A check that takes these names alone."""
+    """A check that accepts only these names."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -60,7 +60,7 @@ def one_of(allowed: Mapping[str, str] | Sequence[str]) -> Callable[[Any], str]:
 
 
 def whole(low: int, high: int) -> Callable[[Any], int]:
-    """A check that takes whole numbers between these."""
+    """A check that accepts whole numbers between these."""
 
     def check(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -79,7 +79,7 @@ def integer_in(text: str) -> int:
 
 
 def number(value: Any) -> float:
-    """What a text or a number says, finite.
+    """The finite number that a text or a number gives.
 
     Raises:
         ValueError: it is none.
@@ -116,14 +116,14 @@ def bits(given: Any) -> int | tuple[int, ...]:
 
 
 def bits_in(text: str) -> list[int]:
-    """Bits between commas."""
+    """Bits separated by commas."""
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text, re.ASCII):
         raise ValueError(f"must be a number from 2 to 8, or several such as 8,6,4, got {text!r}")
     return [int(each) for each in text.split(",")]
 
 
 def augmentations(given: Any) -> tuple[str, ...]:
-    """Names of AUGMENTATIONS, in that order; of none, "none"."""
+    """Names from AUGMENTATIONS, in that order; "none" if there are none."""
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names:
         raise ValueError(f"must be none or some of {', '.join(AUGMENTATIONS)}, got {given!r}")
@@ -150,7 +150,7 @@ def class_weights(given: Any) -> str | dict[str, float]:
 
 
 def class_weights_in(text: str) -> Any:
-    """What a command line says: "balanced", a JSON object, or the path of a file that holds one."""
+    """Parses a command line's value: "balanced", a JSON object, or the path of a file that holds one."""
     if text == BALANCED:
         return text
     written = text
@@ -182,8 +182,8 @@ def split(given: Any) -> str:
 
 
 def distillation(given: Any) -> str:
-    """The share of the float network's answers in the loss, a temperature, and layers that are compared too, as
-    "0.5:4" or "0.5:4:stem,block.*"."""
+    """The share of the float network's answers in the loss, a temperature, and layers to compare as well, as "0.5:4" or
+    "0.5:4:stem,block.*"."""
     share, *rest = str(given).split(":", 2)
     try:
         numbers = number(share), number(rest[0] if rest else TEMPERATURE)
@@ -199,13 +199,13 @@ def distillation(given: Any) -> str:
 
 
 def distillation_parts(text: str) -> tuple[float, float, tuple[str, ...]]:
-    """The share, the temperature and the layers of what `distillation` gave."""
+    """The share, the temperature and the layers in what `distillation` returned."""
     share, temperature, *layers = text.split(":", 2)
     return float(share), float(temperature), tuple(layers[0].split(",")) if layers else ()
 
 
 def rules(given: Any) -> str:
-    """Rules for the bits of layers in one line, divided by semicolons."""
+    """Rules for the bits of layers in one line, separated by semicolons."""
     from ..planning.rule_text import parse_rules, rules_text
 
     if not isinstance(given, str):
@@ -223,7 +223,7 @@ def rules(given: Any) -> str:
 
 
 def rules_in(text: str) -> str:
-    """What a command line says: the path of a file of rules, or the rules, divided by semicolons."""
+    """Parses a command line's value: the path of a file of rules, or the rules, separated by semicolons."""
     path = Path(text)
     if text and path.is_file():
         from ..planning.rule_text import load_rules, rules_text
@@ -258,11 +258,11 @@ def _option(
     """A field.
 
     Args:
-        check: gives a value as it is kept, or raises ValueError with what follows the name; None is allowed where it is
+        check: returns a value as it is kept, or raises ValueError with what follows the name; None is allowed if it is
             the default.
         help: for the command line and its page.
         metavar: what is shown for the value there.
-        read: makes a value of a text; by default `check` takes the text.
+        read: parses a text into a value; by default `check` takes the text.
         names: on the command line, if not the field's own.
         path: the value names a file or a folder.
     """
@@ -473,10 +473,10 @@ def declared() -> tuple[Field[Any], ...]:
 
 
 def stored(value: Any) -> Any:
-    """A setting as JSON has it."""
+    """A setting in JSON form."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def defaults() -> dict[str, Any]:
-    """What is used if nothing is given, as JSON has it."""
+    """The defaults, in JSON form."""
     return {each.name: stored(each.default) for each in declared()}

@@ -42,9 +42,9 @@ from .settings import SEARCHED, Settings
 from .store import float_state, quantized_before, read_job, start, stored_settings, unfinished
 from .weights import Fit, check, put, training_what_is_new
 
-# Quantization-aware trainings start from the calibrated float network; this many images at a time are shown to it.
+# Quantization-aware training starts from the calibrated float network, which is shown this many images at a time.
 CALIBRATION_BATCH = 256
-# Training images on which a search tries what it finds, and how many networks it evaluates at most.
+# Training images on which a search tries what it finds, and the most networks it evaluates.
 SEARCH_IMAGES, SEARCH_BUDGET = 1024, 200
 # Test images on which delivered networks are compared with what every other device computes.
 ELSEWHERE_IMAGES = 512
@@ -75,9 +75,10 @@ def run(
         dataset: instead of what `settings.data` names, such as from `data.from_pairs`.
         processes: those that work on the job together; all but the first only train.
         resume, restart: see `start`.
-        accelerator: where networks train; everything else, ranges and the device's integers included, is the CPU's.
-        hold: takes the lock on the directory, for a caller who goes on writing there; by default it ends with the call.
-        keep_going: quantize a float network that is no better than guessing, too.
+        accelerator: where networks train; everything else, including ranges and the device's integers, runs on the CPU.
+        hold: takes the lock on the directory, for a caller that continues writing there; by default it ends with the
+            call.
+        keep_going: quantize even a float network that is no better than guessing.
         tensorboard: also write TensorBoard's files.
 
     Raises:
@@ -134,7 +135,7 @@ def load_for(settings: Settings) -> Dataset:
 
 
 def check_data(settings: Settings, dataset: Dataset, say: Callable[[str], None]) -> None:
-    """Refuses data that do not go with the settings.
+    """Refuses data that does not fit the settings.
 
     Raises:
         ValueError: classes and weights do not match, or the recipe is for other data.
@@ -146,8 +147,7 @@ def check_data(settings: Settings, dataset: Dataset, say: Callable[[str], None])
 
 
 def check_before_data(settings: Settings, resume: bool = False) -> None:
-    """Refuses what can be known to be wrong before all images are read: a network that is not there, weights that
-    cannot be read.
+    """Refuses what is known to be wrong before all images are read: a missing network, unreadable weights.
 
     Raises:
         FileNotFoundError, ValueError: see `models.builder` and `weights.check`.
@@ -162,8 +162,8 @@ class Work:
     """What all steps of a job need.
 
     Attributes:
-        resumed: whether an interrupted job goes on.
-        manner: how its trainings go.
+        resumed: whether an interrupted job continues.
+        manner: how its training runs go.
         logs: None in processes that do not write.
     """
 
@@ -190,7 +190,7 @@ class Work:
         """Trains a network; see `training.train`.
 
         Args:
-            title: of the training, for people; name: of its files.
+            title: of the training, for users; name: of its files.
         """
         settings = self.settings
 
@@ -217,9 +217,9 @@ def _run(work: Work, untrained: nn.Module, last: str, fit: Fit | None, keep_goin
     results = _float_network(work, untrained, last, fit)
     results.fit = fit
     if not keep_going:
-        # Whoever went on before has answered.
+        # If a run continued past this before, it has answered the question.
         work.processes.first_does(lambda: None if quantized_before(settings) else check_learned(results))
-    # That the captured network is the user's was checked before anything was trained.
+    # The captured network was compared with the user's before any training.
     prepared = qat.prepare(results.float_model, dataset.train.images[:2], check=False, keep_final_activation=False)
     for precision in settings.precisions:
         searched = functools.cache(functools.partial(_search, work, prepared, precision))
@@ -241,7 +241,7 @@ def _run(work: Work, untrained: nn.Module, last: str, fit: Fit | None, keep_goin
 
 
 class NothingLearned(ValueError):
-    """The float network is no better than guessing, so there is nothing that quantization could keep."""
+    """The float network is no better than guessing, so there is nothing for quantization to preserve."""
 
 
 def check_learned(results: Results) -> None:
@@ -307,7 +307,7 @@ def _float_network(work: Work, model: nn.Module, last: str, fit: Fit | None) -> 
             "float training",
             "float",
             float_manner(settings, work.manner, resting),
-            # Of a job that trains another's networks on, the finished training was copied.
+            # If a job continues training another job's networks, the finished training was copied.
             resume=settings.from_job is not None,
         )
     if processes.writes:
@@ -347,7 +347,7 @@ def _quantized_network(
     """One row of the report.
 
     Args:
-        prepared: made of the trained float network.
+        prepared: made from the trained float network.
         searched: what a search finds for this precision.
     """
     settings, dataset, normal = work.settings, work.dataset, work.manner.normal
@@ -356,7 +356,7 @@ def _quantized_network(
     model = prepare_again(prepared, rules, device=settings.device)
     title, name = f"{precision.upper()} {method.title}", f"{precision}-{method.name}"
     trained_on = settings.from_job is not None and method.trained
-    # What an interrupted training has kept holds what it started from.
+    # The state of an interrupted training holds what it started from.
     begun = work.resumed and (settings.out / "training" / f"{name}.pt").exists()
     if trained_on:
         start = retrained.taken_over([name])[f"{name}.pt"]
@@ -431,7 +431,7 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
 
 
 def _deliver(settings: Settings, results: Results, precision: str) -> None:
-    """Puts the better network of a precision at its place: checkpoint.pt and model.tflite. Then every device is
+    """Puts the better network of a precision in its place: checkpoint.pt and model.tflite. Then every device is
     compared with its training."""
     outcome = results.chosen(precision)
     checkpoint = describe_checkpoint(settings, results.dataset, outcome)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's network and the rules that it is quantized by, known before anything is trained."""
+"""A job's network and its quantization rules, known before any training."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def make_rules(
     last: str,
     given: Sequence[qat.Rule] = (),
 ) -> list[qat.Rule]:
-    """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer. Rules that
-    are given say it for themselves; the range of the input is that of the data whatever they say.
+    """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer. Given rules
+    decide this themselves; the input's range is that of the data whatever they say.
 
     Args:
         bits: of weights and activations.
         last: path of the layer that stores the logits.
-        given: of all layers. Where they leave ranges to the default, `ranges` decides.
+        given: of all layers. If they leave ranges at the default, `ranges` decides.
     """
     if given:
         of_input = next((rule for rule in given if rule.match == "input"), qat.Rule())
@@ -58,7 +58,7 @@ def untrained_network(settings: Settings, dataset: Dataset) -> tuple[nn.Module, 
     layer.
 
     Raises:
-        ValueError: it does not fit the images, or settings name layers that it does not have.
+        ValueError: it does not fit the images, or settings name layers it does not have.
         qat.UnsupportedOperator: the device cannot run it; better known before training than after.
     """
     torch.manual_seed(settings.seed)
@@ -73,7 +73,7 @@ def untrained_network(settings: Settings, dataset: Dataset) -> tuple[nn.Module, 
 
 
 def _require_layers(settings: Settings, dataset: Dataset, model: nn.Module, prepared: qat.PreparedModel) -> None:
-    """Refuses settings that name layers which the network does not have.
+    """Refuses settings that name layers the network does not have.
 
     Raises:
         ValueError: the rules or the layers of distillation do not fit it.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process or several: what `torchrun` starts works together here, with the same training loop as a single process.
+"""One process or several: processes started by `torchrun` work together here, with the same training loop as a single
+process.
 
 Every process holds the whole data, draws the same batch and takes its share of it, so the batch is that of a single
-process, whatever their number. Only the process of rank 0 writes and prints.
+process, whatever their number. Only rank 0 writes and prints.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Processes:
         return total.tolist()
 
     def from_first(self, value: Any) -> Any:
-        """What the process of rank 0 gave."""
+        """The value from rank 0."""
         if self.count == 1:
             return value
         values = [value]
@@ -57,10 +58,10 @@ class Processes:
         return values[0]
 
     def first_does(self, work: Callable[[], Result]) -> Result:
-        """What `work` gives in the process of rank 0.
+        """What `work` returns in rank 0.
 
         Raises:
-            ValueError, OSError: `work` raised it there; so no process waits for one that has ended.
+            ValueError, OSError: `work` raised it there, so no process waits for one that has ended.
         """
         if self.count == 1:
             return work()
@@ -78,7 +79,7 @@ class Processes:
         return value
 
     def synchronized(self, model: nn.Module) -> AbstractContextManager[None]:
-        """While it lasts, batch norm and observed ranges of `model` are those of all processes."""
+        """In this context, batch norm and observed ranges of `model` are those of all processes."""
         return synchronized(model) if self.count > 1 else nullcontext()
 
     def replica(self, model: nn.Module) -> nn.Module:
@@ -86,7 +87,7 @@ class Processes:
         if self.count == 1:
             return model
         wrapper: Any = nn.parallel.DistributedDataParallel
-        # The buffers are equal everywhere. PyTorch renamed the option that saves sending them.
+        # The buffers are equal everywhere. PyTorch renamed the option that avoids sending them.
         names = inspect.signature(wrapper.__init__).parameters
         option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
         return wrapper(model, **{option: False})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmarks by name: their networks, sizes, training and pass marks, for a user's own copy of the data.
 
-MLPerf Tiny (arXiv:2106.07597) asks for an accuracy on its test images, of the network as the device computes it. Its
+MLPerf Tiny (arXiv:2106.07597) requires an accuracy on its test images, for the network as the device computes it. Its
 rules leave training free, so the schedules here are close to those of its reference networks where they matter and
 simple elsewhere.
 """
@@ -37,7 +37,7 @@ class Recipe:
     reconstructs: bool = False
 
 
-# int8, as the benchmark's own files are. At 8 bits a quarter of `epochs_qat` is trained.
+# int8, like the benchmark's own files. At 8 bits a quarter of `epochs_qat` is trained.
 _COMMON = {"weight_bits": 8, "activation_bits": 8}
 RECIPES = {
     "mlperf-tiny/kws": Recipe(
@@ -88,7 +88,7 @@ def recipe_named(name: str) -> Recipe:
     """The recipe.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is none with that name.
     """
     if name not in RECIPES:
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {name!r}")
@@ -96,7 +96,7 @@ def recipe_named(name: str) -> Recipe:
 
 
 def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that are given, completed by those of the recipe among them.
+    """The given settings, completed with those of the recipe among them.
 
     Raises:
         ValueError: there is no such recipe.
@@ -109,7 +109,7 @@ def check_data(name: str, dataset: Dataset) -> list[str]:
     """What a user should know about data for a recipe.
 
     Raises:
-        ValueError: they have another shape.
+        ValueError: the data has another shape.
     """
     recipe = recipe_named(name)
     shape, classes = tuple(dataset.train.images.shape[1:]), len(dataset.class_names)

@@ -32,7 +32,7 @@ from .store import delivered
 
 
 def describe_network(settings: Settings, dataset: Dataset) -> dict[str, Any]:
-    # Only where it was asked for: networks of before have none either.
+    # Only if requested: older networks have none either.
     divided = {} if settings.split is None else {"split": settings.split}
     reconstructs = {"outputs": dataset.outputs} if dataset.reconstructs else {}
     return (
@@ -66,8 +66,8 @@ def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) 
 
 
 def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, dict[str, Any]]:
-    """The network of a checkpoint, and the checkpoint with its `profile`. Needs no data, and runs no code that the file
-    names.
+    """The network of a checkpoint, and the checkpoint with its `profile`. Needs no data, and runs no code named in the
+    file.
 
     Args:
         model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
@@ -82,7 +82,7 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
     original = new_model(named_in(path, checkpoint["network"], model), shape, outputs)
     try:
         rules = [qat.Rule(**rule) for rule in checkpoint["rules"]]
-        # What was captured was checked when it was trained; its state fits no other.
+        # The captured network was checked when it was trained; its state fits no other.
         restored = qat.prepare(original, torch.zeros(2, *shape), rules, check=False, keep_final_activation=False)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: its network cannot be prepared by its rules: {error}") from error
@@ -92,7 +92,7 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
 
 
 def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
-    """What the network of a checkpoint was trained, validated and tested on."""
+    """The data a checkpoint's network was trained, validated and tested on."""
     reconstructs = "threshold" in checkpoint
     return anomalies.load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"), reconstructs)
 
@@ -113,21 +113,21 @@ def lowered(restored: qat.PreparedModel, path: Path) -> Graph:
 def export_directory(
     out: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str = "micro"
 ) -> list[Path]:
-    """Writes the files of every delivered network again from its checkpoint, and gives their paths. Needs no data.
+    """Rewrites the files of every delivered network from its checkpoint, and returns their paths. Needs no data.
 
     model.tflite always, model.onnx if the package onnx is installed.
 
     Args:
         model: see `restore`.
-        headers: write a C header too, called like its names.
-        name: what these names begin with; by default the directory's name and the precision, so that networks of
-            several jobs can be part of one program. Of a job with several networks each gets its precision after it.
+        headers: also write a C header, with the same name as its identifiers' prefix.
+        name: the prefix of these names; by default the directory's name and the precision, so that networks of several
+            jobs can be part of one program. If a job has several networks, each gets its precision after it.
         device: whose answers to one example the header holds.
 
     Raises:
         FileNotFoundError: the directory holds no checkpoint of a delivered network.
-        FileExistsError: there is a file called like a header that is none of exactqat's.
-        ValueError: a checkpoint cannot be read, or `name` is no name in C. Nothing is written then.
+        FileExistsError: a file with a header's name exists that is not exactqat's.
+        ValueError: a checkpoint cannot be read, or `name` is not a C identifier. Nothing is written then.
     """
     contents: dict[Path, bytes] = {}
     folders = delivered(out, "checkpoint.pt")
@@ -156,7 +156,7 @@ def export_directory(
 
 @dataclass(frozen=True)
 class Verified:
-    """A delivered file on a device, and the device beside what was trained.
+    """A delivered file on a device, and the device compared with what was trained.
 
     Attributes:
         report: of the file and the integers.
@@ -182,12 +182,12 @@ def verify_directory(
     model: str | None = None,
     device: str = "",
 ) -> dict[str, Verified]:
-    """Runs the delivered files again on a device, compares them with the simulation of the networks in the checkpoints,
+    """Reruns the delivered files on a device, and compares them with the simulation of the networks in the checkpoints,
     and what the device computes with what was trained.
 
     Args:
         model: see `restore`.
-        device: a name of `devices`; by default the one that each network was trained for. Its file then runs on
+        device: a name in `devices`; by default the one that each network was trained for. Its file then runs on
             LiteRT's default kernels if this machine does not have that device's runtime.
 
     Raises:
@@ -227,7 +227,7 @@ def verify_directory(
 
 
 def npu_directory(out: Path, accelerator: str, model: str | None = None) -> dict[str, NpuFootprint]:
-    """What Vela makes of every delivered network.
+    """What Vela compiles from every delivered network.
 
     Args:
         accelerator: see `deploy.npu_footprint`.

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished job's networks for another device: its trained states are copied and retrained with the new device's
+"""A finished job's networks for another device: their trained states are copied and retrained with the new device's
 arithmetic.
 
 What was trained for one device is not what another computes: they round differently. The float network and the trained
-weights and ranges are as good for the other, though, so only the last phase is trained once more. The job that does it
-is one like any other, in a directory of its own. It copies what it needs from the finished one at its beginning, and
-changes nothing there.
+weights and ranges are just as good for the other, though, so only the last phase is trained again. This is a job like
+any other, in its own directory. At the start it copies what it needs from the finished job, and changes nothing there.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .. import qat
 from . import checkpoints, files, training
 from .devices import current_settings
 
-# Epochs of the new job for one of the finished job's, if the user gives none.
+# Epochs of the new job per epoch of the finished job, if the user gives none.
 EPOCHS_SHARE = 1 / 8
 # Settings that may be given; the others are the finished job's.
 GIVEN = ("device", "epochs_qat", "data", "model", "from_job")
@@ -35,7 +34,7 @@ def taken_over(trainings: Sequence[str]) -> dict[str, str]:
 
 
 def description(source: Path, trainings: Sequence[str], fingerprint: str) -> dict[str, Any]:
-    """What job.json says of the finished job: its device, and digests of what is taken over.
+    """What job.json says about the finished job: its device, and digests of what is taken over.
 
     Args:
         fingerprint: of the new job's images.
@@ -60,10 +59,10 @@ def description(source: Path, trainings: Sequence[str], fingerprint: str) -> dic
 
 
 def take_over(source: Path, out: Path, trainings: Sequence[str]) -> None:
-    """Copies what is not copied yet from the finished job to the new one, whose job.json holds the `description`.
+    """Copies what is not yet copied from the finished job to the new one, whose job.json holds the `description`.
 
     Raises:
-        FileNotFoundError, ValueError: it is not there any more, or is not what it was when the job began.
+        FileNotFoundError, ValueError: it no longer exists, or has changed since the job began.
     """
     begun = files.read_json(out / "job.json").get("from")
     digests = begun.get("files") if isinstance(begun, dict) else None
@@ -83,7 +82,7 @@ def take_over(source: Path, out: Path, trainings: Sequence[str]) -> None:
 
 
 def begin_with(model: qat.PreparedModel, path: Path, device: str) -> None:
-    """Puts a trained state of the finished job into a network, which then computes by another device's arithmetic.
+    """Loads a trained state of the finished job into a network, which then computes with another device's arithmetic.
 
     Args:
         path: where `take_over` copied it to.
@@ -102,6 +101,6 @@ def begin_with(model: qat.PreparedModel, path: Path, device: str) -> None:
 
 
 def formerly(out: Path) -> str:
-    """The device that the networks of the job in a directory were trained for at first; empty: for its own."""
+    """The device that the networks of the job in a directory were first trained for; empty: for its own."""
     begun = files.read_json(out / "job.json").get("from")
     return str(begun.get("device", "")) if isinstance(begun, dict) else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user decides about a job."""
+"""The user's settings for a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .models import NETWORKS
 from .options import MIXED, MOST_BITS, Options, declared, stored
 from .recipes import chosen, recipe_named
 
-# Bits of weights and of activations, if the user names none.
+# Bits of weights and of activations, if the user gives none.
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
 
 
@@ -35,30 +35,31 @@ SEARCHED = Method("ptq_searched", "PTQ, searched", "min_max", trained=False, sea
 
 @dataclass(frozen=True)
 class Settings(Options):
-    """What the user decides. `options.py` declares all but the directory; more about some of them here.
+    """The user's settings. `options.py` declares all but the directory; more about some of them here.
 
     Attributes:
         out: the directory that holds everything the job writes.
         data: as in `data.load`.
-        recipe: a name of `recipes.RECIPES`, whose pass mark is asked; the other settings are as they are given, see
+        recipe: a name in `recipes.RECIPES`, whose pass mark is required; the other settings are as given, see
             `recipes.chosen`.
         model: as in `models.network`.
-        weight_bits, activation_bits: 2..8, or several, each of weights with each of activations; if either is given,
-            these precisions alone, the other with 8 unless given too. Kept the most bits first, one alone as a number.
+        weight_bits, activation_bits: 2..8, or several, each weight width with each activation width; if either is
+            given, only these precisions, the other with 8 unless also given. Stored with the most bits first, a single
+            one as a number.
         rules: bits of each layer in one line, such as "stem W8A16; * W4A8"; see `qat.load_rules`.
         epochs_qat: of each quantization-aware training with fewer than eight bits; see `epochs_of`.
         batch_size: images in a training step, over all processes.
-        image_size: height and width to which images are scaled; None leaves them.
+        image_size: height and width to which images are scaled; None leaves them unscaled.
         class_weights: "balanced", or a weight for each class by its name.
-        device: whose integers training computes in its last phase, as `qat.prepare` has them; see `devices`.
-        weights: path of weights that float training starts from, as in `weights.put`; None: a new network's.
-        ptq: also search the best post-training quantization (`tune.search`), which may be what is delivered.
-        from_search: start every quantization-aware training from what such a search found.
-        from_job: directory of a finished job, trained for another device, whose networks are trained on for this one;
-            see `retrained`.
+        device: whose integers training computes in its last phase, as in `qat.prepare`; see `devices`.
+        weights: path of the weights from which float training starts, as in `weights.put`; None: a new network's.
+        ptq: also search for the best post-training quantization (`tune.search`), which may be what is delivered.
+        from_search: start all quantization-aware training from what such a search found.
+        from_job: directory of a finished job, trained for another device, whose networks continue training for this
+            one; see `retrained`.
 
     Raises:
-        ValueError: a value outside of what is allowed, or of another type.
+        ValueError: a value is not allowed, or has the wrong type.
     """
 
     out: Path
@@ -82,12 +83,12 @@ class Settings(Options):
 
     @property
     def layer_rules(self) -> tuple[Rule, ...]:
-        """The rules that say the bits of each layer; none: `precisions` do."""
+        """The rules that set the bits of each layer; none: `precisions` do."""
         return () if self.rules is None else parse_rules("\n".join(self.rules.split(";")))
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
-        """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``; the most bits first. Of rules, the
+        """Bits of weights and activations by name, such as ``{"w4a4": (4, 4)}``; the most bits first. For rules, the
         fewest."""
         if self.rules is not None:
             of_weights, of_activations = zip(*self.widths, strict=True)
@@ -109,7 +110,7 @@ class Settings(Options):
         return list(self.precisions.values())
 
     def epochs_of(self, bits: tuple[int, int]) -> int:
-        """Epochs of a quantization-aware training; with eight bits, which only fine-tunes, a quarter."""
+        """Epochs of quantization-aware training; a quarter with eight bits, which only fine-tunes."""
         share = training.FINE_TUNING_SHARE if min(bits) >= 8 else 1
         return max(1, round(self.epochs_qat * share))
 
@@ -120,17 +121,17 @@ class Settings(Options):
 
     @property
     def trainings(self) -> list[str]:
-        """Names of all quantization-aware trainings, in their order."""
+        """Names of all quantization-aware training runs, in order."""
         return [f"{bits}-{method.name}" for bits in self.precisions for method in self.methods if method.trained]
 
     @property
     def mark(self) -> Mark | None:
-        """What the recipe asks of the device."""
+        """What the recipe requires of the device."""
         return None if self.recipe is None else recipe_named(self.recipe).mark
 
     @property
     def reconstructs(self) -> bool:
-        """Whether the network is to give its input back, and finds anomalies by what it cannot."""
+        """Whether the network is to reconstruct its input, and finds anomalies by what it cannot reconstruct."""
         return self.recipe is not None and recipe_named(self.recipe).reconstructs
 
     def training_sentences(self) -> list[str]:
@@ -142,14 +143,14 @@ class Settings(Options):
         return [task, *manner.sentences(self)] if self.reconstructs else manner.sentences(self)
 
     def stored(self) -> dict[str, Any]:
-        """All of them but the directory, for job.json."""
+        """All settings but the directory, for job.json."""
         return {entry.name: stored(getattr(self, entry.name)) for entry in declared()}
 
     def commands(self) -> tuple[str, ...]:
-        """What repeats the job, and what verifies its files again."""
+        """The commands that repeat the job and verify its files again."""
         out = shell_word(self.out)
         defaults = Settings(self.out, **chosen({"recipe": self.recipe})).stored() | {"recipe": None}
-        # Of a job that trains another's networks on, the other settings are that one's.
+        # If a job continues training another job's networks, the other settings are that job's.
         shown = self.stored()
         if self.from_job is not None:
             shown = {key: shown[key] for key in ("from_job", "device", "epochs_qat")}

@@ -27,7 +27,7 @@ def check_free(out: Path, resume: bool, restart: bool) -> None:
     """Refuses a directory with files that a new job would overwrite.
 
     Raises:
-        ValueError: it holds a job and neither option is given, or files of others that have the names of a job's.
+        ValueError: it holds a job and neither option is given, or other files with the names of a job's.
     """
     taken = files.entries(out)
     if "job.json" not in taken:
@@ -54,11 +54,11 @@ def start(
     say: Callable[[str], None] = lambda sentence: None,
     fit: Fit | None = None,
 ) -> bool:
-    """Makes `settings.out` ready: notes the settings in job.json, or compares them with those of the job to continue.
+    """Prepares `settings.out`: records the settings in job.json, or compares them with those of the job to continue.
 
     Args:
         resume: continue the job in the directory, if there is one.
-        restart: move a job that is there aside, finished or not; `say` says where to.
+        restart: move an existing job aside, finished or not; `say` reports where to.
         fit: what the network took from `settings.weights`, if they were read.
 
     Returns:
@@ -106,7 +106,7 @@ def start(
 
 
 def read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
-    """Settings, fingerprint of the images, and what fitted of the weights."""
+    """The settings, the fingerprint of the images, and which of the weights fitted."""
     files.check_there(out)
     path = out / "job.json"
     if not path.exists():
@@ -145,14 +145,16 @@ def stored_settings(out: Path, model: str | None = None) -> Settings:
 
 
 def settings_from(source: Path, out: Path, given: Mapping[str, Any]) -> Settings:
-    """The settings of a job in `out` that trains the networks of the finished job in `source` on for another device.
+    """The settings of a job in `out` that continues training the networks of the finished job in `source` for another
+    device.
 
     Args:
         given: by the user; the other settings are the finished job's. `device` must be among them.
 
     Raises:
         FileNotFoundError: there is no job in `source`.
-        ValueError: it is unfinished, or was trained for that device; or `given` holds what is the finished job's.
+        ValueError: it is unfinished, or was trained for that device; or `given` holds settings that belong to the
+            finished job.
     """
     own = [option_of(name) for name in given if name not in retrained.GIVEN]
     if own:
@@ -204,8 +206,8 @@ def delivered(out: Path, *names: str) -> list[Path]:
 
 
 def unfinished(out: Path) -> str:
-    """A sentence on a job that has not come to its end, or on what it has not delivered yet; empty: it is finished, or
-    there is no job.json to say so."""
+    """A sentence on a job that is not finished, or on what it has not delivered yet; empty: it is finished, or there is
+    no job.json to say so."""
     if not (out / "job.json").exists() or (out / "metrics.json").exists():
         return ""
     return f"{out} contains an unfinished job: continue it with `exactqat train --resume --out {shell_word(out)}`"

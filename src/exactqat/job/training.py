@@ -28,16 +28,16 @@ from .processes import ALONE, Processes
 CPU = torch.device("cpu")
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
-# Training examples that say how large an error is normal.
+# Number of training examples that show how large a normal error is.
 NORMAL_EXAMPLES = 1024
-# At eight bits, of the epochs at fewer; see `manner.FINE_TUNING_LEARNING_RATE`.
+# Share at eight bits of the epochs at fewer bits; see `manner.FINE_TUNING_LEARNING_RATE`.
 FINE_TUNING_SHARE = 1 / 4
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
 FROZEN_SHARE = 1 / 3
 
 DEFAULT = Manner()
 
-# Called with the number of training steps that are done since the last call.
+# Called with the number of training steps done since the last call.
 Step = Callable[[int], None]
 
 
@@ -53,7 +53,7 @@ def accelerator_named(name: str, option: str = "--accelerator") -> torch.device:
     """What to train on, with deterministic algorithms if it is a GPU.
 
     Args:
-        option: by which it was given, for messages.
+        option: the one it was given by, for messages.
 
     Raises:
         ValueError: it is neither "cpu" nor "cuda" (or "cuda:1" and so on), or PyTorch does not see it.
@@ -76,7 +76,7 @@ def accelerator_named(name: str, option: str = "--accelerator") -> torch.device:
 
 
 def _on_cpu(value: Any) -> Any:
-    """A state dict, of whatever depth, with all tensors on the CPU: it can be read on any machine."""
+    """A state dict of any depth with all tensors on the CPU: it can be read on any machine."""
     if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def _on_cpu(value: Any) -> Any:
 def batches(
     split: Split, batch_size: int, generator: torch.Generator, manner: Manner = DEFAULT
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of shuffled, changed batches; a last batch of one image would have no variance and is left out."""
+    """One epoch of shuffled, augmented batches; a last batch of one image would have no variance and is left out."""
     for chosen in torch.randperm(len(split), generator=generator).split(batch_size):
         if len(chosen) > 1:
             images = augmented(split.images[chosen], manner.augment, generator, manner.limits)
@@ -95,14 +95,14 @@ def batches(
 
 
 def steps_per_epoch(split: Split, batch_size: int = BATCH_SIZE) -> int:
-    """Number of batches that `batches` gives."""
+    """Number of batches that `batches` yields."""
     full, rest = divmod(len(split), batch_size)
     return full + int(rest > 1)
 
 
 @torch.no_grad()
 def reconstruction_errors(model: nn.Module, images: Tensor) -> np.ndarray:
-    """How badly a network gives images back, float64 [n]; see `judges.errors`."""
+    """How badly a network reconstructs images, float64 [n]; see `judges.errors`."""
     model.eval()
     device = next(model.parameters()).device
     parts = [errors(model(part.to(device)).cpu().numpy(), part.numpy()) for part in images.split(EVALUATION_BATCH)]
@@ -125,7 +125,7 @@ def predictions(model: nn.Module, split: Split, normal: Split | None = None) -> 
 
 
 def accuracy(model: nn.Module, split: Split, normal: Split | None = None) -> float:
-    """Share of images classified rightly, 0..1."""
+    """Share of images classified correctly, 0..1."""
     return (predictions(model, split, normal) == split.labels).double().mean().item()
 
 
@@ -133,7 +133,7 @@ def accuracy(model: nn.Module, split: Split, normal: Split | None = None) -> flo
 def accuracy_and_loss(
     model: nn.Module, split: Split, processes: Processes = ALONE, manner: Manner = DEFAULT
 ) -> tuple[float, float]:
-    """Share of images classified rightly, and the mean loss; each process computes its share of the images."""
+    """Share of images classified correctly, and the mean loss; each process computes its share of the images."""
     if manner.normal is not None:
         # Small networks: every process computes all.
         loss = float(reconstruction_errors(model, split.images).mean())
@@ -154,7 +154,7 @@ def accuracy_and_loss(
 
 
 def check_ranges(model: nn.Module, when: str) -> None:
-    """Refuses a prepared network with a range that has no width; other networks have no ranges.
+    """Refuses a prepared network with a range of zero width; other networks have no ranges.
 
     Raises:
         RangeCollapsed: names the layer, its range, and `when` it was.
@@ -194,24 +194,24 @@ def train(
 ) -> History:
     """Trains `model` in place and leaves it in its best state, on the CPU.
 
-    After every epoch `state_path` contains everything needed to continue: with `resume`, a training that was
-    interrupted at any moment ends with the same bits as one that was not. After training it contains the best state and
-    the history.
+    After every epoch `state_path` contains everything needed to continue: with `resume`, training that was interrupted
+    at any moment ends with the same bits as if uninterrupted. After training it contains the best state and the
+    history.
 
     Args:
         groups: the optimizer's parameter groups, each with its learning rate, which the manner's schedule changes.
-        seed: of the order of the images, and of their changes.
+        seed: for the order of the images, and their augmentation.
         name: of this training, for error messages.
         batch_size: over all processes.
-        freeze_at: epoch with which the model, a `PreparedModel`, is frozen if it is not yet. Only later states count as
-            the best then.
+        freeze_at: epoch with which the model, a `PreparedModel`, is frozen if it is not yet. Then only later states can
+            be the best.
         processes: those that train together, all with the same arguments.
         resume: continue from `state_path` if it exists, whatever it was trained on.
         on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
-        accelerator: where the network trains. Images are drawn and moved about on the CPU, so they are the same
+        accelerator: where the network trains. Images are drawn and augmented on the CPU, so they are the same
             everywhere.
         manner: how it goes: optimizer, schedule, losses, when it ends early.
-        on_skip: as `on_step`, with steps that take no time now: those of an earlier run, or that are left out.
+        on_skip: as `on_step`, for steps that take no time now: those of an earlier run, or skipped ones.
 
     Raises:
         TrainingDiverged: the loss became NaN or infinite.
@@ -252,12 +252,13 @@ def train(
             if epoch == freeze_at and not (isinstance(model, qat.PreparedModel) and model.frozen):
                 assert isinstance(model, qat.PreparedModel)
                 with warnings.catch_warnings():
-                    # In so few steps nothing is learned, which is what the report says.
+                    # Nothing is learned in this few steps, and the report says so.
                     warnings.simplefilter("ignore", qat.UnsettledStatisticsWarning)
                     qat.freeze(model)
                 # Ranges have no gradients from here on, which DistributedDataParallel has to know.
                 replica, called = processes.replica(model), None
-            # For layers that draw numbers, such as dropout: others in each process, and the same again after a resume.
+            # For layers that draw random numbers, such as dropout: different in each process, and the same again after
+            # a resume.
             torch.manual_seed(int(np.random.SeedSequence([seed, epoch, processes.rank]).generate_state(1)[0]))
             replica.train()
             for module in manner.resting:
@@ -294,7 +295,7 @@ def train(
             history.validation_accuracy.append(validation_accuracy)
             history.validation_loss.append(validation_loss)
             history.learning_rate.append(rate)
-            # The loss, not the accuracy, picks the best state: on a few hundred images it is far less a matter of luck.
+            # The loss, not the accuracy, picks the best state: on a few hundred images it depends far less on luck.
             if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
                 best_loss = validation_loss
                 best_state = {
@@ -335,7 +336,8 @@ def train(
 
 
 def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
-    """What computes the same in CUDA graphs, without Python's time; the model itself where that is impossible."""
+    """A module that computes the same with CUDA graphs, without Python's overhead; the model itself if that is
+    impossible."""
     if not (images.is_cuda and isinstance(model, qat.PreparedModel) and model.keeps_nothing):
         return model
     try:
@@ -346,8 +348,8 @@ def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
 
 
 def _stops(history: History, patience: int | None) -> bool:
-    """Whether it is time to end a training early. Only epochs count whose states may be the best: after freezing, the
-    validation loss is that of the device's integers."""
+    """Whether to end training early. Only epochs whose states may be the best count: after freezing, the validation
+    loss is that of the device's integers."""
     if patience is None:
         return False
     stopping, now = qat.EarlyStopping(patience), False
@@ -357,10 +359,10 @@ def _stops(history: History, patience: int | None) -> bool:
 
 
 def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
-    """Puts a state dict from the file at `path` into the model.
+    """Loads a state dict from the file at `path` into the model.
 
     Raises:
-        ValueError: it is none of this model.
+        ValueError: it is not this model's.
     """
     try:
         model.load_state_dict(state)
@@ -376,12 +378,12 @@ def _continue(
     schedule: torch.optim.lr_scheduler.LRScheduler,
     generator: torch.Generator,
 ) -> None:
-    """Puts everything where it was after an epoch."""
+    """Restores everything as it was after an epoch."""
     load_state(model, state["model"], path)
     try:
         _check_optimizer(state["optimizer"], optimizer)
         optimizer.load_state_dict(state["optimizer"])
-        # It takes any attribute; only those that it has are its state.
+        # It accepts any attribute; only existing ones are its state.
         known = schedule.state_dict()
         found = {name: entry for name, entry in state["schedule"].items() if name in known}
         check_alike(found, {name: known[name] for name in found}, "its schedule")
@@ -392,7 +394,7 @@ def _continue(
 
 
 def _check_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Moments have the shapes of their parameters, which PyTorch leaves to the first step to find out."""
+    """Moments have the shapes of their parameters, which PyTorch only checks at the first step."""
     groups = optimizer.state_dict()["param_groups"]
     check_alike([group["params"] for group in state["param_groups"]], [group["params"] for group in groups], "params")
     for found, group in zip(state["param_groups"], groups, strict=True):
@@ -441,7 +443,7 @@ def _history(stored: Any, epochs: int) -> History:
         check_alike(curve, [0.0] * epochs, "a curve")
     for name in ("validation_loss", "learning_rate"):
         if not getattr(history, name):
-            # Of a job of an earlier version.
+            # From a job of an earlier version.
             setattr(history, name, [None] * epochs)
         check_alike([0.0 if each is None else each for each in getattr(history, name)], [0.0] * epochs, name)
     if history.frozen_from is not None and type(history.frozen_from) is not int:
@@ -450,7 +452,7 @@ def _history(stored: Any, epochs: int) -> History:
 
 
 def finished(path: Path) -> bool:
-    """Whether the file at `path` is that of a training that has come to its end.
+    """Whether the file at `path` is that of a finished training.
 
     Raises:
         ValueError: the file is damaged.

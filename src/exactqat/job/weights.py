@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights to start from: a state dict or safetensors from anyone, loaded into a network as far as they match.
+"""Weights to start from: a state dict or safetensors from any source, loaded into a network as far as they match.
 
 Files are read as `checkpoints` reads its own: no code in them is run, and their contents are checked before they are
 used. Tensors are matched by name and shape; the result says what matched and what did not.
@@ -22,7 +22,7 @@ from ..report.text import printable, shortened
 from .checkpoints import DTYPES, read_archive, reason
 from .files import check_file
 
-# Under which names programs keep a state dict among other things; the first that holds tensors counts.
+# Names under which programs keep a state dict among other things; the first that holds tensors counts.
 WRAPPERS = ("state_dict", "model_state_dict", "best", "state", "model", "module", "network", "net", "weights", "params")
 # How many names of a kind are printed; metrics.json has all.
 SHOWN = 5
@@ -37,11 +37,11 @@ class Fit:
     Attributes:
         digest: of the file, SHA-256.
         fitted: how many of the network's tensors were taken over.
-        share: of the network's numbers that they hold, 0..1.
-        prefix: what was left out before the file's names.
-        missing: the network's tensors that the file lacks. They are as a new network's.
+        share: of the network's numbers that these hold, 0..1.
+        prefix: what was removed from the front of the file's names.
+        missing: the network's tensors that the file lacks. They stay as in a new network.
         unexpected: the file's tensors that the network lacks.
-        other_shapes: tensor, what the network has, what the file has; as a new network's too.
+        other_shapes: tensor, the network's shape, the file's shape; these also stay as in a new network.
     """
 
     digest: str
@@ -80,10 +80,10 @@ class Fit:
 
 
 def restored(stored: Any) -> Fit:
-    """What `Fit.stored` gave.
+    """The inverse of `Fit.stored`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such a value.
     """
     try:
         fit = Fit(**stored)
@@ -106,16 +106,16 @@ def restored(stored: Any) -> Fit:
 
 
 def put(model: nn.Module, path: Path) -> Fit:
-    """Puts the weights from a file into a network, as far as their names and shapes agree.
+    """Loads the weights from a file into a network, as far as their names and shapes agree.
 
     Args:
-        path: of a state dict that `torch.save` wrote, alone or as a part of a checkpoint (see WRAPPERS), or of
-            safetensors. What the names of all tensors that fit begin with in addition, such as "module.", is left out.
+        path: of a state dict that `torch.save` wrote, alone or as part of a checkpoint (see WRAPPERS), or of
+            safetensors. An additional prefix of all matching names, such as "module.", is removed.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, holds other things than weights, none that fit, or some that are no finite numbers.
-            The network is as it was then.
+        ValueError: it is damaged, holds something other than weights, none that fit, or some that are not finite. The
+            network then stays as it was.
         ModuleNotFoundError: safetensors is not installed.
     """
     content, found = _read(path)
@@ -133,7 +133,7 @@ def put(model: nn.Module, path: Path) -> Fit:
         else:
             other_shapes.append((name, _what(own[name]), _what(found[name])))
     missing = [name for name in own if name not in found]
-    # Counts of batches alone, which fit any batch norm of that name, are no weights.
+    # Batch counts alone, which fit any batch norm with that name, are not weights.
     if not any(entry.is_floating_point() for entry in fitting.values()):
         theirs, ours = (
             _names([f"{name} {_what(entry)}" for name, entry in tensors.items()]) for tensors in (found, own)
@@ -161,12 +161,12 @@ def put(model: nn.Module, path: Path) -> Fit:
 def training_what_is_new(
     model: nn.Module, fit: Fit | None, last: str = ""
 ) -> Iterator[tuple[list[nn.Parameter], tuple[nn.Module, ...]]]:
-    """The parameters to train, and modules that have to stay in evaluation meanwhile: batch norms that the file gave.
-    All others keep their values, and need no gradients while this lasts.
+    """The parameters to train, and modules that have to stay in evaluation meanwhile: batch norms that came from the
+    file. All other parameters keep their values, and need no gradients in this context.
 
     Args:
-        fit: what the file gave, which is frozen; None: everything is trained.
-        last: the layer to train if the file gave everything.
+        fit: what came from the file, which is frozen; None: everything is trained.
+        last: the layer to train if everything came from the file.
 
     Raises:
         ValueError: that layer has no weights.
@@ -198,7 +198,7 @@ def training_what_is_new(
 
 
 def check(path: Path) -> None:
-    """Refuses a file that `put` would refuse for any network; raises as that does."""
+    """Refuses a file that `put` would refuse for any network; raises the same errors."""
     _read(path)
 
 
@@ -253,7 +253,7 @@ def _from_safetensors(content: bytes) -> dict[str, Tensor]:
 
 
 def _state_dict(content: Any) -> dict[str, Tensor]:
-    """The state dict in a file, at whatever level."""
+    """The state dict in a file, at any level."""
     if not isinstance(content, Mapping):
         raise ValueError(f"it contains a {type(content).__name__} where a state dict is expected")
     for name in WRAPPERS:
@@ -271,7 +271,7 @@ def _named(held: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def _prefix(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """What more tensors fit without; wrappers such as DistributedDataParallel put it before all names."""
+    """A prefix without which more tensors fit; wrappers such as DistributedDataParallel add it to all names."""
     counts: Counter[str] = Counter()
     for name, entry in found.items():
         start = 0
@@ -288,7 +288,7 @@ def _prefix(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
 
 
 def _fits(given: Tensor, own: Tensor) -> bool:
-    """Whether it has the shape, and numbers of the kind."""
+    """Whether it has the same shape and kind of numbers."""
     kinds = given.is_floating_point() == own.is_floating_point() and (given.dtype == torch.bool) == (
         own.dtype == torch.bool
     )

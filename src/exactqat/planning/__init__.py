@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device will run, and on which grids: `plan` makes a `Plan` of a `Network` and the user's rules.
+"""What the device will run, and on which grids: `plan` makes a `Plan` from a `Network` and the user's rules.
 
-`network` is a model in float steps, `rules` are the user's words on bits and ranges, `plans` is the result: what a kit
-trains and `deploy` lowers. One file for each family of float operations says what they become; `planner` holds what
-they have in common. Nothing here knows a framework.
+`network` is a model in float steps, `rules` are the user's choices of bits and ranges, `plans` is the result: what a
+kit trains and `deploy` lowers. One file for each family of float operations says what they become; `planner` holds what
+these share. Nothing here knows a framework.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def plan(
         network: the model, as captured.
         rules: the first that matches a layer decides it.
         deployable: refuse rules that the device cannot run.
-        keep_final_activation: whether a last softmax, log-softmax, sigmoid or argmax is a part of the device's network.
+        keep_final_activation: whether a final softmax, log-softmax, sigmoid or argmax is part of the device's network.
             Otherwise it is left to the program that runs the device; see `warn_of_logits`.
 
     Raises:
@@ -55,7 +55,7 @@ def plan(
 
 
 class FinalActivationWarning(UserWarning):
-    """A last softmax, sigmoid or argmax stays outside of the file, which returns what it is computed from (logits)."""
+    """A final softmax, sigmoid or argmax stays outside the file, which returns what it is computed from (logits)."""
 
 
 def warn_of_plan(plan: Plan, keep_final_activation: bool | None) -> None:
@@ -66,7 +66,7 @@ def warn_of_plan(plan: Plan, keep_final_activation: bool | None) -> None:
 
 
 def warn_of_logits(plan: Plan, keep_final_activation: bool | None) -> None:
-    """Emits a FinalActivationWarning if a plan leaves a last step out and nobody has chosen that (None)."""
+    """Emits a FinalActivationWarning if a plan leaves a final step out and that was not chosen explicitly (None)."""
     found = [(result.name, plan.stored(path)) for result in plan.results for path in result.outside]
     if not found or keep_final_activation is not None:
         return

@@ -13,7 +13,7 @@ from .stored import Stored
 
 @handles("relu", "relu6")
 def rectify(planner: Planner, step: Step) -> Stored:
-    """On its own: after a tensor that other steps read too."""
+    """Unfused: after a tensor that other steps read too."""
     x = planner.tensor(step)
     activation = fused_activation(step)
     if activation == "RELU" and x.nonnegative:
@@ -29,7 +29,7 @@ def hard_sigmoid(planner: Planner, step: Step) -> Stored:
 
 @handles("hardswish")
 def hard_swish(planner: Planner, step: Step) -> Stored:
-    """x * hard_sigmoid(x), in two operators: the runtime's own HARD_SWISH is outside of its fast kernels."""
+    """x * hard_sigmoid(x), in two operators: the runtime's own HARD_SWISH is not among its fast kernels."""
     x = planner.tensor(step)
     maker = Maker(planner, step, "hardswish")
     return maker.multiply(x, maker.affine(x, 1 / 6, 0.5, "gate", bounds=(0.0, 1.0)))
@@ -53,7 +53,7 @@ def sigmoid(planner: Planner, step: Step) -> Stored:
 
 
 def leave_outside(planner: Planner, step: Step, name: str) -> Stored:
-    """A last function of the results: computed in training, left to the program that runs the device."""
+    """A final function of the results: computed in training, left to the program that runs the device."""
     x = planner.tensor(step)
     return Maker(planner, step, name).leave(x)
 
@@ -70,13 +70,13 @@ def silu(planner: Planner, step: Step) -> Stored:
 
 
 def by_one_operator(table: bool) -> tuple[str, ...]:
-    """Kinds of functions that become one operator of the device: a table, or one that computes just this function."""
+    """Kinds of functions that become one device operator: a table, or one that computes exactly this function."""
     return tuple(each.name for each in FUNCTIONS.values() if each.operator and each.is_table == table)
 
 
 @handles(*by_one_operator(table=False))
 def direct(planner: Planner, step: Step) -> Stored:
-    """By an operator of the device that the runtimes are fast at."""
+    """By a device operator that is fast in the runtimes."""
     x, function = planner.tensor(step), FUNCTIONS[step.kind]
     if step.kind == "leaky_relu" and float(step.attributes["slope"]) < 0:
         return table(planner, step)
@@ -88,7 +88,7 @@ def direct(planner: Planner, step: Step) -> Stored:
 
 @handles(*by_one_operator(table=True))
 def table(planner: Planner, step: Step) -> Stored:
-    """By a table of all codes."""
+    """By a table over all codes."""
     x, function = planner.tensor(step), FUNCTIONS[step.kind]
     parameters = tuple(function.of_step(step.attributes).values())
     maker = Maker(planner, step, step.kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in the user's program a call came from."""
+"""Finds where in the user's program a call came from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 def users_line() -> int:
-    """The `stacklevel` by which a warning names the user's line, however many functions of this package lie between."""
+    """The `stacklevel` with which a warning names the user's line, however many of this package's functions are in
+    between."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

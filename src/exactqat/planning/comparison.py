@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of what a network is given: of masks, of numbers of words, of lengths.
+"""Comparisons of network inputs: masks, word numbers, lengths.
 
-The device compares nothing here: a mask is its own answer, and that of another integer lies in a table of 0 and 1, from
-which it is looked up, exactly.
+The device compares nothing here: a mask is its own answer, and the answer for any other integer is looked up exactly in
+a table of 0 and 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compare(planner: Planner, step: Step) -> Stored:
 
 
 def _looked_up(planner: Planner, maker: Maker, x: Stored, other: Operand, how: str) -> Stored:
-    """By a table [rows, numbers], which has a row for each integer that may be given."""
+    """By a table [rows, numbers], which has a row for each possible integer."""
     shape, rows = planner.shape(maker.step), x.grid.root().indices
     data = other.data if isinstance(other, Constant) else other
     values = np.zeros((0, 0)) if data is None or isinstance(data, Stored) else np.asarray(data, np.float64)

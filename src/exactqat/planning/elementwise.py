@@ -43,7 +43,7 @@ def _inverse(value: float | Coefficient) -> float | Coefficient:
     return value.inverse() if isinstance(value, Coefficient) else 1.0 / value
 
 
-# Kinds of steps that may be a line: (weight, bias) from the other operand, and whether that is the first.
+# Kinds of steps that may be linear: (weight, bias) from the other operand, and whether that is the first.
 _LINES: dict[str, Callable[[float | Coefficient, bool], Line | None]] = {
     "add": lambda other, first: (1.0, other),
     "sub": lambda other, first: (-1.0, other) if first else (1.0, -other),
@@ -68,7 +68,7 @@ def _line(planner: Planner, step: Step, x: Stored, at: int) -> Line | None:
 
 @handles("add", "sub", "mul", "div", "neg")
 def arithmetic(planner: Planner, step: Step) -> Stored:
-    """A line of one tensor, with all that follows of the kind, or an operator on two."""
+    """A line of one tensor, together with any lines that follow, or an operator on two."""
     tensors = [at for at, each in enumerate(step.inputs) if each in planner.network.values]
     if not tensors:
         raise Refused(f"{word(step)} of something that does not depend on the input; compute it beforehand")
@@ -106,7 +106,7 @@ def _add(planner: Planner, step: Step) -> Stored:
 
 
 def _masked(planner: Planner, maker: Maker, step: Step, operand: Operand) -> Stored | str:
-    """The operand; of a mask in front of a softmax no more than what matters, so that the grid is not all mask."""
+    """The operand; for a mask before a softmax no more than what matters, so that the mask does not fill the grid."""
     named = as_operand(maker, operand)
     if isinstance(operand, Stored) and masks.is_hiding(operand):
         return maker.affine(operand, 1.0, 0.0, "mask", bounds=masks.HIDING)
@@ -116,7 +116,7 @@ def _masked(planner: Planner, maker: Maker, step: Step, operand: Operand) -> Sto
 
 
 def _only_for_softmax(planner: Planner, step: Step) -> bool:
-    """Whether nothing but softmax sees a step's result."""
+    """Whether only softmax reads a step's result."""
     readers = planner.readers(step)
     return bool(readers) and all(
         reader.kind == "softmax"

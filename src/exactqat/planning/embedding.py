@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tables by the integers that a network is given: embeddings of words and their like."""
+"""Rows of tables by a network's integer inputs: word embeddings and the like."""
 
 from __future__ import annotations
 

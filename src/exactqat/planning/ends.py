@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a network that comes from a file takes and gives, as the trees of captured models say it."""
+"""What a network from a file takes and returns, in the form of captured models' trees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..display import listed
 
 
 class Ends:
-    """How a file's inputs and outputs nest, as the tree of a captured model says it: inputs are arguments in the file's
+    """How a file's inputs and outputs nest, in the form of a captured model's tree: inputs are arguments in the file's
     order, or by its names; several outputs are a dictionary by its names."""
 
     updates = ()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a network's inputs and outputs lie in files, and what they are called there: a contract, whatever is in it.
+"""The layout and names of a network's inputs and outputs in files: a contract, whatever the network contains.
 
 A tensor keeps the user's axes, with the batch first. Frameworks that write images as [N, C, H, W] differ in one thing:
-a tensor of four axes is such an image, and the device has it as [N, H, W, C]. Where the network itself permutes what it
-is given from [N, H, W, C], or what it returns to it, that tensor is channels last already and stays as it is
+a tensor of four axes is such an image, and the device has it as [N, H, W, C]. Where the network itself permutes an
+input from [N, H, W, C], or a result to it, that tensor is already channels last and stays as it is
 (docs/decisions/file-layout.md).
 """
 
@@ -16,12 +16,12 @@ from .network import Network, Step
 CHANNELS_LAST = (0, 2, 3, 1)
 # The axis of channels in [N, C, H, W].
 _CHANNELS = 1
-# Steps whose results have axes of their own, whatever their operand's were.
+# Steps whose results have their own axes, whatever their operand's were.
 _OWN_AXES = ("reshape", "matmul", "attention")
 
 
 def input_axes(network: Network, name: str) -> tuple[int, ...]:
-    """The user's axis that each axis of the file's tensor holds, of an input."""
+    """For an input, the user's axis that each axis of the file's tensor holds."""
     value = network.values[name]
     is_image = network.channels_first and len(value.shape) == 4 and value.batch_axis == 0
     if is_image and _channels_of_input(network, name) == _CHANNELS:
@@ -30,7 +30,7 @@ def input_axes(network: Network, name: str) -> tuple[int, ...]:
 
 
 def axes(network: Network, names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Likewise, of values that the device returns."""
+    """Likewise for values that the device returns."""
     channels: dict[str, int] = {}
     if network.channels_first:
         for name in network.inputs:
@@ -71,7 +71,7 @@ def _channels_of_input(network: Network, name: str) -> int:
             own = tuple(own[int(axis)] for axis in step.attributes["axes"])
             permuted = own if permuted is None else permuted
         known[step.output] = own
-    # Nobody reads channels: the permutation itself says where they were.
+    # Nothing reads channels: the permutation itself says where they were.
     return 3 if permuted == (0, 3, 1, 2) else _CHANNELS
 
 
@@ -79,7 +79,7 @@ def _channels_of_result(step: Step, channels: dict[str, int]) -> int:
     """The axis of a result's channels: its operand's, followed through permutations."""
     known = [channels[each] for each in step.inputs if isinstance(each, str) and each in channels]
     if step.kind == "reshape" and known:
-        return known[0]  # whoever has moved channels away has an order of his own
+        return known[0]  # a model that moves channels away has its own order
     if "channel_axis" in step.attributes or step.kind in _OWN_AXES or not known:
         return _CHANNELS
     if step.kind == "permute":
@@ -88,7 +88,7 @@ def _channels_of_result(step: Step, channels: dict[str, int]) -> int:
 
 
 def distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, those that come again with numbers."""
+    """The names, repeated ones with numbers."""
     made: list[str] = []
     for name in names:
         number, unique = 1, name
@@ -100,8 +100,8 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def short_names(paths: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """What the user calls the leaves of nested arguments or results, by their paths: the last word where that says
-    which, else all words.
+    """What the user calls the leaves of nested arguments or results, by their paths: the last word if that is
+    unambiguous, else all words.
 
     ``f(batch)`` with a dictionary of images and lengths has inputs called ``images`` and ``lengths``.
     """

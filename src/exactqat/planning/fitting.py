@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges that fit one another.
+"""Ranges that fit each other.
 
-Kernels rescale by fixed-point numbers of some bits, so an operator takes the scales of its operands only within limits
-beside that of its result (`DeviceOperator.scale_limits`). Ranges that follow data nearly always keep to them; those of
-values that are next to nothing, of layers whose results all but cancel, or of learned ranges may not. What lies beyond
-the limits is then of no use anyway: either the operands' steps are larger than all of the result's range, or all that
-they give is less than its step. So a network need not be refused for it after its training: `freeze` moves such ranges.
+Kernels rescale with fixed-point numbers of limited bits, so an operator takes the scales of its operands only within
+limits relative to that of its result (`DeviceOperator.scale_limits`). Ranges that follow data nearly always keep to
+them; those of values close to zero, of layers whose results all but cancel, or learned ranges may not. Scales beyond
+the limits are of no use anyway: either the operands' steps are larger than the result's whole range, or everything they
+contribute is less than its step. So a network need not be refused for this after training: `freeze` moves such ranges.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..device.operator import ScaleLimits
 from .plans import SMALLEST_WIDTH, Grid, Plan, PlanStep
 
 Ends = tuple[float, float]
-# Scales are rounded to float32 later on, their quotients are as well.
+# Scales are later rounded to float32, and so are their quotients.
 _MARGIN = 1 + 2.0**-10
-# One change may ask for another one, of a layer before or after.
+# One change may require another, in a layer before or after.
 _ROUNDS = 64
 
 
 class RangesMovedWarning(UserWarning):
-    """Ranges were moved by `freeze`, as the device's operators cannot take them beside one another."""
+    """Ranges were moved by `freeze`, as the device's operators cannot take them together."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Limited:
     result: str
 
     def grids(self) -> set[str]:
-        """All that have to be known."""
+        """All grids that have to be known."""
         return {self.result, *(name for name in self.operands if name is not None)}
 
     def bounded(self, scales: Mapping[str, float]) -> list[float]:
@@ -50,7 +50,7 @@ class _Limited:
 
 
 def limits_of(step: PlanStep, grids: Sequence[Grid], result: Grid) -> ScaleLimits | None:
-    """What a step's operator asks of scales. grids: of the operands, constants have those of the others."""
+    """What a step's operator requires of scales. grids: of the operands; constants have those of the others."""
     if not step.kind or step.outside or step.expression is not None:
         return None
     operator, dtypes = OPERATORS[step.kind], [grid.dtype for grid in (*grids, result)]
@@ -58,7 +58,7 @@ def limits_of(step: PlanStep, grids: Sequence[Grid], result: Grid) -> ScaleLimit
 
 
 def constant_limits(plan: Plan, step: PlanStep, position: int) -> tuple[ScaleLimits, str] | None:
-    """What bounds the scale of a step's constant operand, and the grid of the operand beside it."""
+    """What bounds the scale of a step's constant operand, and the grid of the other operand."""
     other = next((each for at, each in enumerate(step.operands) if at != position and plan.is_stored(each)), None)
     if other is None:
         return None
@@ -68,13 +68,13 @@ def constant_limits(plan: Plan, step: PlanStep, position: int) -> tuple[ScaleLim
 
 
 def constant_step(limits: ScaleLimits, other: Any, result: Any) -> tuple[Any, Any]:
-    """The least and the largest scale of a constant beside those of the other operand and of the result."""
+    """The smallest and the largest scale of a constant, given those of the other operand and of the result."""
     unit = result / other if limits.of == "product" else result
     return unit * (limits.lowest * _MARGIN), unit * (limits.highest / _MARGIN)
 
 
 def _ends(grid: Grid, ends: Ends) -> Ends:
-    """Those that are used: see `ranges`."""
+    """The ends as used: see `ranges`."""
     if grid.fixed_range is not None:
         return grid.fixed_range
     return (0.0, 1.0) if ends[1] - ends[0] < SMALLEST_WIDTH else ends
@@ -106,18 +106,18 @@ def _limited(plan: Plan, constants: Mapping[tuple[str, int], float]) -> Iterator
 
 
 def fitting_ranges(plan: Plan, ends: Mapping[str, Ends], constants: Mapping[tuple[str, int], float]) -> dict[str, Ends]:
-    """The ranges that have to be others, so that every operator takes the scales that it meets: grid -> (min, max).
+    """The ranges that have to change so that every operator accepts its scales: grid -> (min, max).
 
     Results become coarser where operands are too coarse for them, operands where they are too fine for the result. A
-    range that nothing was seen in is made finer instead, as its width says nothing.
+    range that has seen nothing is made finer instead, as its width means nothing.
 
     Args:
         ends: (min, max) of every grid that has a range, as training left them.
-        constants: (step's path, position among its operands) -> the scale that its values ask for, if that is known; of
-            weights, which follow the operands, the largest one. Training keeps them from being too small by
-            itself (`constant_step`, `layers.channel_grid`), so that ranges are moved for large ones only.
+        constants: (step's path, position among its operands) -> the scale that its values ask for, if known; for
+            weights, which follow the operands, the largest one. Training itself keeps them from being too small
+            (`constant_step`, `layers.channel_grid`), so ranges are moved only for large ones.
     """
-    # A learned end may have been moved beyond zero by the last step.
+    # The last training step may have moved a learned end beyond zero.
     ends = {name: (min(low, 0.0), max(high, 0.0)) for name, (low, high) in ends.items()}
     given = {name for name, grid in plan.grids.items() if grid.fixed is not None or name not in ends}
     scales = {
@@ -156,7 +156,7 @@ def _fit(
     limits, result = step.limits, step.result
     for position in range(len(step.bounded(scales))):
         value = step.bounded(scales)[position]
-        # What this value depends on, the least first: its values are those that matter least.
+        # What this value depends on, the smallest first: its values matter least.
         read = step.operands if limits.of == "product" else step.operands[position : position + 1]
         own = {name for name in read if name is not None}
         operands = sorted(own - given - {result}, key=lambda name: (scales[name], name))
@@ -170,7 +170,7 @@ def _fit(
                     excess = step.bounded(scales)[position] / limits.highest * _MARGIN
             if excess > _MARGIN and result not in given and result not in own:
                 scales[result] *= excess
-        # A constant's scale follows by itself.
+        # A constant's scale follows automatically.
         elif value < limits.lowest and None not in step.operands:
             if result in empty and limits.of != "operand":
                 finer(result, scales[result] * value / limits.lowest / _MARGIN)
@@ -180,7 +180,7 @@ def _fit(
 
 
 def moved_sentence(moved: Mapping[str, Ends], ends: Mapping[str, Ends]) -> str:
-    """A sentence for people on what `fitting_ranges` has moved; empty if that is nothing but ranges of zeros."""
+    """A sentence for users on what `fitting_ranges` has moved; empty if only ranges of zeros moved."""
     names = [name for name in moved if ends[name][1] - ends[name][0] >= SMALLEST_WIDTH]
     if not names:
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether what a network is given is what it was prepared for, said in the user's own sizes."""
+"""Checks that a network's inputs are what it was prepared for, with messages in the user's own sizes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Shape = tuple[Any, ...]
 
 
 def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> None:
-    """Raises if an array is no batch of what a network was prepared for: any number of examples, all else the same.
+    """Raises if an array is not a batch of what a network was prepared for: any number of examples, all else equal.
 
     It runs at each call of a prepared model, and on a tracer's shape.
 
     Args:
-        shape: None is a size that is not known yet.
+        shape: None is a size not yet known.
         dtype: the array's, for the message.
         real: whether it holds real numbers.
 
     Raises:
-        ValueError: the shape is another one.
-        TypeError: it holds no real numbers; a network that is traced in float32 would compute something else.
+        ValueError: the shape differs.
+        TypeError: it does not hold real numbers; a network traced in float32 would compute something else.
     """
     wanted, axis = given.shape, given.batch_axis
     if shape[axis + 1 :] != wanted[axis + 1 :] or shape[:axis] != wanted[:axis] or len(shape) != len(wanted):
@@ -43,7 +43,7 @@ def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> Non
 
 
 def require_examples(given: PlanInput, shape: Shape) -> None:
-    """Raises ValueError if there is nothing in a batch that ranges or statistics would follow."""
+    """Raises ValueError if a batch holds nothing for ranges or statistics to follow."""
     if shape[given.batch_axis] == 0:
         raise ValueError(
             f"{given.name or given.path} has no examples, got shape {list(shape)}; ranges and statistics need at least "
@@ -52,10 +52,10 @@ def require_examples(given: PlanInput, shape: Shape) -> None:
 
 
 def require_rows(given: PlanInput, lowest: int, highest: int) -> None:
-    """Raises ValueError if indices lie outside of their table.
+    """Raises ValueError if indices are outside their table.
 
     Args:
-        lowest, highest: of those that were given.
+        lowest, highest: of the given indices.
     """
     if lowest < 0 or highest >= given.rows:
         outside = lowest if lowest < 0 else highest
@@ -94,7 +94,7 @@ def _turned(shape: Shape, wanted: Shape, axis: int) -> Shape | None:
 
 
 def with_own_sizes(text: str, stand_in: int, examples: int) -> str:
-    """A message of a framework with the example's batch in the place of the one that the network is traced with."""
+    """A framework's message with the example's batch instead of the one that the network is traced with."""
 
     def own(found: re.Match[str]) -> str:
         number = int(found.group())
@@ -106,12 +106,12 @@ def with_own_sizes(text: str, stand_in: int, examples: int) -> str:
 def misfit_of_example(
     text: str, shapes: Mapping[str, Shape], accepts: Callable[[Callable[[Shape], Shape]], bool]
 ) -> str | None:
-    """What is wrong with the example of a model that could not be traced, and how to give it; None if nothing is.
+    """What is wrong with the example of a model that could not be traced, and how to fix it; None if nothing is wrong.
 
     Args:
         text: what the model says, in the example's sizes.
         shapes: the example's, by argument.
-        accepts: whether the model takes the example with its shapes changed so.
+        accepts: whether the model takes the example with its shapes changed this way.
     """
     if accepts(lambda shape: (shape[0] + 1000, *shape[1:])):
         return None  # whatever it was, shapes are not to blame

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary of a network's steps, one declaration each: what a step reads, its attributes, and what it computes.
 
-Axes are counted from 0 in the user's order. Spatial axes are all but those of the batch and the channels, in the user's
-order; `channel_axis` says where the channels are. A weight is [out, in / groups, *window]. The functions of one value
-are declared in `device.functions`.
+Axes are counted from 0 in the user's order. Spatial axes are all but the batch and channel axes, in the user's order;
+`channel_axis` says where the channels are. A weight is [out, in / groups, *window]. The functions of one value are
+declared in `device.functions`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Kind:
         name: in `KINDS`.
         inputs: what it reads, in order; "bias?" may be None or left out, "*x" is any number of operands, at the end.
         attributes: by name.
-        pointwise: every value follows from one value of each operand, which broadcast as in NumPy.
-        real: of (operands, attributes) in evaluation, for one example or several that lie along the batch's axis: what
-            it computes, in NumPy. None: `expression`, or the framework, alone says it.
-        reads: what the operands are, where their names do not say it.
+        pointwise: every value depends on one value of each operand, which broadcast as in NumPy.
+        real: a function of (operands, attributes): what it computes in evaluation, in NumPy, for one example or several
+            along the batch axis. None: only `expression` or the framework says it.
+        reads: what the operands are, if their names do not say.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Kind:
         return fewest, len(fixed) if len(fixed) == len(self.inputs) else None
 
     def given(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """A step's attributes, with the defaults of those that it does not name."""
+        """A step's attributes, with defaults for those it does not name."""
         defaults = {name: each.default for name, each in self.attributes.items() if each.default is not REQUIRED}
         return defaults | dict(attributes)
 
@@ -58,7 +58,7 @@ class Kind:
         """What a step computes in evaluation, in NumPy and the precision of its operands.
 
         Raises:
-            NotImplementedError: the declaration does not say it.
+            NotImplementedError: the declaration does not say.
         """
         if self.real is None:
             raise NotImplementedError(f"the declaration of {self.name!r} does not say what it computes")
@@ -98,7 +98,7 @@ KINDS: dict[str, Kind] = {}
 def declare(
     name: str, inputs: str, attributes: Mapping[str, Attribute] | None = None, pointwise: bool = False, reads: str = ""
 ) -> Callable[[Callable[..., Any] | None], Any]:
-    """Adds a kind to `KINDS`; what it is called with says what the kind computes."""
+    """Adds a kind to `KINDS`; the argument of the decorator it returns says what the kind computes."""
     if name in KINDS:
         raise ValueError(f"kind {name!r} is declared already")
 
@@ -173,7 +173,7 @@ def windows_of(x: Array, window: Sequence[int], attributes: Mapping[str, Any]) -
 
 
 def padded(x: Array, pairs: Sequence[Sequence[int]], value: float = 0.0, mode: str = "constant") -> Array:
-    """x with (before, after) more along each axis; negative numbers take away."""
+    """x with (before, after) values added along each axis; negative numbers crop."""
     kept = [slice(max(-before, 0), size - max(-after, 0)) for (before, after), size in zip(pairs, x.shape, strict=True)]
     x, pairs = x[tuple(kept)], [(max(before, 0), max(after, 0)) for before, after in pairs]
     if mode in ("constant", "zeros"):
@@ -265,7 +265,7 @@ def _matmul(operands: Sequence[Any], attributes: Mapping[str, Any]) -> Array:
         "counter": Attribute("a word", ""),
         # The running variance is divided by the count.
         "biased": Attribute("a boolean", False),
-        # They begin at 0, and are divided by what they have seen of 1, as `counter` says.
+        # They begin at 0 and are debiased, as `counter` says.
         "debiased": Attribute("a boolean", False),
     },
 )
@@ -400,7 +400,7 @@ def _max_pool(operands: Sequence[Any], attributes: Mapping[str, Any]) -> Array:
         "window": INTEGERS,
         "strides": INTEGERS,
         "padding": PAIRS,
-        # Rows by which the last window reaches past the padding, for each axis (ceil_mode); never counted.
+        # How many rows the last window reaches past the padding, for each axis (ceil_mode); never counted.
         "over": INTEGERS,
         "count_include_pad": BOOLEAN,
         "divisor": Attribute("a number", optional=True),
@@ -440,7 +440,7 @@ declare("adaptive_max_pool", "x", {"size": INTEGERS, "channel_axis": INTEGER})(_
 # --- moved values ---------------------------------------------------------------------------------------------------
 
 
-# Of the result, for a batch of one; what it is for several, the value's batch axis says.
+# Of the result, for a batch of one; for several, the value's batch axis decides.
 declare("reshape", "x", {"shape": SHAPE})(lambda operands, attributes: operands[0].reshape(attributes["shape"]))
 declare("expand", "x", {"shape": SHAPE})(lambda operands, attributes: np.broadcast_to(operands[0], attributes["shape"]))
 declare("permute", "x", {"axes": INTEGERS})(lambda operands, attributes: operands[0].transpose(attributes["axes"]))
@@ -448,8 +448,8 @@ declare("flip", "x", {"axes": INTEGERS})(lambda operands, attributes: np.flip(op
 declare("gather", "x", {"axis": INTEGER, "indices": INTEGERS})(
     lambda operands, attributes: operands[0].take(attributes["indices"], attributes["axis"])
 )
-# fixed_row: a row whose numbers training leaves as they are (of padding). checked: the framework itself refuses
-# integers beyond the table.
+# fixed_row: a row whose numbers training does not change (padding). checked: the framework itself refuses integers
+# beyond the table.
 declare(
     "embedding",
     "indices weight",
@@ -506,7 +506,7 @@ def _pixel_unshuffle(operands: Sequence[Any], attributes: Mapping[str, Any]) -> 
     return np.asarray(apart.reshape(n, c * r**2, h // r, w // r))
 
 
-# What it means is the framework's; the plan makes matrices of it.
+# The framework defines its meaning; the plan turns it into matrices.
 declare(
     "resize",
     "x",
@@ -543,29 +543,29 @@ RECURRENT = {
     "bidirectional": BOOLEAN,
     "batch_first": BOOLEAN,
     "has_bias": BOOLEAN,
-    # Which result: 0 the sequence, 1 the last hidden state, 2 the last state of an LSTM's cell.
+    # Which result: 0 the sequence, 1 the last hidden state, 2 the last cell state of an LSTM.
     "output": INTEGER,
     "dropout": Attribute("a number", 0.0),
-    # From the last time to the first; the sequence stays in the order of time.
+    # From the last time step to the first; the sequence stays in time order.
     "backwards": Attribute("a boolean", False),
-    # The gates of a GRU lie as update, reset, new instead of reset, update, new.
+    # The gates of a GRU are ordered update, reset, new instead of reset, update, new.
     "update_first": Attribute("a boolean", False),
 }
-# Unrolled by the plan into what is declared above.
+# The plan unrolls it into what is declared above.
 declare("lstm", "x *weights", RECURRENT)(None)
 declare("gru", "x *weights", RECURRENT)(None)
 
 # --- what only training does ----------------------------------------------------------------------------------------
 
 _first: Callable[..., Array] = lambda operands, attributes: operands[0]  # noqa: E731
-# Dropout, stochastic depth: `expression` is opaque, what training makes of x.
+# Dropout, stochastic depth: `expression` is opaque, what training computes from x.
 declare("dropout", "x *others", {"expression": ANYTHING})(_first)
 # The user's own rule of differentiation, opaque: the value is y's, the gradient that of the rule at the operands.
 declare("custom_gradient", "y *operands", {"expression": ANYTHING})(_first)
 declare("identity", "x", {"expression": ANYTHING, "stop_gradient": Attribute("a boolean", False)})(_first)
-# The same real numbers, stored on a grid of their own: of a file whose grids are given.
+# The same real numbers, stored on their own grid: for a file whose grids are given.
 declare("stored_again", "x", {"scale": NUMBER, "zero_point": INTEGER})(_first)
-# What no other kind says; refused by the plan with its label and reason.
+# What no other kind expresses; the plan refuses it with its label and reason.
 declare("unsupported", "*x", {"expression": ANYTHING, "reason": Attribute("a word", "")})(None)
 
 __all__ = ["COMPARISONS", "KINDS", "Kind", "declare"]

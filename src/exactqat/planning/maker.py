@@ -23,7 +23,7 @@ from .stored import SharedGrid, Stored
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A number for each channel (or one for all) that is computed from constants."""
+    """A number for each channel (or one for all) computed from constants."""
 
     names: tuple[str, ...]
     value: Callable[..., Any]
@@ -63,7 +63,7 @@ class Coefficient:
 
 
 class Maker:
-    """Puts down the operators that one float step becomes. The last one has the step's own path.
+    """Adds the operators that one float step becomes. The last one has the step's own path.
 
     Every method takes `part`: the word for an intermediate result, or None for the step's own.
     """
@@ -71,7 +71,7 @@ class Maker:
     def __init__(self, planner: Planner, step: Step, name: str) -> None:
         """
         Args:
-            name: for a step without a module: what rules call it.
+            name: what rules call a step without a module.
         """
         self.planner = planner
         self.step = step
@@ -106,7 +106,7 @@ class Maker:
         Args:
             operands: tensors and names of constants.
             channels: the axis of the result that holds channels, where it is known.
-            rule: of the result, where it is not that of its path.
+            rule: of the result, if it is not that of its path.
         """
         self.need(kind)
         operator = OPERATORS[kind]
@@ -167,9 +167,10 @@ class Maker:
             )
 
     def _converted(self, x: Stored, rule: Rule) -> Stored:
-        """The tensor in what the device stores tensors under `rule` in: itself, or stored once more as int8 or int16.
+        """The tensor in the dtype in which the device stores tensors under `rule`: itself, or stored again as int8 or
+        int16.
 
-        Its range comes about as that of the tensor itself does.
+        Its range is determined like that of the tensor itself.
         """
         if x.grid.is_int16 == rule.is_int16:
             return x
@@ -180,7 +181,7 @@ class Maker:
         return self._stored_again(x, own)
 
     def _stored_again(self, x: Stored, rule: Rule) -> Stored:
-        """The tensor on a grid of its own under `rule`; once for all readers that want this."""
+        """The tensor on its own grid under `rule`; once for all readers that want this."""
         key = (x.path, replace(rule, match="*"))
         if key not in self.planner.converted:
             path = self.planner.free(f"{x.path}_in_{rule.activation_bits}_bits")
@@ -191,7 +192,7 @@ class Maker:
         return self.planner.converted[key]
 
     def _by_saturation(self, rule: Rule, bounds: tuple[float, float], activation: str) -> str:
-        """The activation with which the ends of a grid are those of `bounds`."""
+        """The activation that makes the ends of a grid those of `bounds`."""
         low, high = bounds
         if not rule.is_int16 or low == -high:
             return activation
@@ -205,7 +206,7 @@ class Maker:
     def look_up(
         self, indices: Stored, table: str, fixed_row: int | None = None, bounds: tuple[float, float] | None = None
     ) -> Stored:
-        """Rows of a constant table, which lies on the grid of the result.
+        """Rows of a constant table, which is on the result's grid.
 
         Args:
             indices: an input of integers, or on a grid of scale 1.
@@ -254,12 +255,12 @@ class Maker:
         others: Sequence[Stored | str] = (),
         **attributes: Any,
     ) -> Stored:
-        """What training makes of a tensor and the device leaves as it is.
+        """What training computes from a tensor that the device leaves as it is.
 
         Args:
             others: further operands of the expression, tensors or names of constants; the device does not read them.
-            attributes: in the place of an expression: `dropout`, a probability, or `stop_gradient`. With one:
-                `custom_gradient`, where it changes gradients alone.
+            attributes: instead of an expression: `dropout`, a probability, or `stop_gradient`. With one:
+                `custom_gradient`, if it changes only gradients.
         """
         path = self.name(part)
         stored = replace_stored(x, path, x.shape, x.batch_axis)
@@ -288,7 +289,7 @@ class Maker:
         return whole.on_whole_grid(rule, ends if path == self.path else (-whole.LARGEST, whole.LARGEST))
 
     def _on_one_grid(self, tensors: list[Stored], path: str) -> list[Stored]:
-        """The tensors on one grid, joined where their rules allow it, else stored once more."""
+        """The tensors on one grid, joined if their rules allow it, else stored again."""
         if len({id(tensor.grid.root()) for tensor in tensors}) == 1:
             return tensors
         rule = self.rule(path)
@@ -300,7 +301,7 @@ class Maker:
             if tensor.grid.is_int16 != rule.is_int16:
                 tensor = self._stored_again(tensor, rule)
             elif not tensor.grid.accepts(rule, fixed):
-                # A tensor whose rule gives it another kind of range is stored once more, under the rule of the result.
+                # A tensor whose rule gives it another kind of range is stored again, under the result's rule.
                 tensor = self.affine(tensor, 1.0, 0.0, f"operand_{index}", rule=rule)
             result.append(tensor)
         for tensor in result[1:]:
@@ -343,9 +344,9 @@ class Maker:
     ) -> Stored:
         """``activation(weight * x + bias)``, value by value, with batch norm in between if one is given.
 
-        Where it is known which axis holds channels, a 1x1 depthwise convolution: the runtimes have operators of their
-        own for some of these, with coarser arithmetic or outside of the fast kernels; a convolution is neither, and it
-        takes any range and number of bits. Elsewhere a product and a sum with constants.
+        If the channel axis is known, a 1x1 depthwise convolution: the runtimes have their own operators for some of
+        these, with coarser arithmetic or outside the fast kernels; a convolution has neither drawback, and it takes any
+        range and number of bits. Otherwise a product and a sum with constants.
         """
         axis = channel_axis if channel_axis is not None else x.channels
         last: dict[str, Any] = {"activation": activation, "bounds": bounds, "nonnegative": nonnegative}
@@ -430,7 +431,7 @@ class Maker:
 
     def multiply(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
         if isinstance(first, Stored) and math.prod(first.shape) < math.prod(self.shape_of(second)):
-            # The runtimes are at their best where the second operand is the one that is repeated.
+            # The runtimes are fastest if the second operand is the repeated one.
             first, second = second, first
         if isinstance(first, str):
             first, second = second, first
@@ -455,7 +456,7 @@ class Maker:
     def function(
         self, name: str, x: Stored, part: str | None = None, parameters: Sequence[Any] = (), **how: Any
     ) -> Stored:
-        """A function of one value that the device looks up in a table; `name` is a kind of a network's step."""
+        """A function of one value that the device looks up in a table; `name` is the kind of a network step."""
         return self.unary("TABLE", x, part, attributes={"function": name, "parameters": tuple(parameters)}, **how)
 
     def shape_of(self, operand: Stored | str) -> tuple[int, ...]:
@@ -514,7 +515,7 @@ class Maker:
         return self.store("CONCATENATION", tensors, shape, part, attributes={"axis": axis}, channels=channels)
 
     def pad(self, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None) -> Stored:
-        """Real zeros round a tensor; paddings: (before, after) per axis."""
+        """Real zeros around a tensor; paddings: (before, after) per axis."""
         paddings = tuple((int(before), int(after)) for before, after in paddings)
         shape = [size + before + after for size, (before, after) in zip(x.shape, paddings, strict=True)]
         return self.store("PAD", [x], shape, part, attributes={"paddings": paddings}, channels=x.channels)
@@ -551,7 +552,7 @@ class Maker:
 
 
 def replace_stored(x: Stored, path: str, shape: tuple[int, ...], batch_axis: int) -> Stored:
-    """Another tensor that is stored as `x` is."""
+    """Another tensor stored like `x`."""
     return Stored(path, shape, batch_axis, x.grid, x.channels if len(shape) == x.rank else None, x.high)
 
 

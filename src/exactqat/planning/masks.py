@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks that a network is given: zeros and ones that hide scores from a softmax, or that values are multiplied by."""
+"""Masks as network inputs: zeros and ones that hide scores from a softmax, or that multiply values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .network import Constant, Network, Step
 from .refusals import Refused
 from .stored import Stored
 
-# Beyond this, softmax gives less than half a step of its grid, whatever the other scores are.
+# Beyond this, softmax returns less than half a step of its grid, whatever the other scores are.
 SURELY_MASKED = -32.0
-# What is added so far below hides a score, in whatever framework.
+# Adding a number this low hides a score in any framework.
 HIDES = -1e3
 
 
@@ -28,9 +28,9 @@ class MaskRange(NamedTuple):
 
 # The range of a mask of real numbers, which are added to scores.
 HIDING = MaskRange(SURELY_MASKED, 0.0)
-# The range of an input that is one.
+# The range of an input that is such a mask.
 TRUTH = MaskRange(0.0, 1.0)
-# A comparison of an integer of 0 and 1: whether it holds for 1, by the operator and the number beside it.
+# A comparison of an integer that is 0 or 1: whether it holds for 1, by the operator and the number compared with.
 HOLDS: dict[tuple[str, float], bool] = {
     **{("ne", 0): True, ("gt", 0): True, ("ge", 1): True, ("eq", 1): True},
     **{("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("ne", 1): False},
@@ -39,7 +39,7 @@ MOVES = ("reshape", "permute", "expand", "identity", "gather", "slice", "flip")
 
 
 def is_mask(network: Network, name: str) -> bool:
-    """Whether an input holds zeros and ones: truth values, or integers that are made such, that hide scores or, if the
+    """Whether an input holds zeros and ones: booleans, or integers converted to such, that hide scores or, if the
     example has no others, that are counted."""
     dtype = network.values[name].dtype
     if dtype in ("bool", "float32"):
@@ -60,12 +60,12 @@ def is_mask(network: Network, name: str) -> bool:
 
 
 def hides(array: np.ndarray) -> bool:
-    """Whether real numbers are 0, or so far below 0 that a score to which they are added counts no more."""
+    """Whether real numbers are 0, or so far below 0 that a score they are added to no longer counts."""
     return array.dtype.kind == "f" and bool(array.size) and bool(array.min() <= HIDES and array.max() <= 0)
 
 
 def with_examples(network: Network, examples: Sequence[Any]) -> Network:
-    """The network, with its inputs that may be masks known as such, by what the example holds.
+    """The network, with inputs that may be masks marked as such, by what the example holds.
 
     Args:
         examples: an array for each of its inputs.
@@ -79,7 +79,7 @@ def with_examples(network: Network, examples: Sequence[Any]) -> Network:
 
 
 def is_of_truth(network: Network, step: Step) -> bool:
-    """Whether a step compares something with 0 or 1, as is done with integers of 0 and 1."""
+    """Whether a step compares something with 0 or 1, as is done with integers that are 0 or 1."""
     if step.kind != "compare":
         return False
     other = step.inputs[1]
@@ -89,9 +89,9 @@ def is_of_truth(network: Network, step: Step) -> bool:
 
 
 def rows_of_tables(network: Network, name: str) -> int:
-    """How many rows an input of integers chooses from: of several tables, those of the smallest; 0: it does not.
+    """How many table rows an integer input chooses from: with several tables, those of the smallest; 0: none.
 
-    What it is compared with is a table, too, if it is more than 0 and 1: of a length, of the kind of a word.
+    What it is compared with is also a table, if it is more than 0 and 1: for a length, or the kind of a word.
     """
     known = network.constants
     read = [step for step in network.steps if step.inputs and _source(network, step.inputs[0]) == name]
@@ -102,12 +102,12 @@ def rows_of_tables(network: Network, name: str) -> int:
         return min(tables, default=0)
     compared = [step for step in read if step.kind == "compare" and not is_of_truth(network, step)]
     numbers = [known[each].data if isinstance(each, str) else each for each in (step.inputs[1] for step in compared)]
-    # All beyond the largest of these numbers is alike.
+    # All beyond the largest of these numbers is equivalent.
     return max((int(np.asarray(each).max()) + 2 for each in numbers if each is not None), default=0)
 
 
 def _source(network: Network, name: object) -> object:
-    """What a value is, before steps that change nothing on the device."""
+    """The origin of a value, before steps that change nothing on the device."""
     made_by = {step.output: step for step in network.steps}
     while name in made_by and made_by[str(name)].kind in ("identity", "reshape"):
         name = made_by[str(name)].inputs[0]
@@ -115,13 +115,13 @@ def _source(network: Network, name: object) -> object:
 
 
 def is_truth(x: Stored) -> bool:
-    """Whether it is such an input, or made of such."""
+    """Whether it is such an input, or made from such inputs."""
     rule = x.grid.root().rule
     return rule.ranges == "fixed" and rule.fixed_range == TRUTH
 
 
 def is_hiding(x: Stored) -> bool:
-    """Whether it is an input of real numbers that hide scores, in whatever shape."""
+    """Whether it is an input of real numbers that hide scores, in any shape."""
     grid = x.grid.root()
     return grid.of_inputs and grid.rule.ranges == "fixed" and grid.rule.fixed_range == HIDING
 
@@ -133,13 +133,13 @@ def are_zeros_and_ones(constant: Constant) -> bool:
 
 
 def line_in_front_of_softmax(network: Network, name: str, x: Stored, weight: float, bias: float) -> tuple[float, float]:
-    """``weight * x + bias`` of a mask in front of a softmax: no further below 0 than matters, so that the grid of the
-    scores is not all mask.
+    """``weight * x + bias`` of a mask before a softmax: no further below 0 than matters, so that the mask does not fill
+    the grid of the scores.
 
-    name: what the line gives.
+    name: the line's result.
 
     Raises:
-        Refused: so large a number is computed of a mask and goes elsewhere, or of something else than a mask.
+        Refused: a number this large is computed from a mask and goes elsewhere, or from something other than a mask.
     """
     lowest = min(bias, weight + bias)
     if lowest > HIDES:

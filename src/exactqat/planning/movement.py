@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that move values, repeat them or put others round them."""
+"""Steps that move values, repeat them or pad them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def expand(planner: Planner, step: Step) -> Stored:
 
 
 def _readers_broadcast(planner: Planner, step: Step, x: Stored) -> bool:
-    """Whether all readers come to the same result from what is not repeated."""
+    """Whether all readers get the same result without the repetition."""
     readers = planner.readers(step)
     if planner.returned(step) or not readers:
         return False
@@ -111,7 +111,7 @@ def _readers_broadcast(planner: Planner, step: Step, x: Stored) -> bool:
 
 
 def repeat(maker: Maker, x: Stored, axis: int, count: int, part: str | None = None) -> Stored:
-    """An axis of size 1 made one of size `count`."""
+    """Expands an axis of size 1 to size `count`."""
     if maker.has("GATHER"):
         return take(maker, x, axis, (0,) * count, part)
     if count <= MOST_PARTS:
@@ -121,7 +121,7 @@ def repeat(maker: Maker, x: Stored, axis: int, count: int, part: str | None = No
 
 
 def take(maker: Maker, x: Stored, axis: int, indices: Sequence[int], part: str | None = None) -> Stored:
-    """Entries of an axis by their numbers, in any order and number."""
+    """Entries of an axis by their indices, in any order and number."""
     indices = tuple(int(index) for index in indices)
     if axis == x.batch_axis:
         raise Refused(f"{word(maker.step)} along the batch; every example is computed separately")
@@ -146,7 +146,7 @@ def take(maker: Maker, x: Stored, axis: int, indices: Sequence[int], part: str |
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(start, stop, step) of the ascending runs that indices are made of."""
+    """(start, stop, step) of the ascending runs that make up the indices."""
     runs: list[tuple[int, int, int]] = []
     at = 0
     while at < len(indices):
@@ -254,7 +254,7 @@ def _with_constants(maker: Maker, operands: Sequence[Any], axis: int, shape: tup
 
 
 def place_constants(maker: Maker, placed: Sequence[tuple[int, Constant]], axis: int, size: int, rank: int) -> str:
-    """One constant that holds others from some places of an axis on, and zeros elsewhere."""
+    """One constant that holds others starting at given positions of an axis, and zeros elsewhere."""
     names: list[tuple[str, int]] = []
     rows: list[str] = []
     for start, constant in placed:
@@ -297,7 +297,8 @@ def pad(planner: Planner, step: Step) -> Stored:
 
 
 def _pads_itself(reader: Step, x: Stored, padding: Sequence[tuple[int, int]], value: float) -> bool:
-    """Whether the reader can take values of its own instead: zeros of a convolution, or what is no maximum."""
+    """Whether the reader can use its own padding instead: zeros of a convolution, or values that are never the
+    maximum."""
     axis = reader.attributes.get("channel_axis")
     if axis is None or any(padding[axis]) or any(low < 0 for pair in padding for low in pair):
         return False
@@ -310,7 +311,7 @@ def _pads_itself(reader: Step, x: Stored, padding: Sequence[tuple[int, int]], va
 
 
 def own_padding(planner: Planner, step: Step, x: Stored) -> tuple[tuple[int, int], ...]:
-    """A window's padding of its spatial axes, with that which stood in front of it."""
+    """A window's padding of its spatial axes, including a pad before it."""
     padding = [(int(before), int(after)) for before, after in step.attributes["padding"]]
     around = planner.ahead.get(str(step.inputs[0]))
     if around is not None:
@@ -323,7 +324,7 @@ def own_padding(planner: Planner, step: Step, x: Stored) -> tuple[tuple[int, int
 def padded(
     maker: Maker, x: Stored, padding: Sequence[tuple[int, int]], mode: str, value: float, part: str | None = None
 ) -> Stored:
-    """(before, after) values put round every axis, negative ones cut off."""
+    """Pads every axis with (before, after) values; negative numbers crop."""
     cuts = [
         (axis, -min(before, 0), x.shape[axis] + min(after, 0), 1)
         for axis, (before, after) in enumerate(padding)
@@ -357,7 +358,7 @@ _PAD_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def _flat_sizes(x: Stored, around: Sequence[tuple[int, int]]) -> list[int]:
-    """Sizes of a constant that differs only along the axes that are padded."""
+    """Sizes of a constant that differs only along the padded axes."""
     return [size if any(pair) else 1 for size, pair in zip(x.shape, around, strict=True)]
 
 
@@ -394,7 +395,7 @@ def resize(planner: Planner, step: Step) -> Stored:
     return x
 
 
-# mode -> the device's operator, and whether it takes the centers of the values for their places.
+# mode -> the device's operator, and whether it takes the centers of values as their positions.
 _RESIZES = {
     "nearest": ("RESIZE_NEAREST_NEIGHBOR", False),
     "nearest_exact": ("RESIZE_NEAREST_NEIGHBOR", True),
@@ -410,7 +411,7 @@ def nearest_indices(size: int, result: int, scale: float | None, centers: bool =
 
 
 def interpolation(mode: str, size: int, result: int, align_corners: bool, scale: float | None) -> np.ndarray:
-    """[result, size]: what every entry of an axis adds to every entry of the result.
+    """[result, size]: what every entry of an axis contributes to every entry of the result.
 
     Raises:
         Refused: an unknown mode.
@@ -465,7 +466,7 @@ def pixel_shuffle(planner: Planner, step: Step) -> Stored:
     channels = x.shape[axis] // factor**2
     maker = Maker(planner, step, "pixel_shuffle")
     if maker.has("DEPTH_TO_SPACE"):
-        # The device takes the place in the block as the slower part of a channel's number, the user as the faster.
+        # The device counts the position in the block as the slower part of a channel's number, the user as the faster.
         order = np.arange(x.shape[axis]).reshape(channels, factor**2).T.reshape(-1)
         if x.grid.is_int16 and channels > 1:
             x = _swapped(maker, x, axis, channels, "reordered")
@@ -482,7 +483,7 @@ def pixel_shuffle(planner: Planner, step: Step) -> Stored:
 
 
 def _swapped(maker: Maker, x: Stored, axis: int, outer: int, part: str | None = None) -> Stored:
-    """An axis of `outer` times some entries, with the outer ones as the inner: a transpose, as TFLite-Micro has no
+    """An axis of `outer` times some entries, with outer and inner ones swapped: a transpose, as TFLite-Micro has no
     GATHER in int16."""
     name = f"{part}_" if part else ""
     inner = x.shape[axis] // outer

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as the kit sees it, whatever framework it was written in: float steps from inputs to outputs.
+"""A model as the kit sees it, from any framework: float steps from inputs to outputs.
 
 `capture` (one file for each framework) makes a `Network`, `plan` reads it. Nothing here knows a framework: parameters
-are known by the user's names, what is computed from parameters alone is opaque.
+have the user's names, what is computed from parameters alone is opaque.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Value:
     """A tensor that depends on the input.
 
     Attributes:
-        shape: for a batch of one. The batch's axis holds the number of rows that one example takes: 1, or more where
-            the model folds other axes into the batch.
+        shape: for a batch of one. The batch axis holds the number of rows that one example takes: 1, or more if the
+            model folds other axes into the batch.
         batch_axis: the axis of the batch.
         dtype: "float32", or "int64" for an index such as argmax's.
-        hides: of an input: its numbers are 0, or so far below 0 that what they are added to counts no more.
-        truth: of an input of integers: those of the example are 0 or 1.
+        hides: for an input: its numbers are 0, or so far below 0 that what they are added to no longer counts.
+        truth: for an integer input: those of the example are 0 or 1.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Constant:
     """A tensor that does not depend on the input.
 
     Attributes:
-        name: unique among values and constants; of a parameter or buffer its path in the user's model.
+        name: unique among values and constants; for a parameter or buffer, its path in the user's model.
         parameter: whether it is an unchanged parameter or buffer; otherwise it is computed from `sources` by
             `expression`, or is `data`.
         trainable: some parameter it depends on requires gradients.
         sources: paths of the parameters and buffers that an expression reads.
         expression: opaque; the framework's `train` computes it from the sources at every step.
-        data: opaque; the framework's own array, where it depends on no parameter.
+        data: opaque; the framework's own array, if it depends on no parameter.
     """
 
     name: str
@@ -78,10 +78,10 @@ class Step:
     Attributes:
         kind: from the vocabulary of `KINDS`.
         inputs: names of values or constants, Python numbers, or None for an optional operand that is absent.
-        output: name of the value it makes.
+        output: name of the value it computes.
         attributes: as `KINDS` declares them. Axes are counted from 0 in the user's order, never negative.
         place: its place in the user's model.
-        module: path of the user's module that this step is the whole of (a convolution, a ReLU), else "".
+        module: path of the user's module that consists of just this step (a convolution, a ReLU), else "".
         label: the word for it in messages, as the user wrote it: "SiLU", "Conv2d", "torch.cumsum".
     """
 
@@ -96,17 +96,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Network:
-    """A whole model; it is checked when it is made.
+    """A whole model, checked on creation.
 
     Attributes:
-        inputs: names of the values it gets, in the order of its arguments (flattened).
+        inputs: names of the values it takes, in the order of its arguments (flattened).
         outputs: names of what it returns, flattened.
         values, constants: by name.
         steps: in order of execution.
         input_tree, output_tree: opaque; the framework's own description of how inputs and outputs nest.
         output_names: a name for each output made from its place in the tree: "output", "output_0", "logits", ...
         input_names: likewise: "input" for a single one, else the argument's name. Rules know inputs by these.
-        argument_names: what the user calls the inputs, a single one too: arguments, keys, input layers; files do so.
+        argument_names: what the user calls the inputs, even a single one: arguments, keys, input layers; used in files.
             Empty: as input_names.
         channels_first: whether images are [N, C, H, W] in its framework; see `files`.
     """
@@ -124,7 +124,7 @@ class Network:
     channels_first: bool = True
 
     def __post_init__(self) -> None:
-        """Refuses what is no network.
+        """Refuses an invalid network.
 
         Raises:
             ValueError: naming the step and its place, what was given and what is allowed.
@@ -149,7 +149,7 @@ class Network:
                 wrong = "is made already" if step.output in made else "is not among the values"
                 raise ValueError(f"{what} makes {step.output!r}, which {wrong}")
             made.add(step.output)
-        # An output that is a constant is the planner's to refuse, in the user's words.
+        # The planner refuses an output that is a constant, in the user's words.
         missing = [name for name in self.outputs if name not in made and name not in self.constants]
         if missing:
             raise ValueError(f"no step makes the outputs {', '.join(missing)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normalizations by each example's own statistics. The device has no operator for them: they are taken apart."""
+"""Normalizations by each example's own statistics. The device has no operator for them: they are decomposed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .planner import Planner, handles
 from .refusals import Refused, word
 from .stored import Stored
 
-# As one more value of the row, a larger epsilon takes too much of the range of the others.
+# As one more value in the row, a larger epsilon takes too much of the range of the others.
 LARGEST_EPSILON = 1e-4
-# Values of a row of length 1 are stored in steps of 1/128: of longer rows too little is left.
+# Values of a row of length 1 are stored in steps of 1/128: rows with more values keep too little precision.
 LONGEST_ROW = 1024
 
 
@@ -95,10 +95,10 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
 def _by_length(
     maker: Maker, x: Stored, weight: str | None, bias: str | None, activation: str, axis: int, epsilon: float
 ) -> Stored:
-    """What is normalized is sqrt(count) times a row of length 1, which the device has an operator for.
+    """The normalized row is sqrt(count) times a row of length 1, for which the device has an operator.
 
     Its rows are exact, however much their deviations differ; a stored deviation has 256 values for the largest and the
-    smallest alike.
+    smallest together.
     """
     first = None
     if maker.step.kind == "layer_norm":
@@ -154,7 +154,7 @@ def group_norm(planner: Planner, step: Step) -> Stored:
     return result if plain else _scaled(maker, result, weight, bias, activation, axis)
 
 
-# A shorter row than this is none on a grid: its steps are at least as wide.
+# A row shorter than this vanishes on a grid: its steps are at least as wide.
 _FINEST_STEP = 1e-5
 
 

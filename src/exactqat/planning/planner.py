@@ -24,14 +24,14 @@ Operand = Stored | Constant | float
 Handler = Callable[["Planner", Step], Stored]
 # By float kind, filled by `handles`.
 HANDLERS: dict[str, Handler] = {}
-# The grid of integers as they are: steps of 1 from 0 on; ranges know the first 256.
+# The grid of plain integers: steps of 1 from 0 on; ranges know the first 256.
 INDICES = (1.0, -128)
-# Kinds that add to an operand of another shape by themselves.
+# Kinds that broadcast to an operand of another shape by themselves.
 BROADCASTING = ("add", "sub", "mul", "div", "maximum", "minimum")
 
 
 def handles(*kinds: str) -> Callable[[Handler], Handler]:
-    """Enters what becomes of float steps of some kinds."""
+    """Registers the handler for float steps of some kinds."""
 
     def enter(handler: Handler) -> Handler:
         for kind in kinds:
@@ -51,7 +51,7 @@ class _Draft:
 
 
 class Planner:
-    """Everything that is known while a network is walked. Handlers use the methods without underscore."""
+    """Everything known while a network is walked. Handlers use the methods without underscore."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Planner:
         keep_final_activation: bool = False,
         constants_on_grids: Container[str] = (),
     ) -> None:
-        """constants_on_grids: those that are operands as they are, as a file has codes of them."""
+        """constants_on_grids: constants that are operands unchanged, as a file has codes for them."""
         self.constants_on_grids = constants_on_grids
         self.network = network
         self.book = RuleBook(rules)
@@ -72,14 +72,14 @@ class Planner:
         self.whole = whole.extents(network)
         # Recurrent layers that were unrolled, by what they read.
         self.unrolled: dict[tuple[Any, ...], Any] = {}
-        # Values of steps that were fused into one in front of what they read.
+        # Values of steps that were fused into a step before what they read.
         self.done_before: set[str] = set()
-        # By value: padding that the only reader does by itself.
+        # By value: padding that the only reader does itself.
         self.ahead: dict[str, list[tuple[int, int]]] = {}
-        # Tensors of 8 bits stored once more in 16, or the other way round, by path and the rule they are stored under.
+        # Tensors of 8 bits stored again in 16, or vice versa, by path and the rule they are stored under.
         self.converted: dict[tuple[str, Rule], Stored] = {}
         self.problems = Problems()
-        # Values that something refused has a part in.
+        # Values that depend on something refused.
         self.doubtful: set[str] = set()
         self.refused_in_int16 = False
         self._drafts: list[_Draft] = []
@@ -88,7 +88,7 @@ class Planner:
         for step in self._live:
             for name in dict.fromkeys(each for each in step.inputs if isinstance(each, str)):
                 self._readers.setdefault(name, []).append(step)
-        # Operands are identified by name, so no step is called as a constant is.
+        # Operands are identified by name, so no step shares a constant's name.
         self._taken: set[str] = set(network.constants)
         self._modules = {step.module for step in self._live if step.module}
         self.end = ""
@@ -131,13 +131,13 @@ class Planner:
             self.doubtful.update((step.output, *self._absorbed))
 
     def _is_echo(self, step: Step) -> bool:
-        """Whether a refused step reads truth values or indices that are there by a refused step: whoever mends that one
-        has other tensors here."""
+        """Whether a refused step reads booleans or indices that come from a refused step: fixing that one changes the
+        tensors here."""
         read = self.doubtful.intersection(each for each in step.inputs if isinstance(each, str))
         return any(self.network.values[name].dtype != "float32" for name in read)
 
     def _stand_in(self, step: Step) -> Stored:
-        """For a result that cannot be had, so that the rest of the model is still checked."""
+        """A stand-in for an unavailable result, so that the rest of the model is still checked."""
         value = self.network.values[step.output]
         rule = self.book.rules[0] if self.book.rules else Rule()
         channels = 1 if len(value.shape) in (2, 4) else None
@@ -188,7 +188,7 @@ class Planner:
         )
 
     def _made_constants(self, steps: Iterable[PlanStep]) -> dict[str, Constant]:
-        """Those that steps, or other constants, read."""
+        """The constants that steps, or other constants, read."""
         pending = [name for step in steps for name in (*step.operands, *_names(step.weights))]
         made: dict[str, Constant] = {}
         while pending:
@@ -229,7 +229,7 @@ class Planner:
         return PlanInput(path, path, value.shape, value.batch_axis, floating=value.dtype == "float32", rows=rows)
 
     def _asked_channels(self, name: str, rank: int) -> int | None:
-        """The axis of the channels that the first reader to care about it names; of images the second one."""
+        """The channel axis named by the first reader that cares; for images the second axis."""
         reached = {name}
         for step in self._live:
             if not reached.intersection(each for each in step.inputs if isinstance(each, str)):
@@ -266,7 +266,7 @@ class Planner:
         return path
 
     def rule(self, path: str, owner: str = "") -> Rule:
-        """The rule that decides about a stored tensor; rules for its `owner` do so too.
+        """The rule for a stored tensor; rules for its `owner` apply too.
 
         Raises:
             ValueError: there is none, or the device cannot run it.
@@ -282,7 +282,7 @@ class Planner:
     # --- what a step reads ------------------------------------------------------------------------------------------
 
     def read(self, operand: str | float | None) -> Operand:
-        """A number, a constant or a stored tensor; a constant of one value that no training moves is a number."""
+        """A number, a constant or a stored tensor; an untrained constant with one value is a number."""
         if operand is None:
             raise Refused("an operand is missing")
         if not isinstance(operand, str):
@@ -309,7 +309,7 @@ class Planner:
         return name
 
     def optional(self, step: Step, position: int) -> str | None:
-        """Likewise of one that may be absent."""
+        """Likewise for one that may be absent."""
         if position >= len(step.inputs) or step.inputs[position] is None:
             return None
         return self.constant(step, position)
@@ -327,7 +327,7 @@ class Planner:
         return self._readers.get(step.output, [])
 
     def only_reader(self, step: Step) -> Step | None:
-        """The step that alone reads a step's result; None if there are others, or the model returns it."""
+        """The only step that reads a step's result; None if there are others, or the model returns it."""
         readers = self.readers(step)
         return readers[0] if len(readers) == 1 and not self.returned(step) else None
 
@@ -336,7 +336,8 @@ class Planner:
         return step.output in self.network.outputs
 
     def following(self) -> Step | None:
-        """The only reader of what the current step and those absorbed so far make, identities aside; else None."""
+        """The only reader of what the current step and those absorbed so far compute, ignoring identities; else
+        None."""
         self._between = []
         value = self.end
         while True:
@@ -349,12 +350,12 @@ class Planner:
             self._between.append(value)
 
     def absorb(self, step: Step) -> None:
-        """Makes a step that `following` gave a part of the current one."""
+        """Makes a step returned by `following` part of the current one."""
         self._absorbed += [*self._between, step.output]
         self.end = step.output
 
     def take_activation(self) -> str:
-        """Absorbs the activation that follows, if there is one that the device fuses."""
+        """Absorbs the activation that follows, if the device can fuse it."""
         step = self.following()
         name = fused_activation(step) if step is not None else "NONE"
         if step is not None and name != "NONE":
@@ -364,7 +365,7 @@ class Planner:
     # --- what a step stores -----------------------------------------------------------------------------------------
 
     def add_constant(self, name: str, shape: Sequence[int], **how: Any) -> str:
-        """Enters a constant made by planning and returns its name."""
+        """Adds a constant made by planning and returns its name."""
         number, unique = 1, name
         while unique in self.constants or unique in self.network.values:
             number += 1
@@ -373,7 +374,7 @@ class Planner:
         return unique
 
     def derive(self, name: str, shape: Sequence[int], function: Callable[..., Any], *operands: str) -> str:
-        """Enters a constant computed from others and returns its name."""
+        """Adds a constant computed from others and returns its name."""
         constants = [self.constants[each] for each in operands]
         sources = dict.fromkeys(
             source for each in constants for source in ((each.name,) if each.parameter else each.sources)
@@ -387,11 +388,11 @@ class Planner:
         )
 
     def given(self, x: Stored) -> Stored:
-        """The input of integers as it is given, which `x` is in another shape."""
+        """The integer input as given, which is `x` in another shape."""
         return next(each for each in (self.stored[name] for name in self.network.inputs) if each.path == x.path)
 
     def draft(self, stored: Stored, step: PlanStep, operands: Sequence[Stored | str]) -> Stored:
-        """Puts a step of the plan down."""
+        """Adds a step to the plan."""
         self._drafts.append(_Draft(stored, step, list(operands)))
         return stored
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device will run, and on which grids: the `Plan` made from a `Network` and the user's rules.
 
-A step of a plan is one operator of the device (`exactqat.device`) with the tensor that it stores. Axes are in the
-user's order; the device's order is decided when the plan is lowered. Nothing here knows a framework.
+A step of a plan is one operator of the device (`exactqat.device`) with the tensor it stores. Axes are in the user's
+order; the device's order is decided when the plan is lowered. Nothing here knows a framework.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..display import listed, shortened
 from .network import Constant, Network, Place, Step
 from .rules import Rule
 
-# A range that is narrower has no usable scale; [0, 1] replaces it.
+# A narrower range has no usable scale; [0, 1] replaces it.
 SMALLEST_WIDTH = 2.0**-20
 # From the stand-in, sums on a narrower range could be too fine for the device, whose steps may differ by a factor below
 # 256: of two bits, the fewest there are, the stand-in's are thirds, and those of eight bits 255ths of the sum's range.
@@ -29,7 +29,7 @@ _FINE = 2.0**-1
 _FINEST_BRANCH = 2.0**-10
 
 
-# With so many an end of a range that lies a little off costs no input anything.
+# With this many bits, a slightly misplaced end of a range costs an input nothing.
 ENOUGH_BITS_FOR_INPUTS = 8
 
 
@@ -39,13 +39,12 @@ class Grid:
 
     Attributes:
         name: path of the first layer that stores on it.
-        rule: decides bits and how the range comes about.
+        rule: decides bits and how the range is determined.
         nonnegative: no tensor on it has values below zero.
-        writers: how many steps store tensors of their own on it.
-        fixed: (scale, zero point) where the device fixes the grid (of 8 bits, or of 16 under such a rule), or None.
-        of_inputs: nothing is stored on it but what the network is given.
-        indices: of an input of int32 whose numbers stand for themselves: below which they must be, the rows of a table;
-            else 0.
+        writers: how many steps store their own tensors on it.
+        fixed: (scale, zero point) if the device fixes the grid (of 8 bits, or of 16 under such a rule), or None.
+        of_inputs: it stores only network inputs.
+        indices: for an int32 input of plain integers, their exclusive upper bound, the rows of a table; else 0.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Grid:
 
     @property
     def trained(self) -> bool:
-        """Whether its range is learned by gradients; that of an input of 8 bits is not worth one
+        """Whether its range is learned by gradients; that of an 8-bit input is not worth it
         (docs/decisions/input-ranges.md)."""
         return self.rule.ranges == "learned" and not (self.of_inputs and self.bits >= ENOUGH_BITS_FOR_INPUTS)
 
@@ -68,12 +67,12 @@ class Grid:
 
     @property
     def dtype(self) -> str:
-        """What the device stores it in."""
+        """The dtype in which the device stores it."""
         return "int16" if self.rule.is_int16 else "int8"
 
     @property
     def fixed_range(self) -> tuple[float, float] | None:
-        """The range, if the device fixes the grid; of 16 bits the symmetric one that 32767 steps reach."""
+        """The range, if the device fixes the grid; with 16 bits the symmetric one that 32767 steps reach."""
         if self.fixed is None:
             return None
         scale, zero_point = self.fixed
@@ -82,7 +81,7 @@ class Grid:
 
     @property
     def constant_bits(self) -> int:
-        """Of constants beside its tensors, which are stored in what these are stored in."""
+        """The bits of constants used with its tensors, which are stored in the same dtype."""
         return 16 if self.rule.is_int16 else self.rule.weight_bits
 
 
@@ -90,8 +89,9 @@ class Grid:
 class Derived:
     """The `expression` of a constant that planning made from others: `function(*operands)`.
 
-    `function` takes and gives a framework's arrays and uses only what all frameworks' arrays have in common: arithmetic
-    operators, indexing, `reshape` and `clip(min=)`. So it can be differentiated where its operands are trained.
+    `function` takes and returns a framework's arrays and uses only what all frameworks' arrays have in common:
+    arithmetic operators, indexing, `reshape` and `clip(min=)`. So it can be differentiated where its operands are
+    trained.
     """
 
     function: Callable[..., Any]
@@ -104,7 +104,7 @@ class BatchNorm:
 
     training: whether statistics follow the batches until `freeze` (False: the user has frozen them).
     biased: whether the running variance takes the batch's biased one, as in Flax and Keras.
-    debiased: whether statistics begin at 0 and are divided by what they have seen of 1, as in Haiku.
+    debiased: whether statistics begin at 0 and are debiased, as in Haiku.
     """
 
     weight: str | None
@@ -142,8 +142,8 @@ class PlanStep:
     """One operator of the device and the tensor it stores.
 
     Attributes:
-        path: unique; name of the stored tensor. The user's module path where the step is a module's.
-        kind: the device operator; "" of a step with an `expression`.
+        path: unique; name of the stored tensor. The user's module path if the step is a module's.
+        kind: the device operator; "" for a step with an `expression`.
         operands: paths of steps or inputs, or names of constants (quantized per tensor as they are read, symmetric,
             narrow, by the step's rule). Weights are not among them.
         attributes: the operator's, with axes in the user's order.
@@ -152,13 +152,13 @@ class PlanStep:
         activation: NONE, RELU or RELU6, fused.
         bounds: what the function itself is clamped to in real numbers; the grid's range is the same.
         high: codes of fewer than eight bits stand at the top of int8 (see `deploy.graph.Graph`).
-        weights: of a step with weights.
-        outside: not on the device: a last function of its results, left to the program that runs it (softmax). Then
+        weights: those of a step with weights.
+        outside: not on the device: a final function of its results, left to the program that runs it (softmax). Then
             `kind` is a float kind of `network.KINDS`.
-        device_kind: of an outside step that the device computes all the same: the operator that makes its integers,
-            which stand for themselves and have no grid (the indices of argmax).
-        expression: training only: opaque, what training makes of the operand (dropout); the device does nothing. With
-            the attribute `custom_gradient` it gives the first operand a gradient, computed from the others, in
+        device_kind: for an outside step that the device computes anyway: the operator that computes its plain integers,
+            which have no grid (the indices of argmax).
+        expression: training only: opaque, what training computes from the operand (dropout); the device does nothing.
+            With the attribute `custom_gradient` it gives the first operand a gradient, computed from the others, in
             evaluation too.
         place: of the user's operation.
     """
@@ -181,7 +181,7 @@ class PlanStep:
 
     @property
     def left_out(self) -> bool:
-        """Whether files do not hold it."""
+        """Whether files leave it out."""
         return self.outside and not self.device_kind
 
 
@@ -191,8 +191,8 @@ class PlanInput:
 
     Attributes:
         name: what the user calls it.
-        axes: the user's axis that each axis of the file's tensor holds; empty: as its first reader likes it.
-        floating: whether the network was prepared for real numbers; integers are converted, if they are no indices.
+        axes: the user's axis that each axis of the file's tensor holds; empty: as its first reader prefers.
+        floating: whether the network was prepared for real numbers; integers are converted, unless they are indices.
         rows: how many rows of a table its integers choose from; 0: it holds no indices.
     """
 
@@ -208,7 +208,7 @@ class PlanInput:
 
 @dataclass(frozen=True)
 class PlanOutput:
-    """What the device gives in the place of one result of the model.
+    """What the device returns in place of one result of the model.
 
     Attributes:
         name: what the user calls the result.
@@ -226,7 +226,7 @@ ROW_HEADER = ("layer", "operator", "activation", "shape", "bits of weights", "bi
 
 
 class Row(NamedTuple):
-    """A stored tensor as people read it; None where there is none. A shape's None is the batch."""
+    """A stored tensor as shown to users; None where there is nothing. A shape's None is the batch."""
 
     path: str
     kind: str
@@ -247,14 +247,14 @@ def _off_device(step: PlanStep) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is decided before training.
+    """Everything decided before training.
 
     Attributes:
-        steps: in order of execution. Pools pad by "SAME" or "VALID" only; other padding is a step of its own. A tensor
+        steps: in order of execution. Pools pad only with "SAME" or "VALID"; other padding is a separate step. A tensor
             of rank 2 to 4 has 0, 1 or 2 spatial axes for convolutions (weight [out, in / groups, *window]).
         outputs: paths of what the model returns, flattened as in the network; with outside steps.
-        device_outputs: paths of what the device returns in their place.
-        results: how it does, one for each of them; none: of a part of a network.
+        device_outputs: paths of what the device returns instead.
+        results: how it returns them, one for each; none: for part of a network.
         constants: those of the network and those that planning made (with NumPy `data`), by name.
         unused_rules: one sentence for every rule that has no effect.
     """
@@ -278,22 +278,22 @@ class Plan:
         return path in self._by_path
 
     def grid_of_constant(self, step: PlanStep, position: int) -> str:
-        """The grid on which a constant operand lies: one under its own name, or the result's where the operator moves
-        codes. "": none, it has a scale of its own that follows its largest magnitude."""
+        """The grid of a constant operand: one under its own name, or the result's if the operator moves codes. "":
+        none, it has its own scale that follows its largest magnitude."""
         if step.operands[position] in self.grids:
             return step.operands[position]
         return step.grid if OPERATORS[step.kind].same_quantization else ""
 
     @property
     def has_a_device(self) -> bool:
-        """Whether all rules are of the kind that a device can run."""
+        """Whether a device can run all rules."""
         rules = [grid.rule for grid in self.grids.values()]
         rules += [step.weights.rule for step in self.steps if step.weights is not None]
         return not any(rule.deployment_obstacle() for rule in rules)
 
     @cached_property
     def branches(self) -> tuple[tuple[str, str], ...]:
-        """The grids of what is added up, and those of the sums: (branch, sum), without those that are given."""
+        """The grids of what is summed, and those of the sums: (branch, sum), without given ones."""
         given = {name for name, grid in self.grids.items() if grid.fixed is not None or grid.rule.ranges == "fixed"}
         pairs = [
             (self.stored(operand).grid, step.grid)
@@ -305,7 +305,7 @@ class Plan:
         return tuple((branch, total) for branch, total in pairs if branch != total and branch not in given)
 
     def rows(self) -> list[Row]:
-        """What is stored, in order of execution, to be shown."""
+        """What is stored, in order of execution, for display."""
         rows = []
         stored: list[PlanInput | PlanStep] = [*self.inputs, *self.steps]
         for each in stored:
@@ -321,7 +321,7 @@ class Plan:
         return rows
 
     def precisions(self, most: int = 3) -> str:
-        """How many layers have weights and results of how many bits, such as ", 5 W4A4, 1 W8A8"."""
+        """How many layers have which bits for weights and results, such as ", 5 W4A4, 1 W8A8"."""
         counts = Counter((row.weight_bits, row.bits) for row in self.rows() if row.weight_bits is not None)
         return "".join(f", {count} W{weight}A{result}" for (weight, result), count in counts.most_common(most))
 
@@ -374,7 +374,7 @@ class MissingData(RuntimeError):
 
 
 def without_data(names: Iterable[str]) -> str:
-    """A sentence about ranges of these names that have seen no data."""
+    """A sentence about ranges with these names that have seen no data."""
     found = list(names)
     what = f"the range of {found[0]} has" if len(found) == 1 else f"{len(found)} ranges have"
     which = "" if len(found) == 1 else f" ({listed(found)})"
@@ -384,14 +384,14 @@ def without_data(names: Iterable[str]) -> str:
 
 
 def require_data(names: Iterable[str]) -> None:
-    """Raises MissingData if there are ranges of these names without data."""
+    """Raises MissingData if there are ranges with these names without data."""
     found = [f"'{shortened(name)}'" for name in names]
     if found:
         raise MissingData(without_data(found))
 
 
 def refuse_batch(count: int, names: Iterable[str]) -> None:
-    """Raises ValueError for the `count`-th batch of a calibration if tensors of these names were not finite."""
+    """Raises ValueError for the `count`-th calibration batch if tensors with these names were not finite."""
     found = list(names)
     if found:
         others = len(found) - 1
@@ -407,10 +407,10 @@ def branch_range(
     grids: tuple[Grid, Grid],
     where: Callable[[Any, Any, Any], Any],
 ) -> tuple[Any, Any]:
-    """The range (min, max) of a branch that was always zero, or nearly: one as fine as that of the sum that reads it.
+    """The range (min, max) of a branch that was always zero, or nearly: as fine as that of the sum that reads it.
 
-    Where the sum itself is next to nothing, as in deep networks that nobody has trained, the branch's is wider: as wide
-    as `_FINEST_BRANCH`, or as the sum can read. Every other range stays what it is. `grids`: those of branch and sum;
+    If the sum itself is close to zero, as in untrained deep networks, the branch's is wider: as wide as
+    `_FINEST_BRANCH`, or as the sum can read. Every other range stays as it is. `grids`: those of branch and sum;
     `where`: the framework's.
     """
     (low, high), (total_low, total_high) = branch, total
@@ -418,7 +418,7 @@ def branch_range(
     alive = width >= SMALLEST_WIDTH
     dead = (high - low < SMALLEST_WIDTH) & alive & (width <= _FINE)
     steps = [2**grid.bits - 1 for grid in grids]
-    most = max(1, 128 * steps[0] // steps[1])  # half of what the device's steps may differ by
+    most = max(1, 128 * steps[0] // steps[1])  # half of the factor by which the device's steps may differ
     wider = _FINEST_BRANCH / where(alive, width, SMALLEST_WIDTH)
     wider = where(wider < 1, 1.0, where(wider > most, 1.0 * most, wider))
     if grids[0].nonnegative:

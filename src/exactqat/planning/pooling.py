@@ -26,7 +26,7 @@ def same_padding(size: int, window: int, stride: int) -> tuple[int, int]:
 
 
 def _sizes(step: Step, x: Stored) -> tuple[int, tuple[int, ...]]:
-    """The axis of the channels and the sizes of the others, but for the batch's."""
+    """The channel axis and the sizes of the others, except the batch's."""
     axis = int(step.attributes["channel_axis"])
     if x.rank > 4:
         raise Refused(f"{word(step)} over {x.rank - 2} axes; the device pools over at most two")
@@ -47,7 +47,7 @@ def pool(
     axis: int,
     part: str | None = None,
 ) -> Stored:
-    """One pool without padding ("VALID"), or with TensorFlow's SAME, which takes no part in the result."""
+    """One pool without padding ("VALID"), or with TensorFlow's SAME, whose padding does not affect the result."""
     spatial = iter(zip(window, strides, strict=True))
     shape = []
     for at, size in enumerate(x.shape):
@@ -61,7 +61,7 @@ def pool(
 
 
 def around(x: Stored, axis: int, padding: Pairs) -> list[tuple[int, int]]:
-    """The padding of spatial axes as one of all axes."""
+    """The padding of spatial axes as padding of all axes."""
     spatial = iter(padding)
     return [(0, 0) if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
 
@@ -90,7 +90,7 @@ def _trimmed(
     padding: Pairs,
     dilations: Sequence[int] | None,
 ) -> tuple[tuple[int, ...], Pairs]:
-    """Window and padding without what lies beyond the image, along axes with one window that covers all of it."""
+    """Window and padding without what is beyond the image, along axes with one window that covers all of it."""
     kept: list[tuple[int, tuple[int, int]]] = []
     for at, (size, side, stride, (before, after)) in enumerate(zip(sizes, window, strides, padding, strict=True)):
         covering = _inside(size, side, stride, before, after) == [(0, size)]
@@ -106,7 +106,7 @@ def _inside(size: int, side: int, stride: int, before: int, after: int) -> list[
 
 
 def below_all(maker: Maker, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None) -> Stored:
-    """Padding that is no maximum's."""
+    """Padding that is never the maximum."""
     if x.nonnegative or not maker.has("PADV2"):
         if not x.nonnegative:
             # After a ReLU zeros change no maximum.
@@ -170,7 +170,7 @@ def average_pool(planner: Planner, step: Step) -> Stored:
         _inside(size, side, stride, *pair)
         for size, side, stride, pair in zip(sizes, window, strides, reach, strict=True)
     ]
-    # What covers all of a larger image is a mean, which has a grid of its own; a pool's result keeps its input's.
+    # A pool over all of a larger image is a mean, which has its own grid; a pool's result keeps its input's.
     covers = all(each == [(0, size)] for each, size in zip(seen, sizes, strict=True)) and math.prod(sizes) > 1
     if (covers or any(map(any, reach))) and _better_by_windows(seen, factors):
         return _average_by_windows(maker, x, axis, seen, factors * (_counts(seen) / float(np.prod(window))))
@@ -181,14 +181,14 @@ def average_pool(planner: Planner, step: Step) -> Stored:
     return averaged if full else _times(maker, averaged, axis, factors)
 
 
-# A mean over padding too is multiplied by as much; steps of the grid that it is stored on are then as much wider.
+# A mean that includes padding is multiplied by this factor, which widens the steps of its grid just as much.
 _LARGEST_FACTOR = 4.0
 
 
 def _better_by_windows(seen: Sequence[Sequence[tuple[int, int]]], factors: np.ndarray) -> bool:
     """Whether to take the mean of what each window sees of the image, instead of that with all the padding.
 
-    seen: as `_inside` gives them, for each axis; factors: what the mean with the padding is multiplied by.
+    seen: as returned by `_inside`, for each axis; factors: what the mean with the padding is multiplied by.
     """
     if any(start >= stop for each in seen for start, stop in each):
         return False
@@ -216,7 +216,7 @@ def _average_by_windows(
 
 
 def _times(maker: Maker, averaged: Stored, axis: int, factors: np.ndarray) -> Stored:
-    """factors: by place."""
+    """factors: by position."""
     nonnegative = averaged.nonnegative
     if np.all(factors == factors.flat[0]):
         return maker.affine(averaged, float(factors.flat[0]), 0.0, channel_axis=axis, nonnegative=nonnegative)
@@ -234,7 +234,7 @@ def _factors(
     counts_zeros: bool,
     divisor: float | None,
 ) -> np.ndarray:
-    """By what the mean over whole windows must be multiplied, for every place of the result."""
+    """The factor for the mean over whole windows, for every position of the result."""
     counts = []
     for size, side, stride, (before, after), more in zip(sizes, window, strides, padding, over, strict=True):
         counted = np.zeros(size + before + after + more)
@@ -300,7 +300,7 @@ def adaptive_pool(planner: Planner, step: Step) -> Stored:
 def _by_windows(
     maker: Maker, x: Stored, axis: int, windows: Sequence[Sequence[tuple[int, int]]], part: str | None, average: bool
 ) -> Stored:
-    """Means or maxima of slices, along one axis after the other; of axes with one window at once.
+    """Means or maxima of slices, along one axis after the other; axes with one window are done at once.
 
     windows: (start, stop) of all windows, for each axis.
     """

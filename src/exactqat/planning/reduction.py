@@ -98,7 +98,7 @@ def largest_index(planner: Planner, step: Step) -> Stored:
 
 
 def _index(planner: Planner, step: Step) -> Stored:
-    """As the last operator of the device: its results are integers as they are, without a grid."""
+    """As the device's last operator: its results are plain integers, without a grid."""
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     maker = Maker(planner, step, "argmax")
     maker.need("ARG_MAX")

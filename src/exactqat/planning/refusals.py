@@ -17,7 +17,7 @@ class Refused(Exception):
     """One step cannot be run; the message says why and what could be done."""
 
 
-# By labels in lower case without underscores: what to do instead. Only what was tried.
+# By labels in lower case without underscores: what to do instead. Only what has been tested.
 _INSTEAD = {
     **dict.fromkeys(("conv3d", "maxpool3d", "avgpool3d", "batchnorm3d"), "use layers for images, frame by frame"),
     **dict.fromkeys(("embeddingbag", "onehot"), "use an Embedding, or look it up outside the device's network"),
@@ -37,7 +37,7 @@ class _Problem:
 
 
 class Problems:
-    """Collects refusals and makes one message of them."""
+    """Collects refusals and makes one message from them."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], _Problem] = {}
@@ -76,6 +76,6 @@ def no_operator(step: Step) -> Refused:
     what = f"{word(step)}: {reason}" if reason else f"{word(step)} has no int8 operator in this library"
     if reason and "batch" in reason:
         return Refused(f"{what}; the device computes every example separately")
-    if reason and "; give " in reason:  # it says already what to do
+    if reason and "; give " in reason:  # it already says what to do
         return Refused(what)
     return Refused(f"{what}; {_INSTEAD.get(name, 'replace it with a supported one or remove it')}")

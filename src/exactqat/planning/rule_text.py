@@ -6,7 +6,7 @@
     blocks.*        W4A8    ranges=learned
     *               W8A8
 
-W8A16: weights of 8 bits, activations of 16. Settings are `Rule`'s by name, where they are not its defaults. A name with
+W8A16: 8-bit weights, 16-bit activations. Settings are `Rule`'s by name, if they are not its defaults. A name with
 spaces is written in quotes; what follows # is a comment.
 """
 
@@ -23,16 +23,16 @@ from .rules import Rule, checked_rules
 
 _BITS = re.compile(r"W(\d+)A(\d+)", re.IGNORECASE | re.ASCII)
 _NAMED = ("match", "weight_bits", "activation_bits")
-# The settings by name with their defaults, whose types say how they are read.
+# The settings by name with their defaults, whose types determine how they are parsed.
 _SETTINGS = {each.name: each.default for each in fields(Rule) if each.name not in _NAMED}
 _TRUTHS = {"true": True, "false": False}
 
 
 def rules_text(rules: Rule | Iterable[Rule], comment: str = "") -> str:
-    """The text of rules, which `parse_rules` reads again.
+    """The text of rules, which `parse_rules` can read.
 
     Args:
-        comment: lines that are written above them.
+        comment: lines written above them.
     """
     rows = [("# layer", "bits", "")]
     for rule in checked_rules(rules):
@@ -55,7 +55,7 @@ def parse_rules(text: str, where: str = "rules") -> tuple[Rule, ...]:
         where: what errors call the text.
 
     Raises:
-        ValueError: a line is none of a rule; it is named by its number.
+        ValueError: a line is not a rule; it is named by its number.
     """
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -82,7 +82,7 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
 
     Raises:
         OSError: there is no such file.
-        ValueError: a line is none of a rule; it is named by its number.
+        ValueError: a line is not a rule; it is named by its number.
     """
     path = Path(path)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-# How a range comes about; see `Rule`.
+# How a range is determined; see `Rule`.
 RangePolicy = Literal["ema", "last_batch", "percentile", "min_max", "learned", "fixed"]
 RANGE_POLICIES = get_args(RangePolicy)
 
@@ -27,7 +27,7 @@ class Rule:
         weight_bits: 2..8. Weights are exported in int8 containers whatever their bits.
         activation_bits: 2..8 or 16, for the tensor that the layer stores; 9..15 for training only. With 16 the device
             stores int16 and multiplies it by int8 weights (TensorFlow Lite's 16x8), for signals such as audio and
-            pictures that need more than 8 bits. Such a range is symmetric, ``[-a, a]``, whatever the tensor's values.
+            images that need more than 8 bits. Such a range is symmetric, ``[-a, a]``, whatever the tensor's values.
             Tensors are converted where layers of 8 and 16 bits meet.
         per_channel: one weight scale per output channel; otherwise one per tensor.
         symmetric: weight range is ``[-a, a]``; the device requires it.
@@ -109,7 +109,7 @@ class Rule:
 
 
 def checked_rules(rules: Rule | Iterable[Rule] | None) -> tuple[Rule, ...]:
-    """Rules as a tuple; a single rule is a list of one, None the defaults for all layers.
+    """Rules as a tuple; a single rule becomes a tuple of one, None the defaults for all layers.
 
     Raises:
         TypeError: something else is given.

@@ -26,7 +26,7 @@ MOST_TIME_STEPS = 512
 
 @handles("attention")
 def attention(planner: Planner, step: Step) -> Stored:
-    # What is learned may ask, or be asked, in place of the input: pooling by attention, memories.
+    # Learned tensors may be queries, or keys, instead of the input: attention pooling, memories.
     query, key, value = (planner.read(each) for each in step.inputs[:3])
     attributes = step.attributes
     maker = Maker(planner, step, "attention")
@@ -72,9 +72,9 @@ def attention(planner: Planner, step: Step) -> Stored:
 
 
 class Cell(Protocol):
-    """What one step of a recurrent layer is made of: tensors of the plan, or of a network that is being captured.
+    """What one step of a recurrent layer is made of: tensors of the plan, or of a network being captured.
 
-    role: what a result is, by which the plan names it.
+    role: what a result is; the plan names it accordingly.
 
     Attributes:
         reset_after: a GRU's reset gate multiplies the product with the state; else the state.
@@ -95,7 +95,7 @@ class Cell(Protocol):
         raise NotImplementedError
 
     def product(self, state: Any, first: int, count: int) -> Any:
-        """What the state adds to some neighbouring gates."""
+        """What the state contributes to some neighbouring gates."""
         raise NotImplementedError
 
     def function(self, x: Any, role: str) -> Any:
@@ -153,7 +153,7 @@ def _rnn(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, None]:
     return cell.function(total, "state"), None
 
 
-# Of what the input adds to all gates, the state and the memory (None: zero): the next state and memory.
+# From the input's contribution to all gates, the state and the memory (None: zero): the next state and memory.
 CELLS: dict[str, Callable[[Cell, Any, Any, Any], tuple[Any, Any]]] = {"lstm": _lstm, "gru": _gru, "rnn": _rnn}
 
 
@@ -166,10 +166,10 @@ def over_time(
     state: Any = None,
     kept: Callable[[int, Any, Any], Any] | None = None,
 ) -> tuple[list[Any], Any, Any]:
-    """The states in the order of time, the last one, and the last memory.
+    """The states in time order, the last one, and the last memory.
 
-    entry: of a time, and whether it is the first without a state: what the input adds to all gates there. kept: of a
-    time, what is new there and what was before (None: zero): what is taken on.
+    entry: a function of a time, and whether it is the first without a state: the input's contribution to all gates
+    there. kept: a function of a time, the new value and the one before (None: zero): the value that is carried on.
     """
     memory: Any = None
     made: dict[int, Any] = {}
@@ -185,12 +185,12 @@ def over_time(
 
 @dataclass
 class _PlannedCell:
-    """One layer of one direction, unrolled over the axis of time, which all tensors keep.
+    """One layer in one direction, unrolled over the time axis, which all tensors keep.
 
-    What is stored again at every step has one grid for all of them.
+    Tensors stored at every step share one grid over all steps.
 
     Attributes:
-        x: [batch, time, gates * hidden] (or time first): what the input adds to every gate.
+        x: [batch, time, gates * hidden] (or time first): the input's contribution to every gate.
         bias: the name of the bias of the state's product, or None.
     """
 
@@ -211,20 +211,20 @@ class _PlannedCell:
         return f"{self.prefix}_{self.at}" if role == "state" else f"{self.prefix}_{self.at}_{role}"
 
     def entry(self, at: int, starts: bool) -> Stored:
-        """What the input adds at one time."""
+        """The input's contribution at one time."""
         self.at, self.starts = at, starts
         if self.x.shape[self.time] == 1:
             return self.x
         return self.maker.slice(self.x, [(self.time, at, at + 1, 1)], self.named("input"))
 
     def _kept(self, role: str, stored: Stored) -> Stored:
-        """The result of one step, on the grid of the earlier ones; a first step may compute another one."""
+        """The result of one step, on the grid of the earlier ones; a first step may compute it differently."""
         if not self.starts or role in ("state", "memory"):
             self.stored.setdefault(role, stored).grid.join(stored.grid)
         return stored
 
     def combine(self, kind: str, one: Any, other: Any, role: str) -> Stored:
-        if isinstance(one, float):  # 1: what is left of a share
+        if isinstance(one, float):  # 1: the rest of a share
             return self.maker.affine(other, -1.0, 1.0, self.named(role), bounds=(0.0, 1.0))
         function = {"add": self.maker.add, "sub": self.maker.subtract, "mul": self.maker.multiply}[kind]
         return self._kept(role, function(one, other, self.named(role)))

@@ -10,7 +10,7 @@ from .rules import Rule
 
 
 class SharedGrid:
-    """The grid of one or several tensors while planning goes on: grids that must be one are joined."""
+    """The grid of one or several tensors during planning: grids that must be one are joined."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Stored:
     """A tensor that the device stores.
 
     Attributes:
-        channels: the axis that holds channels or features, where that is known.
+        channels: the axis that holds channels or features, if known.
         high: see `PlanStep.high`.
     """
 

@@ -21,7 +21,7 @@ LARGEST_DENSE_WEIGHT = 2**22
 
 
 def batch_norm_of(planner: Planner, step: Step) -> BatchNorm:
-    """The batch norm that a step is.
+    """The batch norm of a step.
 
     Raises:
         Refused: it has no running statistics.
@@ -59,7 +59,7 @@ def take_batch_norm(planner: Planner, channel_axis: int) -> BatchNorm | None:
 def take_after_reshape(planner: Planner, x_shape: tuple[int, ...], channel_axis: int) -> tuple[BatchNorm | None, str]:
     """The batch norm, and the activation after it, of a result where only the leading axes were joined or split.
 
-    The reshape stays and reads what is normalized already.
+    The reshape stays and reads what is already normalized.
     """
     reshape = planner.following()
     if reshape is None or reshape.kind != "reshape" or channel_axis != len(x_shape) - 1:
@@ -222,7 +222,7 @@ def _is_weight(constant: Constant, x: Stored, axis: int) -> bool:
 
 
 def _over_rows(planner: Planner, step: Step, constant: Constant, x: Stored) -> Stored:
-    """A matrix [out, in] from the left: a 1x1 convolution whose channels are the last axis but one."""
+    """A matrix [out, in] from the left: a 1x1 convolution whose channels are the second-to-last axis."""
     outputs, inputs = constant.shape[-2:]
     spatial = x.rank - 2
     maker = Maker(planner, step, "matmul")
@@ -250,7 +250,7 @@ def _take_bias(planner: Planner, count: int) -> str | None:
 
 
 def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = None, adj_y: bool = False) -> Stored:
-    """``a @ b``, over leading axes that broadcast; adj_y: the last two axes of b stand the other way round."""
+    """``a @ b``, over leading axes that broadcast; adj_y: the last two axes of b are swapped."""
     if not maker.has("BATCH_MATMUL"):
         maker.need("BATCH_MATMUL")
     shapes = [each.shape if isinstance(each, Stored) else maker.planner.constants[each].shape for each in (a, b)]

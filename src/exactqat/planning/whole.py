@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole numbers that a network computes of masks, and by which it looks up rows: positions, which it counts.
+"""Whole numbers that a network computes from masks and uses to look up rows: positions, which it counts.
 
-They lie on grids of scale 1, on which the device's sums and products of such numbers are exact.
+They are on grids of scale 1, on which the device's sums and products of such numbers are exact.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .rules import Rule
 Ends = tuple[int, int]
 # What grids of scale 1 hold: bits, and the range.
 _GRIDS: tuple[tuple[int, Ends], ...] = ((8, (0, 255)), (8, (-128, 127)), (16, (-32767, 32767)))
-# Beyond this, 15 bits of a multiplier, as kernels of int16 have them, are not enough for the next number.
+# Beyond this, the 15 bits of a multiplier in int16 kernels are not enough for the next number.
 LARGEST = 2**13
 
 
 def extents(network: Network) -> Mapping[str, Ends]:
-    """The least and the largest that values can be: of those that row numbers are computed from, and of row numbers."""
+    """The smallest and the largest possible values: of row numbers, and of what they are computed from."""
     given = [name for name in network.inputs if not masks.rows_of_tables(network, name)]
     known: dict[str, Ends] = {name: (0, 1) for name in given if masks.is_mask(network, name)}
     for step in network.steps:
@@ -64,7 +64,7 @@ def _extent(network: Network, step: Step, known: Mapping[str, Ends]) -> Ends | N
 
 
 def _of_product(network: Network, step: Step, known: Mapping[str, Ends]) -> Ends | None:
-    """Of sums by a matrix of whole numbers."""
+    """Likewise for sums with a matrix of whole numbers."""
     ends, matrix = known.get(str(step.inputs[0])), _numbers(network, step.inputs[1])
     if ends is None or matrix is None or any(each is not None for each in step.inputs[2:]):
         return None
@@ -80,7 +80,7 @@ def _ends(network: Network, operand: object, known: Mapping[str, Ends]) -> Ends 
 
 
 def _numbers(network: Network, operand: object) -> np.ndarray | None:
-    """Whole numbers that nothing changes; None if it is something else."""
+    """Constant whole numbers; None if it is something else."""
     held = network.constants.get(operand) if isinstance(operand, str) else None
     data = (None if held is None or held.trainable else held.data) if isinstance(operand, str) else operand
     numbers = None if data is None else np.asarray(data, np.float64)
@@ -89,13 +89,13 @@ def _numbers(network: Network, operand: object) -> np.ndarray | None:
 
 
 def on_whole_grid(rule: Rule, ends: Ends) -> Rule:
-    """The rule, of what lies on a grid of scale 1 that reaches from end to end."""
+    """The rule for a tensor on a grid of scale 1 that reaches from end to end."""
     bits, (low, high) = next(each for each in _GRIDS if each[1][0] <= ends[0] and ends[1] <= each[1][1])
     return replace(rule, activation_bits=bits, ranges="fixed", fixed_range=(float(low), float(high)))
 
 
 def is_on_whole_grid(rule: Rule) -> bool:
-    """Whether the rule is such a one."""
+    """Whether it is such a rule."""
     grids = [(bits, tuple(map(float, ends))) for bits, ends in _GRIDS]
     return rule.ranges == "fixed" and (rule.activation_bits, rule.fixed_range) in grids
 

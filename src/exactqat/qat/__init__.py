@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantization-aware training: `prepare` a model by rules, `calibrate`, train, `freeze`, train on, deploy.
 
-`prepare` takes models of PyTorch, Keras and JAX; `qat.torch`, `qat.keras` and `qat.jax` are the kits by name.
+`prepare` takes PyTorch, Keras and JAX models; `qat.torch`, `qat.keras` and `qat.jax` are the kits by name.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ROOMS = {
     ".surface": ("calibrate", "freeze", "prepare"),
     "..train.torch.prepared": ("PreparedModel",),
 }
-# Modules, whole: `qat.jax.prepare`.
+# Whole modules: `qat.jax.prepare`.
 _MODULES = ("distributed", "jax", "keras", "tfmot", "torch")
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a model will go to a device, and what becomes of it there, before anything is trained."""
+"""Whether a model will run on a device, and what becomes of it there, before anything is trained."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Explanation:
     """What `explain` found.
 
     Attributes:
-        device: which device was asked about, a name of `deploy.PROFILES`.
+        device: the device asked about, a name in `deploy.PROFILES`.
         refusal: why the model cannot be prepared for it, with every place and what to do instead; empty if it can.
-        warnings: what preparing the model warned of, a sentence each.
-        graph: the operators of the device in their order, with the shapes of their results; None if refused. Its
-            scales come from random numbers: look at its structure, not at its integers.
+        warnings: the warnings from preparing the model, a sentence each.
+        graph: the device's operators in order, with the shapes of their results; None if refused. Its scales come from
+            random numbers: look at its structure, not at its integers.
         footprint: bytes of the file, memory of the tensors on a microcontroller, multiply-adds for one example;
             None if refused, or where the packages that write files are not installed.
-        not_exact: kinds of operators among them for which the simulation's integers are not shown to equal the
+        not_exact: kinds of operators in the graph for which the simulation's integers are not shown to equal the
             device's.
     """
 
@@ -45,7 +45,7 @@ class Explanation:
     not_exact: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether the model will go."""
+        """Whether the model will run on the device."""
         return not self.refusal
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -107,22 +107,23 @@ def explain(
     keep_final_activation: bool | None = None,
     check: bool = False,
 ) -> Explanation:
-    """Whether a model will go to a device, as which operators and how large, without training it.
+    """Says whether a model will run on a device, as which operators and how large, without training it.
 
-    The model is prepared, its ranges are set from random numbers, and it is frozen and lowered; nothing of it changes.
+    The model is prepared, its ranges are set from random numbers, and it is frozen and lowered; the original does not
+    change.
 
     Args:
-        model: what `prepare` takes: a PyTorch module, a Keras model, a module of Flax, or a function of
-            ``(params, *arguments)`` for JAX.
-        example: a batch as the model gets it, as for `prepare`. Models of Keras that know their sizes need none.
+        model: what `prepare` takes: a PyTorch module, a Keras model, a Flax module, or a function of ``(params,
+            *arguments)`` for JAX.
+        example: a batch as the model takes it, as for `prepare`. Keras models that know their sizes need none.
         variables: the parameters of a JAX function, or the variables of a Flax Linen module.
         rules: settings by the paths of layers; see `Rule`.
-        device: a name of `deploy.PROFILES`.
+        device: a name in `deploy.PROFILES`.
         keep_final_activation: as for `prepare`.
         check: compare the prepared network with the model too, as `prepare` does by default.
 
     Raises:
-        TypeError: the model is of no framework that can be prepared, or an argument is missing.
+        TypeError: the model's framework is not supported, or an argument is missing.
         ValueError: there is no such device, or a rule cannot be used.
     """
     device = profile_named(device).name
@@ -147,7 +148,7 @@ def explain(
 
 
 def _sentences(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
-    """Those of this package: about ranges nothing can be said before there are data."""
+    """This package's warnings, except those about ranges, which mean nothing before there is data."""
     kept = [each for each in caught if each.category.__module__.startswith("exactqat.") and _concerns(each.category)]
     return tuple(dict.fromkeys(str(each.message) for each in kept))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a quantized .onnx file is, beside its runtime."""
+"""What a quantized .onnx file is, compared with its runtime."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ def inspect_onnx(
     seconds: float = SECONDS,
     progress: Callable[[str], None] | None = None,
 ) -> Inspection:
-    """`deploy.inspect` for a quantized .onnx file, in QDQ or QOperator format: what is in it, run on onnxruntime beside
-    the simulation.
+    """`deploy.inspect` for a quantized .onnx file, in QDQ or QOperator format: what is in it, run on onnxruntime and
+    compared with the simulation.
 
-    Equality is claimed of operators that others write as `deploy.write_onnx` does, in files whose codes are uint8.
+    Equality is claimed for operators that other tools write as `deploy.write_onnx` does, in files whose codes are
+    uint8.
 
     Args:
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names, or a sequence in
-            their order, each with the file's axes. Real numbers are quantized; integers are codes, and lie as in
+            their order, each with the file's axes. Real numbers are quantized; integers are codes, laid out as in
             `Inspection.layers`, channels last. None: random codes.
-        examples: how many random examples, or how many of `data` at most.
-        devices: whose runtimes run the file; by default "onnxruntime-x86" where this processor computes as it.
-        seed: of the random codes.
-        seconds: after which a process that runs a device, or simulates it, is ended.
+        examples: how many random examples, or at most how many of `data`.
+        devices: whose runtimes run the file; by default "onnxruntime-x86" if this processor computes the same.
+        seed: for the random codes.
+        seconds: time limit for a process that runs or simulates a device.
         progress: called with what is done next.
 
     Raises:
         OSError: the file cannot be read.
         Refusal: it is damaged, or in real numbers.
-        UnsupportedOperator: a part of it has no integers here that are the file's; every one is named.
+        UnsupportedOperator: a part of it cannot be computed here in the file's integers; every such part is named.
         ValueError: the data or another argument does not fit.
     """
     if progress is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization-aware training for JAX: `prepare` a function, a Flax Linen or an NNX module, train by pure functions.
+"""Quantization-aware training for JAX: `prepare` a function, a Flax Linen or an NNX module, train with pure functions.
 
     prepared = qat.jax.prepare(apply, params, example)
     params, state = prepared.init()
@@ -8,7 +8,7 @@
     params, state = prepared.freeze(params, state)
     graph = prepared.lower(params, state)
 
-`prepare_file` makes the same of the `Graph` of a file.
+`prepare_file` does the same for the `Graph` of a file.
 
 `params` and `state` are trees of arrays: `jax.jit`, `jax.grad`, `jax.lax.scan` and Optax take them as they are.
 """

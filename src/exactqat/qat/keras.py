@@ -8,7 +8,7 @@ qat.keras.freeze(model)
 model.fit(...)
 graph = deploy.lower(model)
 
-`prepare_file` makes the same of the `Graph` of a file.
+`prepare_file` does the same for the `Graph` of a file.
 """
 
 from ..train.keras.from_file import prepare_file

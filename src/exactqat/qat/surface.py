@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`prepare`, `calibrate` and `freeze` for every framework: the model says which one it is of."""
+"""`prepare`, `calibrate` and `freeze` for every framework, chosen by the model's type."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ def prepare(
 
     Args:
         model: a PyTorch module, a Keras model, a Flax module, or a function of ``(params, *arguments)`` for JAX. It is
-            not changed. Or what `deploy.read_tflite` or `deploy.read_onnx` gives, which becomes a PyTorch module
-            (`qat.jax.prepare_file` and `qat.keras.prepare_file` are for the others). One in integers computes these
-            once it is frozen, until a step of training moves them; it takes `device` and `check` alone, as its grids
-            stay the file's. One in float32 is quantized by `rules`, as any model.
-        example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
-            Its values do not matter, nor does the number of examples. Models of Keras that know their sizes need none.
-        rules: settings by the paths of layers; see `Rule`. The first match decides. The input is called ``"input"``,
-            several ones by the names of the arguments.
+            not changed. It may also be what `deploy.read_tflite` or `deploy.read_onnx` returns, which becomes a PyTorch
+            module (`qat.jax.prepare_file` and `qat.keras.prepare_file` are for the others). A file in integers computes
+            these once it is frozen, until a training step moves them; it takes only `device` and `check`, as its grids
+            stay the file's. A file in float32 is quantized by `rules`, like any model.
+        example: a batch as the model takes it: an array, or a tuple of positional or a dictionary of keyword arguments.
+            Its values do not matter, nor does the number of examples. Keras models that know their sizes need none.
+        rules: settings by the paths of layers; see `Rule`. The first match decides. A single input is called
+            ``"input"``; several have the names of their arguments.
         variables: the parameters of a JAX function, or the variables of a Flax Linen module; for no other model.
-        device: whose integers the network computes once it is frozen, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
-            ``"xnnpack-arm64"``, ``"reference"``, ``"micro"`` or ``"onnxruntime-x86"``. None: it stays fake
-            quantization, which rounds sums otherwise (up to some percent of a deep network's codes).
+        device: the device whose integers the network computes once it is frozen, a name in `deploy.PROFILES`:
+            ``"xnnpack-x86"``, ``"xnnpack-arm64"``, ``"reference"``, ``"micro"`` or ``"onnxruntime-x86"``. None: it
+            stays fake quantization, which rounds sums differently (up to a few percent of a deep network's codes).
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
-        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax at the very end is a part of the file.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax at the very end is part of the file.
             None: it is not, with a `FinalActivationWarning`.
-        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
-            and buffers, in training and evaluation and for several sizes of batches.
+        check: run the model alongside the prepared one, with quantization and randomness off, and compare results,
+            gradients and buffers, in training and evaluation and for several sizes of batches.
 
     Returns:
         What the framework's own `prepare` returns: a `qat.torch.PreparedModel`, a `qat.keras.PreparedModel`, or a
-        `qat.jax.Prepared`, whose parameters and state are outside of it.
+        `qat.jax.Prepared`, whose parameters and state are kept outside it.
 
     Raises:
         UnsupportedOperator: a part of the model cannot run on the device, or was not captured as it is; every place is
             named.
         ValueError: no rule matches a layer, a rule cannot be deployed, or there is no such device.
-        TypeError: the model is of no framework, or an argument is missing or not what the model takes.
+        TypeError: the model's framework is not supported, or an argument is missing or not what the model takes.
     """
     options: dict[str, Any] = {
         "device": device,
@@ -92,16 +92,16 @@ def calibrate(model: Any, batches: Iterable[Any], restart: bool = False) -> None
     """Sets all activation ranges from data: runs the float network, in evaluation mode, over `batches` of inputs.
 
     Args:
-        model: a prepared PyTorch or Keras model. For JAX it is a method, as parameters and state are outside of the
+        model: a prepared PyTorch or Keras model. For JAX it is a method, as parameters and state are kept outside the
             model: ``params, state = prepared.calibrate(params, state, batches)``.
         batches: each an array, or a tuple of positional or a dictionary of keyword arguments. A loader of ``(x, y)``
             will do for a model that takes one argument: `y` is left out.
         restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
-            Ranges that are learned begin again, too.
+            Learned ranges start over, too.
 
     Raises:
-        ValueError: the model is frozen, there is no batch, or one gives values that are not finite. Ranges are then as
-            they were before.
+        ValueError: the model is frozen, there is no batch, or one gives values that are not finite. The ranges then
+            stay as they were.
         TypeError: batches is one array, one of them is not what the model takes, or the model is not prepared.
     """
     _prepared(model).calibrate(model, batches, restart)
@@ -118,8 +118,7 @@ def freeze(model: Any) -> None:
             state)``.
 
     Warns (`UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training batches, and
-    (`RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take them beside one
-    another.
+    (`RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take them together.
 
     Raises:
         ValueError: a range or a batch norm's statistics are not finite.
@@ -130,10 +129,10 @@ def freeze(model: Any) -> None:
 
 
 def _prepared(model: Any) -> Any:
-    """The file of `calibrate` and `freeze` for a prepared model.
+    """The module with `calibrate` and `freeze` for a prepared model.
 
     Raises:
-        TypeError: they are methods, as for JAX, or the model is of no framework.
+        TypeError: they are methods, as for JAX, or the model's framework is not supported.
     """
     framework = kit_of(model)
     if framework == "jax":
@@ -145,7 +144,7 @@ def _prepared(model: Any) -> Any:
 
 
 def _file(framework: str, name: str) -> Any:
-    """A file of a framework's training, imported when it is needed."""
+    """A module of a framework's training, imported when it is needed."""
     return import_module(f"exactqat.train.{framework}.{name}")
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people look at: the page on a job, its charts and findings, finished jobs side by side."""
+"""What users look at: the page on a job, its charts and findings, finished jobs side by side."""

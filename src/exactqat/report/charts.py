@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report's charts, drawn by matplotlib as vectors whose colors and letters are the page's.
 
-Each is as wide as a phone's screen, so that its letters can be read there; the page puts them beside one another where
-there is room.
+Each is as wide as a phone's screen, so that its letters can be read there; the page shows them side by side where there
+is room.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ METHOD_COLORS = dict(
 METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^osP", strict=True))
 PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43", "#b02a37", "#6fa8dc", "#f2b77c", "#6b7280")
 PRECISION_LINES = ("-", "--", ":", "-.")
-# Characters of a name in a picture, which has to hold the longest.
+# The most characters of a name in a picture, which has to fit the longest.
 DRAWN_LENGTH = 20
-# Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown at a smaller part of it.
+# Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown smaller than that.
 WIDTH, HEIGHT, SMALLEST = 4.6, 3.1, 0.85
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "exactqat", "font.size": 11, "axes.titlesize": 11, "legend.fontsize": 10,
     "text.color": INK, "axes.edgecolor": NOTE, "axes.labelcolor": INK, "xtick.color": NOTE, "ytick.color": NOTE,
     "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.titlelocation": "left", "legend.frameon": False,
-    # Names are names: dollars are no mathematics, and what a user's own style does with text is not tried.
+    # Names are names: dollar signs are not math, and a user's own text style is not used.
     "text.parse_math": False, "text.usetex": False, "axes.unicode_minus": True, "axes.formatter.use_mathtext": False,
 }  # fmt: skip
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """While it lasts, matplotlib draws in STYLE, whatever the user's is."""
+    """In this context, matplotlib draws in STYLE, whatever the user's style."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
@@ -63,17 +63,17 @@ def svg(figure: Figure, caption: str) -> str:
     """A figure of the page."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # The reader's letters are drawn, not those that matplotlib has here.
+        # The reader's fonts are used, not those that matplotlib has here.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     drawn = buffer.getvalue()
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawn, flags=re.DOTALL)
-    # Other pictures of the page have the same ones; those that are pointed at are made from what they name.
+    # Other pictures on the page have the same ids; those that are referenced are made from what they name.
     drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
     drawn = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", drawn)
     width = figure.get_figwidth() * 72
-    # What is wider than a phone is scrolled there, at its own size.
+    # What is wider than a phone scrolls there, at its own size.
     smallest = width * (SMALLEST if width <= WIDTH * 72 else 1.1)
     drawn = re.sub(
         r'<svg\s[^>]*?(viewBox="[^"]*")[^>]*>',
@@ -106,7 +106,7 @@ def _below(figure: Figure, axes: Axes, columns: int = 2) -> None:
 
 
 def accuracies(results: Results) -> str:
-    """A bar for each network, on the device where it is quantized."""
+    """A bar for each network; quantized ones on the device."""
     rows: list[tuple[str, float, str]] = [("float32", results.float_test_accuracy, FLOAT_COLOR)]
     places = [0.0]
     for precision in results.settings.precisions:
@@ -126,7 +126,7 @@ def accuracies(results: Results) -> str:
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlim(floor, floor + (max(max(heights), floor + 0.05) - floor) * 1.05)
-    # Whole percents, and few: names at the left may leave little room.
+    # Whole percentages, and few: names at the left may leave little room.
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(Exactly(percent=True))
     axes.set_xlabel("test accuracy" + (f" (the axis starts at {floor:.0%})" if floor else ""))
@@ -136,10 +136,10 @@ def accuracies(results: Results) -> str:
 
 
 class Exactly(Formatter):
-    """Ticks are what they say: with as many decimals as all of them together take.
+    """Ticks are exactly what they say, with as many decimals as all of them need.
 
     Args:
-        percent: of shares, which end at 1.
+        percent: for shares, which end at 1.
     """
 
     def __init__(self, percent: bool = False) -> None:
@@ -171,7 +171,7 @@ def accuracy_and_size(results: Results) -> str:
         name = outcome.method.name
         size, accuracy = findings.packed_bytes(outcome), outcome.device_accuracy
         points.append((size, accuracy))
-        # Networks of as many bits for a weight stand above one another.
+        # Networks with equal weight bits are above one another.
         top, label = tops.get(size, (0.0, outcome.precision.upper()))
         alike = label == outcome.precision.upper()
         tops[size] = max(top, accuracy), label if alike else f"W{results.settings.precisions[outcome.precision][0]}"
@@ -229,7 +229,8 @@ def _size_axes(
     columns: int,
     lines: Sequence[Sequence[tuple[float, float, str]]] = (),
 ) -> None:
-    """Sizes from left to right, accuracies upwards; names of points, beside what is shown, points and lines."""
+    """Sizes from left to right, accuracies upwards; `named`: names of points; `shown`: all points; `lines`: the
+    lines."""
     sizes = [size for size, _ in shown]
     axes.margins(x=0.12, y=0.22)
     if max(sizes) > 3 * min(sizes):
@@ -243,7 +244,7 @@ def _size_axes(
         ticks = MaxNLocator(4).tick_values(low, high)
         axes.xaxis.set_major_locator(FixedLocator([tick * unit for tick in ticks if low <= tick <= high]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
-    # Accuracies that are all the same are shown beside one another, not enlarged.
+    # Accuracies that are all equal are shown side by side, not enlarged.
     low, high = axes.get_ylim()
     if high - low < 0.05:
         low, high = (low + high) / 2 - 0.025, (low + high) / 2 + 0.025
@@ -264,7 +265,7 @@ def _labelled(
     shown: Sequence[tuple[float, float]],
     lines: Sequence[Sequence[tuple[float, float, str]]],
 ) -> None:
-    """Names points (x, y, name), each where no other name, marker or line is, as near as that can be."""
+    """Names points (x, y, name), each as near as possible without covering another name, marker or line."""
     figure.draw_without_rendering()
     unit = 72 / figure.dpi
     inside = axes.get_window_extent()
@@ -307,7 +308,7 @@ def _labelled(
 
 
 def _accuracies_between(low: float, high: float) -> list[float]:
-    """Ticks of an axis that leaves room for names beyond what an accuracy can be."""
+    """Ticks of an axis that leaves room for names beyond the possible accuracies."""
     return [tick for tick in MaxNLocator(6).tick_values(low, high) if max(low, 0.0) <= tick <= min(high, 1.0) + 1e-9]
 
 
@@ -345,7 +346,7 @@ def curves(results: Results) -> list[str]:
             for number, (label, color, history) in enumerate(histories):
                 values = history.loss if what == "loss" else history.validation_accuracy
                 epochs = np.arange(1, len(values) + 1)
-                # A line of one epoch would not be seen, nor one under another that is as wide.
+                # A line of one epoch would be invisible, as would one under another of the same width.
                 marker, wider = "o" if len(values) == 1 else "", len(histories) - 1 - number
                 axes.plot(
                     epochs, values, color=color, label=label, linewidth=1.4 + 1.6 * wider, marker=marker,
@@ -378,7 +379,7 @@ def curves(results: Results) -> list[str]:
 
 
 def _loss_axis(axes: Axes, values: Sequence[float]) -> None:
-    """By powers where it falls far, and in full numbers."""
+    """Logarithmic if the loss falls far, with full numbers."""
     if min(values) > 0 and max(values) > 5 * min(values):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -426,7 +427,7 @@ def noise(outcomes: Sequence[Outcome]) -> str:
 
 
 def _tail(name: str) -> str:
-    """The end of a layer's path, which tells it from its neighbours."""
+    """The end of a layer's path, which distinguishes it from its neighbours."""
     name = shortened(name, len(name) * 10)
     return name if len(name) <= DRAWN_LENGTH + 4 else "…" + name[-DRAWN_LENGTH - 3 :]
 
@@ -452,7 +453,7 @@ def _channels_first(layer: WeightedLayer, weight: Tensor) -> Tensor:
 
 
 def weight_ranges(outcome: Outcome) -> list[str]:
-    """Of every channel of one layer, before and after batch norm is folded in."""
+    """Ranges of every channel of one layer, before and after batch norm is folded in."""
     _, layer = shown_layer(outcome)
     weight = _channels_first(layer, layer.weight_source())
     factor = layer.grid().factor.detach()
@@ -469,7 +470,7 @@ def weight_ranges(outcome: Outcome) -> list[str]:
         ratio = limit / max(magnitude[magnitude > 0].min(initial=np.inf), 1e-12)
         axes.set_title(f"{title}\nwidest : narrowest = {ratio:.1f}")
         axes.set_xlim(0.5, len(order) + 0.5)
-        # So that both dashed lines are seen beside the frame.
+        # So that both dashed lines are visible next to the frame.
         axes.set_ylim(-1.12 * (limit or 1), 1.12 * (limit or 1))
         axes.set_xlabel("channel, from narrow to wide")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
@@ -491,7 +492,7 @@ def weights_on_grids(*outcomes: Outcome) -> list[str]:
         codes = np.moveaxis(layer.weight_quantizer.codes(weight), layer.weight_axis, 0).reshape(len(alive), -1)[alive]
         bits = layer.weight_quantizer.rule.weight_bits
         limit = 2 ** (bits - 1) - 1
-        # So many codes together that the bars are distinguishable and all have as many.
+        # As many codes per bar as it takes to distinguish the bars, the same for each.
         width = {6: 3, 8: 15}.get(bits, 1)
         edges = np.arange(-limit - 0.5, limit + 1, width).tolist()
         figure, axes = _figure()
@@ -525,13 +526,13 @@ def weights_on_grids(*outcomes: Outcome) -> list[str]:
 
 
 def confusions(results: Results, outcomes: Sequence[Outcome]) -> list[str]:
-    """What is called what, a matrix for each network."""
+    """Confusion matrices, one for each network."""
     labels = results.dataset.test.labels.numpy()
     names = [shortened(name, DRAWN_LENGTH) for name in results.dataset.class_names]
     answers = [("float32", results.float_predictions)]
     answers += [(f"{outcome.precision.upper()}, device", outcome.device_predictions) for outcome in outcomes]
     longest = max(map(len, names))
-    # Numbers of two digits have room, and so have names at the edges.
+    # Two-digit numbers fit, and so do names at the edges.
     side = max(WIDTH, 0.34 * len(names) + 0.1 * longest + 0.6)
     pictures = []
     for title, answer in answers:

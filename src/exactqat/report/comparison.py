@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finished jobs side by side, from their job.json and metrics.json alone: no data is read, no network is loaded."""
+"""Finished jobs side by side, from just their job.json and metrics.json: no data is read, no network is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .page import cards, escape, page, section, table
 from .text import option_of, option_value, shortened
 
 WRITTEN_LENGTH = 120
-# What a chosen network's figures are called in metrics.json, in a table, and whether they are whole numbers.
+# The names of a chosen network's figures in metrics.json and in a table, and whether they are whole numbers.
 FIGURES = {
     "device_accuracy": ("accuracy", False),
     "file_bytes": ("bytes", True),
@@ -30,18 +30,17 @@ LATER = ("arena_bytes", "training_differing")
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """What is known of a finished job.
+    """What is known about a finished job.
 
     Attributes:
-        name: its directory, as it was given.
-        settings: of job.json.
+        name: its directory, as given.
+        settings: from job.json.
         images: fingerprint of its data.
         test_images: how many there are.
         float_accuracy: of its float network, on the test images.
-        networks: delivered ones by precision, each with "method", and the FIGURES, None where one is not known.
-        device: that it was trained for.
-        right: whether each test image was right, by precision, "float32" among them; none where the answers are not
-            known.
+        networks: delivered ones by precision, each with "method" and the FIGURES, None if one is not known.
+        device: the one it was trained for.
+        right: whether each test image was right, by precision, "float32" among them; none if the answers are not known.
     """
 
     name: str
@@ -56,7 +55,7 @@ class FinishedJob:
 
 
 def differing_settings(jobs: Sequence[FinishedJob]) -> list[list[str]]:
-    """A row for each setting in which they differ: its option, then what each job has."""
+    """A row for each setting in which they differ: its option, then each job's value."""
     names = dict.fromkeys(name for job in jobs for name in job.settings)
     rows = []
     for name in names:
@@ -77,7 +76,7 @@ TEXTS = 4
 
 
 def rows(jobs: Sequence[FinishedJob]) -> list[list[str]]:
-    """A row for each network of each job, as HEADER names its cells; the same network of all jobs together."""
+    """A row for each network of each job, as HEADER names its cells; the same network from all jobs together."""
     found: list[list[str]] = []
     blank = ["–"] * (len(FIGURES) - 1)
     for job in jobs:
@@ -98,8 +97,8 @@ def rows(jobs: Sequence[FinishedJob]) -> list[list[str]]:
 
 
 def _difference(job: FinishedJob, first: FinishedJob, network: str, accuracy: float, other: float) -> tuple[str, str]:
-    """A job's network compared with the first job's, in points, and whether that may be chance; only on the same
-    images."""
+    """A job's network compared with the first job's, in percentage points, and whether that may be chance; only on the
+    same images."""
     if job is first:
         return "–", "–"
     if job.images == first.images and network in job.right and network in first.right:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `exactqat inspect` found of a file, as one page."""
+"""What `exactqat inspect` found in a file, as one page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def file_page(found: Inspection) -> str:
 
 
 def _warnings(found: Inspection) -> list[str]:
-    """What has to be known before the figures are read."""
+    """What readers have to know before the figures."""
     if not found.ran_on:
         return ["No integer was compared: the file ran on no device, or computes in float32"]
     return [

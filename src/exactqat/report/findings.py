@@ -14,13 +14,13 @@ from ..qat import WeightedLayer
 from .luck import NOTE, Paired
 from .results import Dataset, Outcome, Results, Split
 
-# Standard deviations by which an accuracy exceeds that of a guess before it counts: one guess in a hundred gets there.
+# By how many standard deviations an accuracy has to exceed that of a guess to count: one guess in a hundred does.
 BEYOND_LUCK = 2.33
-# Of few images, for which chance reaches further above the most frequent class, whatever is above that may be learned.
+# With few images, for which chance reaches further above the most frequent class, anything above that may be learned.
 TELLING = 0.1
-# Accuracy on the validation images that a network of fewer bits may cost and still be recommended.
+# Validation accuracy that a network with fewer bits may lose and still be recommended.
 FEWER_BITS_MAY_COST = 0.01
-# Of the mistakes in metrics.json; their number is always there.
+# The most mistakes listed in metrics.json; their number is always there.
 MISTAKES_LISTED = 1000
 
 
@@ -32,11 +32,11 @@ TRY = (
 
 
 def chance(part: Split) -> dict[str, float]:
-    """The share of images of the most frequent class, which a network gets right by always naming it; and the accuracy
+    """The share of images in the most frequent class, which a network gets right by always naming it; and the accuracy
     above which it is more than chance. Above 1 if there are too few images to tell."""
     labels = part.labels.numpy()
     share = float(np.bincount(labels, minlength=1).max() / len(labels))
-    # A class that is all there is leaves nothing to learn; a guess that is always right tells no more.
+    # With a single class there is nothing to learn; a guess that is always right shows no more.
     spread = math.sqrt(share * (1 - share) / len(labels))
     return {"accuracy": share, "needed": share + BEYOND_LUCK * spread + 0.5 / len(labels)}
 
@@ -60,10 +60,10 @@ def learned(dataset: Dataset, accuracy: float) -> bool:
 
 
 def warnings_on(results: Results) -> list[str]:
-    """What a reader of the accuracies must know first."""
+    """What readers of the accuracies must know first."""
     dataset = results.dataset
     if dataset.reconstructs:
-        # Answers depend on a threshold there; `passing` says what does not.
+        # Answers depend on a threshold there; `passing` reports what does not.
         return []
     guess, images = guessing(dataset), len(dataset.test)
     found = []
@@ -97,7 +97,7 @@ def warnings_on(results: Results) -> list[str]:
 
 def per_class(results: Results) -> list[dict[str, Any]]:
     """For each class its name, the number of test images, and the share that the float network and the delivered ones,
-    on the device, get right; None where there is no image."""
+    on the device, get right; None without images."""
     dataset = results.dataset
     labels = dataset.test.labels.numpy()
     answers = {"float": results.float_predictions}
@@ -114,7 +114,7 @@ def per_class(results: Results) -> list[dict[str, Any]]:
 
 
 def mistaken(results: Results) -> list[int]:
-    """The test images that the float network or a delivered one gets wrong, those that most of them do first."""
+    """The test images that the float network or a delivered one gets wrong, those most often wrong first."""
     labels = results.dataset.test.labels.numpy()
     wrong = (results.float_predictions != labels).astype(int)
     for precision in results.settings.precisions:
@@ -124,7 +124,7 @@ def mistaken(results: Results) -> list[int]:
 
 
 def answers_to(results: Results, image: int) -> dict[str, str]:
-    """What the float network and the delivered ones, on the device, call a test image."""
+    """The class that the float network and the delivered ones, on the device, give a test image."""
     names = results.dataset.class_names
     answers = {"float": names[results.float_predictions[image]]}
     for precision in results.settings.precisions:
@@ -133,8 +133,8 @@ def answers_to(results: Results, image: int) -> dict[str, str]:
 
 
 def mistakes(results: Results) -> dict[str, Any]:
-    """The mistaken test images by number, from 0 in the order of the test part, and file; what each shows, and is
-    called."""
+    """The mistaken test images by number, from 0 in the order of the test part, and file; what each shows, and how it
+    is classified."""
     found = mistaken(results)
     labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
     photos = results.dataset.test.names
@@ -147,8 +147,8 @@ def mistakes(results: Results) -> dict[str, Any]:
 
 
 def recommended(results: Results) -> Outcome:
-    """The delivered network of the fewest bits that is on the validation images at most FEWER_BITS_MAY_COST below the
-    most accurate of those delivered. The test images have no say: they are for what it is reported to reach."""
+    """The delivered network with the fewest bits that is at most FEWER_BITS_MAY_COST below the most accurate delivered
+    one on the validation images. The test images play no part: they are for its reported accuracy."""
     delivered = [results.chosen(precision) for precision in results.settings.precisions]
     best = max(outcome.validation_accuracy for outcome in delivered)
     enough = [o for o in delivered if o.validation_accuracy >= best - FEWER_BITS_MAY_COST]
@@ -187,14 +187,14 @@ class Width:
 
     Attributes:
         network: its precision, or "float32".
-        weight_bits, activation_bits: 32 of the float network.
+        weight_bits, activation_bits: 32 for the float network.
         pytorch_accuracy, device_accuracy: on the test images; the float network has none on the device.
-        lost: accuracy below the float network's, on the device; negative where it is above.
+        lost: accuracy below the float network's, on the device; negative if above.
         packed_parameter_bytes: of all parameters, weights at their own bits.
         file_bytes: of the .tflite file, which holds every weight as int8.
         compressed_file_bytes: of that file deflated, as it is downloaded.
         flash_bytes: on a microcontroller.
-        paired: its answers on the device beside the float network's.
+        paired: its answers on the device compared with the float network's.
     """
 
     network: str
@@ -274,7 +274,7 @@ def packed_bytes(outcome: Outcome) -> int:
 
 
 def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
-    """How likely an anomaly (label 1) has a higher score than a normal example (label 0); a tie counts half."""
+    """How likely an anomaly (label 1) is to score higher than a normal example (label 0); a tie counts half."""
     order = np.unique(scores)
     positions = np.searchsorted(order, scores)
     anomalies = np.bincount(positions[labels == 1], minlength=len(order))
@@ -284,8 +284,8 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def passing(results: Results) -> list[tuple[bool, str]]:
-    """For each delivered network whether it reaches what its recipe asks, on the device, and a sentence that says so;
-    nothing without a recipe."""
+    """For each delivered network, whether it reaches what its recipe requires, on the device, and a sentence that says
+    so; nothing without a recipe."""
     mark = results.settings.mark
     if mark is None:
         return []

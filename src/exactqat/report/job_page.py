@@ -22,20 +22,20 @@ from .page import charts as side_by_side
 from .results import Outcome, Results
 from .text import shortened
 
-# Beyond this many classes a table of mistakes replaces the matrix, which nobody could read.
+# Beyond this many classes a table of mistakes replaces the matrix, which would be unreadable.
 MATRIX_CLASSES = 20
-# Beyond this many classes only those that the networks get wrong most often are listed.
+# Beyond this many classes, only those most often wrong are listed.
 LISTED_CLASSES = 100
-# Mistaken images that are shown, and the pixels of their longer side at most.
+# The most mistaken images shown, and the most pixels of their longer side.
 SHOWN_IMAGES, IMAGE_SIDE = 24, 112
-# Characters of a name in a table, which can be scrolled.
+# The most characters of a name in a table, which can be scrolled.
 WRITTEN_LENGTH = 120
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result table; None where a column does not apply. paired: the network on the device beside the
-    float network."""
+    """One line of the result table; None where a column does not apply. paired: the network on the device compared with
+    the float network."""
 
     network: str
     method: str
@@ -75,7 +75,7 @@ def result_rows(results: Results) -> list[Row]:
 
 def closing_sentences(results: Results) -> list[tuple[bool, str]]:
     """How many integers were compared, and with what result: the files on the runtime, the device compared with
-    training, and which device that is. Each with whether it is good news."""
+    training, and which device that is. Each says whether it is good news."""
     networks, images = len(results.outcomes), len(results.dataset.test)
     device = results.settings.device
 
@@ -257,7 +257,7 @@ def _page(results: Results) -> str:
 
 
 def _rounding_sentence(differing: int, values: int) -> str:
-    """How much of what training stored is not the device's."""
+    """How much of what training stored differs from the device."""
     if not values:
         return "No QAT network was compared."
     return (
@@ -275,7 +275,7 @@ def _guessing(results: Results) -> str:
 
 
 def _fit(results: Results) -> str:
-    """What training began with."""
+    """What training started from."""
     if results.fit is None:
         return ""
     first, *rest = results.fit.sentences(shortened(results.settings.weights, WRITTEN_LENGTH))
@@ -284,7 +284,7 @@ def _fit(results: Results) -> str:
 
 
 def _skipped(sentences: Sequence[str]) -> str:
-    """How many images were left out, and the first of them by name."""
+    """How many images were skipped, and the first of them by name."""
     if not sentences:
         return ""
     shown = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences[:20])
@@ -330,7 +330,7 @@ def _width_table(results: Results) -> str:
 
 
 def _ends(outcome: Outcome) -> str:
-    """What a program gives the files, and what it gets."""
+    """What a program passes to the files, and what it gets back."""
     graph = outcome.graph
     sides = (graph.signature.inputs, graph.signature.outputs)
     takes, gives = (
@@ -344,7 +344,7 @@ def _ends(outcome: Outcome) -> str:
 
 
 def _footprint_table(outcomes: Sequence[Outcome]) -> str:
-    """What the delivered networks take on a microcontroller."""
+    """What the delivered networks need on a microcontroller."""
     header = ["network", "operators", "flash bytes", "arena bytes", "multiply-adds"]
     rows: list[tuple[bool, Sequence[str]]] = []
     missing: dict[str, None] = {}
@@ -374,7 +374,7 @@ def _footprint_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _parts_table(outcomes: Sequence[Outcome]) -> str:
-    """What the bytes of the delivered files are."""
+    """What the bytes of the delivered files contain."""
     kinds = list(dict.fromkeys(kind for o in outcomes if o.footprint for kind in o.footprint.parts))
     rows = []
     for outcome in outcomes:
@@ -398,7 +398,7 @@ def _manner(results: Results) -> str:
 
 
 def _origin(results: Results) -> str:
-    """Whose networks were trained on."""
+    """Which job's networks training continued from."""
     settings = results.settings
     if settings.from_job is None:
         return ""
@@ -509,7 +509,7 @@ def _layer_table(outcome: Outcome) -> str:
 
 
 def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]]:
-    """Bits of every operator's weights and of what it stores, by its result's name; None where training has none."""
+    """Bits of every operator's weights and of what it stores, by its result's name; None if training has none."""
     layers = dict(outcome.model.layers())
     bits: dict[str, tuple[int | None, int | None]] = {}
     for operator in outcome.graph.operators:
@@ -523,7 +523,7 @@ def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]
 
 
 def _layer_graph(outcome: Outcome) -> str:
-    """What the delivered network's operators are, and which reads which."""
+    """The delivered network's operators, and which reads which."""
     said = {
         name: " ".join(f"{what}{bits}" for what, bits in zip("WA", pair, strict=True) if bits is not None)
         for name, pair in _bits_of_layers(outcome).items()
@@ -536,9 +536,9 @@ def _decibels(ratio: float | None) -> str:
 
 
 def _weakest(outcome: Outcome) -> str:
-    """Where the signal-to-noise ratio falls the most from a layer's operands to its result."""
+    """Where the signal-to-noise ratio falls most from a layer's operands to its result."""
     rows = charts.noise_by_layer(outcome)
-    # Ratios of all tensors; an operator that merely moves codes hands on its operand's.
+    # Ratios of all tensors; an operator that merely moves codes passes on its operand's.
     ratios = {name: row.device_sqnr for name, row in rows.items() if row.device_sqnr is not None}
     falls: dict[str, float] = {}
     for operator in outcome.graph.operators:
@@ -563,7 +563,7 @@ def _weakest(outcome: Outcome) -> str:
 
 
 def _class_table(results: Results) -> str:
-    """The share of each class's images that are right, for each network."""
+    """The share of each class's images classified correctly, for each network."""
     found = findings.per_class(results)
     networks = ["float", *results.settings.precisions]
     if len(found) > LISTED_CLASSES:
@@ -587,7 +587,7 @@ def _class_table(results: Results) -> str:
 
 
 def _mistaken_images(results: Results) -> str:
-    """The images themselves, those first that most networks get wrong."""
+    """The images themselves, those that most networks get wrong first."""
     found = findings.mistaken(results)
     if not found:
         return "<p>None: the float network and the delivered networks classify every test image correctly.</p>"
@@ -633,7 +633,7 @@ def _picture_of(image: Tensor, value_range: tuple[float, float]) -> tuple[str, b
     low, high = value_range
     codes = ((image.double().numpy() - low) / max(high - low, 1e-30)).clip(0, 1)
     codes = np.rint(codes * 255).astype(np.uint8)
-    # Two channels have no colors of their own; of four the last is no color.
+    # Two channels have no natural colors; of four, the last is not a color.
     drawn = Image.fromarray(codes[:3].transpose(1, 2, 0) if len(codes) > 2 else codes[0])
     side = max(drawn.size)
     if side > 2 * IMAGE_SIDE:

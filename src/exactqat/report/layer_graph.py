@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lowered network as a picture: a row for each operator, in order of execution, and beside the rows the ways that
-tensors take from one to another, as version histories are drawn. It is as wide as a phone's screen, however many
-branches a network has, and of long networks modules become rows.
+"""A lowered network as a picture: a row for each operator, in order of execution, and next to the rows the paths that
+tensors take from one to another, as in drawings of version histories. It is as wide as a phone's screen, however many
+branches a network has, and in long networks modules become rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..device import OPERATORS
 from .page import DARK, INK, LINE, NOTE, PAPER, escape, variable
 from .text import shortened
 
-# Rows beyond which modules are drawn in place of their operators, and at most.
+# The most rows, beyond which modules are drawn instead of their operators.
 MOST_ROWS = 40
 # Units of the picture, which is shown at 0.85 to 1.45 pixels a unit: a phone's page is some 340 pixels wide.
 WIDTH, ROW, BOX = 400, 46, 38
-# The ways beside the rows; the more of them there are side by side, the closer they lie, and the last share a place.
+# The paths next to the rows; the more there are side by side, the closer they are, and the last ones share a position.
 FIRST_WAY, WAYS_WIDTH, WAY_GAP = 9, 96, 13
-# Letters of 11 and of 10 units: what one of them takes on average in what the boxes say.
+# Letters of 11 and of 10 units: their average width in the boxes' texts.
 LETTER, SMALL_LETTER = 6.3, 5.4
 # The edges of boxes: multiply-adds, computing without weights, moving codes.
 WEIGHTED, COMPUTING, MOVING = "#1f5fa8", "#e08a3c", "#6b7280"
@@ -35,7 +35,7 @@ class Row:
         title: what it is, in the device's words.
         name: the user's path.
         shape: of what it stores, without the batch.
-        bits: of weights and of what it stores, as text; empty where there is nothing to say.
+        bits: of weights and of what it stores, as text; empty if there is nothing to say.
         work: its multiply-accumulates; None at the ends of the network.
         color: of its edge.
         sources: the rows, by number, whose results it reads.
@@ -56,7 +56,7 @@ def rows(graph: Graph, bits: Mapping[str, str] | None = None, most: int | None =
 
     Args:
         bits: what to say about an operator's bits, by the name of its result.
-        most: how many rows for operators there may be; None: one for each.
+        most: the most rows for operators; None: one for each.
     """
     bits = bits or {}
     inputs = [
@@ -91,7 +91,7 @@ def picture(graph: Graph, caption: str, bits: Mapping[str, str] | None = None, m
 
 
 def svg(graph: Graph, bits: Mapping[str, str] | None = None, most: int | None = MOST_ROWS, dark: bool = False) -> str:
-    """The graph as a picture of its own, with the colors of a light or a dark page."""
+    """The graph as a standalone picture, with the colors of a light or a dark page."""
     drawn = _svg(rows(graph, bits, most), graph, "The network's operators.")
     for color, other in DARK.items():
         drawn = drawn.replace(variable(color), other if dark else color)
@@ -103,8 +103,8 @@ def _shape(graph: Graph, name: str) -> str:
 
 
 def _parts(operators: Sequence[Operator], most: int) -> list[list[Operator]]:
-    """Neighbouring operators of one module together, as deep into modules as `most` rows allow; where even the
-    outermost modules are more, neighbours in equal numbers."""
+    """Groups neighbouring operators of one module, as deep into modules as `most` rows allow; if even the outermost
+    modules are too many, neighbours in equal numbers."""
     if len(operators) <= most:
         return [[operator] for operator in operators]
     paths = [operator.outputs[0].removesuffix("/unshifted").split(".") for operator in operators]
@@ -173,7 +173,7 @@ def _counted(part: Sequence[Operator]) -> str:
 
 
 def _together(first: str, last: str) -> str:
-    """The module of two paths, or both where they have none."""
+    """The common module of two paths, or both paths if they have none."""
     common = []
     for one, other in zip(first.split(".")[:-1], last.split(".")[:-1], strict=False):
         if one != other:
@@ -183,7 +183,7 @@ def _together(first: str, last: str) -> str:
 
 
 def ways(drawn: Sequence[Row]) -> list[int]:
-    """For each row the way that its result takes: tensors that are needed at the same time take different ones."""
+    """For each row, the path of its result: tensors needed at the same time take different paths."""
     last_read = list(range(len(drawn)))
     for number, row in enumerate(drawn):
         for source in row.sources:
@@ -218,7 +218,7 @@ def _svg(drawn: Sequence[Row], graph: Graph, caption: str) -> str:
     lines, dots, boxes = [], [], []
     for number, row in enumerate(drawn):
         for source in row.sources:
-            # Down its own way, then over to the reader, in the gap above that.
+            # Down its own path, then over to the reader, in the gap above it.
             turn = y[number] - ROW * 0.55
             way = f"M{x[source]:.1f} {y[source]:.1f}V{turn:.1f}"
             way += (
@@ -249,7 +249,7 @@ def _box(row: Row, left: float, top: float, work: int, is_output: bool) -> str:
     share = (row.work or 0) / work if work else 0.0
     right = WIDTH - 11
     said = row.bits
-    # A share that would be written as nothing is left out.
+    # A share that would round to nothing is left out.
     percent = f"{share:.1%}" if share >= 0.0005 else ""
     what = _fitting(row.title, width - 24 - SMALL_LETTER * len(said), LETTER)
     shape = f"{row.shape}{' → output' if is_output and row.work is not None else ''}"
@@ -276,7 +276,7 @@ def _box(row: Row, left: float, top: float, work: int, is_output: bool) -> str:
 
 
 def _fitting(text: str, room: float, letter: float, tail: bool = False) -> str:
-    """As much of a text as fits; of a path its end, which tells it from its neighbours."""
+    """As much of a text as fits; for a path its end, which distinguishes it from its neighbours."""
     most = max(int(room / letter), 4)
     text = shortened(text, max(len(text), most) * 10)
     if len(text) <= most:

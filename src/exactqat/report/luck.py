@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two networks differ by more than chance: judged on the same images, pair by pair.
+"""Whether two networks differ by more than chance, judged on the same images, pair by pair.
 
-On most images both are right, or both wrong, and those do not show which is better. McNemar's exact test only looks at
+On most images both are right or both are wrong, which does not show which is better. McNemar's exact test looks only at
 the others: if the networks were equally good, each of these images would be as likely to favor one as the other.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A difference counts where equally good networks would differ so much in fewer than one of twenty test sets.
+# A difference counts if equally good networks would differ this much in fewer than one of twenty test sets.
 SIGNIFICANCE = 0.05
 NOTE = (
     "the difference in accuracy on the same test images, with its 95 % interval, and the probability p that "
@@ -28,11 +28,11 @@ class Paired:
 
     Attributes:
         images: how many there are.
-        gained, lost: images that the network gets right and the other does not, and the other way round.
+        gained, lost: images that the network gets right and the other does not, and vice versa.
         difference: of the accuracies.
         low, high: differences that McNemar's exact test does not reject, given on how many images the networks
             disagree: the 95 % interval.
-        p: probability that equally good networks differ so much or more.
+        p: probability that equally good networks differ this much or more.
     """
 
     images: int
@@ -45,11 +45,11 @@ class Paired:
 
     @property
     def may_be_luck(self) -> bool:
-        """Whether the test cannot tell the networks apart."""
+        """Whether the test cannot distinguish the networks."""
         return self.p >= SIGNIFICANCE
 
     def points(self) -> str:
-        """The difference in points, and its interval."""
+        """The difference in percentage points, and its interval."""
         if not self.gained + self.lost:
             return "0.0"
         low, high = (round(100 * end, 1) + 0.0 for end in (self.low, self.high))
@@ -62,18 +62,18 @@ class Paired:
         return f"{'may be chance' if self.may_be_luck else 'not chance'}, {self.probability()}"
 
     def probability(self) -> str:
-        """p as it is written beside a figure."""
+        """p as written next to a figure."""
         return "p<0.001" if self.p < 0.001 else f"p {self.p:.2g}"
 
 
 def paired(right: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarray) -> Paired:
-    """A network beside another.
+    """Compares a network with another.
 
     Args:
-        right, other: whether each image was right, [n], of the network and of the other.
+        right, other: whether each image was right, [n], for the network and for the other.
 
     Raises:
-        ValueError: they are not of the same images, or there are none.
+        ValueError: they do not cover the same images, or there are none.
     """
     own, others = np.asarray(right, bool), np.asarray(other, bool)
     if own.shape != others.shape or own.ndim != 1 or not own.size:
@@ -81,7 +81,7 @@ def paired(right: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarra
     gained, lost = int((own & ~others).sum()), int((others & ~own).sum())
     disagree = gained + lost
     p = min(1.0, 2 * _at_most(min(gained, lost), disagree, 0.5)) if disagree else 1.0
-    # The share of these images that favor the network, by Clopper and Pearson: the same test for other shares.
+    # The share of these images that favors the network, by Clopper and Pearson: the same test for other shares.
     tail = SIGNIFICANCE / 2
     least = _share(lambda share: 1 - _at_most(gained - 1, disagree, share) < tail) if gained else 0.0
     most = _share(lambda share: _at_most(gained, disagree, share) >= tail) if lost else 1.0
@@ -90,7 +90,7 @@ def paired(right: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarra
 
 
 def _at_most(count: int, trials: int, share: float) -> float:
-    """Probability of so many successes or fewer among independent trials."""
+    """Probability of at most `count` successes among independent trials."""
     if count < 0 or share >= 1:
         return 0.0 if count < trials else 1.0
     if count >= trials or share <= 0:
@@ -104,7 +104,7 @@ def _at_most(count: int, trials: int, share: float) -> float:
 
 
 def _share(holds_below: Callable[[float], bool]) -> float:
-    """Where a condition on a share, which holds up to some share, ceases to hold."""
+    """Where a condition on a share, which holds up to some share, stops holding."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in one file, light or dark as the reader has it, from a phone's screen on. What others named is escaped."""
+"""Single-file pages, light or dark by the reader's preference, from a phone's screen up. Names from others are
+escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from .text import printable
 # The colors of pages and charts, and what replaces each on a dark screen.
 DARK = {
     "#1c2430": "#e8ebf0",  # ink
-    "#5a6675": "#9aa7b6",  # what is said by the way
+    "#5a6675": "#9aa7b6",  # side remarks
     "#e3e7ec": "#333c48",  # lines
     "#f6f7f9": "#12161c",  # the page's background
     "#ffffff": "#1b2129",  # paper
@@ -34,12 +35,12 @@ def variable(color: str) -> str:
 
 
 def escape(text: object) -> str:
-    """Names that others chose, as text of the page and of its attributes."""
+    """Names chosen by others, as text of the page and of its attributes."""
     return html.escape(printable(text))
 
 
 def page(title: str, body: str) -> str:
-    """The whole of it; `body` is HTML."""
+    """The whole page; `body` is HTML."""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width,initial-scale=1'>"
@@ -52,7 +53,7 @@ def section(title: str, body: str, kind: str = "") -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]], text_columns: int) -> str:
-    """rows: (highlighted, cells); the first `text_columns` columns are aligned left. Wide ones are scrolled."""
+    """rows: (highlighted, cells); the first `text_columns` columns are aligned left. Wide tables scroll."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         return "".join(
@@ -65,7 +66,7 @@ def table(header: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]], tex
 
 
 def cards(pairs: Iterable[tuple[str, str]]) -> str:
-    """Figures that are seen first, each with what it is."""
+    """The figures to see first, each with its label."""
     shown = "".join(
         f"<div class='card'><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in pairs
     )
@@ -73,12 +74,12 @@ def cards(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def warnings(sentences: Iterable[str]) -> str:
-    """What must be known before the figures are read."""
+    """What readers must know before the figures."""
     return "".join(f"<p class='warning'><strong>Warning:</strong> {escape(sentence)}.</p>" for sentence in sentences)
 
 
 def charts(*pictures: str) -> str:
-    """Beside one another where there is room."""
+    """Side by side where there is room."""
     return f"<div class='charts'>{''.join(pictures)}</div>"
 
 

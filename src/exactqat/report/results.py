@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job found, as pages and tables show it and as metrics.json records it."""
+"""A job's findings, as pages and tables show them and as metrics.json records them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .luck import Paired, paired
 
 @dataclass(frozen=True)
 class Mark:
-    """What a benchmark asks of a network on its device.
+    """What a benchmark requires of a network on its device.
 
     Attributes:
         title: of the benchmark.
-        least: the accuracy on the test images, at least; or the area under the curve, if `area`.
-        area: of anomalies found against false alarms (AUC), whatever the threshold.
+        least: the lowest accuracy on the test images, or area under the curve, if `area`.
+        area: of anomalies found against false alarms (AUC), over all thresholds.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Mark:
 
 
 class Asked(Protocol):
-    """What a page shows of the settings of a job; `exactqat.job.Settings` are such."""
+    """What a page shows of a job's settings; `exactqat.job.Settings` is one."""
 
     @property
     def out(self) -> Path: ...
@@ -61,7 +61,7 @@ class Asked(Protocol):
 
 
 class Fit(Protocol):
-    """What a network took from a file of weights; `exactqat.job.weights.Fit` is such."""
+    """What a network took from a file of weights; `exactqat.job.weights.Fit` is one."""
 
     def sentences(self, path: str) -> list[str]: ...
     def stored(self) -> dict[str, Any]: ...
@@ -87,8 +87,8 @@ class Dataset:
     Attributes:
         value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
         skipped: one sentence for each image that could not be used.
-        reconstructs: the network is to give its input back; training and validation are normal (class 0), and an
-            example that it cannot give back is an anomaly (class 1).
+        reconstructs: the network is to reconstruct its input; training and validation are normal (class 0), and an
+            example that it cannot reconstruct is an anomaly (class 1).
     """
 
     name: str
@@ -102,7 +102,7 @@ class Dataset:
 
     @property
     def outputs(self) -> int:
-        """How many numbers the network gives for an example."""
+        """How many numbers the network returns for an example."""
         return int(np.prod(self.train.images.shape[1:])) if self.reconstructs else len(self.class_names)
 
     def fingerprint(self) -> str:
@@ -117,7 +117,7 @@ class Dataset:
 
 @dataclass
 class History:
-    """One entry per epoch; None where a job of an earlier version did not record it. learning_rate: of the weights."""
+    """One entry per epoch; None if a job of an earlier version did not record it. learning_rate: of the weights."""
 
     loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
@@ -131,11 +131,11 @@ class Beside:
     """A device compared with training, over some images.
 
     Attributes:
-        tensors: what the device stores against what training stored, tensor by tensor, the outputs among them.
-        logits: the same, of the outputs alone.
-        trained_answers, device_answers: the class that each names, [n].
+        tensors: what the device stores against what training stored, tensor by tensor, including the outputs.
+        logits: the same, for the outputs alone.
+        trained_answers, device_answers: the class that each gives, [n].
         labels: the class that an image shows, [n].
-        device_scores: how much of an anomaly each is for the device, [n]; empty of a network that names classes.
+        device_scores: how much of an anomaly each is for the device, [n]; empty for a classifier.
     """
 
     tensors: tuple[Comparison, ...]
@@ -147,7 +147,7 @@ class Beside:
 
     @property
     def differing(self) -> int:
-        """Stored integers that are not training's."""
+        """Stored integers that differ from training's."""
         return sum(each.differing for each in self.tensors)
 
     @property
@@ -165,7 +165,7 @@ class Beside:
 
     @property
     def answers_differing(self) -> int:
-        """Images that the device calls something else than the trained network does."""
+        """Images that the device classifies differently than the trained network."""
         return int((self.trained_answers != self.device_answers).sum())
 
     def in_report(self, report: Report) -> Report:
@@ -214,7 +214,7 @@ class Method:
 
     @property
     def delivered(self) -> bool:
-        """Whether a network made this way can be what is delivered; others are baselines."""
+        """Whether a network made this way can be delivered; others are baselines."""
         return self.trained or self.searched
 
 
@@ -222,15 +222,15 @@ class Method:
 class Outcome:
     """One quantized network and what was found out about it.
 
-    device_predictions: the class that the device it was trained for gives every test image: by its runtime where that
-        is this machine's default, else by its exact simulation.
-    footprint: what it takes on a microcontroller, of those that are delivered.
+    device_predictions: the class that the device it was trained for gives every test image: by its runtime if that is
+        this machine's default, else by its exact simulation.
+    footprint: what it needs on a microcontroller, for delivered networks.
     compressed_bytes: of its file, deflated as downloads are.
-    report: the file on a runtime, and the device that it was trained for beside training, over all test images.
-    threshold: of the error above which an example is an anomaly; None of a network that names classes.
+    report: the file on a runtime, and the device it was trained for compared with training, over all test images.
+    threshold: the error above which an example is an anomaly; None for a classifier.
     device_scores: see `Beside`.
-    elsewhere: of those that are delivered every device beside training, over the first test images; or why it could not
-        be simulated.
+    elsewhere: for delivered networks, every device compared with training, over the first test images; or why it could
+        not be simulated.
     """
 
     method: Method
@@ -255,11 +255,11 @@ class Outcome:
 
 @dataclass
 class Results:
-    """Everything the report and the table tell.
+    """Everything that the report and the table show.
 
-    seconds: that the job took, over all its runs; runs: how often it was started.
-    fit: what float training took from the weights it was given, if any. formerly: the device that the networks were
-    trained for at first, if not for this one. float_predictions: the float network's answer to every test image, [n].
+    seconds: the job's total time, over all its runs; runs: how often it was started.
+    fit: what float training took from the given weights, if any. formerly: the device that the networks were first
+    trained for, if not for this one. float_predictions: the float network's answer to every test image, [n].
     """
 
     settings: Asked
@@ -282,7 +282,7 @@ class Results:
         return [outcome for outcome in self.outcomes if outcome.precision == precision]
 
     def chosen(self, precision: str) -> Outcome:
-        """The network that is delivered: that of the lowest validation loss among the trained and the searched ones."""
+        """The delivered network: the one with the lowest validation loss among the trained and the searched ones."""
         return min((o for o in self.of(precision) if o.method.delivered), key=lambda outcome: outcome.validation_loss)
 
     @property
@@ -307,8 +307,8 @@ class Results:
 
     @property
     def predictions(self) -> tuple[int, int]:
-        """How many integers of the files, fed with the user's images, are not the models' own, and how many were
-        compared; 0 of none where the runtime is not that of the device."""
+        """How many integers of the files, fed with the user's images, differ from the models' own, and how many were
+        compared; 0 of 0 if the runtime is not that of the device."""
         rows = [row for outcome in self.outcomes if outcome.report for row in outcome.report.predictions]
         return sum(row.differing for row in rows), sum(row.values for row in rows)
 
@@ -319,12 +319,12 @@ class Results:
 
     @property
     def ran_as(self) -> str:
-        """The profile whose runtime ran the files: the device's own where this machine has it."""
+        """The profile whose runtime ran the files: the device's own if this machine has it."""
         report = self.outcomes[0].report
         assert report is not None
         return report.ran_as or report.profile
 
     def beside_float(self, answers: np.ndarray) -> Paired:
-        """A network's answers to the test images beside the float network's, image by image."""
+        """A network's answers to the test images compared with the float network's, image by image."""
         labels = self.dataset.test.labels.numpy()
         return paired(answers == labels, self.float_predictions == labels)

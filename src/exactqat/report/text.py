@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that others chose, such as paths and classes, as they may be shown: on a terminal, in a page, in a command."""
+"""Names chosen by others, such as paths and classes, in a form safe to show: on a terminal, in a page, in a command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["UNPRINTABLE", "option_of", "option_value", "printable", "shell_word"
 
 
 def shell_word(text: object) -> str:
-    """One word for a POSIX shell or bash, which reads it as exactly this text and as no option."""
+    """One word for a POSIX shell or bash, which reads it as exactly this text and not as an option."""
     word = os.fspath(text) if isinstance(text, os.PathLike) else str(text)
     if word.startswith("-"):
         word = "./" + word

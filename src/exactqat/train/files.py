@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What frameworks train of a file: its network on the file's grids, or one in real numbers under the user's rules."""
+"""What frameworks train from a file: its network on the file's grids, or one in real numbers under the user's rules."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ class OpenedFile:
         """
         Raises:
             TypeError: graph is neither a Graph nor an OnnxModel.
-            UnsupportedOperator: a part of it cannot be trained so that its integers stay what they are; every one is
-                named.
+            UnsupportedOperator: a part of it cannot be trained with its integers unchanged; every such part is named.
         """
         if not isinstance(graph, OnnxModel):
             require_graph(graph)
@@ -88,11 +87,11 @@ class OpenedFile:
     @classmethod
     def of_content(cls, content: bytes) -> OpenedFile:
         """The inverse of `content`."""
-        # Each kind of file says what it is in its first bytes.
+        # The first bytes of a file identify its kind.
         return cls(read_content(content).graph if content[4:8] == IDENTIFIER else model_of(content))
 
     def content(self) -> bytes:
-        """As a file, to be kept with what was made from it."""
+        """The network as a file, to be kept with what was made from it."""
         return self.graph.content if isinstance(self.graph, OnnxModel) else tflite_bytes(self.graph)
 
     def plan(
@@ -104,8 +103,8 @@ class OpenedFile:
         """What the device runs; rules and what follows are for a file in float32.
 
         Raises:
-            TypeError: they are given for one in integers.
-            UnsupportedOperator: a part of it cannot run on the device; every one is named.
+            TypeError: they are given for a file in integers.
+            UnsupportedOperator: a part of it cannot run on the device; every such part is named.
         """
         rules = tuple(checked_rules(rules))
         if self._float is not None:
@@ -123,13 +122,13 @@ class OpenedFile:
         return self._plan
 
     def compare(self, network: TrainedNetwork, device: str | None) -> None:
-        """Raises UnsupportedOperator if a network that is not trained yet computes something else than the file: other
-        integers, or other real numbers without quantization."""
+        """Raises UnsupportedOperator if an untrained network computes something other than the file: other integers, or
+        other real numbers without quantization."""
         if self._float is not None:
             compare_in_float(network.plan, network.float_results, self._original)
         elif isinstance(self.graph, OnnxModel):
             plan, in_float = network.plan, self._in_float
-            if in_float:  # ranges of these come from training
+            if in_float:  # their ranges come from training
                 plan = self._closed()
             numbers = self._numbers(plan) if in_float else network.numbers()
             compare_with_onnx(plan, numbers, self._original, device or ONNXRUNTIME_X86.name, in_float)
@@ -157,7 +156,7 @@ class OpenedFile:
         return closed(self._plan, self._in_float, self._numbers)
 
     def _numbers(self, plan: Plan) -> Numbers:
-        """What the file's network is frozen to before it is trained."""
+        """The numbers that the file's network is frozen to before training."""
         functional = Functional(plan, profile=ONNXRUNTIME_X86.name)
         return functional.numbers(functional.initial({**self.parameters, **self.buffers}))
 

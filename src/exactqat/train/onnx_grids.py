@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quantized .onnx file as what frameworks train: the plan of its network, on the file's own grids."""
+"""A quantized .onnx file in the form frameworks train: the plan of its network, on the file's own grids."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ..planning.planner import Planner
 from ..planning.plans import Grid, Numbers, Plan, PlanInput, PlanStep
 from ..planning.rules import Rule
 
-# Random ones, which a network is compared with its file by.
+# Random examples, on which a network is compared with its file.
 _EXAMPLES = 4
 
 
 def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Trainable:
-    """The network of a file that quantizes its values.
+    """The trainable network of a file that quantizes its values.
 
     Raises:
-        UnsupportedOperator: a part of it cannot be trained on the file's grids; every one is named.
+        UnsupportedOperator: a part of it cannot be trained on the file's grids; every such part is named.
     """
     planner = Planner(file.network, [Rule()], True, keep_final_activation, file.constant_grids)
     plan = planner.run()
@@ -44,7 +44,7 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     grids = dict(plan.grids)
     given: dict[str, tuple[float, int]] = {}
     makers = {step.path: step for step in plan.steps}
-    # Of functions whose grid devices fix, on another one.
+    # Functions whose grid devices fix, on another grid.
     looked_up: set[str] = set()
     for value, grid in file.grids.items():
         if value not in planner.stored:
@@ -90,7 +90,7 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
 
 
 def _read_in_float(plan: Plan, quantized: set[str]) -> list[str]:
-    """What computes from real numbers of the file, though they lie on a grid here: what a pool or a reshape gives is
+    """Steps that compute from real numbers in the file that are on a grid here: the result of a pool or a reshape is
     quantized, and its operand has another reader."""
     on_codes, problems = set(quantized), []
     for step in plan.steps:
@@ -107,7 +107,7 @@ def _read_in_float(plan: Plan, quantized: set[str]) -> list[str]:
 
 
 def _last_layers(plan: Plan, grids: Sequence[str]) -> dict[str, str]:
-    """Those of the grids that nothing on another one is computed from, and the layer with weights that each has."""
+    """The grids from which nothing on another grid is computed, and the layer with weights that each has."""
     found = {}
     for name in grids:
         on_it = {step.path for step in plan.steps if step.grid == name}
@@ -119,13 +119,13 @@ def _last_layers(plan: Plan, grids: Sequence[str]) -> dict[str, str]:
 
 
 def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan], Numbers]) -> Plan:
-    """The plan with a grid for each of `Trainable.in_float`, on which what random codes give has room.
+    """The plan with a grid for each of `Trainable.in_float`, with room for the results of random codes.
 
-    numbers_of: what a plan without open grids would be frozen to.
+    numbers_of: returns what a plan without open grids would be frozen to.
     """
     if not in_float:
         return plan
-    # First on grids so coarse that every sum has room; its real numbers follow from its operands' codes.
+    # First on grids coarse enough for every sum; its real numbers follow from its operands' codes.
     numbers = numbers_of(_with_grids(plan, dict.fromkeys(in_float, (1.0, 0))))
     steps = {step.path: step for step in plan.steps}
     coarse = {}
@@ -185,7 +185,7 @@ def _step(
 
     Args:
         grids: of what is stored.
-        constants_grids: of constant operands, which are entered.
+        constants_grids: of constant operands; new ones are added.
     """
     for name in step.operands:
         if name not in grids:
@@ -220,7 +220,7 @@ def _step(
 
 
 def _constant(file: FileNetwork, made: Trainable, constant: Constant, grids: dict[str, Grid]) -> None:
-    """Enters a constant operand and its grid, which is the file's."""
+    """Adds a constant operand and its grid, which is the file's."""
     name = constant.name
     source = constant.sources[0] if len(constant.sources) == 1 else name
     scale, zero_point = file.constant_grids.get(source, (None, None))
@@ -240,12 +240,12 @@ def compare_with_onnx(
     device: str,
     in_float: Mapping[str, str],
 ) -> None:
-    """Raises UnsupportedOperator if a plan with these numbers has other integers on a device than onnxruntime gives for
-    the file, on random codes.
+    """Raises UnsupportedOperator if a plan with these numbers has other integers on a device than onnxruntime computes
+    for the file, on random codes.
 
     Args:
-        original: of real numbers, what the file returns.
-        in_float: grids of what it returns in float32, which may round to a neighbour.
+        original: what the file returns for real numbers.
+        in_float: grids of what it returns in float32, which may round to a neighbouring code.
     """
     try:
         lowered = Lowering(plan, numbers).run()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The most accurate network that fits, chosen by the device's own integers.
 
-`sensitivity` says which layers cost accuracy, how much and why. `gate` says whether a network reaches what is asked of
-it on its devices, and `Gate` keeps the best one in training (`callbacks` for other people's loops). `search` finds the
-ranges, biases and roundings with which it is most accurate without training. `plan` finds the bits of each layer with
-which it keeps to budgets of memory and work.
+`sensitivity` says which layers cost accuracy, how much and why. `gate` says whether a network meets its requirements on
+its devices, and `Gate` keeps the best one in training (`callbacks` for other people's loops). `search` finds the
+ranges, biases and roundings that make it most accurate without training. `plan` finds the bits of each layer that keep
+it within budgets of memory and work.
 """
 
 from . import callbacks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits for each layer of a network: as rules, and as the plan and the numbers that those rules make."""
+"""Bits for each layer of a network: as rules, and as the plan and the numbers those rules make."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .network import Candidate, Ends
 from .observing import Seen
 from .ranges import chosen
 
-# Ranges of fewer bits are chosen by the least squared error; with more, clipping costs more than it saves.
+# With fewer bits, ranges are chosen by the least squared error; with more, clipping costs more than it saves.
 FEW = 8
 
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """What has bits of its own: the weights of a layer, or the tensors that are stored on one grid.
+    """What has bits of its own: the weights of a layer, or the tensors stored on one grid.
 
     Attributes:
         layer: path of the layer, the first one of a grid.
@@ -35,7 +35,7 @@ class Unit:
     weights: bool
 
     def named_by(self, pattern: str) -> bool:
-        """Whether a glob is of the layer, or of this alone, such as ``head (result)``."""
+        """Whether a glob matches the layer, or this unit alone, such as ``head (result)``."""
         return fnmatchcase(self.layer, pattern) or fnmatchcase(str(self), pattern)
 
     @property
@@ -52,7 +52,7 @@ Bits = Mapping[Unit, int]
 
 
 class Assignments:
-    """The ways to give a calibrated network bits, layer by layer.
+    """The ways to assign bits to a calibrated network, layer by layer.
 
     Attributes:
         base: the network as it was calibrated.
@@ -79,7 +79,7 @@ class Assignments:
         plan = base.plan
         self._stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
         self._grid_of = {each.path: each.grid for each in self._stored}
-        # A last softmax is outside of the file, or there is none.
+        # A final softmax is outside the file, or there is none.
         self._keep_final = not any(step.outside for step in plan.steps)
         self._rules = self._rules_of_base()
         self.units: dict[Unit, tuple[int, ...]] = {}
@@ -96,7 +96,7 @@ class Assignments:
             unit = self._unit_of_grid[each.grid]
             if unit.layer == each.path and each.grid in plan.grids and not _off_device(each):
                 grid = plan.grids[each.grid]
-                # Where the device fixes the grid, 8 bits are what it has, or 16.
+                # Where the device fixes the grid, it has 8 bits or 16.
                 few = [bits for bits in activation_bits if grid.fixed is None or bits >= FEW]
                 self._offer(unit, grid.bits, few)
 
@@ -105,7 +105,7 @@ class Assignments:
         self.units[unit], self.given[unit] = (now,) if kept else tuple(sorted(set(wanted), reverse=True)), now
 
     def require_possible(self) -> None:
-        """Takes bits away that a layer cannot have by itself, and says so in `left_out`."""
+        """Removes bits that a layer cannot have by itself, and says so in `left_out`."""
         start = self.coarsest_of_eight()
         for unit, options in list(self.units.items()):
             possible = []
@@ -119,11 +119,10 @@ class Assignments:
             self.units[unit] = tuple(possible) or (start[unit],)
 
     def possible(self, bits: Bits) -> Candidate:
-        """The network under the rules of these bits, with operators that are the runtime's to the last bit.
+        """The network under the rules of these bits, with operators that match the runtime bit for bit.
 
         Raises:
-            ValueError: the device has no such network, or equality with its runtime is not shown, which it is for the
-                base.
+            ValueError: the device has no such network, or it is not shown to equal its runtime, although the base is.
         """
         found, device = self.candidate(bits), self.base.device
         new = set(unclaimed(found.graph(), device)) - set(self._unclaimed)
@@ -132,7 +131,7 @@ class Assignments:
         return found
 
     def coarsest_of_eight(self) -> dict[Unit, int]:
-        """Eight bits, or what is next to them, for all."""
+        """Eight bits for all, or the nearest to that."""
         return {unit: min(options, key=lambda bits: abs(bits - FEW)) for unit, options in self.units.items()}
 
     def finest(self) -> dict[Unit, int]:
@@ -140,14 +139,14 @@ class Assignments:
         return {unit: options[0] for unit, options in self.units.items()}
 
     def unit_of(self, path: str, weights: bool = False) -> Unit | None:
-        """The unit that decides about a layer."""
+        """The unit that decides for a layer."""
         unit = Unit(path, True) if weights else self._unit_of_grid.get(self._grid_of.get(path, ""))
         return unit if unit in self.units else None
 
     # --- as rules -----------------------------------------------------------------------------------------------------
 
     def rules(self, bits: Bits) -> tuple[Rule, ...]:
-        """The rules that give every layer these bits: a line for each that is not as most are."""
+        """The rules that give every layer these bits: a line for each layer that differs from most."""
         wanted = {each.path: self._rule(each, bits) for each in self._stored if _asks(each)}
         usual = self._usual(wanted)
         found: list[Rule] = []
@@ -155,7 +154,7 @@ class Assignments:
             if rule == usual:
                 continue
             own = replace(rule, match=glob.escape(path))
-            # A second call of a layer has its name and a number, and rules of the layer are its rules too.
+            # A second call of a layer has the layer's name and a number; the layer's rules apply to it too.
             calls = [at for at, other in enumerate(found) if own.match.startswith(f"{other.match}_")]
             found.insert(calls[0] if calls else len(found), own)
         return (*found, usual)
@@ -172,13 +171,13 @@ class Assignments:
 
     def _usual(self, wanted: Mapping[str, Rule]) -> Rule:
         counts = Counter(wanted.values())
-        # Constants beside tensors have as many bits as weights have: those of no layer are changed by the way.
+        # Constant operands have as many bits as weights: no layer's are changed incidentally.
         steady = {path: self._rules[path].weight_bits for path in wanted if self.unit_of(path, True) is None}
         allowed = [rule for rule in counts if not steady or rule.weight_bits in steady.values()]
         return max(allowed or list(counts), key=lambda rule: counts[rule])
 
     def _rules_of_base(self) -> dict[str, Rule]:
-        """By layer the rule that it was prepared by, whatever a clamp or a conversion has made of it."""
+        """The rule that each layer was prepared with, whatever a clamp or a conversion has made of it."""
         plan = self.base.plan
 
         def as_given(each: PlanInput | PlanStep) -> Rule | None:
@@ -223,13 +222,13 @@ class Assignments:
             if free and grid.bits < FEW and origin in self._seen:
                 low, high = chosen("least squares", self._seen[origin], plan, name)
             elif free and origin in self._seen and (grid.bits > FEW or base.plan.grids[origin].bits < grid.bits):
-                # Clipping gains nothing on so fine a grid, or was for a coarser one.
+                # Clipping gains nothing on a grid this fine, or was meant for a coarser one.
                 low, high = min(low, self._seen[origin].least), max(high, self._seen[origin].most)
             ranges[name] = (low, high)
         return replace(base, plan=plan, ranges=ranges).settled()
 
     def _ends(self, plan: Plan, path: str) -> Ends:
-        """The range of a stored tensor: the base's, or what it is made of."""
+        """The range of a stored tensor: the base's, or that of what it is made of."""
         if path in self._grid_of:
             return self.base.ranges[self._grid_of[path]]
         operands = getattr(plan.stored(path), "operands", ())
@@ -237,7 +236,7 @@ class Assignments:
 
 
 def multiply_adds(candidate: Candidate) -> float:
-    """Multiply-adds of one example, in those of 8 by 8 bits: one of 16 by 8 bits counts as two, one of 4 by 8 as a
+    """Multiply-adds for one example, in units of 8 by 8 bits: one of 16 by 8 bits counts as two, one of 4 by 8 as a
     half."""
     plan, graph = candidate.plan, candidate.graph()
     steps, total = {step.path: step for step in plan.steps}, 0.0
@@ -262,7 +261,7 @@ def _off_device(each: PlanInput | PlanStep) -> bool:
 
 
 def _asks(each: PlanInput | PlanStep) -> bool:
-    """Whether planning looks for a rule of this layer."""
+    """Whether planning looks for a rule for this layer."""
     if isinstance(each, PlanInput):
         return True
     if _off_device(each) or each.outside:

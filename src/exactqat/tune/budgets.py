@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a network may cost: numbers with units, and by how much something is beyond them."""
+"""What a network may cost: numbers with units, and by how much costs exceed them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
-# Of memory a k is 1,024, as data sheets have it; of counts it is 1,000.
+# For memory a k is 1,024, as in data sheets; for counts it is 1,000.
 _BYTES = {
     "": 1,
     "B": 1,
@@ -36,13 +36,13 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Budgets:
-    """The most that a network may cost; None: as much as it likes.
+    """The most that a network may cost; None: no limit.
 
     Attributes:
-        max_drop: of the metric beside the float network's, in the metric's unit.
+        max_drop: of the metric from the float network's, in the metric's unit.
         flash, arena: bytes.
-        multiply_adds: of one example, in those of 8 by 8 bits.
-        cycles: of one example, as Vela estimates them.
+        multiply_adds: for one example, in units of 8 by 8 bits.
+        cycles: for one example, as estimated by Vela.
     """
 
     max_drop: float | None = None
@@ -56,7 +56,7 @@ class Budgets:
         """From numbers, or texts with units such as ``256k`` and ``0.5%``.
 
         Raises:
-            ValueError: none is given, or one is no such number.
+            ValueError: none is given, or one is not such a number.
         """
         made: dict[str, Any] = {name: None if value is None else _read(name, value) for name, value in given.items()}
         if all(value is None for value in made.values()):
@@ -67,12 +67,11 @@ class Budgets:
 
     @property
     def of_resources(self) -> dict[str, int]:
-        """Those of what the network takes, by name."""
+        """The budgets for resources, by name."""
         return {name: getattr(self, name) for name in _UNITS if getattr(self, name) is not None}
 
     def excess(self, costs: Mapping[str, float | None], drop: float | None) -> dict[str, float]:
-        """By how much costs are beyond the budgets; what keeps to them is not there. A cost that is None counts as
-        beyond all."""
+        """By how much costs exceed the budgets; costs within them are left out. A cost of None exceeds any budget."""
         found = {}
         for name, limit in self.of_resources.items():
             cost = costs.get(name)

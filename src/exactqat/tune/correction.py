@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Biases and batch norms that take back what quantization has moved on the device: layer after layer, each with the
-earlier ones corrected."""
+"""Biases and batch norms that undo the shifts of quantization on the device: layer by layer, each with the earlier ones
+corrected."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from .network import Candidate
 from .observing import Observer, places_of
 
-# A channel's deviation is scaled by no more.
+# A channel's deviation is scaled by at most this.
 LARGEST_SCALE = 1.5
 
 
 def corrected(candidate: Candidate, observer: Observer, with_scale: bool) -> tuple[Candidate, int]:
-    """The candidate with means, or means and deviations, as in the fine network; and in how many layers.
+    """The candidate with means, or means and deviations, as in the fine network; and the number of layers corrected.
 
     Args:
         with_scale: re-estimate batch norms: deviations too. Otherwise biases alone.

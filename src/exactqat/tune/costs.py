@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a network takes with other bits, estimated in microseconds, to decide what is worth writing and measuring."""
+"""What a network costs with other bits, estimated within microseconds, to decide what is worth writing and
+measuring."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ..device.tensor import CODE_RANGES, INT4, INT4_MAX
 from .assignment import Assignments, Bits, Unit
 from .precisions import layer_of
 
-# What an operator that converts between 8 and 16 bits adds to a file, with its tensor: 184 to 200 bytes were seen.
+# What an operator that converts between 8 and 16 bits adds to a file, including its tensor: 184 to 200 bytes were seen.
 CONVERSION = 190
 
 
@@ -26,8 +27,8 @@ class _Work:
     """An operator, as far as bits matter to it.
 
     read: name, elements and unit of each tensor it reads; result: unit of what it stores; weights: that of its filter;
-    filter: how many those are; packs: whether the device has them in four bits; live: elements and unit of all tensors
-    that are held while it runs.
+    filter: the number of weights; packs: whether the device has them in four bits; live: elements and unit of all
+    tensors held while it runs.
     """
 
     read: tuple[tuple[str, int, Unit | None], ...]
@@ -97,12 +98,12 @@ class Costs:
         return self._file - saved + CONVERSION * len(converted)
 
     def arena(self, bits: Bits) -> np.ndarray:
-        """Bytes that are held while each operator runs."""
+        """Bytes held while each operator runs."""
         found = []
         for work in self._work:
             is_int16 = _is_int16(bits, work.result)
             held = sum(size * (2 if _is_int16(bits, unit) else 1) for size, unit in work.live)
-            # What is read in the other width is stored once more.
+            # What is read in the other width is stored twice.
             held += sum(
                 size * (2 if is_int16 else 1) for _, size, unit in work.read if _is_int16(bits, unit) != is_int16
             )
@@ -112,7 +113,7 @@ class Costs:
         return np.asarray(found, np.float64)
 
     def multiply_adds(self, bits: Bits, fewest: int = 2) -> float:
-        """In those of 8 by 8 bits. fewest: bits that fewer ones count as."""
+        """In units of 8 by 8 bits. fewest: what fewer bits count as."""
         total = 0.0
         for work in self._work:
             if not work.multiply_adds:
@@ -124,7 +125,7 @@ class Costs:
         return total
 
     def all(self, bits: Bits, fewest: int = 2) -> Mapping[str, float]:
-        """By the names of budgets; the arena at its fullest. fewest: as for `multiply_adds`."""
+        """All costs by the names of budgets; the arena at its peak. fewest: as for `multiply_adds`."""
         arena, work = self.arena(bits), self.multiply_adds(bits, fewest)
         return {"flash": self.flash(bits), "arena": float(arena.max(initial=0)), "multiply_adds": work}
 
@@ -134,7 +135,7 @@ def _is_int16(bits: Bits, unit: Unit | None) -> bool:
 
 
 def _of_few_bits(graph: Graph) -> Graph:
-    """The graph with filters that fit into four bits, to see which a device takes so."""
+    """The graph with filters that fit into four bits, to see which ones a device accepts that way."""
     tensors = dict(graph.tensors)
     for operator in graph.operators:
         declaration = OPERATORS[operator.kind]

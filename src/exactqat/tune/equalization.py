@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-layer equalization and smoothing: channels of one layer, or of a normalization, are scaled so that they have
-alike ranges, and the weights of what reads them by the inverse. In real numbers the network stays the same."""
+"""Cross-layer equalization and smoothing: channels of one layer, or of a normalization, are scaled to similar ranges,
+and the weights of what reads them by the inverse. In real numbers the network stays the same."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..planning.plans import PlanStep
 from .network import Candidate, real_weights
 from .observing import Observer
 
-# Factors beyond are no channels of different size, but dead ones.
+# Larger factors do not mean channels of different size, but dead ones.
 LARGEST_FACTOR = 2.0**10
 
 
 @dataclass(frozen=True)
 class Group:
-    """A step whose channels may be scaled, and the steps with weights that alone read them.
+    """A step whose channels may be scaled, and the steps with weights that are its only readers.
 
     Attributes:
-        scales: whether the first step does nothing but scale and shift each channel, as the end of a normalization.
+        scales: whether the first step only scales and shifts each channel, like the end of a normalization.
     """
 
     first: PlanStep
@@ -33,7 +33,7 @@ class Group:
 
 
 def groups(candidate: Candidate) -> list[Group]:
-    """Steps with weights that are read by nothing but others with weights, with nothing but a ReLU between."""
+    """Steps with weights that are read only by other steps with weights, with at most a ReLU between."""
     plan, found = candidate.plan, []
     readers: dict[str, list[PlanStep]] = {}
     weight_users: Counter[str] = Counter()
@@ -66,11 +66,11 @@ def groups(candidate: Candidate) -> list[Group]:
 def equalized(
     candidate: Candidate, observer: Observer, chosen: Sequence[Group], strength: float = 0.5
 ) -> tuple[Candidate, int]:
-    """The candidate with its groups equalized, and how many there were. Ranges have to be chosen again.
+    """The candidate with its groups equalized, and the number of groups. Ranges have to be chosen again.
 
     Args:
         strength: how much of the differences between channels goes into the readers' weights: 1 leaves none in what is
-            stored, 0 none in the weights.
+            stored, 0 moves none into the weights.
     """
     tensors, count = dict(candidate.tensors), 0
     for group in chosen:
@@ -114,7 +114,7 @@ def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
 
 
 def _axis_of_inputs(second: PlanStep, tensors: Mapping[str, np.ndarray], channels: int) -> int | None:
-    """The weight's axis that belongs to the input's channels; None where it is not plain."""
+    """The weight's axis that belongs to the input's channels; None if it is unclear."""
     assert second.weights is not None
     weight = tensors[second.weights.weight]
     if OPERATORS[second.kind].filter_axis is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a network reach what is asked of it on its devices? Answered by their integers, in training and afterwards."""
+"""Does a network meet its requirements on its devices? Answered with their integers, in training and afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..device import DEFAULT_PROFILE, Profile, profile_named
 from .metrics import Data, Metric, accuracy, score, warn_of_other_values
 from .network import Candidate
 
-# Of a folder in which the best network is kept.
+# Files in the folder where the best network is kept.
 BEST, VERDICT = "best.tflite", "best.json"
 
 
@@ -31,10 +31,10 @@ class OnDevice:
     """What a network computes on one device.
 
     Attributes:
-        device: a name of `deploy.PROFILES`.
+        device: a name in `deploy.PROFILES`.
         score: the metric.
-        differing: how many of the outputs' integers differ from those of the device that the network is compared with;
-            None if they were not compared. values: of how many.
+        differing: how many of the outputs' integers differ from those of the device compared with; None if they were
+            not compared. values: out of how many.
     """
 
     device: str
@@ -49,9 +49,9 @@ class Verdict:
 
     Attributes:
         devices: what it computes on each of them.
-        failures: one sentence for everything that is not as asked; empty: it passes.
+        failures: one sentence for each unmet requirement; empty if it passes.
         examples: how many were evaluated.
-        step: what the caller counts, such as the epoch.
+        step: the caller's counter, such as the epoch.
         best: whether it is the best so far.
     """
 
@@ -64,7 +64,7 @@ class Verdict:
 
     @property
     def passes(self) -> bool:
-        """Whether everything is as asked."""
+        """Whether all requirements are met."""
         return not self.failures
 
     @property
@@ -106,7 +106,7 @@ class Gate:
             train(prepared)
             verdict = gate(prepared, epoch)
 
-    A network that is not frozen is scored as it would be if it were frozen now.
+    A network that is not frozen is scored as if it were frozen now.
 
     Attributes:
         best: the verdict on the best network so far; None before the first.
@@ -131,17 +131,17 @@ class Gate:
         Args:
             data: ``(inputs, targets)`` as `deploy.input_codes` and the metric take them, or a loader of such pairs.
             metric: a function of outputs and targets; see `sensitivity`.
-            devices: names of `deploy.PROFILES`; by default the one that the network was prepared for.
+            devices: names in `deploy.PROFILES`; by default the device the network was prepared for.
             minimum, maximum: bounds of the metric, on every device.
             max_differ: how many of the outputs' integers may differ between a device and `beside`.
-            beside: the device that others are compared with; by default the one that the network was prepared for.
+            beside: the device that others are compared with; by default the one the network was prepared for.
             higher_is_better: False for losses and errors.
             keep: a folder for the best network so far, ``best.tflite``, and the verdict on it, ``best.json``.
             on_best: called with the model and the verdict whenever a network is the best so far.
-            batch_size: examples that are computed at a time.
+            batch_size: examples computed at a time.
 
         Raises:
-            ValueError: a bound is no number, beyond what accuracy can be or beyond the other bound; there is no such
+            ValueError: a bound is not a number, not a possible accuracy or beyond the other bound; there is no such
                 device; or keep is empty.
             TypeError: data is something else.
         """
@@ -176,7 +176,7 @@ class Gate:
         Args:
             network: a prepared model (for JAX ``(prepared, params, state)``), a `deploy.Graph`, or the path of a
                 .tflite file.
-            step: for the verdict, such as the epoch.
+            step: recorded in the verdict, such as the epoch.
         """
         graph = graph_of(network)
         verdict = replace(self.verdict(graph), step=step)
@@ -193,7 +193,7 @@ class Gate:
         return verdict
 
     def verdict(self, graph: Graph) -> Verdict:
-        """Scores a graph, and keeps nothing."""
+        """Scores a graph, without keeping it."""
         trained = graph.trained_for or (self._devices[0] if self._devices else DEFAULT_PROFILE)
         devices = self._devices or (trained,)
         beside = self._beside or trained

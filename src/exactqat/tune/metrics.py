@@ -17,11 +17,11 @@ from ..device.tensor import CODE_RANGES
 # outputs: an array for a network with one output, else a dictionary by the outputs' names; real numbers in the user's
 # axes. targets: the user's.
 Metric = Callable[[Any, Any], float]
-# Parts of the examples whose metrics say what is chance, and the fewest examples of one.
+# Number of parts of the examples whose metrics show what is chance, and the fewest examples in one.
 BLOCKS, LEAST_IN_BLOCK = 16, 8
-# Share of an input's values that lie farther beyond its range than the range is wide, from which on they are others.
+# Share of an input's values, farther beyond its range than the range is wide, from which they count as other values.
 OTHER_VALUES = 0.01
-# Signal to noise has to grow by so much, in dB, to count where the metric stays the same.
+# By how much signal to noise has to grow, in dB, to count where the metric stays the same.
 LEAST_GAIN = 0.01
 # Half of the noise, in dB.
 MUCH = 6.0
@@ -35,7 +35,7 @@ def accuracy(outputs: Any, targets: Any) -> float:
         targets: classes, integers [batch].
 
     Raises:
-        ValueError: they have other shapes, or targets are no classes of the outputs.
+        ValueError: the shapes do not fit, or targets are not classes of the outputs.
     """
     scores, classes = np.asarray(outputs), np.asarray(targets)
     if scores.ndim < 2 or scores.shape[:-1] != classes.shape:
@@ -51,11 +51,11 @@ def accuracy(outputs: Any, targets: Any) -> float:
 
 
 def score(metric: Metric, outputs: Mapping[str, np.ndarray], targets: Any) -> float:
-    """The metric of outputs by name.
+    """The metric for outputs by name.
 
     Raises:
-        TypeError: it is no function, or gives no number.
-        ValueError: it is no finite number.
+        TypeError: it is not a function, or does not return a number.
+        ValueError: the number is not finite.
     """
     if not callable(metric):
         raise TypeError(f"metric must be a function of outputs and targets, got {metric!r}")
@@ -71,7 +71,7 @@ def score(metric: Metric, outputs: Mapping[str, np.ndarray], targets: Any) -> fl
 
 
 def decibels(reference: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> float:
-    """Signal to noise of outputs beside the reference's, in dB; infinite where they are equal, 0 where there is no
+    """Signal to noise of outputs against the reference's, in dB; infinite if they are equal, 0 if there is no
     signal."""
     signal = noise = 0.0
     for name, values in reference.items():
@@ -96,7 +96,7 @@ class Data:
             data: ``(inputs, targets)``; inputs as `deploy.input_codes` takes them, or a loader of such pairs.
 
         Raises:
-            TypeError, ValueError: it is something else, or their numbers of examples differ.
+            TypeError, ValueError: it is something else, or the numbers of examples differ.
         """
         batches = isinstance(data, list) and all(isinstance(each, tuple) for each in data)
         if batches or (hasattr(data, "__iter__") and not isinstance(data, tuple | list | str | Mapping | np.ndarray)):
@@ -180,8 +180,8 @@ class Mark:
 
     Attributes:
         metric: on the device; None: its layers do not fit the device.
-        decibels: of its outputs beside the float network's.
-        blocks: the metric on each of several parts of the examples, which says how much of a difference is chance.
+        decibels: signal to noise of its outputs against the float network's.
+        blocks: the metric on each of several parts of the examples, which shows how much of a difference is chance.
     """
 
     metric: float | None
@@ -191,7 +191,8 @@ class Mark:
     def better_than(self, other: Mark, higher_is_better: bool) -> bool:
         """Whether it is better: by the metric if that differs by more than its standard error, else by the noise.
 
-        Up to two standard errors may still be chance: half of the noise, or twice as much, then counts for more.
+        A difference of up to two standard errors may still be chance: half the noise, or twice as much, then counts
+        more.
         """
         if self.metric is None or other.metric is None:
             return self.metric is not None
@@ -209,7 +210,7 @@ class Mark:
 
     @staticmethod
     def of(outputs: Mapping[str, np.ndarray], data: Data, metric: Metric, reference: Mapping[str, np.ndarray]) -> Mark:
-        """Of outputs on some examples, beside the float network's."""
+        """The mark of outputs on some examples, against the float network's."""
         count = min(BLOCKS, data.examples // LEAST_IN_BLOCK)
         blocks = []
         for at in range(count if count > 1 else 0):

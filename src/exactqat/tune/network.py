@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained network as numbers that can be varied, whatever framework trained it, and the graph that they make."""
+"""A trained network, from any framework, as numbers that can be varied, and the graph they make."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..train.core.run import Run
 from ..train.core.trained import TrainedNetwork
 from ..train.core.weights import per_channel
 
-# Digits of a finely quantized weight: codes of int8 are its first one, and this many steps make one of theirs.
+# Digits of a finely quantized weight: int8 codes are its first digit, and this many fine steps make one of theirs.
 DIGIT = 254
 # Likewise of a bias.
 BIAS_DIGIT = 2**30
-# Steps of a fine bias in one of the int32 bias's, and the largest that the sums of 48 bits leave room for.
+# Steps of a fine bias in one step of the int32 bias, and the largest one that 48-bit sums leave room for.
 BIAS_STEPS, LARGEST_BIAS = 2**12, 2**46
 
 Ends = tuple[float, float]
@@ -49,13 +49,13 @@ class FineWeights:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What a constant is made of.
+    """What a constant is made from.
 
     Attributes:
         name: of the user's tensor.
-        positions: int64, in the constant's shape: where each element is in the flattened tensor. None: it is the
-            tensor.
-        factor: what all elements are multiplied by.
+        positions: int64, in the constant's shape: where each element is in the flattened tensor. None: it is the tensor
+            itself.
+        factor: by which all elements are multiplied.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A network's numbers. Variants of it are made by `dataclasses.replace`; nothing is changed in place.
+    """A network's numbers. Variants are made with `dataclasses.replace`; nothing is changed in place.
 
     Attributes:
         plan: what the device runs.
@@ -90,7 +90,7 @@ class Candidate:
         Args:
             model: a prepared model of PyTorch or Keras; for JAX ``(prepared, params, state)`` or what
                 ``prepared.trained(params, state)`` gives; or a candidate.
-            device: by default the one that it was prepared for.
+            device: by default the one it was prepared for.
 
         Raises:
             TypeError: it is none of these.
@@ -123,7 +123,7 @@ class Candidate:
         return Candidate(trained.plan, tensors, ranges, weights, known, given)
 
     def settled(self) -> Candidate:
-        """With ranges that the device's operators can take beside one another, as `freeze` moves them."""
+        """The candidate with ranges that the device's operators can take together, moved as by `freeze`."""
         functional, arrays = self._functional()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RangesMovedWarning)
@@ -143,7 +143,7 @@ class Candidate:
     def fine_weights(self) -> dict[str, FineWeights]:
         """The real weights of the graph's operators, by the name of their filter.
 
-        The graph is lowered from each digit of them, so that they lie as the device has them.
+        The graph is lowered from each of their digits, so that they are laid out as on the device.
         """
         settled = self.settled()
         numbers = settled._numbers()
@@ -174,10 +174,10 @@ class Candidate:
         return _joined(high_graph, low_graph)
 
     def changed_from(self, other: Candidate) -> dict[str, np.ndarray]:
-        """The user's tensors that are not those of another candidate of the same network, by the user's names.
+        """The user's tensors that differ from another candidate's of the same network, by the user's names.
 
         Raises:
-            ValueError: one is computed from the user's in a way that cannot be turned round, or it is another network.
+            ValueError: one is computed from the user's in a way that cannot be inverted, or it is another network.
         """
         found = {}
         missing = [name for name in self.tensors if name not in other.tensors]
@@ -210,16 +210,16 @@ class Candidate:
 
     def may_scale(self, name: str) -> bool:
         """Whether a tensor's elements may be multiplied by powers of two: it is one of the user's, with its elements
-        moved and all multiplied by a number."""
+        moved and all multiplied by one number."""
         return name in self.tensors and self._origin(name) is not None
 
     def users_name(self, name: str) -> str:
-        """The user's tensor that another is made of by moving and multiplying elements; otherwise its own name."""
+        """The user's tensor that this one is made from by moving and multiplying elements; otherwise its own name."""
         origin = self._origin(name)
         return name if origin is None else origin.name
 
     def _origin(self, name: str) -> Origin | None:
-        """The user's tensor that another is made of by moving elements and multiplying all by one number."""
+        """The user's tensor that this one is made from by moving elements and multiplying all by one number."""
         constant = self.plan.constants.get(name)
         if constant is None or constant.parameter:
             return Origin(name if constant is None else constant.name, None, 1.0)
@@ -232,8 +232,8 @@ class Candidate:
         if len(users) != 1 or users[0] not in self.given or function is None:
             return None
         shape = self.given[users[0]].shape
-        # Numbers that every framework's floats hold: none but what moves elements gives just these again, and none but
-        # what also multiplies them gives their products.
+        # Numbers that every framework's floats hold: only moving elements returns exactly these, and only moving and
+        # multiplying returns their products.
         size = int(np.prod(shape))
         if not 0 < size < 2**24:
             return None
@@ -248,7 +248,7 @@ class Candidate:
         return Origin(users[0], np.argsort(np.argsort(moved, axis=None)).reshape(moved.shape), float(factor))
 
     def _fixed(self, name: str) -> np.ndarray | None:
-        """A constant of planning's own, which no tensor of the user's has a part in."""
+        """A constant of planning's own, which involves none of the user's tensors."""
         constant = self.plan.constants.get(name)
         if constant is None or constant.parameter or constant.expression is not None or constant.data is None:
             return None
@@ -292,7 +292,7 @@ def _of_powers(value: np.ndarray, before: np.ndarray) -> bool:
 
 
 def real_weights(run: Run, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:
-    """A step's weight and bias with batch norm in them, in real numbers: float32 in the user's order of axes, and
+    """A step's weight and bias with batch norm folded in, in real numbers: float32 in the user's order of axes, and
     float32 [channels]."""
     assert step.weights is not None
     weights = step.weights

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a network stores and reads: values in 16 bits, next to those in real numbers, and codes on the device."""
+"""What a network stores and reads: values in 16 bits, close to those in real numbers, and codes on the device."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .metrics import Data
 from .network import Candidate
 from .sensitivity import Evaluation, at_two_precisions
 
-# Of values that are kept of each grid.
+# How many values of each grid are kept.
 SAMPLE = 2**17
-# Examples that statistics are taken of.
+# Examples that statistics are computed from.
 EXAMPLES = 256
 
 
@@ -57,7 +57,7 @@ class Places:
 class Observer:
     """A candidate in 16 bits and on the device, on the same examples.
 
-    Only the fine network is computed once; the device's changes with what is tried.
+    Only the fine network is computed once; the device's changes with each trial.
 
     Attributes:
         candidate: with ranges as they are lowered.
@@ -103,10 +103,10 @@ class Observer:
         return found
 
     def before_activation(self, operator: Operator, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-        """What an operator with weights sums up, in the fine network and on the device: real numbers [n, channels],
+        """The sums of an operator with weights, in the fine network and on the device: real numbers [n, channels],
         without its fused activation.
 
-        graph: the candidate's of now, whose weights and earlier layers may have changed.
+        graph: the candidate's current one, whose weights and earlier layers may have changed.
         """
         input, filter, bias = (graph.tensors[name] for name in operator.inputs)
         kept = self.precisions.weights[operator.inputs[1]]
@@ -144,7 +144,7 @@ def summed(
 def places_of(candidate: Candidate) -> dict[str, Places]:
     """Where the weights of the graph's operators are in the plan, by the name of their filter.
 
-    The plan is lowered with digits of the positions in the place of codes.
+    The plan is lowered with digits of the positions in place of codes.
     """
     plan, numbers = candidate.plan, candidate.numbers()
     sizes = [each.codes.size for each in numbers.weights.values()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found as pictures, drawn with Matplotlib."""
+"""Findings as pictures, drawn with Matplotlib."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = 40
 
 
 def axes(width: float, height: float, panels: int = 0) -> tuple[Any, Any]:
-    """A figure and its axes, in no window; a list of them for panels side by side, with one vertical axis."""
+    """A figure, without a window, and its axes; a list of axes for panels side by side that share the vertical axis."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A precision plan: bits for the weights and the results of each layer with which a network fits, found by what each
-layer loses and checked on the device's integers and on the files themselves."""
+"""A precision plan: bits for the weights and the results of each layer that make a network fit, found from each layer's
+loss and checked on the device's integers and on the files themselves."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from .planned import PlanPoint, PrecisionPlan, front_of
 from .search import fine_outputs, mark, require_executor
 
 WEIGHTS, ACTIVATIONS = (4, 8), (8, 16)
-# Weights of as many bits, and results of as many, are known to a device.
+# Bits that devices know for weights, and for results.
 KNOWN_WEIGHTS, KNOWN_ACTIVATIONS = range(2, 9), (*range(2, 9), 16)
 # Shares of the budgets that estimates aim at: files are a little larger than estimated, or smaller.
 AIMS = (1.0, 0.97, 0.92)
-# Of each way down from the finest plan to the coarsest, and of the front, so many are looked at more closely.
+# How many plans on each way down from the finest to the coarsest, and on the front, are looked at more closely.
 LOOKED_AT, MEASURED = 6, 12
-# Where metrics do not part two plans, neither does so much noise, in dB: the smaller one is better then.
+# Where metrics do not separate two plans, neither does this much noise, in dB: then the smaller one is better.
 AS_GOOD = 1.0
 
 
@@ -62,42 +62,41 @@ def plan(
     higher_is_better: bool = True,
     progress: Progress | bool | None = None,
 ) -> PrecisionPlan:
-    """Finds the bits of each layer's weights and results with which a network keeps to budgets and is most accurate.
+    """Finds the bits of each layer's weights and results that keep a network within budgets and make it most accurate.
 
-    First every layer's loss with fewer bits is measured by itself, then plans are made of them: those that meet the
+    First each layer's loss with fewer bits is measured by itself. Plans are made from these: those that meet the
     budgets with the least loss, and others on the way from the finest to the coarsest. Every plan is lowered, written
-    and evaluated on the device's integers, as post-training quantization has it; flash is the size of the file, the
-    arena is measured by TFLite-Micro. With a budget for flash, arena, multiply-adds or cycles the result is the most
-    accurate plan within them; with `max_drop` alone, the smallest. There is no chance in it.
+    and evaluated on the device's integers, as after post-training quantization; flash is the size of the file, the
+    arena is measured with TFLite-Micro. With a budget for flash, arena, multiply-adds or cycles the result is the most
+    accurate plan within them; with `max_drop` alone, the smallest. The result is deterministic.
 
     Args:
         network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
             changed. Its rules decide everything but the bits.
-        data: ``(inputs, targets)`` that decisions may be made on, such as the validation part; or a loader of such
-            pairs.
+        data: ``(inputs, targets)`` to base decisions on, such as the validation set; or a loader of such pairs.
         metric, higher_is_better: see `sensitivity`.
-        max_drop: the most that the metric may be worse than the float network's, in its own unit (0.005), or in points
-            of a hundred ("0.5%"). Post-training quantization is meant; training makes up for more.
+        max_drop: the most by which the metric may be worse than the float network's, in its own unit (0.005) or in
+            percentage points ("0.5%"). It applies to post-training quantization; training recovers more.
         flash, arena: bytes, such as 262144 or "256k".
-        multiply_adds: for one example, in those of 8 by 8 bits: 16 by 8 count as two, 4 by 8 as a half.
-        cycles: on an Ethos-U, as Vela estimates them; `accelerator`: which, one of `deploy.footprint.ACCELERATORS`.
-        weight_bits: those that a layer's weights may have, 2 to 8. No file holds weights of 16.
-        activation_bits: those that a layer may store, 2 to 8, or 16; by default 8 and 16, and with a budget of
+        multiply_adds: for one example, in units of 8 by 8 bits: 16 by 8 count as two, 4 by 8 as a half.
+        cycles: on an Ethos-U, as estimated by Vela; `accelerator`: which one, from `deploy.footprint.ACCELERATORS`.
+        weight_bits: those that a layer's weights may have, 2 to 8. No file holds 16-bit weights.
+        activation_bits: those that a layer's results may have, 2 to 8, or 16; by default 8 and 16, and with a budget of
             multiply-adds 4 as well: fewer than 8 save neither flash nor memory on these devices.
-        keep: globs of layers that keep their bits, such as ``["input"]``, or of the weights or the result of layers
-            alone, such as ``["head (result)"]``; each has to match one.
-        candidates: the most plans that are evaluated whole, beside each layer's loss.
-        device: whose integers; by default the one that the network was prepared for. Weights of four bits save flash
-            only where the device's runtime computes the same with them: see `deploy.packed`.
+        keep: globs of layers that keep their bits, such as ``["input"]``, or only the weights or the result of layers,
+            such as ``["head (result)"]``; each glob has to match something.
+        candidates: the most plans to evaluate as a whole, in addition to each layer's loss.
+        device: whose integers; by default the one the network was prepared for. Four-bit weights save flash only where
+            the device's runtime computes the same with them: see `deploy.packed`.
         executor: as for `search`.
         progress: see `sensitivity`.
 
     Raises:
-        ValueError: a budget is missing or in another unit, bits are none that devices have, or the arena or the cycles
-            of the network cannot be measured.
+        ValueError: a budget is missing or in another unit, no device has such bits, or the network's arena or cycles
+            cannot be measured.
         TypeError: the network is not prepared.
         MissingData: it is not calibrated.
-        ImportError: the arena or cycles have a budget and what measures them is not installed.
+        ImportError: the arena or cycles have a budget and the tool that measures them is not installed.
     """
     asked = Budgets.of(max_drop=max_drop, flash=flash, arena=arena, multiply_adds=multiply_adds, cycles=cycles)
     if activation_bits is None:
@@ -135,7 +134,7 @@ def _check(name: str, bits: Sequence[int], allowed: Collection[int], words: str)
 
 @dataclass
 class _Plan:
-    """A plan that was evaluated. What takes a process of its own is measured when somebody asks."""
+    """A plan that was evaluated. What takes a process of its own is measured on demand."""
 
     bits: dict[Unit, int]
     candidate: Candidate
@@ -177,8 +176,8 @@ class _Planning:
         eight = assignments.coarsest_of_eight()
         self.costs = Costs(assignments, assignments.candidate(eight).graph(), self.device)
         start = assignments.finest()
-        # Prices are beside those of the network in eight bits. Where nobody asks for fewer multiply-adds, those of
-        # fewer bits are worth no more: these devices compute them in eight.
+        # Prices are relative to those of the network in eight bits. Without a budget for multiply-adds, fewer bits make
+        # them no cheaper: these devices compute them in eight.
         self.fewest = FEW if self.budgets.multiply_adds is None else 2
         self.unit_prices = self.costs.all(eight, self.fewest)
         plain = self._evaluated(eight)
@@ -199,7 +198,7 @@ class _Planning:
     # --- what each layer loses ----------------------------------------------------------------------------------------
 
     def _sensitivities(self, start: Bits) -> None:
-        """The noise of the outputs that fewer bits of one unit alone add to the finest plan's."""
+        """The noise that fewer bits in one unit alone add to the finest plan's outputs."""
         self.start = dict(start)
         tasks = [
             (unit, bits) for unit, options in self.assignments.units.items() for bits in options if bits < start[unit]
@@ -235,7 +234,7 @@ class _Planning:
                 self._evaluate(bits)
 
     def _uniform(self) -> Iterator[dict[Unit, int]]:
-        """The same bits everywhere, as far as layers can have them; those with the finest results first."""
+        """The same bits everywhere, as far as layers can have them; plans with the finest results first."""
         units = self.assignments.units
         for result, weights in itertools.product(
             *(
@@ -249,20 +248,20 @@ class _Planning:
             yield {unit: min(options, key=lambda bits: abs(bits - wanted[unit])) for unit, options in units.items()}  # noqa: B023
 
     def _prices(self) -> list[Callable[[Bits], float]]:
-        """What a way down may save: one resource after the other, and all of them."""
+        """What a way down may save: each resource alone, then all of them."""
         names = [name for name in self.unit_prices if name in self.budgets.of_resources] or list(self.unit_prices)
         single: list[Callable[[Bits], float]] = [functools.partial(self._price, names=[name]) for name in names]
         return [lambda bits: self._price(bits, names), *(single if len(names) > 1 else [])]
 
     def _price(self, bits: Bits, names: Collection[str]) -> float:
         costs = self.costs.all(bits, self.fewest)
-        # Memory is what is held at the fullest moment. What is held at others breaks ties.
+        # Memory is what is held at the peak. What is held at other times breaks ties.
         return sum(costs[name] / self.unit_prices[name] for name in names if self.unit_prices[name]) + (
             1e-3 * float(self.costs.arena(bits).mean()) / self.unit_prices["arena"] if "arena" in names else 0.0
         )
 
     def _beyond(self, bits: Bits, aim: float) -> float:
-        """How far a plan is beyond the budgets, by the estimates; of memory in all moments together."""
+        """How far a plan exceeds the budgets, by the estimates; for memory, summed over all moments."""
         costs, limits, found = self.costs.all(bits), self.budgets.of_resources, 0.0
         for name, limit in limits.items():
             if name == "arena":
@@ -274,8 +273,8 @@ class _Planning:
         return found
 
     def _down(self, start: Bits, price: Callable[[Bits], float]) -> Iterator[dict[Unit, int]]:
-        """Takes bits away, one move after the other: always that which saves most for what it loses. Ends when the
-        price is 0, or nothing is left to be saved."""
+        """Removes bits move by move: always the move that saves most for what it loses. Ends when the price is 0 or
+        nothing is left to save."""
         bits = dict(start)
         yield dict(bits)
         now = price(bits)
@@ -296,8 +295,8 @@ class _Planning:
             yield dict(bits)
 
     def _moves(self, bits: Bits) -> Iterator[dict[Unit, int]]:
-        """The next fewer bits of one unit, or of a layer's weights and its result together: in 16 bits no runtime has
-        weights of four."""
+        """The next fewer bits for one unit, or for a layer's weights and its result together: in 16 bits no runtime has
+        four-bit weights."""
         for unit in self.assignments.units:
             lower = self._next(unit, bits[unit])
             if lower is None:
@@ -314,7 +313,7 @@ class _Planning:
         return options[at] if at < len(options) else None
 
     def _bisect(self, way: Sequence[Bits]) -> None:
-        """Looks for the last plan of a way whose metric is good enough."""
+        """Looks for the last plan on a way whose metric is good enough."""
         low, high = 0, len(way) - 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -346,8 +345,8 @@ class _Planning:
         return self.budgets.excess(costs, self._drop(found))
 
     def _better(self, one: _Plan, other: _Plan) -> bool:
-        """Whether a plan within the budgets is the better one: more accurate, or as good and smaller; where nothing but
-        the metric is asked, smaller."""
+        """Whether a plan within the budgets is better: more accurate, or as good and smaller; if only the metric has a
+        budget, smaller."""
         if self.budgets.of_resources:
             first, second = one.mark.metric or 0.0, other.mark.metric or 0.0
             if abs(first - second) > one.mark.chance(other.mark):
@@ -357,7 +356,7 @@ class _Planning:
         return one.price < other.price
 
     def _choose(self) -> tuple[_Plan, dict[str, float]]:
-        """The best plan within the budgets; or the nearest to them, and what it misses."""
+        """The best plan within the budgets, or the nearest to them and what it misses."""
         left = [found for found in self.plans.values() if found is not None]
         while True:
             fits = [found for found in left if not self._excess(found, measure=False)]
@@ -384,8 +383,8 @@ class _Planning:
         return sum(by / limits[name] for name, by in self._excess(found, measure).items())
 
     def _refined(self, chosen: _Plan) -> _Plan:
-        """Tries one unit's bits after another on the device: more where the budgets leave room, or fewer where the
-        smallest is wanted."""
+        """Tries other bits for one unit after another on the device: more if the budgets leave room, fewer if the
+        smallest plan is wanted."""
         larger = bool(self.budgets.of_resources)
         tried = True
         while tried and self.left > 0:
@@ -400,7 +399,7 @@ class _Planning:
         return chosen
 
     def _neighbours(self, chosen: _Plan, larger: bool) -> list[dict[Unit, int]]:
-        """Plans that differ in one unit, those first that promise most."""
+        """Plans that differ in one unit, the most promising first."""
         found = []
         for unit, options in self.assignments.units.items():
             at = options.index(chosen.bits[unit]) + (-1 if larger else 1)
@@ -421,7 +420,7 @@ class _Planning:
         return tuple(bits[unit] for unit in self.assignments.units)
 
     def _evaluate(self, bits: Bits) -> _Plan | None:
-        """Of a plan on the way, if any evaluations are left."""
+        """Evaluates a plan on the way, if any evaluations are left."""
         key = self._key(bits)
         if key not in self.plans:
             if self.left <= 0:
@@ -468,7 +467,7 @@ class _Planning:
         return found
 
     def _measured_at_first(self, plain: _Plan, eight: Bits) -> dict[str, float]:
-        """What measuring says beside the estimates: what the arena holds beside tensors, and cycles per multiply-add.
+        """What measuring adds to the estimates: what the arena holds besides tensors, and cycles per multiply-add.
 
         Raises:
             ValueError: the network cannot be measured.
@@ -484,18 +483,18 @@ class _Planning:
         return found
 
     def _measure(self, found: _Plan) -> None:
-        """Measures what has a budget. A plan that TFLite-Micro does not run has no arena."""
+        """Measures what has a budget. A plan that TFLite-Micro cannot run has no arena."""
         if self.budgets.arena is not None and found.arena is None and not found.why_not:
             found.arena, found.why_not = arena_of(found.content)
         if self.budgets.cycles is not None and found.cycles is None:
-            # Vela takes no weights of four bits.
+            # Vela takes no four-bit weights.
             found.cycles = npu_footprint(found.candidate.graph(), self.accelerator).cycles
 
     # --- the result ---------------------------------------------------------------------------------------------------
 
     def _even(self) -> _Plan | None:
-        """Of the plans with the same bits everywhere that keep to the budgets the one with the finest results; none
-        where the smallest is wanted."""
+        """The plan with the finest results among those with the same bits everywhere and within the budgets; none if
+        the smallest plan is wanted."""
         if not self.budgets.of_resources:
             return None
         known = (self.plans.get(self._key(bits)) for bits in self._uniform())
@@ -544,7 +543,7 @@ class _Planning:
 
 
 def _power(noise: float) -> float:
-    """Of noise beside a signal of 1, from decibels."""
+    """The power of noise relative to a signal of 1, from decibels."""
     return 10.0 ** (-noise / 10)
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `tune.plan` found: plans with what they cost, the best of them, and its rules to be read, edited and trained
-with."""
+"""What `tune.plan` found: plans and their costs, the best of them, and its rules to read, edit and train with."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ class PlanPoint:
     """One plan that was evaluated.
 
     Attributes:
-        metric: on the device's integers; decibels: signal to noise of its outputs beside the float network's.
+        metric: on the device's integers; decibels: signal to noise of its outputs against the float network's.
         flash: bytes of its file, as written.
-        arena: the smallest in which TFLite-Micro runs it, measured; None if it was not measured.
-        multiply_adds: of one example, in those of 8 by 8 bits.
-        cycles: of one example on an Ethos-U, as Vela estimates them; None if nobody asked.
+        arena: the smallest one in which TFLite-Micro runs it, measured; None if it was not measured.
+        multiply_adds: for one example, in units of 8 by 8 bits.
+        cycles: for one example on an Ethos-U, as estimated by Vela; None if not requested.
         layers: how many have which bits, such as "3 W8A8, 1 W4A16".
         rules: of all layers.
     """
@@ -70,15 +69,15 @@ class PrecisionPlan:
         device: whose integers.
         examples: how many were evaluated.
         reference: the metric of the float network, computed in 16 bits.
-        budgets: what was asked.
-        chosen: the best plan within the budgets; if none is, the nearest.
-        missed: by which budget by how much the chosen plan is beyond it; empty if all are met.
-        points: all plans that were evaluated whole.
-        front: those of them that no other one beats in everything.
-        even: the plan with the same bits everywhere, as far as layers can have them, that keeps to the budgets and has
-            the finest results; None: none does, or nothing but the metric has a budget.
-        graph: the chosen network in the integers that post-training quantization gives it, as it is written to a file:
-            filters of four bits are packed where the device has them.
+        budgets: as requested.
+        chosen: the best plan within the budgets; if there is none, the nearest.
+        missed: for each budget that the chosen plan exceeds, by how much; empty if all are met.
+        points: all plans that were evaluated as a whole.
+        front: the points that no other one beats in everything.
+        even: the plan with the same bits everywhere, as far as layers can have them, that stays within the budgets and
+            has the finest results; None: there is none, or only the metric has a budget.
+        graph: the chosen network in the integers that post-training quantization gives it, as written to a file:
+            four-bit filters are packed where the device has them.
         candidate: its numbers, as `sensitivity` and `search` take them.
         left_out: bits that a layer cannot have, and why.
         evaluations: of networks, in all.
@@ -111,9 +110,9 @@ class PrecisionPlan:
 
     @property
     def to_train(self) -> tuple[PlanPoint, ...]:
-        """The plans to train; keep the one that is better on the device afterwards: the chosen one, and the even one if
-        it is another. Training mends weights of few bits more than results of few bits, so what is better before
-        training need not be better after it."""
+        """The plans to train: the chosen one, and the even one if it differs; keep the one that is better on the device
+        afterwards. Training repairs weights of few bits better than results of few bits, so the better plan before
+        training need not be the better one after it."""
         return (self.chosen, *(() if self.even is None or self.even.rules == self.rules else (self.even,)))
 
     @property
@@ -122,11 +121,11 @@ class PrecisionPlan:
         return (self.reference - self.chosen.metric) * (1 if self.higher_is_better else -1)
 
     def save_rules(self, path: str | Path) -> Path:
-        """Writes the chosen plan as a text that `qat.load_rules` reads, with what it costs above it."""
+        """Writes the chosen plan as a text that `qat.load_rules` reads, with its costs at the top."""
         return save_rules(self.rules, path, self.sentence())
 
     def sentence(self) -> str:
-        """What was chosen, and whether it keeps to the budgets."""
+        """What was chosen, and whether it stays within the budgets."""
         said = self._costs(self.chosen)
         if not self.missed:
             return f"{said} It keeps to the budgets: {self.budgets.text()}."
@@ -155,7 +154,7 @@ class PrecisionPlan:
         return (self.reference - point.metric) * (1 if self.higher_is_better else -1)
 
     def text(self, width: int = 80) -> str:
-        """What was chosen, its rules, what else to train, and the front, of that many columns where the rules are short
+        """What was chosen, its rules, what else to train, and the front, in `width` columns if the rules are short
         enough."""
         rows = [HEADER, *(point.cells() for point in self.front)]
         sizes = [max(len(row[at]) for row in rows) for at in range(5)]
@@ -179,7 +178,7 @@ class PrecisionPlan:
         return table(self.sentence(), HEADER, [point.cells() for point in self.front], 0)
 
     def as_json(self) -> str:
-        """All but the network."""
+        """Everything except the network."""
 
         def of(point: PlanPoint) -> dict[str, Any]:
             noise = point.decibels if math.isfinite(point.decibels) else None
@@ -201,15 +200,14 @@ class PrecisionPlan:
         return json.dumps(content, indent=2)
 
     def picture(self, path: str | Path) -> Path:
-        """Draws the plans by what they cost into a file, by its suffix .svg, .png or .pdf. Needs Matplotlib."""
+        """Draws the plans by their costs to a .svg, .png or .pdf file. Needs Matplotlib."""
         from .pictures import plan_picture
 
         return plan_picture(self, Path(path))
 
 
 def front_of(points: tuple[PlanPoint, ...], higher_is_better: bool) -> tuple[PlanPoint, ...]:
-    """The points that no other one beats: none is as good in everything and better in something. In the order of their
-    flash."""
+    """The points that no other one beats: none is as good in everything and better in something. In order of flash."""
 
     def values(point: PlanPoint) -> tuple[float, ...]:
         sign = -1.0 if higher_is_better else 1.0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph in which every tensor and every weight is computed in the device's 8 bits or finely, in 16.
 
-What is fine is computed by the device's own int16 operators (TensorFlow Lite's 16x8), with the filter in 16 bits where
+Fine parts are computed by the device's own int16 operators (TensorFlow Lite's 16x8), with the filter in 16 bits where
 the weights are fine; QUANTIZE converts between the two. Operators without an int16 form stay in 8 bits.
 """
 
@@ -21,7 +21,7 @@ from ..device.tensor import CODE_RANGES
 from .network import FineWeights
 
 INT16_LARGEST = 2**15 - 1
-# The first fine grid of a tensor: so many of its steps are one of 8 bits, which leaves room for 8 times the range.
+# Steps of a tensor's first fine grid in one 8-bit step, which leaves room for 8 times the range.
 FIRST_STEPS = 16
 # The operator between grids of any dtype.
 (CONVERSION,) = ONTO_A_GRID
@@ -31,10 +31,10 @@ MARGIN = 2.0
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """What is kept fine or not: the weights of a layer, or the tensors that it stores on one grid.
+    """What is kept fine or not: the weights of a layer, or the tensors it stores on one grid.
 
     Attributes:
-        place: number of the operator that has it; -1: an input.
+        place: number of the operator it belongs to; -1: an input.
         weights: whether it is the weights; otherwise what is stored.
         layer: the layer's path, or the name of the tensor.
     """
@@ -45,7 +45,7 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """``weights`` or ``result``; ``input`` of what the network is given."""
+        """``weights`` or ``result``; ``input`` for a network input."""
         return "weights" if self.weights else "input" if self.place < 0 else "result"
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Part:
 
 
 def layer_of(tensor: str) -> str:
-    """The path of the layer that stores a tensor: small bits are placed by a second operator."""
+    """The path of the layer that stores a tensor: few bits are placed by a second operator."""
     return tensor.removesuffix("/unshifted")
 
 
@@ -71,8 +71,8 @@ class Precisions:
     ) -> None:
         """
         Args:
-            weights: fine ones by the name of the operator's filter; weights of others are no parts.
-            clamped: the range of tensors, by name, that their grid's ends clamp by design.
+            weights: fine weights by the name of the operator's filter; other weights are not parts.
+            clamped: ranges of tensors, by name, that the ends of their grids clamp by design.
         """
         self.graph = graph
         self.weights = weights
@@ -105,14 +105,14 @@ class Precisions:
                     part = Part(number, True, layer_of(operator.outputs[0]))
                     self._part_of_filter[name] = part
                     parts[part] = [name]
-        # Of one operator the weights come before what it stores.
+        # An operator's weights come before its results.
         self.parts = tuple(sorted(parts, key=lambda part: (part.place, not part.weights, part.layer)))
         self.tensors_of = {part: tuple(parts[part]) for part in self.parts}
 
     def _first_scale(
         self, names: list[str], made_by: Mapping[str, int], clamped: Mapping[str, tuple[float, float]]
     ) -> np.float32 | None:
-        """The fine grid of tensors to begin with; it is not moved where it is pinned. None: there is none."""
+        """The initial fine grid of tensors; a pinned one is not moved. None: there is none."""
         graph, first = self.graph, self._group_of[names[0]]
         for name in names:
             operator = graph.operators[made_by[name]] if name in made_by else None
@@ -132,9 +132,9 @@ class Precisions:
         return np.float32(graph.tensors[names[0]].quantization.scale[0] / FIRST_STEPS)
 
     def fit(self, largest: Mapping[Part, int]) -> bool:
-        """Moves fine grids to the largest codes that were seen in them; returns whether one was saturated.
+        """Moves fine grids to the largest codes seen in them; returns whether one was saturated.
 
-        largest: of each activation, in the fine grids of now.
+        largest: of each activation, in the current fine grids.
         """
         again = False
         for first, part in self._part_of_group.items():
@@ -150,7 +150,7 @@ class Precisions:
         return again
 
     def fine_tensor(self, name: str) -> Tensor:
-        """The int16 form of one of the graph's tensors; of those that have none, the tensor itself."""
+        """The int16 form of one of the graph's tensors; the tensor itself if it has none."""
         tensor = self.graph.tensors[name]
         scale = self._scale.get(self._group_of.get(name, ""))
         if tensor.dtype != "int8" or scale is None:
@@ -290,7 +290,7 @@ class Precisions:
             scale = input.quantization.scale.astype(np.float64) * grid.scale.astype(np.float64)
             steps = np.clip(np.rint(real / scale), -(2**47), 2**47).astype(np.int64)
             own = Quantization(scale.astype(np.float32), np.zeros(1), bias.quantization.axis)
-            # The same bias has other codes beside another input.
+            # The same bias has other codes with another input.
             tensor = Tensor(f"{bias.name} {word} for {input.name}", bias.shape, "int64", own, steps)
         self._made[key] = tensor
         return tensor
@@ -318,7 +318,7 @@ def _port(port: Port, tensor: str, fine_port: bool) -> Port:
 
 
 def _groups(graph: Graph) -> dict[str, str]:
-    """For each activation the first tensor of those that are on one grid because no operator rescales them."""
+    """For each activation, the first of the tensors that share its grid because no operator rescales them."""
     first = {name: name for name in (*graph.inputs, *graph.results())}
 
     def root(name: str) -> str:
@@ -333,7 +333,7 @@ def _groups(graph: Graph) -> dict[str, str]:
         tensors = [graph.tensors[name] for name in (*read, output)]
         if any(tensor.dtype not in CODE_RANGES for tensor in tensors):
             continue
-        # Codes that are only shifted are few bits on their way to the bottom of int8.
+        # Codes that are only shifted are values of few bits on their way to the bottom of int8.
         same_steps = np.array_equal(tensors[0].quantization.scale, tensors[-1].quantization.scale)
         same_dtype = tensors[0].dtype == tensors[-1].dtype
         shifted = OPERATORS[operator.kind].changes_dtype and same_dtype and same_steps

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More bits for results that no training can mend, and where bits cost next to nothing.
+"""More bits for results that training cannot repair, and where bits cost next to nothing.
 
 Where a network ends, what it returns may be of several kinds, such as scores and boxes, which share one grid of 8 bits
-badly: 16 bits are proposed. Means on a grid of fewer than 8 bits, which may be that of what they are means of, are
-rounded to its few codes: 8 bits are proposed, which take no more memory.
+badly: 16 bits are proposed. Means on a grid of fewer than 8 bits, possibly that of the averaged values, are rounded to
+its few codes: 8 bits are proposed, which take no more memory.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ WIDE = 16
 
 @dataclass(frozen=True)
 class Proposal:
-    """Rules with which a network would be better than a search of ranges and weights can make it.
+    """Rules that would make a network better than a search of ranges and weights can.
 
     Attributes:
         layers: paths of the layers whose results get more bits, with how many: 16 where the network ends, 8 where they
             are averaged.
         rules: all rules, for `qat.prepare`.
         reference: the metric of the float network (in 16 bits).
-        alone: the metric with nothing but these results in their present bits.
-        then: the metric with nothing but these results in the proposed bits.
-        flash, arena: bytes that the file and TFLite-Micro's arena get more; arena None: it cannot be measured here.
+        alone: the metric with only these results in their present bits.
+        then: the metric with only these results in the proposed bits.
+        flash, arena: bytes by which the file and TFLite-Micro's arena grow; arena None: it cannot be measured here.
         graph: the network with these rules, otherwise as the search left it.
     """
 
@@ -89,13 +89,14 @@ class Proposal:
 def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, higher_is_better: bool) -> Proposal | None:
     """16 bits at the end of a network and 8 bits where results of fewer are averaged.
 
-    Only if the present bits clearly cost accuracy even with all else in 16 bits, and the proposed ones clearly less.
+    Only if the present bits clearly cost accuracy even with all else in 16 bits, and the proposed ones cost clearly
+    less.
 
     Args:
-        start: the network as it was given: ranges that clip what is large may spare the metric, but in training they
-            would hinder it.
+        start: the network as it was given: ranges that clip large values may spare the metric, but they would hinder
+            training.
         best: as a search left it.
-        data: nothing is chosen by it but this.
+        data: used for no other choice.
     """
     plan, seen = best.plan, Observer(best, data).seen()
     end, averaged = _end_of(plan), _averaged(best)
@@ -150,7 +151,7 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
 
 
 def _averaged(candidate: Candidate) -> set[str]:
-    """The grids of means, such as a pool's, which may be that of what they are means of: they lie between codes."""
+    """The grids of means, such as a pool's, possibly shared with the averaged values: means lie between codes."""
     plan, found = candidate.plan, set()
     for operator in candidate.graph().operators:
         if OPERATORS[operator.kind].averages:
@@ -162,8 +163,8 @@ def _averaged(candidate: Candidate) -> set[str]:
 
 
 def _end_of(plan: Plan) -> set[str]:
-    """Paths of what is stored at the end: results, and what they are made of without weights, back to the first layers
-    with weights."""
+    """Paths of what is stored at the end: results, and what they are made from without weights, back to the first
+    layers with weights."""
     left, found = list(plan.device_outputs), set(plan.device_outputs)
     given = {each.path for each in plan.inputs}
     while left:
@@ -187,7 +188,7 @@ def _with(assignments: Assignments, wanted: Mapping[Unit, int]) -> Candidate | N
 def _alone(
     candidate: Candidate, assignments: Assignments, groups: Sequence[Sequence[Unit]], data: Data
 ) -> list[dict[str, np.ndarray]]:
-    """The outputs with everything in 16 bits, and with nothing but each group of units in its bits."""
+    """The outputs with everything in 16 bits, and with only one group of units at a time in its bits."""
     precisions, device, ends = at_two_precisions(candidate, None)
     every = frozenset(precisions.parts)
 

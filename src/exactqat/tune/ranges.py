@@ -15,12 +15,12 @@ from .network import Candidate, Ends
 from .observing import Seen
 
 BINS = 2048
-# From the cheapest to the dearest.
+# From the cheapest to the most expensive.
 WAYS = ("min_max", "percentile 99.99", "percentile 99.9", "percentile 99", "least squares", "entropy")
 
 
 def open_grids(candidate: Candidate) -> tuple[str, ...]:
-    """The grids whose ranges may be chosen: neither the device, nor a rule, nor a clamp of the network's decides."""
+    """The grids whose ranges may be chosen: not fixed by the device, a rule or a clamp of the network's."""
     plan = candidate.plan
     bounded = {step.grid for step in plan.steps if step.bounds is not None}
     return tuple(
@@ -31,7 +31,7 @@ def open_grids(candidate: Candidate) -> tuple[str, ...]:
 
 
 def chosen(way: str, seen: Seen, plan: Plan, grid: str) -> Ends:
-    """A range of a grid, one of `WAYS`.
+    """A range for a grid, chosen by one of `WAYS`.
 
     Raises:
         ValueError: there is no such way.
@@ -56,8 +56,8 @@ def chosen(way: str, seen: Seen, plan: Plan, grid: str) -> Ends:
 
 
 def _entropy_fraction(magnitudes: np.ndarray, largest: float, bits: int) -> float:
-    """The fraction of a range whose clipped and quantized values differ least from the values, by Kullback and
-    Leibler's divergence of their histograms."""
+    """The fraction of a range whose clipped and quantized values differ least from the values, by the Kullback-Leibler
+    divergence of their histograms."""
     counts, _ = np.histogram(magnitudes, BINS, (0, largest))
     levels = 2 ** (bits - 1)
     best, found = np.inf, 1.0
@@ -65,7 +65,7 @@ def _entropy_fraction(magnitudes: np.ndarray, largest: float, bits: int) -> floa
     for stop in range(max(levels, BINS // 8), BINS + 1, BINS // 64):
         kept = counts[:stop].copy()
         kept[-1] += counts[stop:].sum()
-        # Each level holds the values of its bins, evenly among those that are not empty.
+        # Each level spreads the values of its bins evenly over the non-empty ones.
         level = np.arange(stop) * levels // stop
         total = np.bincount(level, counts[:stop], levels)
         filled = np.bincount(level, counts[:stop] > 0, levels)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a layer loses accuracy in few bits, from the values that it holds and the grid that they get."""
+"""Why a layer loses accuracy in few bits, from its values and their grid."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from .network import FineWeights
 
-# Share of values that counts as few, and how many times the range of all others their range is to be a reason.
+# Share of values that counts as few, and how many times the range of all others theirs has to be to count as a reason.
 FEW, WIDER = 0.001, 4.0
-# How many times the median channel the largest is to be a reason.
+# How many times the median channel the largest has to be to count as a reason.
 UNEQUAL = 8.0
-# A grid of no more bits has few codes whatever the values are.
+# A grid of at most this many bits has few codes whatever the values are.
 FEW_BITS = 4
-# Of the values that are looked at for each part.
+# How many values are looked at for each part.
 SAMPLE = 2**18
-# The bias of a layer in int32 is at most so many steps of its grid, or its channel becomes constant.
+# A layer's int32 bias is at most this many steps of its grid, or its channel becomes constant.
 LARGEST_BIAS = 2.0**30
 
 
@@ -63,7 +63,7 @@ class Values:
             self.sample.append(flat[:: max(1, -(-len(flat) // rows))].astype(np.float32))
 
     def reasons(self) -> tuple[str, ...]:
-        """Sentences without a subject, the weightiest first; none where nothing is unusual."""
+        """Sentences without a subject, the most important first; none if nothing is unusual."""
         if not self.count or self.most == self.least:
             return ()
         if self.clipped > self.rounded and self.outside:
@@ -115,14 +115,14 @@ def _outliers_or_channels(values: np.ndarray, channels: np.ndarray) -> list[tupl
 
 
 def _bulk(values: np.ndarray) -> float:
-    """The magnitude that all but few values keep within."""
+    """The magnitude that all but a few values stay within."""
     return float(np.quantile(np.abs(values), 1 - FEW))
 
 
 def reasons_of_weights(
     codes: np.ndarray, scale: np.ndarray, fine: FineWeights, axis: int, input_scale: float
 ) -> tuple[str, ...]:
-    """As `Values.reasons`, of the weights of an operator.
+    """As `Values.reasons`, for the weights of an operator.
 
     Args:
         codes: int8, in the filter's shape. scale: float32 [1] or [channels].

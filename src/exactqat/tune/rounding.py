@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights rounded so that a layer's sums, from the codes that it gets on the device, change least: up or down, each
-weight in view of the others, rather than to the nearest."""
+"""Weights rounded so that a layer's sums, from the codes it gets on the device, change least: up or down, each weight
+in view of the others, rather than to nearest."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..train.core.weights import folds, per_channel, weight_codes
 from .network import Candidate
 from .observing import Observer, Places, places_of
 
-# Inputs of one output: what is learned grows with their square.
+# The most inputs of one output: the cost of learning grows with their square.
 MOST_INPUTS = 2304
 # Rows of operands that are looked at.
 ROWS = 2**15
 SWEEPS = 4
-# Of the mean diagonal, added to it.
+# Share of the mean diagonal that is added to it.
 DAMPING = 0.01
 
 
 def rounded(candidate: Candidate, observer: Observer) -> Iterator[tuple[str, Callable[[Candidate], Candidate]]]:
-    """For each layer whose rounding can be learned, its path and what makes a candidate with it.
+    """For each layer whose rounding can be learned, its path and a function that applies it to a candidate.
 
-    A change is to be applied to the candidate of then, as earlier layers change what the layer reads.
+    Apply a change to the candidate at that time, as earlier layers change what the layer reads.
     """
     steps = {step.path: step for step in candidate.plan.steps}
     users: dict[str, int] = {}
@@ -101,7 +101,7 @@ def _learned(off: np.ndarray, moments: np.ndarray) -> np.ndarray:
         for _ in range(SWEEPS):
             flipped = 0
             for place in range(here.shape[1]):
-                # A code that is its weight exactly has no other side.
+                # A code that equals its weight exactly has no other side.
                 step = -np.sign(here[:, place])
                 gain = 2 * step * slope[:, place] + diagonal[place]
                 rows = np.flatnonzero((gain < 0) & (step != 0))
@@ -118,10 +118,10 @@ Rows = Callable[..., np.ndarray]
 
 
 def _operands(operator: Operator, graph: Graph, values: np.ndarray) -> tuple[np.ndarray, Rows] | None:
-    """The second moments [groups, inputs, inputs] of what meets the filter, and what brings an array of the filter's
-    shape into [groups, outputs, inputs], and back if it gets the shape. None: it is no such operator.
+    """The second moments [groups, inputs, inputs] of what meets the filter, and a function that brings an array of the
+    filter's shape into [groups, outputs, inputs], and back if given the shape. None: it is not such an operator.
 
-    values: of the operand, integers with zero at 0; of rank 1 where nothing but the answer None is of interest.
+    values: of the operand, integers with zero at 0; of rank 1 if only the answer None matters.
     """
     filter, attributes = graph.tensors[operator.inputs[1]].shape, operator.attributes
     axis = OPERATORS[operator.kind].filter_axis

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Post-training quantization that is searched: cheap means first, each kept only if the device's integers say so."""
+"""Post-training quantization by search: cheap methods first, each kept only if the device's integers say so."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ STRENGTHS = (0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class Trial:
-    """One means that was tried.
+    """One method that was tried.
 
     Attributes:
-        name: of the means.
+        name: of the method.
         what: what was chosen, in words.
-        fitted: on the examples it was chosen with; held_out: on those it was not.
-        kept: whether it is a part of the result.
+        fitted: on the examples used for the choice; held_out: on the others.
+        kept: whether it is part of the result.
         evaluations: how many networks were evaluated for it.
     """
 
@@ -63,11 +63,11 @@ class Search:
         trials: in order; the first is the network as it was given.
         graph: the best network, to be written, simulated and verified.
         candidate: its numbers, as `sensitivity` and a further `search` take them.
-        reference: the metric of the float network (in 16 bits) on the examples that were held out.
+        reference: the metric of the float network (in 16 bits) on the held-out examples.
         fitted, held_out: how many examples.
         evaluations: of networks, in all.
-        proposal: more bits for some results, if their bits cost accuracy by themselves. They take other rules: prepare
-            the network with them, and search or train.
+        proposal: more bits for some results, if their bits alone cost accuracy. It needs other rules: prepare the
+            network with them, and search or train.
     """
 
     device: str
@@ -82,12 +82,12 @@ class Search:
 
     @property
     def before(self) -> Mark:
-        """The network as it was given, on the examples that were held out."""
+        """The network as it was given, on the held-out examples."""
         return self.trials[0].held_out
 
     @property
     def after(self) -> Mark:
-        """The best network, on the examples that were held out."""
+        """The best network, on the held-out examples."""
         return next(trial for trial in reversed(self.trials) if trial.kept).held_out
 
     @property
@@ -96,7 +96,7 @@ class Search:
         return self.candidate.settled().ranges
 
     def apply(self, network: Any) -> Any:
-        """Gives the model that was searched for the result's weights, biases and ranges, to be trained on or frozen.
+        """Gives the original model the result's weights, biases and ranges, to train on or freeze.
 
         Args:
             network: the model, not frozen; for JAX ``(prepared, params, state)``.
@@ -105,8 +105,8 @@ class Search:
             For JAX the new ``(params, state)``; otherwise the model, which is changed in place.
 
         Raises:
-            ValueError: the model is frozen, or what was found cannot be expressed by its own parameters: then
-                `graph` is the only form of the result.
+            ValueError: the model is frozen, or the result cannot be expressed in its own parameters: then `graph` is
+                its only form.
         """
         tensors, ranges = self.candidate.changed_from(Candidate.of(network)), dict(self.ranges)
         if isinstance(network, tuple):
@@ -122,7 +122,7 @@ class Search:
         return json.dumps({"device": self.device, "trials": trials, "proposal": proposal}, indent=2)
 
     def text(self) -> str:
-        """A table of what was tried and what each brought, of at most 80 columns."""
+        """A table of at most 80 columns of what was tried and what each trial gained."""
         lines = [
             f"{self.device}: {_number(self.before.metric)} before, {_number(self.after.metric)} after, "
             f"{self.reference:.4g} in float",
@@ -169,30 +169,30 @@ def search(
     higher_is_better: bool = True,
     progress: Progress | bool | None = None,
 ) -> Search:
-    """Finds ranges, weights and biases with which a network is most accurate on the device, without training.
+    """Finds the ranges, weights and biases that make a network most accurate on the device, without training.
 
-    In the order of their price: ranges of all layers by one means after another (extremes, percentiles, least squares,
-    entropy), ranges layer by layer, cross-layer equalization, smoothing of activations into the normalization before
-    them, batch norms re-estimated and biases corrected on the device's integers, weights rounded up or down in view of
-    one another. Choices are made on one part of the examples, and a choice is kept only if the other part, which is
-    held out, agrees: by the metric, and where that differs by no more than its standard error by the noise of the
-    outputs. If the network that was given is better in the end, that is the result.
+    In order of cost: ranges of all layers by one method after another (extremes, percentiles, least squares, entropy),
+    ranges layer by layer, cross-layer equalization, smoothing of activations into the normalization before them, batch
+    norms re-estimated and biases corrected on the device's integers, weights rounded up or down in view of one another.
+    Choices are made on one part of the examples, and a choice is kept only if the other, held-out part agrees: by the
+    metric, or, where that differs by no more than its standard error, by the noise of the outputs. If the given network
+    is better in the end, that is the result.
 
-    Where the bits of some results cost accuracy by themselves, the result has a `proposal`: rules with more bits there,
-    and what they cost in flash and memory. 16 bits where the network ends, as of scores and boxes on one grid; 8 where
-    results of fewer are averaged, as by an average pool.
+    Where the bits of some results alone cost accuracy, the result has a `proposal`: rules with more bits there, and
+    what they cost in flash and memory. 16 bits where the network ends, as for scores and boxes on one grid; 8 where
+    results of fewer bits are averaged, as by an average pool.
 
     Args:
         network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
             changed; see the result's `graph`.
         data: ``(inputs, targets)`` that calibration may look at, or a loader of such pairs; not the test examples.
         metric, higher_is_better: see `sensitivity`.
-        budget: the most evaluations of the network. Where it runs out, what is dearer is left out.
-        device: whose integers; by default the one that the network was prepared for.
-        executor: runs independent evaluations, as any `concurrent.futures.Executor` does; the answer is the same. For
-            executors of other processes the metric must be picklable.
-        seed: of the division into two parts.
-        held_out: share of the examples that only judge.
+        budget: the most evaluations of the network. When it runs out, the costlier methods are skipped.
+        device: whose integers; by default the one the network was prepared for.
+        executor: runs independent evaluations, like any `concurrent.futures.Executor`; the answer is the same. For
+            executors in other processes the metric must be picklable.
+        seed: for the split into two parts.
+        held_out: share of the examples that are only for judging.
         progress: see `sensitivity`.
 
     Raises:
@@ -282,7 +282,7 @@ class _Searching:
     def _ranges_of_each(self) -> None:
         seen = self._seen()
         grids = [grid for grid in open_grids(self.best) if grid in seen]
-        # As many layers as can be paid: those whose ranges the ways choose most differently.
+        # As many layers as the budget allows: those whose ranges differ most between the ways.
         options: dict[str, list[tuple[str, Ends]]] = {}
         for grid in grids:
             known = {self.best.ranges[grid]}
@@ -320,7 +320,7 @@ class _Searching:
         self._settle("ranges of each layer", what, now, fitted, self.evaluations - before)
 
     def _equalization(self, name: str, strengths: Sequence[float], scales: bool) -> None:
-        """Of layers, or of the ends of normalizations, which do nothing but scale."""
+        """Equalizes layers, or the ends of normalizations, which only scale."""
         chosen = [group for group in groups(self.best) if group.scales == scales] if self.left >= 2 else []
         if not chosen:
             return
@@ -392,7 +392,8 @@ class _Searching:
         return found
 
     def _marks(self, candidates: Sequence[Candidate], part: int = 0) -> list[Mark]:
-        """Of each candidate, in order. The dearest part, and independent of one another."""
+        """The mark of each candidate, in order. The most expensive part; the candidates are independent of one
+        another."""
         data, reference = self.parts[part], self.references[part]
         graphs: list[Graph | None] = []
         for candidate in candidates:
@@ -420,7 +421,7 @@ class _Searching:
 
 
 def require_executor(executor: Any) -> None:
-    """Refuses what is no executor before anything is computed."""
+    """Refuses anything but an executor before any computation."""
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
 

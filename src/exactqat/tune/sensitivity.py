@@ -30,11 +30,11 @@ from .precisions import Part, Precisions
 from .reasons import Values, reasons_of_weights
 
 MEASURES = ("alone", "fine", "cumulative")
-# Bytes that the tensors of one part of the examples may take, and its most examples.
+# Bytes that the tensors of one part of the examples may take, and the most examples in it.
 MEMORY, TOGETHER = 2**28, 64
 # Rounds in which the fine grids are fitted to the data.
 ROUNDS = 5
-# A multiply-add in 16 bits takes about so many times that of one in 8, for the time that is left.
+# About how many times as long a multiply-add in 16 bits takes as one in 8, to estimate the time left.
 COST_OF_FINE = 12
 
 
@@ -48,9 +48,9 @@ class PartSensitivity:
         fine: with this part alone in 16 bits, all else in the device's.
         cumulative: with this part and all before it in the device's bits, all after it in 16.
         decibels: signal to noise of the outputs with this part alone in the device's bits; infinite without noise.
-        loss: of the metric by this part alone; gain: of the metric if this part alone is kept fine. Both are positive
+        loss: of the metric from this part alone; gain: in the metric if this part alone is kept fine. Both are positive
             where quantizing this part is harmful.
-        reasons: why, in words, the weightiest first; empty where nothing is unusual.
+        reasons: why, in words, the most important first; empty if nothing is unusual.
     """
 
     layer: str
@@ -79,8 +79,8 @@ class Sensitivity:
         reference: the metric with everything in 16 bits; device_metric: on the device; None without a metric.
         decibels: signal to noise of the device's outputs.
         parts: in order of execution.
-        evaluations: how many networks were evaluated; seconds: that they took in all, and one_evaluation: that the
-            device's alone took.
+        evaluations: how many networks were evaluated; seconds: their total time; one_evaluation: the time of the
+            device's alone.
     """
 
     device: str
@@ -102,16 +102,16 @@ class Sensitivity:
         return self.ranked()[:count]
 
     def as_json(self) -> str:
-        """All of it; noise that is not there is null."""
+        """All of it; missing noise is null."""
         content = asdict(self)
         for each in (content, *content["parts"]):
             each["decibels"] = each["decibels"] if math.isfinite(each["decibels"]) else None
         return json.dumps(content, indent=2)
 
     def text(self, width: int = 80, count: int | None = None) -> str:
-        """A table for a terminal of that many columns, and the reasons of the worst five.
+        """A table for a terminal of `width` columns, and the reasons for the worst five.
 
-        count: of rows, the most harmful ones; None: all, in order of execution.
+        count: number of rows, the most harmful ones; None: all, in order of execution.
         """
         rows = [_cells(part) for part in (self.parts if count is None else self.worst(count))]
         header = ("layer", "part", "alone", "kept fine", "cumulative", "dB")
@@ -152,7 +152,7 @@ class Sensitivity:
         return table(" ".join(self._head(10_000)), header, rows, 2)
 
     def picture(self, path: str | Path) -> Path:
-        """Draws what each part costs into a file, by its suffix .svg, .png or .pdf. Needs Matplotlib."""
+        """Draws what each part costs to a .svg, .png or .pdf file. Needs Matplotlib."""
         from .pictures import sensitivity_picture
 
         return sensitivity_picture(self, Path(path))
@@ -174,30 +174,30 @@ def sensitivity(
     higher_is_better: bool = True,
     progress: Progress | bool | None = None,
 ) -> Sensitivity:
-    """Says which layers cost accuracy on the device, how much, and why: weights and activations apart.
+    """Says which layers cost accuracy on the device, how much, and why: weights and activations separately.
 
-    Every number is that of a network of integers: the device's own in 8 bits (or fewer, as its rules say), and for what
-    is kept fine the device's int16 operators, with weights of 16 bits. What variants have in common is computed once.
+    Every number comes from an integer network: the device's own in 8 bits (or fewer, as its rules say), and the
+    device's int16 operators with 16-bit weights for what is kept fine. What variants have in common is computed once.
 
     Args:
         network: a model that is prepared and calibrated, trained or frozen (for JAX ``(prepared, params, state)``), or
-            a `deploy.Graph`, such as `deploy.read_tflite(path)`: a file does not say what its weights were before they
-            were quantized, so only activations are measured then.
+            a `deploy.Graph`, such as `deploy.read_tflite(path)`: a file does not say what its weights were before
+            quantization, so only activations are measured then.
         data: ``(inputs, targets)``: real numbers in the user's axes, as `deploy.input_codes` takes them, and what the
-            metric takes; or a loader of such pairs. Without a metric the inputs alone will do (two
-            of them by name: a bare pair is taken for inputs and targets).
-        metric: a function of outputs and targets that gives a number. Outputs are real numbers: an array, or a
-            dictionary by name where there are several; last steps that are left out of the file, such as softmax, are
-            not applied. None: signal to noise alone.
-        device: whose integers, a name of `deploy.PROFILES`; by default the one that the network was prepared for.
-        measure: which of ``alone``, ``fine`` and ``cumulative``; ``alone`` is what parts are ranked by. Without it,
-            there is no signal to noise of single parts either.
+            metric takes; or a loader of such pairs. Without a metric the inputs alone will do (two inputs as a
+            dictionary by name: a bare pair is taken as inputs and targets).
+        metric: a function of outputs and targets that returns a number. Outputs are real numbers: an array, or a
+            dictionary by name if there are several; final steps left out of the file, such as softmax, are not applied.
+            None: signal to noise alone.
+        device: whose integers, a name in `deploy.PROFILES`; by default the device the network was prepared for.
+        measure: which of ``alone``, ``fine`` and ``cumulative``; parts are ranked by ``alone``. Without it, there is no
+            signal to noise for single parts either.
         higher_is_better: False for losses and errors.
         progress: a function of (done, all, seconds left); True: a line on standard error, which is the default on a
             terminal.
 
     Raises:
-        ValueError: the data does not fit, a measure is unknown, or the metric gives no finite number.
+        ValueError: the data does not fit, a measure is unknown, or the metric is not a finite number.
         TypeError: the network is not prepared.
         MissingData: it is not calibrated.
     """
@@ -250,8 +250,8 @@ def sensitivity(
 def at_two_precisions(
     network: Any, device: str | Profile | None
 ) -> tuple[Precisions, str, dict[str, tuple[float, float, int]]]:
-    """The graph at two precisions, the device, and the real ends and bits of its tensors where they are not those of
-    their dtype."""
+    """The graph at two precisions, the device, and the real ends and bits of its tensors where these differ from their
+    dtype's."""
     wanted = None if device is None else profile_named(device).name
     if isinstance(network, Graph):
         name = wanted or network.trained_for or DEFAULT_PROFILE
@@ -278,7 +278,7 @@ Key = tuple[str, Part | None]
 
 
 def _variants(precisions: Precisions, measure: Iterable[str]) -> dict[Key, frozenset[Part]]:
-    """The parts that are fine, by what is measured."""
+    """The fine parts for each measurement."""
     every = frozenset(precisions.parts)
     found: dict[Key, frozenset[Part]] = {("device", None): frozenset(), ("reference", None): every}
     for each in measure:
@@ -314,7 +314,7 @@ class Evaluation:
         graphs = {key: precisions.variant(fine) for key, fine in variants.items()}
         bases = [graphs["device", None], graphs["reference", None]]
         ready = [compiled(graph, self.device) for graph in bases]
-        # Of each variant the base that it has most in common with, and what is known of it.
+        # For each variant, the base it has most in common with, and what is known of it.
         shared = {
             key: max((_same(base, graph), at) for at, base in enumerate(bases)) for key, graph in _counted(graphs)
         }
@@ -382,7 +382,7 @@ class Evaluation:
     # --- why ----------------------------------------------------------------------------------------------------------
 
     def _look(self, known: Mapping[str, np.ndarray]) -> None:
-        """Takes note of what the fine network stores."""
+        """Records what the fine network stores."""
         precisions = self.precisions
         for part in precisions.parts:
             if part.weights:
@@ -426,7 +426,7 @@ def precisions_names(precisions: Precisions, part: Part) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Same:
-    """Names of the tensors that two graphs compute alike."""
+    """Names of the tensors that two graphs compute identically."""
 
     names: frozenset[str]
 

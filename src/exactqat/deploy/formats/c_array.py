@@ -22,7 +22,7 @@ from ..simulate import check_inputs, simulate
 from .read_tflite import CUSTOM
 from .tflite import import_deploy, tflite_bytes, write_whole
 
-# With which every header begins.
+# How every header begins.
 MADE_BY = "// Made by exactqat"
 _WIDTH = 120
 _TYPES = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "int32": "int", "int64": "long long"}
@@ -145,7 +145,7 @@ def _comment(graph: Graph, found: Footprint, description: str) -> list[str]:
         f"{found.flash_bytes:,} bytes of flash, {found.multiply_accumulates:,} multiply-accumulates for one example.",
         f"Operators: {kinds}.",
     ]
-    # A description could end the comment.
+    # A description could close the comment.
     return [f"// {re.sub(r'[^ -~]', '?', line)}".rstrip("\\") for line in sentences]
 
 
@@ -195,7 +195,7 @@ def _quantizations(upper: str, side: str, graph: Graph, names: Sequence[str], po
         begin = f"#define {upper}_{side}_{number}"
         shape = "x".join(map(str, tensor.shape))
         lines.append(f"// {side.lower()} {number}: {tensor.dtype} [{shape}], real = (code - zero point) * scale")
-        # What the user's program knows of it.
+        # What the user's program knows about it.
         said = [port.described(tensor) for port in ports if port.tensor == tensor.name]
         lines += [re.sub(r"[^ -~]", "?", f"//   {each}").rstrip("\\") for each in said]
         lines.append(f"{begin}_SIZE {int(np.prod(tensor.shape))}")

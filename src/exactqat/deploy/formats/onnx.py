@@ -11,8 +11,8 @@ half to even; the device "onnxruntime-x86" is how onnxruntime does it, and `veri
 Activations of 8 bits are uint8 in the file, 128 above the graph's codes, because only those reach onnxruntime's
 integer kernels on x86; weights are int8. A fused activation that does not follow from the range of the codes is a Clip
 of codes: in float it would keep the operator from these kernels. On x86 without VNNI instructions, onnxruntime adds
-products of uint8 and int8 in 16 bits, which can saturate; its session option session.x64quantprecision, set to 1, is
-there to avoid that.
+products of uint8 and int8 in 16 bits, which can saturate; setting its session option session.x64quantprecision to 1
+avoids that.
 
 Needs `pip install 'exactqat[onnx]'`.
 """
@@ -145,7 +145,7 @@ class _Writer:
         return output
 
     def parameters(self, name: str, quantization: Quantization, dtype: Any = None) -> list[str]:
-        """Scale and zero point as constants; of weights and biases in the dtype that is named."""
+        """Scale and zero point as constants; for weights and biases in the named dtype."""
         scale: Any = quantization.scale
         zero_point: Any = quantization.zero_point.astype(quantization.dtype if dtype is None else dtype)
         zero_point = self.as_stored(zero_point) if dtype is None else zero_point
@@ -155,16 +155,16 @@ class _Writer:
 
     @staticmethod
     def as_stored(codes: np.ndarray) -> np.ndarray:
-        """Codes of activations as the file has them."""
+        """Codes of activations as stored in the file."""
         return (codes.astype(np.int16) + SHIFT).astype(np.uint8) if codes.dtype == np.int8 else codes
 
     def store(self, name: str, real: str, quantization: Quantization, result: str) -> str:
-        """Real numbers to codes, and what these stand for."""
+        """Real numbers to codes, and the values these represent."""
         codes = self.node("QuantizeLinear", [real, *self.parameters(name, quantization)], f"{name}/codes")
         return self.dequantize(codes, quantization, result, name)
 
     def dequantize(self, codes: str, quantization: Quantization, result: str, name: str = "") -> str:
-        """What codes of an activation stand for; name: of its parameters."""
+        """The values that an activation's codes represent; name: of its parameters."""
         return self.node("DequantizeLinear", [codes, *self.parameters(name or result, quantization)], result)
 
     def quantize(self, real: str, output: Tensor, attributes: Mapping[str, Any], codes: str) -> str:
@@ -188,7 +188,7 @@ class _Writer:
         self.dequantize(codes, output.quantization, output.name)
 
     def times_one(self, real: str, output: Tensor) -> str:
-        """Real numbers as they are, for another grid: onnxruntime makes one grid of two that follow each other."""
+        """Unchanged real numbers, for another grid: onnxruntime merges two consecutive grids into one."""
         if "one/stored" not in {node.output[0] for node in self.nodes}:
             one = [self.constant("one/codes", np.uint8(1)), self.constant("one/scale", np.float32(1))]
             self.node("DequantizeLinear", [*one, self.constant("one/zero_point", np.uint8(0))], "one/stored")
@@ -213,7 +213,7 @@ class _Writer:
         return [self.real(name) for name in operator.inputs if self.graph.tensors[name].data is None]
 
     def aligned(self, operator: Operator, rank: int) -> list[str]:
-        """All operands as real numbers, constants with their axes where those of a result of `rank` axes lie."""
+        """All operands as real numbers, constants with their axes aligned to those of a result of `rank` axes."""
         results = []
         for name in operator.inputs:
             tensor = self.graph.tensors[name]
@@ -225,11 +225,11 @@ class _Writer:
         return results
 
     def dequantized(self, tensor: Tensor, data: np.ndarray, axis: int | None, weights: bool = False) -> str:
-        """A constant as real numbers; `axis` is that of its channels in `data`. weights: it stays in its dtype, which
-        an operand that could be an activation does not."""
+        """A constant as real numbers; `axis` is that of its channels in `data`. weights: it keeps its dtype, unlike an
+        operand that could be an activation."""
         if tensor.name not in {node.output[0] for node in self.nodes}:
             if data.dtype == np.int64:
-                # ONNX dequantizes up to 32 bits; what these stand for, float32 holds as well.
+                # ONNX dequantizes up to 32 bits; float32 also holds the values these represent.
                 real = data * tensor.quantization.scale.astype(np.float64)
                 return self.constant(tensor.name, real.astype(np.float32))
             codes = self.constant(f"{tensor.name}/codes", data if weights else self.as_stored(data))
@@ -266,7 +266,7 @@ class _Writer:
         return channels_first(tuple(range(rank)))
 
     def axis(self, axis: int, rank: int) -> int:
-        """Where one of the graph's axes lies in ONNX."""
+        """The position of one of the graph's axes in ONNX."""
         return self.order(rank).index(axis)
 
     def in_order(self, entries: Any) -> tuple[Any, ...]:
@@ -281,7 +281,7 @@ class _Writer:
     def in_graph_order(self, name: str, label: str) -> str:
         """A tensor as real numbers with its axes as in the graph.
 
-        Codes are moved, not real numbers: runtimes that move a Transpose of real numbers lose zero points on the way.
+        Codes are moved, not real numbers: runtimes that move a Transpose of real numbers lose zero points in doing so.
         """
         if len(self.graph.tensors[name].shape) != 4:
             return self.real(name)
@@ -289,14 +289,14 @@ class _Writer:
         return self.node("DequantizeLinear", [self.codes_in_graph_order(name, label), *parameters], label)
 
     def result_in_graph_order(self, operator: Operator, output: Tensor, computed: str) -> None:
-        """As `result`, of what lies as in the graph."""
+        """As `result`, for values with their axes as in the graph."""
         if len(output.shape) != 4:
             self.result(operator, output, computed)
             return
         self.codes_to_result(output, self.quantize(computed, output, operator.attributes, f"{output.name}/unturned"))
 
     def codes_to_result(self, output: Tensor, codes: str) -> None:
-        """Codes that lie as in the graph are the result's."""
+        """Stores codes with their axes as in the graph as the result's."""
         if len(output.shape) == 4:
             codes = self.node("Transpose", [codes], f"{output.name}/codes", perm=[0, 3, 1, 2])
         else:
@@ -307,7 +307,7 @@ class _Writer:
 @dataclass(frozen=True)
 class End:
     """An input or output of the file: its name, the graph's tensor, the graph's axis that each of its axes holds, and
-    what the file's metadata says of it."""
+    what the file's metadata says about it."""
 
     name: str
     tensor: str
@@ -325,7 +325,7 @@ def ends(graph: Graph) -> tuple[list[End], list[End]]:
     outputs: list[Port] = []
     others = {port.name for port in graph.signature.outputs}
     for port in graph.signature.outputs:
-        # No two tensors of the file may have one name; a model may well return what it calls as its input.
+        # No two tensors of the file may have one name; a model may well give an output the name of an input.
         name = port.name
         while name in taken or (name != port.name and name in others):
             name += "_output"
@@ -337,7 +337,7 @@ def ends(graph: Graph) -> tuple[list[End], list[End]]:
 def inner_names(graph: Graph) -> dict[str, str]:
     """What the file calls the graph's tensors: as the graph does, unless an input or output has that name."""
     inputs, outputs = ends(graph)
-    # Where the end of a file is a tensor as it is, there is nothing to tell apart.
+    # Where an input or output of the file is a tensor unchanged, there is nothing to distinguish.
     same = {end.name for end in inputs if end.name == end.tensor}
     same |= {
         end.name for end in outputs if end.name == end.tensor and end.order == channels_first(range(len(end.order)))
@@ -362,12 +362,12 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 
 def channels_first(axes: Any) -> tuple[Any, ...]:
-    """Anything that names four axes as [batch, height, width, channels] in ONNX's order; others stay as they are."""
+    """Anything that lists four axes as [batch, height, width, channels] in ONNX's order; others stay as they are."""
     return (axes[0], axes[3], axes[1], axes[2]) if len(axes) == 4 else tuple(axes)
 
 
 def stored_dtype(dtype: str) -> str:
-    """What the file holds codes of a graph's activation in."""
+    """The dtype in which the file holds codes of a graph's activation."""
     return "uint8" if dtype == "int8" else dtype
 
 

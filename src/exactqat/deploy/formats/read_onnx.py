@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads an .onnx file, whoever wrote it."""
+"""Reads an .onnx file from any writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tflite import import_deploy
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """An .onnx file, which `qat.prepare` makes a trainable network of.
+    """An .onnx file, which `qat.prepare` turns into a trainable network.
 
     Attributes:
         name: of the file.
@@ -35,10 +35,10 @@ class OnnxModel:
 
 
 def read_onnx(path: str | os.PathLike[str]) -> OnnxModel:
-    """Reads an .onnx file in real numbers, or in QDQ form, with the files beside it that hold its constants.
+    """Reads an .onnx file in real numbers or in QDQ form, with the files next to it that hold its constants.
 
     Raises:
-        OSError: the file cannot be read. TypeError: `path` is none.
+        OSError: the file cannot be read. TypeError: `path` is not a path.
         Refusal: it is damaged.
     """
     path = path_of_file(path)
@@ -46,7 +46,7 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxModel:
 
 
 def model_of(content: bytes, name: str = "the file", folder: Path | None = None) -> OnnxModel:
-    """As `read_onnx`, from a file's content; folder: where files beside it are, which otherwise it may not have."""
+    """As `read_onnx`, from a file's content; folder: where the files next to it are; without it, there may be none."""
     onnx: Any = import_deploy("onnx", "onnx")
     try:
         model = onnx.load_model_from_string(content)
@@ -69,7 +69,7 @@ def model_of(content: bytes, name: str = "the file", folder: Path | None = None)
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """The constants of a graph, those of its operators among them."""
+    """The constants of a graph, including those of its operators."""
     yield from graph.initializer
     for node in graph.node:
         yield from (each.t for each in node.attribute if each.HasField("t"))

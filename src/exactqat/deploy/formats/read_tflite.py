@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a quantized .tflite file, whoever wrote it, as a Graph.
+"""Reads a quantized .tflite file from any writer as a Graph.
 
-Each declaration in `exactqat.device` reads what it writes; nothing here knows an operator. What a graph has no words
-for (control flow, custom operators, ...) is refused in one sentence that lists all of it with its place.
+Each declaration in `exactqat.device` reads what it writes; nothing here knows an operator. What a graph cannot express
+(control flow, custom operators, ...) is refused in one sentence that lists all of it with its place.
 
-A file is data from anywhere: every list is counted before it is read, and the same bytes cannot be read again and
-again, so a damaged or hostile file costs no more memory and time than its size allows.
+A file is untrusted data: every list is counted before it is read, and the same bytes cannot be read over and over, so a
+damaged or hostile file costs no more memory and time than its size allows.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ from ..signature import METADATA, Port, Signature
 from .read_variables import WITHOUT_RESULTS, Variables, assigned, called_once
 from .tflite import IDENTIFIER, import_deploy
 
-# Bytes of a value, where it has several.
+# Bytes per value, where there are several.
 _WIDTHS = {"int16": 2, "float16": 2, "int32": 4, "uint32": 4, FLOAT: 4, "int64": 8, "uint64": 8, "float64": 8}
-# Of values and of bytes in a tensor, and of its axes.
+# The most values and bytes in a tensor, and its most axes.
 MOST_VALUES, MOST_AXES = 2**31 - 1, 8
-# A file may read its own bytes this often; those that runtimes take read most of them once.
+# How often a file may read its own bytes; files that runtimes accept read most of them once.
 MOST_READS = 8
 # Likewise its constants, by all operators together.
 MOST_LOOKS = 64
-# Codes with which first states of zeros are tried, by one operator (some hundred MiB) and by all together.
+# Codes with which zero initial states are tried, by one operator (some hundred MiB) and by all together.
 MOST_FOLDED_AT_ONCE, MOST_FOLDED = 2**22, 2**26
 # What to do about others.
 _OTHERWISE = {
     "uint8": ", TensorFlow 1's scheme, whose kernels have an arithmetic of their own that is not simulated (convert "
     "the model to int8, with a converter of TensorFlow 2.3 or later)",
 }
-# What a graph's tensors may be of.
+# The dtypes that a graph's tensors may have.
 DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
-# Constants may be, which the file brings into float32.
+# Also allowed for constants, which the file converts to float32.
 HALF = "float16"
 
-# Operators that the schema does not have, by what files call them.
+# Operators that the schema lacks, by their names in files.
 CUSTOM = {each.custom_code: kind for kind, each in OPERATORS.items() if each.custom_code}
 
 
 def is_known(tensor: Tensor) -> bool:
-    """Whether a graph's tensors may be of its dtype; uint8 may not lie on a grid."""
+    """Whether a graph's tensors may have its dtype; uint8 may not be on a grid."""
     return tensor.dtype in DTYPES or (tensor.dtype == RAW and tensor.quantization is INDICES)
 
 
@@ -81,7 +81,7 @@ class FileEnd:
     """An input or output of a file, and the graph's tensor that holds its codes.
 
     Attributes:
-        name, shape, dtype: of the file's tensor; dtype "float32" or "uint8" where the file brings it onto the grid.
+        name, shape, dtype: of the file's tensor; dtype "float32" or "uint8" where the file converts it to the grid.
         tensor: of the graph.
         any_batch: whether the file leaves the batch open.
     """
@@ -95,14 +95,14 @@ class FileEnd:
 
 @dataclass(frozen=True)
 class TfliteFile:
-    """A file as it was read.
+    """A file as read.
 
     Attributes:
         graph: the network; its inputs and outputs are codes, whatever the file's are.
         inputs, outputs: the file's, in its order.
-        positions: of the graph's computed tensors in the file; some that only move codes it does not have.
-        words: the number of the file's operators by name, those included that the graph does not have.
-        description: as its writer put it.
+        positions: of the graph's computed tensors in the file, which lacks some that only move codes.
+        words: the number of the file's operators by name, including those that the graph lacks.
+        description: as its writer gave it.
     """
 
     graph: Graph
@@ -114,7 +114,7 @@ class TfliteFile:
 
 
 def to_file(graph: Graph, codes: np.ndarray, end: FileEnd) -> np.ndarray:
-    """What the file takes for codes: on a grid's points, every rounding gives the code again."""
+    """What the file takes for codes: at a grid's points, every rounding returns the code."""
     if end.dtype == FLOAT and codes.dtype != np.float32:
         return dequantize(codes, graph.tensors[end.tensor].quantization)
     return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == RAW != str(codes.dtype) else codes
@@ -127,16 +127,16 @@ def path_of_file(path: str | os.PathLike[str]) -> Path:
 
 
 def read_tflite(path: str | os.PathLike[str]) -> Graph:
-    """Reads a quantized .tflite file, whoever wrote it.
+    """Reads a quantized .tflite file from any writer.
 
     Inputs and outputs of the graph are codes: where the file takes or returns real numbers (QUANTIZE and DEQUANTIZE at
-    its ends) or uint8, the graph begins and ends on the grid beside them. Batches are of one example, as in all graphs.
-    What the file computes from shapes alone is computed here. Names of inputs and outputs are those of the file's
-    signature, if it has one (`Graph.signature`); other metadata are kept (`Graph.metadata`).
+    its ends) or uint8, the graph begins and ends on the adjacent grid. The batch size is 1, as in all graphs. What the
+    file computes from shapes alone is computed here. Inputs and outputs have the names in the file's signature, if it
+    has one (`Graph.signature`); other metadata is kept (`Graph.metadata`).
 
     Raises:
-        OSError: the file cannot be read. TypeError: `path` is none.
-        Refusal: the file is damaged, or holds what cannot be computed exactly; the message lists all of it.
+        OSError: the file cannot be read. TypeError: `path` is not a path.
+        Refusal: the file is damaged, or holds something that cannot be computed exactly; the message lists all of it.
     """
     path = path_of_file(path)
     return read_content(path.read_bytes(), path.name).graph
@@ -145,7 +145,7 @@ def read_tflite(path: str | os.PathLike[str]) -> Graph:
 def read_content(content: bytes, name: str = "the file") -> TfliteFile:
     """As `read_tflite`, from a file's content; `name` is what messages call it."""
     try:
-        # A damaged file's scales may have no quotient; the checks see that.
+        # A damaged file's scales may have no quotient; the checks catch that.
         with np.errstate(all="ignore"):
             return _Reader(content).read()
     except (Refusal, ImportError) as error:
@@ -159,7 +159,7 @@ def read_content(content: bytes, name: str = "the file") -> TfliteFile:
 
 @dataclass
 class _Problems:
-    """What cannot be read: reasons, and the places of each."""
+    """What cannot be read: the reasons, each with its places."""
 
     places: dict[str, list[str]] = field(default_factory=dict)
 
@@ -175,7 +175,7 @@ class _Problems:
 
 
 def unpacked(content: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """int8 codes of a constant that holds two in a byte, the first one in the lower four bits."""
+    """int8 codes of a constant that holds two per byte, the first one in the lower four bits."""
     count = math.prod(shape)
     if content.nbytes != -(-count // 2):
         raise Refusal(f"it is damaged: constant {shortened(name)!r} of {INT4} and shape {list(shape)} has "
@@ -202,12 +202,12 @@ class _Reader:
         self.model = self.schema.Model.GetRootAs(content, 0)
         self.problems = _Problems()
         self.words: dict[str, dict[int, str]] = {}
-        # Of the subgraph that is being read.
+        # Of the subgraph being read.
         self.subgraph: Any = None
         self.tensors: list[Tensor] = []
         self.open_batch: set[str] = set()
         self.unknown_shape: set[str] = set()
-        # Constants in what a graph's tensors may not be of.
+        # Constants of dtypes that a graph's tensors may not have.
         self.unread: set[str] = set()
         self.known: dict[str, np.ndarray] = {}
 
@@ -298,7 +298,7 @@ class _Reader:
                 self.check_end(side, end)
         results = {name for operator in operators for name in operator.outputs}
         if self.problems.places:
-            # What an operator computes that cannot be read is no problem of its own.
+            # The results of an operator that cannot be read are not a problem of their own.
             results.update(tensor.name for _, step in self.steps for tensor in step.outputs)
         for end in outputs:
             if end.tensor not in results and end.tensor not in {each.tensor for each in inputs}:
@@ -311,7 +311,7 @@ class _Reader:
         return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
 
     def read_subgraph(self, subgraph: Any) -> list[tuple[str, FileOperator]]:
-        """Its operators; `tensors`, and what else belongs to a subgraph, are then its own."""
+        """Its operators; `tensors` and everything else that belongs to a subgraph are then its own."""
         self.subgraph = subgraph
         self.tensors = self.read_tensors()
         steps = [self.read_step(entry) for entry in self.entries(subgraph, "Operators")]
@@ -323,10 +323,10 @@ class _Reader:
         return [self.at(index) for index in self.numbers(self.subgraph, side)]
 
     def need_results(self, inputs: Sequence[Tensor], steps: Sequence[tuple[str, FileOperator]]) -> None:
-        """Refuses what is written twice, or read before that: runtimes keep other tensors there in between. Of
-        operators that a graph does not have, nothing else sees it. Likewise inputs and results that are constants:
-        TFLite-Micro overwrites them in the file. And results without values: LiteRT's delegates leave their operators
-        to other kernels."""
+        """Refuses tensors that are written twice, or read before they are written: runtimes keep other tensors there in
+        between. For operators that a graph lacks, nothing else checks this. Likewise inputs and results that are
+        constants: TFLite-Micro overwrites them in the file. And results without values: LiteRT's delegates leave their
+        operators to other kernels."""
         fixed = {*self.known, *self.unread}
         for tensor in inputs:
             if tensor.name in fixed:
@@ -348,16 +348,16 @@ class _Reader:
                 made.add(tensor.name)
 
     def with_all_axes(self, steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[str, FileOperator]]:
-        """Puts a RESHAPE in front of operands that broadcast and lack axes: a graph's have all, the batch first.
+        """Adds a RESHAPE before operands that broadcast and lack axes: a graph's have them all, the batch first.
 
-        Only in files of a fixed batch: in others an axis that is missing could be the batch.
+        Only in files with a fixed batch: in others a missing axis could be the batch.
         """
         if self.open_batch:
             return list(steps)
         made: list[tuple[str, FileOperator]] = []
         whole: dict[tuple[str, int], Tensor] = {}
         taken = names_of(self.tensors)
-        # Constants that the file brings into float32 stay such, and what reads them knows what to do.
+        # Constants that the file converts to float32 stay as they are, and their readers handle them.
         constants = {
             step.output.name
             for word, step in steps
@@ -429,7 +429,7 @@ class _Reader:
         return found
 
     def data(self, entry: Any, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        """A constant, as it lies in the file."""
+        """A constant, as stored in the file."""
         content = self.buffer(entry.Buffer()) if entry.Buffer() else None
         if content is None or dtype not in (*DTYPES, HALF):
             return None
@@ -442,7 +442,7 @@ class _Reader:
         return np.asarray(np.frombuffer(content, kind).reshape(shape).astype(dtype, copy=False))
 
     def quantization(self, entry: Any, name: str, dtype: str, constant: bool) -> Quantization:
-        """A tensor's grid; `INDICES` for what has none."""
+        """A tensor's grid; `INDICES` if it has none."""
         found = entry.Quantization()
         scale = self.numbers(found, "Scale") if found is not None else np.zeros(0)
         zero_point = self.numbers(found, "ZeroPoint") if found is not None else np.zeros(0)
@@ -455,7 +455,7 @@ class _Reader:
         dimension = found.QuantizedDimension()
         axis = dimension if constant and (scale.size > 1 or dimension) else None
         if dimension and not constant:
-            # XNNPACK does not take such tensors, and leaves operators to kernels that round otherwise.
+            # XNNPACK does not take such tensors, and leaves operators to kernels that round differently.
             self.problems.add("a result with a scale for each channel", name)
         if not constant and np.any((scale > 0) & (scale < np.finfo(np.float32).tiny)):
             # XNNPACK rejects subnormal numbers, and others divide by them.
@@ -470,7 +470,7 @@ class _Reader:
             return INDICES
 
     def read_step(self, entry: Any) -> tuple[str, FileOperator]:
-        """An operator's name, and what the file says of it."""
+        """An operator's name, and what the file says about it."""
         index = entry.OpcodeIndex()
         if not 0 <= index < len(self.codes):
             raise Refusal(f"it is damaged: operator code {index} does not exist")
@@ -489,7 +489,7 @@ class _Reader:
             raise Refusal(f"it is damaged: {word} has no result")
         declaration = OPERATORS.get(word)
         if declaration is not None and declaration.order is not None:
-            # In the order of the declaration, those that are left out at the end included.
+            # In the order of the declaration, including those omitted at the end.
             inputs += [None] * (len(declaration.order) - len(inputs))
             places = {position: tensor for position, tensor in zip(declaration.order, inputs, strict=False)}
             inputs = [places[position] for position in sorted(places)]
@@ -497,7 +497,7 @@ class _Reader:
         return word, FileOperator(tuple(inputs), outputs, option, meaning, self.known, between)
 
     def options(self, entry: Any, word: str) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
-        """How the options of an operator of that name are read: fields, and names of enumerations' values."""
+        """How to read the options of an operator of that name: fields, and names of enumeration values."""
         kind, table = entry.BuiltinOptionsType(), entry.BuiltinOptions()
         name = self.word("BuiltinOptions", kind)
         maker = getattr(self.schema, name, None) if kind else None
@@ -509,7 +509,7 @@ class _Reader:
         own = declaration.options if declaration is not None else ""
 
         def option(field: str) -> Any:
-            # Fields that are left out have the schema's default, which a table without any has too.
+            # Omitted fields have the schema's defaults; a table without any fields has them too.
             if options is None:
                 return None
             known = f"{field[0].upper()}{field[1:]}"
@@ -520,7 +520,7 @@ class _Reader:
                 values = self.numbers(options, known)
                 return [int(value) for value in values] if values.size else None
             if not hasattr(options, known):
-                # Runtimes take the options for missing, and compute with zeros or not at all.
+                # Runtimes treat the options as missing, and compute with zeros or not at all.
                 raise Refusal(f"it is damaged: an operator that asks for {field!r} has {name}, which has none")
             return getattr(options, known)()
 
@@ -531,7 +531,7 @@ class _Reader:
         return option, meaning
 
     def custom_options(self, entry: Any) -> Callable[[str], Any]:
-        """Likewise, of an operator that the schema does not have: numbers by name."""
+        """Likewise for an operator that the schema lacks: numbers by name."""
         content = bytes(self.numbers(entry, "CustomOptions"))
 
         def option(field: str) -> Any:
@@ -551,7 +551,7 @@ class _Reader:
     def find_ends(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[tuple[FileEnd, ...], tuple[FileEnd, ...], set[int]]:
-        """The file's ends, and the numbers of the operators that only bring them onto a grid or off it."""
+        """The file's ends, and the numbers of the operators that only quantize or dequantize them."""
         passed: set[int] = set()
         beyond: dict[str, str] = {}
         sides = [(names_of(inputs), ONTO_A_GRID), (names_of(outputs), OFF_A_GRID)]
@@ -562,7 +562,7 @@ class _Reader:
             pairs = ((source, step.output), (step.output, source))
             for (names, words), (outer, inner) in zip(sides, pairs, strict=True):
                 at_an_end = outer.name in names and word in words and outer.name not in beyond
-                # What else reads it would have no operand.
+                # Its other readers would have no operand.
                 alone = self.readers[outer.name] == 1
                 if at_an_end and alone and outer.data is None and self.only_names(outer, inner):
                     passed.add(number)
@@ -669,7 +669,8 @@ class _Reader:
             )
 
     def is_real_constant(self, word: str, step: FileOperator) -> bool:
-        """Whether the operator brings a constant off its grid, or out of float16; it is then one of real numbers."""
+        """Whether the operator dequantizes a constant or converts it from float16; the result is then a constant of
+        real numbers."""
         source = step.inputs[0] if len(step.inputs) == 1 else None
         if word not in OFF_A_GRID or source is None or source.data is None or step.output.dtype != FLOAT:
             return False
@@ -699,7 +700,7 @@ class _Reader:
             raise Refusal("it is damaged: too many operators share its constants")
 
     def is_filled(self, step: FileOperator) -> bool:
-        """Whether the operator makes a constant as large as the batch says; it is then one."""
+        """Whether the operator makes a constant whose size depends on the batch; its result is then a constant."""
         try:
             shape, (value,) = step.integers(0), step.values(1).reshape(-1)
         except (Unreadable, ValueError):
@@ -713,7 +714,7 @@ class _Reader:
         return True
 
     def find_undone(self) -> dict[int, tuple[Tensor, ...]]:
-        """The operators whose results are what another one joined, by number, and that one's operands."""
+        """The operators that split what another one joined, by number, and that one's operands."""
         found: dict[int, tuple[Tensor, ...]] = {}
         makers: dict[str, tuple[str, FileOperator]] = {}
         for number, (word, step) in enumerate(self.steps):
@@ -738,7 +739,7 @@ class _Reader:
         return found
 
     def read_operator(self, number: int) -> tuple[int, Operator | None]:
-        """How many of the file's operators make the graph's next one, and that one; None where they make constants.
+        """How many of the file's operators make up the graph's next one, and that one; None if they make constants.
 
         Raises:
             Unreadable, Refusal: it cannot be read.
@@ -777,7 +778,7 @@ class _Reader:
         if filled and self.fold(declaration, operands, attributes, step.outputs, computed):
             return 1, None
         operator = self.checked(word, operands, attributes, step.outputs)
-        # What only moves codes gives the same ones on all kernels, and delegates leave int16 anyway.
+        # Operators that only move codes give the same ones in all kernels, and delegates leave int16 anyway.
         left = computed or any(self.folded.get(tensor.name) for tensor in operands)
         left = left and not declaration.moves_codes and not is_wide(operands, step.output)
         return 1, replace(operator, built_in=left)
@@ -790,10 +791,10 @@ class _Reader:
         outputs: Sequence[Tensor],
         built_in: bool,
     ) -> bool:
-        """Whether an operator's results are constants now: the file fills an operand with zeros, as the first state of
-        a recurrent layer, and what other operands hold does not matter, on any device.
+        """Whether an operator's results are constants now: the file fills an operand with zeros, as the initial state
+        of a recurrent layer, and what other operands hold does not matter, on any device.
 
-        built_in: delegates leave it.
+        built_in: delegates leave it to built-in kernels.
         """
         open_ones = [tensor for tensor in operands if tensor.data is None]
         dtypes = CODE_RANGES if open_ones else (*CODE_RANGES, FLOAT)
@@ -806,7 +807,7 @@ class _Reader:
         self.left_to_fold -= tried
         if tried > MOST_FOLDED_AT_ONCE or self.left_to_fold < 0:
             return False
-        # All codes that the open one can have, one after the other.
+        # All codes that the open operand can have, one after the other.
         every = np.arange(lowest, highest + 1)
         codes = [
             tensor.data if tensor.data is not None
@@ -830,17 +831,17 @@ class _Reader:
             return False
         for tensor, result in zip(made, first, strict=True):
             self.used[tensor.name] = replace(tensor, data=result[:1])
-            # LiteRT's built-in kernels round sums of biases in a way of their own; zero is zero.
+            # LiteRT's built-in kernels round sums of biases in their own way; zero stays zero.
             settled = not built_in or is_wide(operands, tensor) or bool(np.all(result == zero_point_of(tensor)))
             self.folded[tensor.name] = not settled
         return True
 
     def chain(self, number: int, form: Sequence[str]) -> list[FileOperator]:
-        """The next operators, if their names are these and each reads the one before, which nothing else does."""
+        """The next operators, if they have these names and each is the only reader of the one before."""
         steps = self.steps[number : number + len(form)]
         if tuple(word for word, _ in steps) != tuple(form):
             return []
-        # All these forms only move values, or replace one by one.
+        # All these forms only move values, or replace them one by one.
         values = sum(math.prod(tensor.shape) for tensor in steps[-1][1].outputs)
         for (_, before), (_, after) in zip(steps, steps[1:], strict=False):
             reads = any(tensor is before.output for tensor in after.inputs)
@@ -853,7 +854,7 @@ class _Reader:
     def checked(
         self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], outputs: Sequence[Tensor]
     ) -> Operator:
-        """The graph's operator, once its declaration takes it."""
+        """The graph's operator, once its declaration accepts it."""
         declaration = OPERATORS[word]
         operands = [self.named_apart(tensor) for tensor in operands]
         tensors = {tensor.name: self.used.get(tensor.name, tensor) for tensor in operands}
@@ -861,7 +862,7 @@ class _Reader:
         names = tuple(tensor.name for tensor in outputs)
         unnamed = bool(declaration.custom_code) and not all(tensor.shape for tensor in outputs)
         if unnamed or self.unknown_shape.intersection(names):
-            # Where the writer left sizes open, what it put in their place need not be one example's.
+            # Where the writer left sizes open, the sizes in their place need not be those of one example.
             given = [tensors[tensor.name].shape for tensor in operands]
             try:
                 shapes = declaration.checked_shapes(given, attributes)
@@ -880,7 +881,7 @@ class _Reader:
         return operator
 
     def named_apart(self, tensor: Tensor) -> Tensor:
-        """The tensor, which if the file lacks it may not have the name of one that the file has."""
+        """The tensor, renamed if the file lacks it but has another of that name."""
         taken = self.used.get(tensor.name)
         if taken is None or taken is tensor or id(tensor) in self.of_the_file:
             return tensor
@@ -906,7 +907,7 @@ class _Reader:
         except ValueError as error:
             if signature is None:
                 raise Refusal(str(error)) from None
-            # The file's words for its ends may be of no use where its network is sound.
+            # The file's description of its ends may be useless even if its network is sound.
             graph = replace(graph, ports=None)
             try:
                 graph.validate()
@@ -915,7 +916,7 @@ class _Reader:
         return graph
 
     def read_metadata(self) -> dict[str, bytes]:
-        """All but what this package writes itself."""
+        """All metadata except what this package writes itself."""
         found: dict[str, bytes] = {}
         for entry in self.entries(self.model, "Metadata"):
             name, content = self.text(entry.Name()), self.buffer(entry.Buffer())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource variables of a .tflite file, as a graph has them: tensors that last from one call to the next.
+"""Resource variables of a .tflite file, as represented in a graph: tensors that last from one call to the next.
 
-A file has handles of variables (VAR_HANDLE), reads and assigns them, and a subgraph of its own, which CALL_ONCE runs
-before the first call, assigns constants. Here a variable is what its first READ_VARIABLE gives, and what it is assigned
-last is its successor.
+A file has handles of variables (VAR_HANDLE) and reads and assigns them; a separate subgraph, which CALL_ONCE runs
+before the first call, assigns constants. Here a variable is what its first READ_VARIABLE returns, and the value
+assigned to it last is its successor.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ Key = tuple[str, str]
 
 @dataclass
 class Variables:
-    """What a file's variables are, while its operators are read one after the other.
+    """The state of a file's variables while its operators are read one by one.
 
     Attributes:
         begun: what they hold before the first call.
-        tensors: of the file that are something else in a graph, by name: variables, constants, or what was assigned.
+        tensors: tensors of the file that become something else in a graph, by name: variables, constants, or what was
+            assigned.
     """
 
     begun: dict[Key, Tensor] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def without(self, steps: Sequence[Step]) -> list[Step]:
-        """The operators that are left when variables are tensors.
+        """The operators that remain when variables are tensors.
 
         Raises:
-            Refusal: a variable is read before it has a value, or assigned what it cannot hold.
+            Refusal: a variable is read before it has a value, or assigned something it cannot hold.
         """
         handles = handles_of(steps)
         read: dict[Key, Tensor] = {}
@@ -68,7 +69,7 @@ class Variables:
             following = self.tensors.get(self.tensors[tensor.name].successor)
             if following is not None and following.data is not None:
                 raise Refusal(f"variable {shortened(key[1])!r} {_OF_A_CONSTANT}")
-        # What is read twice is the variable that was made of the first one.
+        # A second read gives the variable made from the first one.
         self.tensors = {name: self.tensors.get(tensor.name, tensor) for name, tensor in self.tensors.items()}
         left = []
         for word, step in steps:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a Graph as a .tflite file.
 
-The schema classes come from the module inside ai-edge-litert (`schema_py_generated`), which is
-installed anyway to run the file: writer and runtime then use the same version of the format, and the repository
-contains no generated code. flatbuffers and ai-edge-litert are imported on first use: `pip install 'exactqat[deploy]'`.
+The schema classes come from the module inside ai-edge-litert (`schema_py_generated`), which is installed anyway to run
+the file: writer and runtime thus use the same version of the format, and the repository contains no generated code.
+flatbuffers and ai-edge-litert are imported on first use: `pip install 'exactqat[deploy]'`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = 
     """Validates `graph` and writes it to `path`; the same graph always gives the same bytes.
 
     The batch size is 1 in the file; `interpreter.resize_tensor_input` accepts any other. The file's signature
-    ``serving_default`` has the user's names of inputs and outputs, its metadata ``exactqat`` also the axes (JSON; see
-    `Graph.signature`). The file is written completely or not at all.
+    ``serving_default`` has the user's names of inputs and outputs; its metadata ``exactqat`` also has the axes (JSON;
+    see `Graph.signature`). The file is written completely or not at all.
     """
     require_graph(graph)
     return write_whole(Path(path), tflite_bytes(graph, description))
@@ -127,7 +127,7 @@ _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
 
 
 def packed(codes: np.ndarray) -> np.ndarray:
-    """Two codes in a byte, the first one in the lower four bits."""
+    """Two codes per byte, the first one in the lower four bits."""
     flat = codes.reshape(-1).view(np.uint8) & 15
     even = np.pad(flat, (0, len(flat) % 2))
     return np.asarray(even[::2] | (even[1::2] << 4), np.uint8)
@@ -188,7 +188,7 @@ class _Writer:
         return bytes(builder.Output())
 
     def bare(self, word: str, operands: list[int], results: list[int], options: str, **fields: Any) -> Any:
-        """An operator that a graph does not have."""
+        """An operator that a graph lacks."""
         return self.table(
             "Operator",
             opcodeIndex=self.codes.setdefault((word, 1), len(self.codes)),
@@ -199,7 +199,7 @@ class _Writer:
         )
 
     def handle(self, variable: Tensor) -> tuple[int, Any]:
-        """The number of a variable's handle among the tensors that are collected, and the operator that makes it."""
+        """The number of a variable's handle among the collected tensors, and the operator that makes it."""
         resource = self.schema.TensorType.RESOURCE
         entry = self.table("Tensor", name=f"{variable.name}/handle", shape=[], type=resource, hasRank=True)
         number = self.append(entry)
@@ -234,7 +234,7 @@ class _Writer:
         return self.table("Metadata", name=METADATA, buffer=self.add_buffer(content))
 
     def kept_metadata(self) -> list[Any]:
-        """What the file that the graph was read from held."""
+        """The metadata of the file that the graph was read from."""
         kept = ((name, content) for name, content in self.graph.metadata.items() if name != METADATA)
         return [
             self.table("Metadata", name=name, buffer=self.add_buffer(np.frombuffer(content, np.uint8)))
@@ -243,7 +243,7 @@ class _Writer:
 
     def add_tensor(self, tensor: Tensor) -> int:
         schema = self.schema
-        # A bias may have this scale by chance, so it is the object that tells.
+        # A bias may have this scale by chance, so identity decides.
         plain = tensor.quantization is INDICES or (tensor.data is None and tensor.dtype not in CODE_RANGES)
         entry = self.table(
             "Tensor",
@@ -315,7 +315,7 @@ class _Writer:
         for name, value in step.fields.items():
             enumeration = isinstance(value, tuple)
             if value == _RELU6 and 6 / float(output.quantization.scale[0]) >= 2.0**31:
-                # No code of so fine a grid comes near 6, and the code of 6 is more than LiteRT's int32 holds.
+                # No code of a grid this fine comes near 6, and the code of 6 exceeds LiteRT's int32.
                 value = _RELU
             fields[name] = getattr(getattr(schema, value[0]), value[1]) if enumeration else value
         entry = self.table(

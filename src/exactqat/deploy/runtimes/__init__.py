@@ -16,16 +16,16 @@ from .litert import Emulated, LiteRT
 from .micro import Micro
 from .onnxruntime import OnnxRuntime, saturates
 
-# By the distribution that brings it; `device.Profile.runtime` names one of them.
+# By the distribution that provides it; `device.Profile.runtime` names one of them.
 RUNTIMES: dict[str, type[LiteRT] | type[Micro]] = {"ai-edge-litert": LiteRT, "tflite-micro": Micro}
-# Likewise those of other files, which need the graph beside the file.
+# Likewise those for other files, which need the graph as well as the file.
 _ALL: dict[str, type[LiteRT] | type[Micro] | type[OnnxRuntime]] = {**RUNTIMES, "onnxruntime": OnnxRuntime}
 
 
 def profiles_here(file: str = ".tflite") -> tuple[str, ...]:
-    """The profiles whose runtime this machine has: those that it runs itself, then those that it emulates.
+    """The profiles whose runtime this machine has: those it runs itself, then those it emulates.
 
-    file: the kind of file that they run, ".tflite" or ".onnx".
+    file: the kind of file they run, ".tflite" or ".onnx".
     """
     machine = platform.machine()
     installed = [
@@ -74,7 +74,7 @@ def open_runtime(
 ) -> LiteRT | Micro | Emulated:
     """The profile's runtime on a model: its method `run` takes and returns codes by tensor name.
 
-    in_order: inputs and outputs are names for all of the file's, in its order, whatever it calls them.
+    in_order: inputs and outputs name all of the file's, in its order, whatever it calls them.
     """
     wanted = profile_named(profile)
     if wanted.emulated and not wanted.runs_on(platform.machine()):

@@ -78,7 +78,7 @@ class _Models:
 def main() -> None:
     """Answers until the other side closes the pipe."""
     answers = os.fdopen(os.dup(1), "wb")
-    # What libraries print must not get between the answers.
+    # What libraries print must not mix with the answers.
     os.dup2(2, 1)
     models = _Models()
     while (message := read(sys.stdin.buffer)) is not None:

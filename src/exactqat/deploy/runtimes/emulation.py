@@ -36,7 +36,7 @@ class Cpu:
 
     Attributes:
         model: the emulator's name for it.
-        part: ARM's number of the core.
+        part: Arm's part number of the core.
         features: as in /proc/cpuinfo.
     """
 
@@ -165,7 +165,7 @@ def answers(cpu: str) -> None:
     """Starts the emulated processor and waits for it.
 
     Raises:
-        RuntimeError: it dies.
+        RuntimeError: the process dies.
     """
     _process(cpu).ask({"request": "drop", "model": -1})
 

@@ -40,7 +40,7 @@ class Micro:
         try:
             self.interpreter: Any = runtime.Interpreter.from_bytes(content, arena_size=_arena(subgraph))
         except RuntimeError as error:
-            # What it raises names nothing; it says why on the process's standard error.
+            # Its exceptions give no reason; it prints that to the process's standard error.
             said = try_in_a_child(_take, content, _arena(subgraph)).splitlines()
             reason = next((line for line in said if line.strip()), str(error))
             raise RuntimeRefusal(f"TFLite-Micro rejects the file: {reason}") from error

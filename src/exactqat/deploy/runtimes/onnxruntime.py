@@ -40,13 +40,13 @@ def saturates() -> bool:
 
 
 class OnnxRuntime:
-    """onnxruntime on one model: codes in, codes with the graph's axes out, by tensor name. One thread; else the options
-    of a session that nobody has changed.
+    """onnxruntime on one model: codes in, codes with the graph's axes out, by tensor name. One thread; otherwise a
+    session's default options.
 
     Attributes:
-        module: what brings it.
+        module: the one that provides it.
 
-    outputs: of each the file's name, the graph's, and the graph's axis that each of its axes holds.
+    outputs: for each, the file's name, the graph's, and the graph's axis that each of its axes holds.
     """
 
     module = "onnxruntime"
@@ -79,7 +79,7 @@ class OnnxRuntime:
         }
 
     def _codes(self, name: str, result: np.ndarray) -> np.ndarray:
-        """The graph's codes of what the file returns."""
+        """The graph's codes for what the file returns."""
         tensor = self.graph.tensors[name]
         if tensor.dtype not in CODE_RANGES:
             return result
@@ -90,8 +90,8 @@ class OnnxRuntime:
 
 
 def in_real_numbers(content: bytes, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """What a file returns, in its own order, for real numbers or indices by the names of its inputs. A file whose batch
-    is fixed gets one example after the other.
+    """What a file returns, in its own order, for real numbers or indices by the names of its inputs. A file with a
+    fixed batch gets one example at a time.
 
     Raises:
         RuntimeRefusal: onnxruntime takes neither the file nor these inputs.
@@ -115,10 +115,11 @@ def in_real_numbers(content: bytes, inputs: Mapping[str, np.ndarray]) -> list[np
 def run_with_codes(
     content: bytes, outputs: Sequence[str], codes: Sequence[str]
 ) -> Callable[[Mapping[str, np.ndarray]], tuple[list[np.ndarray], list[np.ndarray]]]:
-    """A function of the inputs by name: what the file returns as it is, and some of its codes, in that order.
+    """A function of the inputs by name: what the file itself returns, then some of its codes.
 
     Raises:
-        RuntimeRefusal: onnxruntime does not take the file; the function raises it for inputs that it does not take.
+        RuntimeRefusal: onnxruntime does not take the file; the function raises it for inputs that onnxruntime does not
+            take.
     """
     onnx: Any = import_deploy("onnx", "onnx")
     runtime = OnnxRuntime.interpreters()
@@ -146,7 +147,7 @@ def run_with_codes(
 
 
 def opened(graph: Graph, content: bytes) -> tuple[OnnxRuntime, OnnxRuntime]:
-    """The file as it is, and with the codes of all results as its outputs."""
+    """The file unchanged, and with the codes of all results as its outputs."""
     inner, names = inner_names(graph), graph.results()
     wanted = [(each.name, each.tensor, each.order) for each in ends(graph)[1]]
     codes = [(f"{inner[name]}/codes", name, channels_first(range(len(graph.tensors[name].shape)))) for name in names]

@@ -149,8 +149,8 @@ def unpack_wheels(work: Path, python: str, packages: Sequence[str], target: Path
 
 
 def _describe_cpu(root: Path, system: Path, cpu: Cpu) -> None:
-    """Writes the files in which Linux describes a processor: XNNPACK reads them, and crashes on another
-    architecture's."""
+    """Writes the files in which Linux describes a processor: XNNPACK reads them, and crashes on those of another
+    architecture."""
     shutil.rmtree(root, ignore_errors=True)
     devices = root / "sys/devices/system/cpu"
     (root / "proc").mkdir(parents=True)

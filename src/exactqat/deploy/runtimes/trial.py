@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# What the parent can import, the child can; -P: nothing else from the working directory. It gets half of the machine's
-# memory (or 4 GiB of addresses, as libraries take many and fill few), so that a small file that asks for all of it ends
-# this process and no other.
+# The child can import what the parent can; -P: nothing else from the working directory. It gets half of the machine's
+# memory (or 4 GiB of addresses, as libraries reserve many and fill few), so that a small file that asks for all of it
+# ends this process and no other.
 _PROGRAM = """
 import os, pickle, sys
 try:
@@ -44,15 +44,15 @@ def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float
     """Calls a function of a module in another process. Its result or exception is ignored, but the error reports what
     it wrote to standard error.
 
-    seconds: after which the process is ended; None: never.
+    seconds: time limit for the process; None: no limit.
 
     Raises:
-        RuntimeRefusal: the process died, or was ended.
+        RuntimeRefusal: the process crashed, or was terminated.
     """
     given = pickle.dumps(sys.path) + pickle.dumps((function, arguments))
     command = [sys.executable, "-P", "-c", _PROGRAM]
     pipe = subprocess.PIPE
-    # In a session of its own, so that what it forks ends with it.
+    # In a session of its own, so that its forks end with it.
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as child:
         try:
             _, written = child.communicate(given, timeout=seconds)
@@ -71,7 +71,7 @@ def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends a process, and on POSIX what it started."""
+    """Terminates a process, and on POSIX what it started."""
     if hasattr(os, "killpg"):
         os.killpg(child.pid, signal.SIGKILL)
     else:

@@ -6,8 +6,8 @@ model.compile(...); model.fit(...)
 qat.keras.freeze(model)
 graph = deploy.lower(model)
 
-Names, arguments and defaults are those of tfmot 0.8. What they give is a `qat.keras.PreparedModel`; docs/from-tfmot.md
-says for each name what is the same here, what is other, and why. Names without a meaning here raise when they are used.
+Names, arguments and defaults are those of tfmot 0.8. They give a `qat.keras.PreparedModel`; docs/from-tfmot.md says for
+each name what is the same here, what is different, and why. Names without a meaning here raise when they are used.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = [
 class QuantizeConfig:
     """How a layer is quantized; subclasses give its quantizers. It is read when the model is prepared, as a `Rule`.
 
-    Nothing is placed into the layer: `set_quantize_weights` and `set_quantize_activations` are not called.
+    Nothing is added to the layer: `set_quantize_weights` and `set_quantize_activations` are not called.
     """
 
     def get_weights_and_quantizers(self, layer: Any) -> list[tuple[Any, quantizers.Quantizer]]:
-        """Pairs of a weight and its quantizer; all of one layer alike."""
+        """Pairs of a weight and its quantizer, all alike within a layer."""
         raise NotImplementedError(f"{type(self).__name__} has no get_weights_and_quantizers")
 
     def get_activations_and_quantizers(self, layer: Any) -> list[tuple[Any, quantizers.Quantizer]]:
@@ -80,7 +80,7 @@ class QuantizeConfig:
 
 @keras.saving.register_keras_serializable(package="exactqat", name="QuantizeAnnotate")
 class QuantizeAnnotate(keras.layers.Wrapper):
-    """What `quantize_annotate_layer` gives: the layer as it is, with its configuration beside it."""
+    """What `quantize_annotate_layer` returns: the unchanged layer with its configuration."""
 
     def __init__(self, layer: Any, quantize_config: Any = None, **kwargs: Any) -> None:
         super().__init__(layer, **kwargs)
@@ -112,7 +112,7 @@ def quantize_scope(*args: dict[str, Any]) -> Any:
 
 
 def quantize_annotate_layer(to_annotate: Any, quantize_config: QuantizeConfig | None = None) -> QuantizeAnnotate:
-    """A layer that is to be quantized, as its configuration says.
+    """A layer to be quantized as its configuration says.
 
     Raises:
         ValueError: no layer is given, or no `QuantizeConfig`.
@@ -125,7 +125,7 @@ def quantize_annotate_layer(to_annotate: Any, quantize_config: QuantizeConfig | 
 
 
 def quantize_annotate_model(to_annotate: Any) -> Any:
-    """The model with all of its layers annotated; those that are keep their configuration.
+    """The model with all of its layers annotated; those that already are keep their configuration.
 
     Raises:
         ValueError: the model is neither functional nor Sequential.
@@ -144,16 +144,16 @@ def quantize_apply(
     quantized_layer_name_prefix: str | None = "quant_",
     keep_final_activation: bool | None = None,
 ) -> kit.PreparedModel:
-    """The prepared model of one whose layers are annotated.
+    """The prepared form of a model whose layers are annotated.
 
     Args:
-        scheme: settings of layers without a `QuantizeConfig`; `Default8BitQuantizeScheme()` if none is given.
-        quantized_layer_name_prefix: layers keep their names here; a prefix of one's own is refused.
+        scheme: settings for layers without a `QuantizeConfig`; `Default8BitQuantizeScheme()` if none is given.
+        quantized_layer_name_prefix: layers keep their names here; a custom prefix is refused.
         keep_final_activation: see `qat.keras.prepare`.
 
     Raises:
         ValueError: no layer is annotated, or one is not; a `QuantizeConfig` asks for what no device has.
-        TypeError: the scheme is none of this library's.
+        TypeError: the scheme is not one of this library's.
     """
     _check_model(model, "model")
     scheme = Default8BitQuantizeScheme() if scheme is None else scheme
@@ -199,7 +199,7 @@ def quantize_model(
     quantized_layer_name_prefix: str | None = "quant_",
     keep_final_activation: bool | None = None,
 ) -> kit.PreparedModel:
-    """The prepared model, all of it quantized by `Default8BitQuantizeScheme()`. The model stays as it is.
+    """The prepared model, all of it quantized by `Default8BitQuantizeScheme()`. The original model does not change.
 
     Raises:
         ValueError: the model is neither functional nor Sequential.
@@ -220,7 +220,7 @@ def fix_input_output_range(
     output_max: float = 1.0,
     narrow_range: bool = False,
 ) -> kit.PreparedModel:
-    """A prepared model with the same weights whose inputs and results have ranges that do not move.
+    """A prepared model with the same weights, with fixed ranges for its inputs and results.
 
     Raises:
         TypeError: the model is not prepared.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheme of `quantize_apply` by tfmot's name."""
+"""The scheme of `quantize_apply` under tfmot's name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizers by tfmot's names and arguments. They hold settings; what trains is the `Rule` that they stand for."""
+"""Quantizers under tfmot's names and arguments. They hold settings; what trains is the `Rule` that they stand for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AllValuesQuantizer", "FixedQuantizer", "LastValueQuantizer", "Moving
 
 
 class Quantizer:
-    """What a `QuantizeConfig` gives for a tensor. One of yours, with a `__call__`, has no integers on a device."""
+    """What a `QuantizeConfig` gives for a tensor. Your own, with a `__call__`, has no integers on a device."""
 
     _names: tuple[str, ...] = ()
 
@@ -37,7 +37,7 @@ class _FromData(Quantizer):
     def __init__(self, num_bits: int, per_axis: bool, symmetric: bool, narrow_range: bool) -> None:
         """
         Args:
-            num_bits: of a code.
+            num_bits: bits of a code.
             per_axis: one range for each channel; for weights.
             symmetric: the range is ``[-a, a]``.
             narrow_range: the lowest code is left out.
@@ -49,7 +49,7 @@ class _FromData(Quantizer):
 
 
 class LastValueQuantizer(_FromData):
-    """The range of the last batch: of a weight its own, of an activation `Rule(ranges="last_batch")`."""
+    """The range of the last batch: for a weight its own, for an activation `Rule(ranges="last_batch")`."""
 
 
 class MovingAverageQuantizer(_FromData):
@@ -57,7 +57,7 @@ class MovingAverageQuantizer(_FromData):
 
 
 class AllValuesQuantizer(_FromData):
-    """Activations: `Rule(ranges="min_max")`, of all batches that are given to `qat.keras.calibrate`."""
+    """Activations: `Rule(ranges="min_max")`, over all batches given to `qat.keras.calibrate`."""
 
 
 class FixedQuantizer(Quantizer):

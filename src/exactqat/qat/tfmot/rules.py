@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tfmot's schemes and configurations of layers are as a `Rule`."""
+"""tfmot's schemes and layer configurations as a `Rule`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DECAY = 0.999
 
 
 class Scheme:
-    """Settings of layers that have no `QuantizeConfig`."""
+    """Settings for layers that have no `QuantizeConfig`."""
 
     def __init__(self, weight_bits: int, activation_bits: int, disable_per_axis: bool) -> None:
         self.rule = Rule(
             weight_bits=weight_bits,
             activation_bits=activation_bits,
             per_channel=not disable_per_axis,
-            # Only then has a weight with batch norm after it one scale on the device.
+            # Only then does a weight with batch norm after it have one scale on the device.
             fold_batch_norm=bool(disable_per_axis),
             ema_decay=DECAY,
         )
@@ -36,8 +36,8 @@ def rule_of(config: Any, layer: Any, default: Rule) -> Rule:
         default: for what the configuration leaves open.
 
     Raises:
-        TypeError: a quantizer is none of this library's.
-        ValueError: the device cannot do what is asked for; the message says what to give instead.
+        TypeError: a quantizer is not one of this library's.
+        ValueError: the device cannot do what is asked for; the message says what to use instead.
     """
     rule = default
     weights = config.get_weights_and_quantizers(layer) or []

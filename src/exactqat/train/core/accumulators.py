@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers with weights of a frozen network in a framework's own float32: the device's accumulators, integer for integer.
+"""A frozen network's layers with weights in a framework's own float32: the device's accumulators, integer for integer.
 
-The one convolution that training differentiates is that of steps from real 0 with weight codes. float32 holds every sum
-below 2**24, so it gives the accumulators themselves; a kernel rounds them as the device's profile does, another one is
-the gradient of that. By which numbers, NumPy says once for the whole network, as it does for the device's files. What
-float32 does not hold is asked of the host, layer by layer (`DeviceStep`).
+Training differentiates a single convolution: that of steps from real 0 with weight codes. float32 holds every sum below
+2**24, so it gives the accumulators themselves; a kernel rounds them as the device's profile does, another computes the
+gradient. NumPy computes the numbers for this once for the whole network, as it does for the device's files. What
+float32 cannot hold is computed on the host, layer by layer (`DeviceStep`).
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
     from .functional import Functional
     from .run import Run
 
-# Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
+# Below this, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 EXACT = 2.0**24 * (1 - 2.0**-12)
-# What `LayerNumbers` gives of a layer beside its vectors: those of the operator `rounded_sums_by_grid`, and the ends of
-# the input's steps.
+# What `LayerNumbers` returns for a layer besides its vectors: those of the operator `rounded_sums_by_grid`, and the
+# ends of the input's steps.
 ROUNDED_BY = 6
 
 
 class LayerNumbers:
-    """By which numbers the accumulators of a frozen network's layers are formed and rounded: a function of NumPy
-    arrays, which programs call on the host. May be called from several threads.
+    """The numbers for forming and rounding the accumulators of a frozen network's layers: a function of NumPy arrays,
+    which programs call on the host. May be called from several threads.
 
     Attributes:
         steps: the layers that it serves, by path: those in eight bits whose weights are what is trained.
-        batch_axes: none, it sees no example.
+        batch_axes: none, as it sees no examples.
     """
 
     batch_axes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def __init__(self, functional: Functional, ends_of_weights: list[tuple[str, str]]) -> None:
-        """ends_of_weights: names and ends of what is learned of weights' ranges."""
+        """ends_of_weights: names and ends of the learned ranges of weights."""
         self.functional = functional
         self.ends_of_weights = ends_of_weights
         self.steps = {step.path: step for step in functional.plan.steps if _serves(functional, step)}
         self._known: tuple[bytes, DeviceSteps] | None = None
 
     def source(self, run: Run, ends: Any) -> tuple[list[Any], list[Any]]:
-        """All that it is called with, as a list of arrays, and arrays with the shapes of what it gives.
+        """All its arguments, as a list of arrays, and arrays with the shapes of its results.
 
-        ends: what `Functional.ends_of` gives, as one array.
+        ends: what `Functional.ends_of` returns, as one array.
         """
         p = run.primitives
         arrays = [ends, *(run.arrays.learned[name][end] for name, end in self.ends_of_weights)]
@@ -70,9 +70,9 @@ class LayerNumbers:
         return arrays, likes
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Of every layer batch norm's factor, the weight's scale and the code of the bias, [3, channels]; and input
-        scale, result scale, lowest and highest result, the ends between which gradients pass, and those of the input,
-        [8]; float32.
+        """For every layer, batch norm's factor, the weight's scale and the bias code, [3, channels]; and input scale,
+        result scale, lowest and highest result, the ends between which gradients pass, and the input's ends, [8];
+        float32.
 
         Raises:
             ValueError: a weight, bias or statistic is not finite.
@@ -126,7 +126,7 @@ def _serves(functional: Functional, step: PlanStep) -> bool:
 
 def moved_constants(functional: Functional, tensors: Mapping[str, np.ndarray]) -> frozenset[str]:
     """Names of the layers' constants that are the user's arrays, perhaps with their values in other places: a compiled
-    program computes them without rounding, which may differ from what NumPy makes of anything else.
+    program computes these without rounding; for anything else its rounding may differ from NumPy's.
 
     tensors: the user's arrays; only their shapes matter.
     """
@@ -147,7 +147,7 @@ def moved_constants(functional: Functional, tensors: Mapping[str, np.ndarray]) -
 
 
 def _sources(functional: Functional, name: str) -> list[str]:
-    """Names of the user's arrays that a constant is made of."""
+    """Names of the user's arrays that a constant is made from."""
     constant = functional.plan.constants.get(name)
     if constant is None or constant.parameter:
         return [name if constant is None else constant.name]
@@ -165,7 +165,7 @@ def _same_values(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def _bits(functional: Functional, path: str) -> int:
-    """Of what a step stores, or passes on."""
+    """The bits of what a step stores or passes on."""
     stored = functional.plan.stored(path)
     if stored.grid:
         return functional.grids[stored.grid].bits
@@ -186,7 +186,8 @@ def _others(weight: Any, channel_axis: int) -> tuple[int, ...]:
 
 
 def _outline(p: Primitives, weight: Any, channel_axis: int) -> Any:
-    """A weight of the same rank with the smallest and the largest value of each output channel: of the same ranges."""
+    """A weight of the same rank with only the smallest and the largest value of each output channel: it has the same
+    ranges."""
     others, weight = _others(weight, channel_axis), p.stop_gradient(weight)
     rank = len(weight.shape)
     axis = channel_axis % rank
@@ -199,17 +200,17 @@ class Accumulators:
     """The layers of one run.
 
     Attributes:
-        of: what `LayerNumbers` gives, by path.
+        of: what `LayerNumbers` returns, by path.
     """
 
     def __init__(self, run: Run, ends: Any) -> None:
-        """ends: what `Functional.ends_of` gives, as one array."""
+        """ends: what `Functional.ends_of` returns, as one array."""
         self.run, self.ends = run, ends
         numbers = run.functional.layer_numbers(run.arrays.learned)
         arrays, likes = numbers.source(run, ends)
         made = run.primitives.numbers_on_host(numbers, likes, arrays) if likes else []
         self.of = dict(zip(numbers.steps, zip(made[::2], made[1::2], strict=True), strict=True))
-        # Whole numbers by path, and by path what makes all of the examples NaN that have one.
+        # Whole numbers by path, and by path what makes examples with a NaN all NaN.
         self._steps: dict[str, Any] = {}
         self._broken: dict[str, Any] = {}
 
@@ -229,7 +230,7 @@ class Accumulators:
         self._broken[path] = found
 
     def spread(self, step: PlanStep) -> None:
-        """What is computed of an example with NaN is NaN too."""
+        """Whatever is computed from an example with NaN is NaN too."""
         found = [self._broken[name] for name in step.operands if name in self._broken]
         for each in found:
             known = self._broken.get(step.path)
@@ -267,7 +268,7 @@ class Accumulators:
         return self._real(step, self._steps[step.path] * numbers[1])
 
     def _real(self, step: PlanStep, values: Any) -> Any:
-        """With NaN for all of a broken example, whose gradients are then NaN too."""
+        """With NaN everywhere in a broken example, so that its gradients are NaN too."""
         p, rank = self.run.primitives, len(values.shape)
         if step.path not in self._broken:
             return values
@@ -287,9 +288,9 @@ class Accumulators:
 
 
 def _fits(p: Primitives, codes: Any, bias: Any, channel_axis: int, numbers: Any) -> Any:
-    """Whether float32 holds every sum of any of a layer's products, with its bias; bool, rank 0. Of NaN: no.
+    """Whether float32 holds every sum of any of a layer's products, with its bias; bool, rank 0. False for NaN.
 
-    Such sums stay within that of the positive and that of the negative ones.
+    Such sums stay between the sum of the negative products and that of the positive ones.
     """
     others = _others(codes, channel_axis)
     above, below = (p.sum(p.maximum(each, 0.0), others) for each in (codes, -codes))

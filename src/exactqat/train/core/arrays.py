@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a network, and what a run of it does with them."""
+"""A network's numbers, and what a run does with them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Mode:
     """What a run does.
 
     Attributes:
-        training: batch norms normalize with the batch's statistics, ranges follow it, dropout drops.
-        frozen: the last phase of training: what the device computes, bit by bit in biases and factors.
+        training: batch norms normalize with the batch's statistics, ranges follow the batch, dropout drops.
+        frozen: the last phase of training: what the device computes, bit for bit in biases and factors.
         quantizing: off for the float network.
-        observing: ranges look at what passes (calibration).
+        observing: ranges watch the tensors that pass (calibration).
     """
 
     training: bool = False
@@ -35,11 +35,10 @@ class Arrays:
     """The numbers of a network; arrays of the framework's, by name.
 
     Attributes:
-        tensors: the user's parameters and buffers, and constants that somebody else has computed.
-        learned: by grid, or by step for weights ("weights of <path>"): ``minimum`` and ``maximum`` where they are
-            trained.
-        ranges: by grid: ``minimum``, ``maximum`` (those that are not trained), ``batches``, and of layers whose batch
-            norm follows the batches ``trained``, the number of those.
+        tensors: the user's parameters and buffers, and constants computed elsewhere.
+        learned: by grid, or by step for weights ("weights of <path>"): ``minimum`` and ``maximum`` if they are trained.
+        ranges: by grid: ``minimum``, ``maximum`` (those that are not trained), ``batches``, and, for layers whose batch
+            norm follows the batches, ``trained``, the number of those.
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)

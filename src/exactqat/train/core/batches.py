@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a batch is the model's, the same in every framework.
+"""Which part of a batch belongs to the model, the same in every framework.
 
-Loaders give pairs: ``(x, y)``, perhaps with weights. Where a model takes one argument, the first element of a longer
-tuple or list is that argument, and the others, which it has no place for, are left out: a loader can be handed over as
-it is. A model of several arguments gets all elements or a `TypeError`, since targets do not say that they are targets.
+Loaders give pairs: ``(x, y)``, perhaps with weights. If a model takes one argument, the first element of a longer tuple
+or list is that argument, and the others, which it has no place for, are left out: a loader can be passed as it is. A
+model with several arguments gets all elements or a `TypeError`, since targets cannot be recognized as targets.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KE
 
 
 def places(signature: inspect.Signature | None, flags: Collection[str] = ()) -> int | None:
-    """How many arguments by position may hold arrays; None where any number may, or nobody knows.
+    """How many positional arguments may hold arrays; None if any number may, or if it is unknown.
 
-    An argument whose default is a number or a word is a setting, and so is one named in `flags`.
+    An argument whose default is a number or a string is a setting, and so is one named in `flags`.
     """
     if signature is None:
         return None
@@ -46,7 +46,7 @@ def checked(batches: Any, is_array: bool) -> Iterator[Any]:
     """An iterator over `batches`.
 
     Raises:
-        TypeError: it is one array, or nothing that gives batches.
+        TypeError: it is one array, or does not yield batches.
     """
     if is_array:
         shape = list(getattr(batches, "shape", ()))
@@ -65,7 +65,7 @@ def show(batches: Iterable[Any], see: Callable[[Any], None], seen: Callable[[], 
         seen: by name, how many batches have moved a range so far.
 
     Raises:
-        ValueError: there is no batch, or one moves less than all ranges, as values that are not finite do.
+        ValueError: there is no batch, or one does not move all ranges, as with values that are not finite.
     """
     count, before = 0, seen()
     for count, batch in enumerate(batches, 1):
@@ -77,7 +77,7 @@ def show(batches: Iterable[Any], see: Callable[[Any], None], seen: Callable[[], 
         raise ValueError("batches is empty: ranges need at least one batch")
 
 
-# Follows what is wrong with a batch of a calibration.
+# Appended to what is wrong with a calibration batch.
 ALONE = (
     "a batch holds the model's arguments alone (targets are left out by themselves where the model takes one): "
     "calibrate(model, (x for x, _ in loader)), or ((a, b) for a, b, *_ in loader) where it takes two"

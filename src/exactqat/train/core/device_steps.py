@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a frozen plan on the grids of the moment, in NumPy: where their results are placed and clamped, and the
-integers that the declarations make of them."""
+"""The steps of a frozen plan on the current grids, in NumPy: where their results are placed and clamped, and the
+integers that the declarations compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...device import INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, profi
 from ...device.arithmetic import bounds, zero_point_of
 from ...planning.plans import Numbers, Plan, PlanStep
 
-# In steps: what still counts as the end of a grid, for gradients.
+# In steps: how close still counts as the end of a grid, for gradients.
 SLACK = 2.0**-14
 
 # By position among a step's operands: codes less the zero point, and their scale.
@@ -27,12 +27,12 @@ Constants = Mapping[int, tuple[np.ndarray, np.float32]]
 
 @dataclass(frozen=True)
 class Clamp:
-    """How the device stores what a step computes; in the result's steps from real 0.
+    """How the device stores what a step computes, in the result's steps from real 0.
 
     Attributes:
         scale: of the result.
         lowest, highest: what activation, placement and container let through.
-        low, high: between them (exclusively) lies what gradients pass, before rounding.
+        low, high: gradients pass between them (exclusive), before rounding.
     """
 
     scale: np.float32
@@ -43,7 +43,7 @@ class Clamp:
 
 
 class DeviceSteps:
-    """The steps of a plan on given grids. Keeps what follows from these alone, and from the last constants.
+    """The steps of a plan on given grids. Caches what follows from these alone, and from the last constants.
 
     Attributes:
         grids: (scale, zero point) by name; codes are 0..2**bits - 1.
@@ -61,7 +61,7 @@ class DeviceSteps:
         self._tables: dict[str, tuple[Any, np.ndarray, np.ndarray | None]] = {}
 
     def bits(self, path: str) -> int:
-        """Of what a step stores, or passes on."""
+        """The bits of what a step stores or passes on."""
         grid = self.plan.stored(path).grid
         if not grid:  # training's own steps store nothing
             return self.bits(cast(PlanStep, self.plan.stored(path)).operands[0])
@@ -111,7 +111,7 @@ class DeviceSteps:
         """A step's result in steps from real 0, float32, its axes in the user's order.
 
         Args:
-            operands: those that are computed, likewise.
+            operands: the computed ones, likewise.
             weights: of the step, as in `Numbers`.
         """
         lowered = self._lowered_step(step, constants, weights)
@@ -125,9 +125,9 @@ class DeviceSteps:
         return in_users_order(steps, lowered.stored.layout)
 
     def table(self, step: PlanStep, constants: Constants) -> tuple[np.ndarray, np.ndarray | None]:
-        """Of a pointwise step in int8: steps of the result for the codes of the first operand (rows) and of the second,
-        or of the constant's different ones (columns); and which column every value of the constant has. The same arrays
-        while constants are the same."""
+        """For a pointwise step in int8: steps of the result for the codes of the first operand (rows) and of the
+        second, or the constant's distinct codes (columns); and the column of every value of the constant. The same
+        arrays as long as constants stay the same."""
         key = [(position, codes.tobytes(), scale) for position, (codes, scale) in constants.items()]
         known = self._tables.get(step.path)
         if known is not None and known[0] == key:
@@ -144,7 +144,7 @@ class DeviceSteps:
                 columns = places.reshape(codes.shape).astype(np.int32)
                 values[name] = (kept.reshape(1, -1) + zero_point_of(tensor)).astype(np.int8)
                 tensors[name] = replace(tensor, data=None)
-        # Places mean nothing here, so what moves codes is left out.
+        # Positions mean nothing here, so operators that move codes are left out.
         results = self._simulated(replace(lowered.graph, tensors=tensors), values, moved=False)[lowered.stored.name]
         table = results.astype(np.float32) - zero_point_of(tensors[lowered.stored.name])
         self._tables[step.path] = (key, table, columns)
@@ -154,7 +154,7 @@ class DeviceSteps:
         return [name for name in step.operands if self.plan.is_stored(name)]
 
     def _simulated(self, graph: Graph, values: dict[str, np.ndarray], moved: bool = True) -> dict[str, np.ndarray]:
-        """All results by name. moved: whether what moves codes is done."""
+        """All results by name. moved: whether to run operators that move codes."""
         for operator in graph.operators:
             if moved or not OPERATORS[operator.kind].moves_codes:
                 values[operator.outputs[0]] = simulate_operator(graph, operator, values, self.profile)

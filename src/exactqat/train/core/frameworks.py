@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a model is, by where its class comes from, without importing any framework."""
+"""Which framework a model belongs to, by where its class comes from, without importing any framework."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KITS = {"torch": "exactqat.qat.torch", "keras": "exactqat.qat.keras", "jax": "e
 
 
 def framework_of(value: Any) -> str | None:
-    """torch, keras or jax; None where its class says nothing."""
+    """torch, keras or jax; None if its class does not say."""
     for base in type(value).__mro__:
         module = base.__module__ or ""
         if module.startswith("exactqat.train.") and (kit := module.split(".")[2]) in _KITS:
@@ -25,7 +25,7 @@ def kit_of(model: Any) -> str:
     """The framework of a model, prepared or not.
 
     Raises:
-        TypeError: it is a model of none.
+        TypeError: it is not a model of any of them.
     """
     framework = framework_of(model)
     if framework is None and callable(model) and not inspect.isclass(model):
@@ -39,7 +39,7 @@ def kit_of(model: Any) -> str:
 
 
 def elsewhere(value: Any, here: str) -> str:
-    """What to do with a model that is no model `here`: the end of a sentence, empty if there is nothing to say."""
+    """What to do with a model that is not one `here`: the end of a sentence, empty if there is nothing to say."""
     if inspect.isclass(value):
         return f" {value.__name__}, a class: give an instance of it"
     if type(value).__module__ == "exactqat.train.jax.prepared":

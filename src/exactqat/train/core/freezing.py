@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `freeze` does to ranges, and what it warns of."""
+"""What `freeze` does to ranges, and what it warns about."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from ...planning.callers import users_line
 from ...planning.fitting import Ends, RangesMovedWarning, fitting_ranges, moved_sentence
 from ...planning.plans import Plan, branch_range
 
-# Share of the values that running statistics began with, from which they count as unsettled. Deviations that are wrong
-# by a little are so in every layer, and what one layer passes on is the next one's input.
+# From this share of their initial values on, running statistics count as unsettled. Slightly wrong deviations are wrong
+# in every layer, and what one layer passes on is the next one's input.
 _UNSETTLED = 0.2
 
 
 class UnsettledStatisticsWarning(UserWarning):
-    """A network is frozen whose batch norms have seen too few training batches for their momentum: their running
-    statistics, which it computes with from then on, are far from those of the batches that ranges were measured
-    with."""
+    """A network was frozen whose batch norms have seen too few training batches for their momentum: their running
+    statistics, used from then on, are far from those of the batches that ranges were measured with."""
 
 
 class Settling(NamedTuple):
@@ -43,14 +42,14 @@ class Settling(NamedTuple):
 
 
 def warn_of_unsettled(norms: Iterable[Settling]) -> None:
-    """Warns of batch norms whose running statistics are still, to a large part, the 0 and 1 they began with.
+    """Warns of batch norms whose running statistics are still largely their initial 0 and 1.
 
-    Not if no batch was trained since `prepare`: then ranges were measured with these very statistics.
+    Not if no batch was trained since `prepare`: ranges were then measured with these same statistics.
     """
     found = []
     for norm in norms:
         left = 0.0 if not norm.momentum else (1 - norm.momentum) ** norm.batches
-        # A variance of 1 leaves that much of itself; smaller ones were loaded, by a program that keeps no count.
+        # A variance of 1 leaves that much of itself; smaller ones were loaded by a program that keeps no count.
         if norm.trained > 0 and left > _UNSETTLED and bool((norm.variance >= 0.99 * left).all()):
             found.append((left, norm.batches, norm.path, norm.momentum))
     if not found:
@@ -75,13 +74,13 @@ def move_ranges(
     wanted: Callable[[], Mapping[tuple[str, int], float]],
 ) -> None:
     """Moves ranges that would leave a branch without codes (`branch_range`), or that the device's operators cannot take
-    beside one another (`fitting_ranges`); warns of the latter (`RangesMovedWarning`).
+    together (`fitting_ranges`); warns of the latter (`RangesMovedWarning`).
 
     Args:
-        ends: (min, max) of every grid whose range is known. Trained ones may lie beyond zero.
-        seen: grids whose ranges have seen data, or are given; others say nothing yet.
-        move: is called with each range that becomes another one.
-        wanted: the scales that constants and weights ask for, as `fitting_ranges` takes them, by the ranges of then.
+        ends: (min, max) of every grid whose range is known. Trained ones may be beyond zero.
+        seen: grids whose ranges have seen data or are given; others mean nothing yet.
+        move: called with each range that changes.
+        wanted: the scales that constants and weights ask for, as `fitting_ranges` takes them, given the current ranges.
     """
     known = {name: (min(low, 0.0), max(high, 0.0)) for name, (low, high) in ends.items()}
     for branch, total in plan.branches:

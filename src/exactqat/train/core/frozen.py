@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of a frozen plan makes on the device, or all of them, in NumPy: for kits whose own arithmetic rounds
-otherwise.
+"""What one step of a frozen plan, or all of them, compute on the device, in NumPy: for kits whose own arithmetic rounds
+differently.
 
-Their compiled functions ask the host for it: in training step by step, where gradients stay those of the step in real
+Their compiled functions call the host for it: in training step by step, where gradients stay those of the step in real
 numbers, straight through all roundings (`docs/decisions/frozen.md`); in evaluation once for the whole network.
 """
 
@@ -30,8 +30,8 @@ NumbersOf = Callable[[Sequence[np.ndarray]], Numbers]
 def codes_of(
     feature: np.ndarray, tensor: Tensor, layout: Layout, stored: StoredTensor
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Codes in the device's order of axes of real numbers on a tensor's grid; and which examples have NaN, bool
-    [examples], if any has. NaN gets the code of 0."""
+    """Codes, in the device's order of axes, for real numbers on a tensor's grid; and which examples have NaN, bool
+    [examples], if any do. NaN gets the code of 0."""
     if tensor.dtype not in CODE_RANGES:
         return np.ascontiguousarray(on_device(feature.astype(tensor.dtype), layout)), None
     codes, rows = quantized(feature, tensor)
@@ -44,12 +44,12 @@ def codes_of(
 
 
 def real_numbers(codes: np.ndarray, tensor: Tensor, layout: Layout) -> np.ndarray:
-    """What the codes of a tensor stand for, float32, in the user's order of axes."""
+    """The real numbers that a tensor's codes represent, float32, in the user's order of axes."""
     return in_users_order(dequantized(codes, tensor), layout)
 
 
 class StoredTensor(Protocol):
-    """Where the batch lies in a tensor of a plan."""
+    """Where the batch is in a tensor of a plan."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -60,14 +60,14 @@ class StoredTensor(Protocol):
 def axes_of_batch(
     operands: Sequence[StoredTensor], results: Sequence[StoredTensor]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The axes of examples of both; None where an example has several rows on one."""
+    """The axes of examples of both; None if an example has several rows in one."""
     if any(each.shape[each.batch_axis] != 1 for each in (*operands, *results)):
         return None
     return tuple(each.batch_axis for each in operands), tuple(each.batch_axis for each in results)
 
 
 def have_same_values(known: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> bool:
-    """Whether all arrays are equal; none with NaN is."""
+    """Whether all arrays are equal; arrays with NaN never are."""
     return all(np.array_equal(*pair) for pair in zip(known, given, strict=True))
 
 
@@ -78,7 +78,7 @@ def with_nan(result: np.ndarray, examples: np.ndarray, stored: StoredTensor) -> 
 
 
 class DeviceStep:
-    """One step as the device computes it, a function of NumPy arrays. May be called from several threads."""
+    """One step as the device computes it: a function of NumPy arrays. May be called from several threads."""
 
     def __init__(self, plan: Plan, step: PlanStep, profile: str, numbers_of: NumbersOf) -> None:
         """
@@ -96,13 +96,13 @@ class DeviceStep:
 
     @property
     def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Axes of the operands and of the result along which examples lie, one after the other; None where one has
-        several rows of each."""
+        """The axes of the operands and of the result along which examples are stacked; None if an example has several
+        rows in one."""
         return axes_of_batch([self.plan.stored(name) for name in self.operands], [self.step])
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> np.ndarray:
-        """The stored tensor in real numbers, float32, its axes in the user's order; of examples in which an operand
-        has NaN, for which there is no code, all of it is NaN.
+        """The stored tensor in real numbers, float32, its axes in the user's order; where an operand has NaN, for which
+        there is no code, the whole example is NaN.
 
         Args:
             trained: what `numbers_of` takes.
@@ -127,19 +127,19 @@ class DeviceStep:
     def _lowered(self, trained: Sequence[np.ndarray]) -> LoweredStep:
         with self._lock:
             if self._known is None or not have_same_values(self._known[0], trained):
-                # What is given may be a program's own memory, which it uses again.
+                # The arrays may be a program's own memory, which it reuses.
                 own = [array.copy() for array in trained]
                 self._known = (own, lower_step(self.plan, self.step, self.numbers_of(own)))
             return self._known[1]
 
 
 class DeviceNetwork:
-    """What a frozen network gives on the device, all steps at once, by its compiled graph: a function of NumPy arrays,
-    which gives what `DeviceStep` gives step by step. May be called from several threads.
+    """What a frozen network returns on the device, all steps at once, by its compiled graph: a function of NumPy
+    arrays, which returns what `DeviceStep` returns step by step. May be called from several threads.
 
     Attributes:
-        wanted: paths of the tensors that it gives: the network's outputs, before last steps that are not on the device.
-        after: paths of those.
+        wanted: paths of the tensors it returns: the network's outputs, before final steps that are not on the device.
+        after: paths of those final steps.
     """
 
     def __init__(self, plan: Plan, profile: str, numbers_of: NumbersOf) -> None:
@@ -168,13 +168,13 @@ class DeviceNetwork:
 
     @property
     def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Axes of the inputs and of what is wanted along which examples lie, one after the other; None where one has
-        several rows of each."""
+        """The axes of the inputs and of what is wanted along which examples are stacked; None if an example has several
+        rows in one."""
         return axes_of_batch(self.plan.inputs, [self.plan.stored(path) for path in self.wanted])
 
     def knows(self, trained: Sequence[np.ndarray]) -> bool:
-        """Whether the last call, of this function or of the network, was with the same values: it then pays to prepare
-        the whole network."""
+        """Whether the last call, of this function or of the network, was with the same values: preparing the whole
+        network then pays off."""
         with self._lock:
             return self._is_known(trained)
 
@@ -186,15 +186,15 @@ class DeviceNetwork:
         return False
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The wanted tensors in real numbers, float32, their axes in the user's order; of examples in which an input
-        that they depend on has NaN, all of it is NaN.
+        """The wanted tensors in real numbers, float32, their axes in the user's order; where an input that they depend
+        on has NaN, the whole example is NaN.
 
         Args:
             trained: what `numbers_of` takes.
             features: real numbers on the grids of the plan's inputs.
 
         Raises:
-            ValueError: what was trained has no graph, or the graph not all of what is wanted.
+            ValueError: what was trained has no graph, or the graph lacks some of what is wanted.
         """
         with self._lock:
             if not self._is_known(trained) or self._known is None:

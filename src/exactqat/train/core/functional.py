@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a plan by pure functions: parameters and state go in, results and the next state come out.
 
-It knows no framework. It computes with a framework's `primitives`; what an operator computes is said by the device's
-declarations. Where a framework keeps parameters and state, its own file says.
-Integers are made in NumPy, so equal numbers give equal integers in all frameworks.
+It knows no framework. It computes with a framework's `primitives`; the device's declarations say what an operator
+computes. Each framework's own file says where it keeps parameters and state. Integers are computed in NumPy, so equal
+numbers give equal integers in all frameworks.
 
-What a plan means in training is said by `train.core`, which PyTorch's modules call as well.
+`train.core` says what a plan means in training; PyTorch's modules call it as well.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Functional:
         grids: by name, with fixed ranges where the device fixes them.
         writers: how many tensors are stored on each grid.
         profile: whose integers a frozen network computes, by the names of `deploy.PROFILES`; None: it stays fake
-            quantization, as under rules that no device knows.
+            quantization, as under rules that no device supports.
     """
 
     def __init__(
         self, plan: Plan, primitives: FunctionalPrimitives | None = None, profile: str | None = DEFAULT_PROFILE
     ) -> None:
-        """primitives: None where only integers are made of what has been trained."""
+        """primitives: None if only integers are computed from what has been trained."""
         self.plan = plan
         self.primitives = primitives
         profile = None if profile is None else profile_named(profile).name
@@ -69,13 +69,13 @@ class Functional:
         self._device_steps: dict[str, DeviceStep] = {}
         self._device_network: DeviceNetwork | None = None
         self._layer_numbers: LayerNumbers | None = None
-        # Constants that are the user's arrays, perhaps turned; known once `initial` has seen these.
+        # Constants that are the user's arrays, perhaps transposed; known once `initial` has seen these.
         self.moved: frozenset[str] = frozenset()
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
         self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
         self.writers = dict.fromkeys(plan.grids, 0)
-        # Steps with the same weight under the same rule share what is learned of its range; the first one's path.
+        # Steps with the same weight under the same rule share its learned range; the first one's path.
         self.weight_owner: dict[str, str] = {}
         owners: dict[Any, str] = {}
         for given in plan.inputs:
@@ -154,7 +154,7 @@ class Functional:
         return found
 
     def require_finite_state(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> None:
-        """Raises ValueError if what is fixed from `freeze` on, ranges and statistics of batch norm, holds NaN or
+        """Raises ValueError if ranges or batch norm's statistics, which are fixed from `freeze` on, hold NaN or
         infinity."""
         for tree in (ranges, learned):
             for name, ends in tree.items():
@@ -169,7 +169,7 @@ class Functional:
         return {name: int(ranges[name]["batches"]) for name, grid in self.grids.items() if grid.rule.ranges != "fixed"}
 
     def require_data(self, ranges: Tree) -> None:
-        """Raises RuntimeError, naming the first of them, where ranges have seen no data. ranges: not traced."""
+        """Raises RuntimeError, naming the first one, if ranges have seen no data. ranges: not traced."""
         require_data(name for name, batches in self.batches_seen(ranges).items() if batches == 0)
 
     def tensors_read(self, step: PlanStep) -> list[str]:
@@ -229,8 +229,7 @@ class Functional:
 
     @property
     def decays(self) -> dict[str, float]:
-        """How much of a running mean stays at each batch, by its name, where it began at 0 and is divided by what it
-        has seen of 1."""
+        """How much of a running mean stays at each batch, by its name, if it began at 0 and is debiased."""
         return {norm.mean: 1.0 - norm.momentum for norm in self._trained_norms if norm.debiased and norm.momentum}
 
     def initial(self, tensors: Mapping[str, Any]) -> Arrays:
@@ -272,17 +271,17 @@ class Functional:
 
         Args:
             inputs: one array for each of the plan's.
-            key: gives what `primitives.dropout` draws from, by a step's number.
-            seen: is filled with every tensor that a step makes.
+            key: returns what `primitives.dropout` draws from, by a step's number.
+            seen: filled with every tensor that a step computes.
         """
         return Run(self, arrays, mode, key).forward(inputs, seen)
 
     def in_numpy(self, arrays: Arrays, frozen: bool = True) -> Run:
-        """A run that makes integers, in NumPy. arrays: in NumPy."""
+        """A run that computes integers, in NumPy. arrays: in NumPy."""
         return Run(self, arrays, Mode(frozen=frozen), primitives=primitives_numpy)
 
     def numbers(self, arrays: Arrays) -> Numbers:
-        """What training ends with, for `deploy.lower`. arrays: in NumPy.
+        """The numbers that training ended with, for `deploy.lower`. arrays: in NumPy.
 
         Raises:
             MissingData: a range has seen no data.
@@ -296,7 +295,7 @@ class Functional:
     # --- what the device makes of a step ------------------------------------------------------------------------------
 
     def device_step(self, step: PlanStep) -> DeviceStep:
-        """What the device makes of a step of a frozen network; its `trained` is what `numbers_source` gives."""
+        """What the device computes in a step of a frozen network; its `trained` is what `numbers_source` returns."""
         if step.path not in self._device_steps:
             assert self.profile is not None
             numbers = partial(self._numbers_of_step, step)
@@ -304,13 +303,13 @@ class Functional:
         return self._device_steps[step.path]
 
     def numbers_source(self, step: PlanStep, arrays: Arrays, ends: Any) -> list[Any]:
-        """All that the integers of a step depend on, as a list of arrays. ends: what `ends_of` gives."""
+        """All that the integers of a step depend on, as a list of arrays. ends: what `ends_of` returns."""
         learned = arrays.learned.get(weights_of(self.weight_owner.get(step.path, "")), {})
         ends_of_weight = [learned[end] for end in ENDS if end in learned]
         return [ends, *(arrays.tensors[name] for name in self._tensors_of([step])), *ends_of_weight]
 
     def device_network(self, learned: Mapping[str, Any]) -> DeviceNetwork:
-        """What the device makes of a whole frozen network; its `trained` is what `network_source` gives."""
+        """What the device computes in a whole frozen network; its `trained` is what `network_source` returns."""
         if self._device_network is None:
             assert self.profile is not None
             numbers = partial(self._numbers_of_network, self.ends_of_weights(learned))
@@ -318,18 +317,18 @@ class Functional:
         return self._device_network
 
     def layer_numbers(self, learned: Mapping[str, Any]) -> LayerNumbers:
-        """What the accumulators of a frozen network's layers are rounded by."""
+        """The numbers for rounding the accumulators of a frozen network's layers."""
         if self._layer_numbers is None:
             self._layer_numbers = LayerNumbers(self, self.ends_of_weights(learned))
         return self._layer_numbers
 
     def network_source(self, arrays: Arrays, ends: Any) -> list[Any]:
-        """All that the integers of the network depend on, as a list of arrays. ends: what `ends_of` gives."""
+        """All that the integers of the network depend on, as a list of arrays. ends: what `ends_of` returns."""
         ends_of_weights = [arrays.learned[name][end] for name, end in self.ends_of_weights(arrays.learned)]
         return [ends, *(arrays.tensors[name] for name in self._tensors_of()), *ends_of_weights]
 
     def ends_of_weights(self, learned: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """What is learned of weights' ranges, in a fixed order."""
+        """The learned ends of weights' ranges, in a fixed order."""
         owners = dict.fromkeys(map(weights_of, self.weight_owner.values()))
         return [(name, end) for name in owners if name in learned for end in ENDS if end in learned[name]]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a framework offers to the training core and to the device's declarations.
 
-Each protocol is met by a module of functions: `train.torch.primitives`, `train.jax.primitives`,
+Each protocol is implemented by a module of functions: `train.torch.primitives`, `train.jax.primitives`,
 `train.keras.primitives` and, as far as integers need it, `train.core.primitives_numpy`. Arrays are the framework's own,
 float32 unless said otherwise; `axis` and `axes` may be negative.
 """
@@ -18,15 +18,15 @@ Pairs = Sequence[Sequence[int]]
 
 
 class HostFunction(Protocol):
-    """What computes NumPy arrays from two lists of them, and may be called from several threads; `DeviceStep` and
+    """Computes NumPy arrays from two lists of them, and may be called from several threads; `DeviceStep` and
     `DeviceNetwork` are such functions."""
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray], /) -> Any: ...
 
     @property
     def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Along which axes of the features and of the results examples lie, one after the other; None if each has
-        several rows."""
+        """The axes of the features and of the results along which examples are stacked; None if an example has several
+        rows."""
 
 
 class RangePrimitives(Protocol):
@@ -41,7 +41,7 @@ class RangePrimitives(Protocol):
 
 
 class NumberPrimitives(RangePrimitives, Protocol):
-    """What makes integers of trained numbers: NumPy offers this much as well, each operation rounded by itself."""
+    """What computes integers from trained numbers: NumPy offers this much as well, each operation rounded by itself."""
 
     def abs(self, x: Array, /) -> Array: ...
     def sign(self, x: Array, /) -> Array: ...
@@ -49,7 +49,7 @@ class NumberPrimitives(RangePrimitives, Protocol):
     def square(self, x: Array, /) -> Array: ...
 
     def exact_sqrt(self, x: Array, /) -> Array:
-        """The root, rounded to the nearest float32."""
+        """The square root, rounded to the nearest float32."""
 
     def round(self, x: Array, /) -> Array:
         """To the nearest whole number, halves to even."""
@@ -67,7 +67,7 @@ class NumberPrimitives(RangePrimitives, Protocol):
     def zeros_like(self, x: Array, /) -> Array: ...
 
     def array(self, values: Any, like: Array, /) -> Array:
-        """NumPy values as an array of the type and in the place of another one."""
+        """NumPy values as an array with the type and on the device of another one."""
 
     def stop_gradient(self, x: Array, /) -> Array: ...
 
@@ -112,7 +112,7 @@ class Primitives(NumberPrimitives, Protocol):
     def transpose(self, x: Array, permutation: Sequence[int], /) -> Array: ...
 
     def concatenate(self, arrays: Sequence[Array], axis: int, /) -> Array:
-        """Where other axes differ, sizes of 1 are repeated: a constant beside a batch."""
+        """Where other axes differ, sizes of 1 are repeated, such as a constant next to a batch."""
 
     def stack(self, arrays: Sequence[Array], axis: int, /) -> Array: ...
     def flip(self, x: Array, axes: int | Sequence[int], /) -> Array: ...
@@ -120,7 +120,7 @@ class Primitives(NumberPrimitives, Protocol):
     def gather(self, x: Array, indices: Sequence[int], axis: int, /) -> Array: ...
 
     def embedding(self, indices: Array, table: Array, fixed_row: int | None = None, /) -> Array:
-        """Rows of a table [rows, features] by whole numbers of any dtype; the fixed row, if there is one, gets no
+        """Rows of a table [rows, features] by integers of any dtype; the fixed row, if there is one, gets no
         gradient."""
 
     def pad(self, x: Array, pairs: Pairs, value: float = 0.0, /) -> Array: ...
@@ -158,7 +158,7 @@ class Primitives(NumberPrimitives, Protocol):
         groups: int = 1,
         channel_axis: int = 1,
     ) -> Array:
-        """weight [in, out / groups, *window]; padding: what is cut off the result before and after."""
+        """weight [in, out / groups, *window]; padding: what is cropped from the result before and after."""
 
     def max_pool(
         self, x: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1
@@ -176,7 +176,7 @@ class Primitives(NumberPrimitives, Protocol):
 
 
 class FunctionalPrimitives(Primitives, Protocol):
-    """What `Functional` asks of JAX and Keras besides; PyTorch's modules keep statistics and draw noise themselves."""
+    """What `Functional` also needs from JAX and Keras; PyTorch's modules keep statistics and draw noise themselves."""
 
     def from_numpy(self, values: np.ndarray, /) -> Array: ...
 
@@ -192,8 +192,8 @@ class FunctionalPrimitives(Primitives, Protocol):
         axis: int,
         /,
     ) -> tuple[Array, Array, Array]:
-        """On the batch's statistics: the result, and the running mean and (unbiased) variance after this batch, in
-        which the batch has a share of `share`."""
+        """With the batch's statistics: the result, and the running mean and (unbiased) variance after this batch, which
+        has a share of `share` in them."""
 
     def dropout(self, x: Array, rate: float, key: Any, kept_axes: Sequence[int] = (), /) -> Array:
         """Each value dropped with a probability, the others scaled up; the same along `kept_axes`."""
@@ -213,7 +213,7 @@ class FunctionalPrimitives(Primitives, Protocol):
         second: Sequence[Array],
         /,
     ) -> Array:
-        """What a function of two lists of NumPy arrays makes, with the gradient of `like`."""
+        """What a function of two lists of NumPy arrays returns, with the gradient of `like`."""
 
     def network_on_host(
         self,
@@ -223,17 +223,17 @@ class FunctionalPrimitives(Primitives, Protocol):
         second: Sequence[Array],
         /,
     ) -> list[Array] | None:
-        """What a function of two lists of NumPy arrays makes, one array for each of `like()`, with its gradient; None
-        where that would cost more than `like()`."""
+        """What a function of two lists of NumPy arrays returns, one array for each of `like()`, with its gradient; None
+        if that would cost more than `like()`."""
 
     def sums_are_exact(self) -> bool:
         """Whether `linear` and `conv` sum whole numbers without rounding, as long as float32 holds every sum of any of
-        the products, and `rounded_sums` is there: on CPUs."""
+        the products, and `rounded_sums` is available: on CPUs."""
 
     def numbers_on_host(
         self, function: HostFunction, likes: Sequence[Array], arrays: Sequence[Array], /
     ) -> list[Array]:
-        """What a function of NumPy arrays, with no second list of them, makes; constants with the shapes of `likes`."""
+        """What a function of NumPy arrays, without a second list, returns; constants with the shapes of `likes`."""
 
     def rounded_sums(
         self,

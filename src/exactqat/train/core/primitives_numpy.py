@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's answers to the few functions that make integers of trained numbers.
+"""NumPy's implementation of the few functions that compute integers from trained numbers.
 
-Every operation is rounded by itself, as PyTorch rounds it on a CPU: so the same numbers give the same integers,
-whatever framework trained them.
+Every operation is rounded by itself, as PyTorch rounds it on a CPU: the same numbers give the same integers, whatever
+framework trained them.
 """
 
 from __future__ import annotations

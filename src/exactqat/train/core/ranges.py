@@ -2,10 +2,10 @@
 """Ranges: where the min and max of a quantized tensor come from, and how they move.
 
 Five rules hold for every policy. A range always contains zero, so that zero (padding, ReLU's floor) is represented
-exactly. A range narrower than `SMALLEST_WIDTH`, such as that of a tensor which is always zero, has no usable scale;
-``[0, 1]`` is used in its place, in training and on the device alike. A range of 16 bits is symmetric, because the zero
-point of int16 is 0. Values that are not finite do not move a range. Averages are float32, every operation rounded by
-itself: the same batches give the same bits in every framework, compiled or not.
+exactly. A range narrower than `SMALLEST_WIDTH`, such as that of an all-zero tensor, has no usable scale; ``[0, 1]`` is
+used instead, both in training and on the device. A range of 16 bits is symmetric, because the zero point of int16 is 0.
+Values that are not finite do not move a range. Averages are float32, every operation rounded by itself: the same
+batches give the same bits in every framework, compiled or not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeviceGrid(NamedTuple):
 
 
 class scalars:
-    """Primitives for NumPy's float32 numbers, where a few numbers are to cost next to nothing."""
+    """Primitives for NumPy's float32 numbers, for when a few numbers should cost next to nothing."""
 
     minimum = staticmethod(min)
     maximum = staticmethod(max)
@@ -59,8 +59,8 @@ def with_width(p: RangePrimitives, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def symmetric(p: RangePrimitives, low: Any, high: Any) -> tuple[Any, Any]:
-    """The ends -32768 and 32767 steps from 0, so that 32767 steps reach the larger magnitude, as TensorFlow Lite's
-    quantizer has it."""
+    """The ends -32768 and 32767 steps from 0, so that 32767 steps reach the larger magnitude, as in TensorFlow Lite's
+    quantizer."""
     step = p.maximum(-low, high) / (2**15 - 1)
     return step * -(2.0**15), step * (2**15 - 1)
 
@@ -72,8 +72,8 @@ def usable(p: RangePrimitives, low: Any, high: Any, is_int16: bool) -> tuple[Any
 
 
 def below_zero(p: NumberPrimitives, low: Any) -> Any:
-    """A trained lower end as it is used: an optimizer's step may have moved it above zero. Gradients pass either way,
-    or it would stay there."""
+    """A trained lower end as it is used: an optimizer step may have moved it above zero. Gradients pass either way, or
+    it would stay there."""
     return p.straight_through(p.minimum(low, 0.0), low)
 
 
@@ -89,7 +89,7 @@ def with_zero(p: RangePrimitives, low: Any, high: Any, nonnegative: bool) -> tup
 
 
 def rank_of_ends(percentile: float, count: int) -> int:
-    """Which of `count` sorted values is the end by a percentile, counted from either side; 1: the outermost."""
+    """Which of `count` sorted values is the end for a percentile, counted from either side; 1: the outermost."""
     return count + 1 - math.ceil(percentile / 100 * count)
 
 
@@ -108,9 +108,9 @@ def observed(
     Args:
         policy, decay: of the rule.
         shown: (low, high) of each tensor of this batch so far that is stored on the grid, with zero within. They count
-            together: only the last one of `writers` moves a range that has seen data.
+            together: only the last of `writers` moves a range that has seen data.
         before: the range, and `batches` the number of batches, before this batch.
-        finite: whether all of the tensor's values are, if that is known; else its extremes tell.
+        finite: whether all of the tensor's values are, if known; otherwise its extremes decide.
     """
     low, high = shown[0]
     for other_low, other_high in shown[1:]:
@@ -144,7 +144,7 @@ def _moved(
 
 def learned_start(p: NumberPrimitives, x: Any, low: Any, high: Any, bits: int, is_int16: bool) -> tuple[Any, Any]:
     """Where a learned range starts: it already clips a little, since gradients reach a bound only through values
-    outside of it."""
+    outside it."""
     fraction = least_error_fraction(p, x, *usable(p, low, high, is_int16), bits, False)
     return low * fraction, high * fraction
 
@@ -167,7 +167,7 @@ def least_error_fraction(
     for step in range(_CLIPPING_CANDIDATES):
         fraction = 1.0 - step / 32
         error = p.fake_quantize(channels_last, low * fraction, high * fraction, bits, narrow_range)
-        # In the memory that it has, where a framework can: new memory takes longer than the arithmetic.
+        # In place, where a framework can: new memory takes longer than the arithmetic.
         error -= channels_last
         error *= error
         error = p.sum(error, axes)
@@ -197,5 +197,5 @@ def nudged(low: Any, high: Any, bits: int) -> tuple[np.float32, int]:
 
 
 def codes_of(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
-    """Codes 0..2**bits - 1 of values on a grid, int64; what pads a maximum, -infinity, has the lowest one."""
+    """Codes 0..2**bits - 1 of values on a grid, int64; -infinity, which pads a maximum, has the lowest one."""
     return np.where(np.isneginf(values), -zero_point, np.rint(values / scale)).astype(np.int64) + zero_point

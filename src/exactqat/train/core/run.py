@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a network by pure functions: what steps compute, with numbers that come in and go out as `Arrays`."""
+"""One run of a network with pure functions: what steps compute, with numbers that come in and go out as `Arrays`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """One run of a network, or what is computed for it."""
+    """One run of a network, or of the numbers for it."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Run:
     ) -> None:
         self.functional = functional
         self.plan = functional.plan
-        # NumPy's few, a `NumberPrimitives`, do where only integers are made.
+        # NumPy's few, a `NumberPrimitives`, suffice if only integers are computed.
         self.primitives = cast(FunctionalPrimitives, functional.primitives if primitives is None else primitives)
         self.arrays = arrays
         self.mode = mode
@@ -86,7 +86,7 @@ class Run:
     # --- constants ----------------------------------------------------------------------------------------------------
 
     def constant(self, name: str) -> Any:
-        """A parameter, a buffer or what is computed of them."""
+        """A parameter, a buffer or what is computed from them."""
         if name in self.tensors:
             return self.tensors[name]
         constant = self.plan.constants[name]
@@ -103,7 +103,7 @@ class Run:
         return self.constants[name]
 
     def _computed(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        """A function of arrays that have NumPy's methods, which not all frameworks' have by themselves."""
+        """A function of arrays with NumPy's methods, which not all frameworks' arrays have by themselves."""
         wrapped = getattr(self.primitives, "WithMethods", None)
         return function(*operands) if wrapped is None else function(*map(wrapped, operands)).tensor
 
@@ -145,7 +145,7 @@ class Run:
         shown = self.shown.setdefault(name, [])
         shown.append(p.extremes_of_replicas(*self._ends(grid, p.stop_gradient(x))))
         finite = None
-        # Calibration refuses NaN, which the largest value does not show: XLA's skips it on a CPU.
+        # Calibration refuses NaN, which the largest value does not reveal: XLA's maximum skips it on a CPU.
         if self.mode.observing:
             finite = p.amin(p.where(abs(x) < math.inf, 1.0, 0.0), tuple(range(len(x.shape))))
             finite = p.extremes_of_replicas(finite, finite)[0] > 0
@@ -197,7 +197,7 @@ class Run:
         return folded_weight(self.primitives, weight, self.factor_and_offset(norm), weights.channel_axis)
 
     def quantized_weight(self, path: str, weights: Weights) -> tuple[Any, Any]:
-        """The weight on its grid, and the width of a step for each output channel. path: of a step that has it."""
+        """The weight on its grid, and the step width for each output channel. path: of a step that has it."""
         grid, weight = RunWeightGrid(self, path, weights), self.stored_weight(weights)
         return grid(weight), grid.scale(weight)
 
@@ -252,8 +252,8 @@ class Run:
     def _whole(
         self, inputs: dict[str, Any], ends: Any, step_by_step: Callable[[], dict[str, Any]]
     ) -> dict[str, Any] | None:
-        """What `step_by_step` gives for the network's outputs, by one call of the host; its gradients are those of
-        `step_by_step`, whose values are then computed too. None where a framework does not do that."""
+        """What `step_by_step` returns for the network's outputs, with one host call; its gradients are those of
+        `step_by_step`, whose values are then computed too. None if a framework does not support that."""
         network = self.functional.device_network(self.arrays.learned)
         source = self.functional.network_source(self.arrays, ends)
 
@@ -271,10 +271,10 @@ class Run:
         return values
 
     def _as_device(self, step: PlanStep, x: Any, values: Mapping[str, Any], on_grid: set[str], ends: Any) -> Any:
-        """What the device makes of a step's operands, with the gradient of what is computed here.
+        """What the device computes from a step's operands, with the gradient of what is computed here.
 
-        on_grid: paths of tensors that a device can hold: what training drops at random leaves the grid, the next
-        stored tensor is on one again.
+        on_grid: paths of tensors that a device can hold: dropout in training leaves the grid, the next stored tensor is
+        on one again.
         """
         if step.outside:
             return x
@@ -295,7 +295,7 @@ class Run:
         return self.primitives.on_host(self.functional.device_step(step), x, source, features)
 
     def step(self, number: int, step: PlanStep, values: Mapping[str, Any]) -> Any:
-        """The tensor that a step makes of earlier ones."""
+        """The tensor that a step computes from earlier ones."""
         p = self.primitives
         features = [values[name] for name in step.operands if name in values]
         if step.expression is not None or not step.kind:
@@ -336,9 +336,9 @@ class Run:
     def constant_bounds(
         self, step: PlanStep, position: int, value: Any, within_limits: bool = True
     ) -> tuple[Any, Any, Rule]:
-        """Its largest magnitude, whatever rules say of ranges: they are about what is stored.
+        """Its largest magnitude, whatever rules say about ranges: they concern what is stored.
 
-        within_limits: as far as the operator takes its scale beside those of the other operand and of the result.
+        within_limits: as far as the operator accepts its scale, given those of the other operand and of the result.
         """
         p = self.primitives
         rule = constant_rule(self.plan.grids[step.grid].rule)
@@ -403,19 +403,19 @@ class Run:
         require_finite(f"a constant of '{step.path}'", scale)
         quantized = primitives_numpy.fake_quantize(value, low, high, bits, rule.narrow_range)
         if scale == 0:
-            # All zero: the result's own scale, which no operator finds too large beside it.
+            # All zero: the result's own scale, which is never too large for an operator.
             scale, _ = grids[step.grid]
         return np.rint(quantized / scale).astype(np.int64), scale
 
     def largest_weight_scale(self, step: PlanStep) -> float | None:
-        """Of the channels that are not constant, if there are any."""
+        """The largest scale of the channels that are not constant, if there are any."""
         with np.errstate(divide="ignore", invalid="ignore"):
             grid = RunWeightedStep(self, step).grid()
         alive = np.asarray(grid.weight_scale)[np.asarray(grid.factor) != 0]
         return float(alive.max()) if alive.size else None
 
     def _weight_numbers(self, step: PlanStep, weights: Weights) -> WeightNumbers:
-        """A layer's weights on the device; a negative factor of batch norm has turned the signs of its channel."""
+        """A layer's weights on the device; a negative batch norm factor has flipped the signs of its channel."""
         norm = weights.batch_norm
         names = [weights.weight, weights.bias, *((norm.weight, norm.bias, norm.mean, norm.variance) if norm else ())]
         held = [self.constant(name) for name in names if name is not None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a run by pure functions: `steps`, with the numbers of a `Run`."""
+"""The steps of a run with pure functions: `steps`, with the numbers of a `Run`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class RunNormalization:
                 counted = 1.0 / count
             elif norm.debiased:
                 counted = share / (1.0 - (1.0 - share) ** p.to_float(count))
-        # A share that follows the count is no number that the operator takes: it gives the batch's own statistics.
+        # A share that follows the count is not a number the operator can take: it returns the batch's own statistics.
         share = share if counted is None else 1.0
         y, new_mean, new = p.batch_norm(x, weight, bias, mean, variance, norm.epsilon, share, axis)
         if norm.biased and share is not None:
@@ -148,7 +148,8 @@ class RunWeightedStep(WeightedStep, RunStep):
 
 
 def attributes_of(step: PlanStep) -> dict[str, Any]:
-    """What an operator computes by in real numbers: without the fused activation, and for any number of examples."""
+    """The attributes an operator computes with in real numbers: without the fused activation, and for any number of
+    examples."""
     attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
     if "new_shape" in attributes:
         follows = {step.batch_axis: -1}

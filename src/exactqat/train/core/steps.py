@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step of a plan computes in training: an operator of the device in real numbers, its result on a grid.
 
-What the operator itself computes is said by its declaration (`exactqat.device`); here are the grids: of the result, of
-weights, of constants. Until the network is frozen, batch norm runs on the batch's statistics; then a step computes what
-the device computes: batch norm folded into the weights, the bias on the grid of ``input scale * weight scale``.
+The operator's declaration (`exactqat.device`) says what it computes; the grids are here: of the result, of weights, of
+constants. Until the network is frozen, batch norm uses the batch's statistics; then a step computes what the device
+computes: batch norm folded into the weights, the bias on the grid of ``input scale * weight scale``.
 
-A framework extends `Step` and `WeightedStep` by where their parameters and state are: PyTorch's modules, and the
-functions of JAX and Keras (`run`).
+A framework extends `Step` and `WeightedStep` with its own parameters and state: PyTorch's modules, and the functions of
+JAX and Keras (`run`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .weights import ChannelGrid, channel_grid, correction_and_shift, per_channe
 
 
 class StoredGrid(Protocol):
-    """A grid with the range of this moment. Calling it with a tensor shows it to the range, and quantizes.
+    """A grid with its current range. Calling it with a tensor shows the tensor to the range, and quantizes it.
 
     Attributes:
         rule, bits: of the tensors on it.
@@ -44,7 +44,7 @@ class StoredGrid(Protocol):
 
 
 class WeightGrid(Protocol):
-    """The grid of a weight. Calling it with the weight quantizes."""
+    """The grid of a weight. Calling it with the weight quantizes it."""
 
     @property
     def channel_axis(self) -> int: ...
@@ -52,16 +52,16 @@ class WeightGrid(Protocol):
     def __call__(self, weight: Any, /) -> Any: ...
 
     def scale(self, weight: Any, /) -> Any:
-        """The width of a step for every output channel, [channels]."""
+        """The step width for every output channel, [channels]."""
 
 
 class Normalization(Protocol):
-    """A step's batch norm. Calling it with a tensor and the axis of its channels normalizes; in training by the batch's
+    """A step's batch norm. Calling it with a tensor and its channel axis normalizes; in training with the batch's
     statistics, which move the running ones.
 
     Attributes:
         epsilon: added to the variance.
-        training: whether it runs on the batch's statistics.
+        training: whether it uses the batch's statistics.
     """
 
     @property
@@ -75,11 +75,11 @@ class Normalization(Protocol):
         """Batch norm in evaluation as ``factor * x + offset``, both [channels]."""
 
     def beta_and_variance(self) -> tuple[Any, Any]:
-        """The offset that is trained, or None, and the running variance; [channels]."""
+        """The trained offset, or None, and the running variance; [channels]."""
 
     def stored(self, x: Any, activation: str, grid: Any, channel_axis: int, /) -> Any:
-        """Batch norm in training, the activation and the grid in one: the same bits as one by one. None where there is
-        no such operator."""
+        """Batch norm in training, the activation and the grid in one operator: the same bits as one by one. None if
+        there is no such operator."""
 
 
 def step_of(grid: StoredGrid) -> Any:
@@ -95,12 +95,12 @@ class Step:
         kind: the operator.
         attributes: the operator's, with axes in the user's order; -1 for sizes that follow from the batch.
         activation: NONE, RELU or RELU6.
-        bounds: what the function itself is clamped to, as a hard sigmoid is to (0, 1). The stored range is the same, so
+        bounds: what the function itself is clamped to, like a hard sigmoid to (0, 1). The stored range is the same, so
             the device needs no operator for it; the float network that `calibrate` runs does.
         high: codes of fewer than eight bits are at the top of int8, not at its bottom.
         output_quantizer: of the stored result. Several steps may share one.
-        source: the grid of the first tensor that it reads; None for an input.
-        constants: by position, functions that give the operands that are not computed, on their grids.
+        source: the grid of the first tensor it reads; None for an input.
+        constants: by position, functions that return the constant operands on their grids.
         frozen: whether the last phase of training has begun.
     """
 
@@ -117,26 +117,26 @@ class Step:
 
     @property
     def operator(self) -> DeviceOperator:
-        """What the device knows of it; an input has none."""
+        """The device's declaration of it; an input has none."""
         if not self.kind:
             raise AttributeError("an input has no operator")
         return OPERATORS[self.kind]
 
     def compose(self, *features: Any) -> Any:
-        """What is stored, from the operands that are computed: the operator in real numbers, fake-quantized."""
+        """What is stored, from the computed operands: the operator in real numbers, fake-quantized."""
         operands = self.operands(features) if self.constants else features
         result = self.compute_real(operands)
         return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
 
     def operands(self, features: Sequence[Any]) -> list[Any]:
-        """What the operator gets: the constants in their places among the computed operands."""
+        """What the operator gets: the constants in their positions among the computed operands."""
         operands = list(features)
         for position in sorted(self.constants):
             operands.insert(position, self.constants[position]())
         return operands
 
     def compute_real(self, operands: Sequence[Any]) -> Any:
-        """What the operator computes in real numbers, before it is stored; operands with constants among them."""
+        """What the operator computes in real numbers, before it is stored; operands include constants."""
         attributes = self.attributes
         if self.operator.uses_operand_scale and self.source.quantizing:
             scale = self.primitives.stop_gradient(step_of(self.source))
@@ -156,7 +156,7 @@ class Step:
         return result if rounded is None else p.straight_through(rounded, result)
 
     def clamped(self, x: Any) -> Any:
-        """Activation, and what the function itself is clamped to."""
+        """Applies the activation, and the clamp of the function itself."""
         p = self.primitives
         if self.activation != "NONE":
             x = p.relu6(x) if self.activation == "RELU6" else p.relu(x)
@@ -180,7 +180,7 @@ class WeightedStep(Step):
     """An operator with weights.
 
     Attributes:
-        weight_source, bias_source: give the weight and the bias of this moment; there may be no bias.
+        weight_source, bias_source: return the current weight and bias; there may be no bias.
         weight_quantizer: steps with the same weight share one.
         batch_norm: what is folded into the weights, or None.
         folded: whether the weight is quantized with batch norm in it (`Rule.fold_batch_norm`).
@@ -235,9 +235,9 @@ class WeightedStep(Step):
         return self.operator.real(self.primitives, (x, weight, bias), self.attributes)
 
     def grid(self, weight: Any = None) -> ChannelGrid:
-        """The step on the device, from the weights, ranges and statistics of this moment.
+        """The step on the device, from the current weights, ranges and statistics.
 
-        weight: `stored_weight`, of callers that have it.
+        weight: `stored_weight`, if the caller has it.
         """
         p = self.primitives
         weight = self.stored_weight() if weight is None else weight
@@ -248,7 +248,7 @@ class WeightedStep(Step):
         if self.batch_norm is not None:
             own, offset = self.batch_norm.factor_and_offset()
             bias = bias * own + offset
-            # Folded, it is in the weight already.
+            # If folded, it is already in the weight.
             factor = factor if self.folded else own
         return channel_grid(p, factor, bias, raw_scale, input_scale, output_scale, self.source.rule.is_int16)
 
@@ -262,7 +262,7 @@ class WeightedStep(Step):
     def compute_folded(self, x: Any, weight: Any, batch_norm: Normalization) -> Any:
         """Convolution and batch norm in one, before `freeze`: TensorFlow's fold with correction.
 
-        The quantized weight holds the running deviation, which is steady; in training the result is brought to the
+        The quantized weight holds the running deviation, which is steady; in training the result is corrected to the
         batch's own.
         """
         p, bias = self.primitives, self.bias()
@@ -276,7 +276,7 @@ class WeightedStep(Step):
         vectors = correction_and_shift(p, factor, beta, bias, running, mean, variance, batch_norm.epsilon)
         correction, shift = (per_channel(p, vector, rank, self.channel_axis) for vector in vectors)
         result = self.compute(x, weight, None) * correction + shift
-        # Last, so that all of the above has seen the statistics of before.
+        # Last, so that all of the above has seen the previous statistics.
         batch_norm(p.stop_gradient(raw), self.channel_axis)
         return result
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that has been trained, as deployment takes it."""
+"""A trained network, as deployment takes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrainedNetwork:
 
     Attributes:
         plan: what the device runs.
-        frozen: whether its last phase of training has begun; only then it is lowered.
+        frozen: whether its last phase of training has begun; only then can it be lowered.
         profile: whose integers it computes then; None: it stays fake quantized.
         functional: the plan as functions, of `arrays`.
         arrays: in NumPy.
@@ -35,8 +35,8 @@ class TrainedNetwork:
         """
         Args:
             arrays: in NumPy.
-            run: (inputs, quantizing) -> what every step makes, in NumPy, in evaluation.
-            called: a batch, nested as the model takes it -> the inputs, and what every step makes, likewise.
+            run: (inputs, quantizing) -> what every step computes, in NumPy, in evaluation.
+            called: a batch, nested as the model takes it -> the inputs, and what every step computes, likewise.
         """
         self.plan = functional.plan
         self.profile = functional.profile
@@ -54,7 +54,7 @@ class TrainedNetwork:
         return self._numbers
 
     def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
         device's network leaves out. batch: as the model takes it."""
         inputs, values = self._called(batch)
         return inputs, [values[path] for path in self.plan.device_outputs]

@@ -18,7 +18,7 @@ from .primitives import NumberPrimitives
 from .ranges import above_zero, below_zero, grid_steps, least_error_fraction
 
 LARGEST_BIAS_CODE = 2.0**30
-# Of a bias in int64, after int16 activations.
+# The largest bias in int64, after int16 activations.
 LARGEST_WIDE_BIAS_CODE = 2.0**40
 # Sums are below 2**31; twice the smallest multiplier that the device takes.
 SMALLEST_MULTIPLIER = 2.0**-31
@@ -27,7 +27,7 @@ SMALLEST_MULTIPLIER = 2.0**-31
 class ChannelGrid(NamedTuple):
     """A layer on the device, per output channel; all [out_channels].
 
-    factor: what the quantized weight is multiplied by (batch norm's scale; 0 for a constant channel).
+    factor: multiplies the quantized weight (batch norm's scale; 0 for a constant channel).
     weight_scale: positive; the device's scale of the weight codes.
     bias_code: the bias as a whole number of ``input scale * weight_scale``, float32.
     bias: what those codes mean in real numbers, with the gradient of the bias.
@@ -52,7 +52,7 @@ def folds(weights: Weights) -> bool:
 
 
 def shared_range(weights: Weights) -> tuple[Any, ...]:
-    """Steps for which this is equal share one range of their weight."""
+    """Steps for which this is equal share one range for their weight."""
     rule = replace(weights.rule, match="*")
     return weights.weight, weights.channel_axis, rule, weights.batch_norm if folds(weights) else None
 
@@ -72,7 +72,7 @@ def extremes(p: NumberPrimitives, rule: Rule, channels_last: Any) -> tuple[Any, 
 
 def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Any, given: Any = None) -> dict[str, Any]:
     """Where the learned range of a weight starts: at the `given` end, or where its squared error is least. Symmetric
-    ones have no minimum."""
+    ranges have no minimum."""
     if given is not None:
         return {"maximum": given}
     low, high = extremes(p, rule, channels_last)
@@ -83,7 +83,7 @@ def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Any, given: Any
 def weight_ends(
     p: NumberPrimitives, rule: Rule, channels_last: Any, learned: Mapping[str, Any] | None
 ) -> tuple[Any, Any]:
-    """The range of a weight. learned: what `learned_ends` started, where it is trained."""
+    """The range of a weight. learned: what `learned_ends` started, if it is trained."""
     if learned is None:
         return extremes(p, rule, p.stop_gradient(channels_last))
     high = above_zero(p, learned["maximum"])
@@ -91,14 +91,15 @@ def weight_ends(
 
 
 def constant_rule(rule: Rule) -> Rule:
-    """Of constant operands: rules' ranges are about what is stored, a constant's follows its largest magnitude."""
+    """The rule of constant operands: rules' ranges concern what is stored, a constant's follows its largest
+    magnitude."""
     return replace(rule, ranges="ema", fixed_range=None, per_channel=False)
 
 
 def limited_magnitude(
     p: NumberPrimitives, high: Any, steps: int, limits: ScaleLimits, scales: tuple[Any, Any], seen: Any
 ) -> Any:
-    """A constant's largest magnitude, as far as the operator takes its scale.
+    """A constant's largest magnitude, as far as the operator accepts its scale.
 
     Args:
         steps: of the constant's grid.
@@ -128,7 +129,7 @@ def factor_and_offset(
 def correction_and_shift(
     p: NumberPrimitives, factor: Any, beta: Any, bias: Any, running: Any, mean: Any, variance: Any, epsilon: float
 ) -> tuple[Any, Any]:
-    """What brings a convolution with batch norm folded into its weight from the running statistics, which are steady,
+    """What corrects a convolution with batch norm folded into its weight from the running statistics, which are steady,
     to those of the batch (TensorFlow's fold with correction): ``convolution * correction + shift``, both [channels].
 
     Args:
@@ -136,7 +137,7 @@ def correction_and_shift(
         running: the running variance. mean, variance: the batch's, of the convolution with its bias.
     """
     correction = p.sqrt(running + epsilon) / p.sqrt(variance + epsilon)
-    # A bias of the convolution is part of the mean, and batch norm takes it away.
+    # A bias of the convolution is part of the mean, and batch norm removes it.
     shift = factor * correction * (mean if bias is None else mean - bias)
     return correction, -shift if beta is None else beta - shift
 
@@ -152,10 +153,10 @@ def channel_grid(
 ) -> ChannelGrid:
     """Folds batch norm's `factor` into the weight's `raw_scale` and puts the bias on the accumulator's grid.
 
-    The integer weight codes stay what they are, except that a negative factor turns their signs. A channel is constant
-    if its factor or its weights are zero, or if they are so small that they cannot matter: the largest possible sum
-    would move the result by less than a step, or the bias is more than 2**30 steps of its own grid (2**40 after
-    int16). It keeps only its bias, on a grid 256 times finer than that of the result.
+    The integer weight codes do not change, except that a negative factor flips their signs. A channel is constant if
+    its factor or its weights are zero, or if they are so small that they cannot matter: the largest possible sum would
+    move the result by less than a step, or the bias is more than 2**30 steps of its own grid (2**40 after int16). It
+    keeps only its bias, on a grid 256 times finer than that of the result.
     """
     scale = raw_scale * p.abs(p.stop_gradient(factor))
     step = scale * input_scale
@@ -179,7 +180,7 @@ def weight_codes(quantized: np.ndarray, raw_scale: np.ndarray, channel_axis: int
 def weight_numbers(
     quantized: np.ndarray, raw_scale: np.ndarray, grid: ChannelGrid, channel_axis: int, per_channel_scale: bool
 ) -> WeightNumbers:
-    """A layer's weights on the device; a negative factor of batch norm has turned the signs of its channel."""
+    """A layer's weights on the device; a negative batch norm factor has flipped the signs of its channel."""
     codes = weight_codes(quantized, raw_scale, channel_axis)
     signs = np.sign(np.asarray(grid.factor)).astype(np.int64)
     scales = np.asarray(grid.weight_scale)

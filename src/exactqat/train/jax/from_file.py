@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file's network as functions of JAX that train."""
+"""A file's network as trainable JAX functions."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ def prepare_file(
     ``params["model"]`` is a dictionary by the names of the file's tensors.
 
     Args:
-        graph: of `deploy.read_tflite` or `deploy.read_onnx`. In integers, it computes these once it is frozen; in
-            float32, ranges come from training or calibration.
+        graph: from `deploy.read_tflite` or `deploy.read_onnx`. One in integers computes these once it is frozen; one in
+            float32 gets its ranges from training or calibration.
         device: whose integers it computes once it is frozen; None: it stays fake quantized.
         check: compare it with the file: integers with those of `device`, real numbers within float32's order of sums.
-        rules, deployable, keep_final_activation: of a file in float32, as `prepare` takes them.
+        rules, deployable, keep_final_activation: for a file in float32, as `prepare` takes them.
 
     Raises:
-        TypeError: graph is of no file, or has grids of its own and rules are given.
-        UnsupportedOperator: an operator cannot be trained, or not so that its integers stay what they are; each is
-            named.
+        TypeError: graph is not from a file, or has its own grids and rules are given.
+        UnsupportedOperator: an operator cannot be trained, or not with its integers unchanged; each is named.
     """
     device = None if device is None else profile_named(device).name
     file = OpenedFile(graph)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of NumPy arrays in compiled programs.
 
-On a CPU XLA calls them on its own memory, by a custom call: nothing is copied, JAX is not asked for anything, and where
-arrays are spread over several devices each of them computes its own examples. Elsewhere it is `jax.pure_callback`.
+On a CPU, XLA calls them on its own memory with a custom call: nothing is copied, JAX is not involved, and if arrays are
+sharded over several devices each of them computes its own examples. Elsewhere it is `jax.pure_callback`.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def call(
 
 @cache
 def is_custom_call() -> bool:
-    """Whether programs for the default device have it, which may be spread over several devices."""
+    """Whether programs for the default device have it; they may be sharded over several devices."""
     return jax.default_backend() == "cpu" and CAN_CUT and host_target(_answer) is not None
 
 
 # --- calls from programs ----------------------------------------------------------------------------------------------
 
-# By numbers that no other process has: what was compiled elsewhere finds nothing here.
+# By numbers unique to this process: a program compiled elsewhere finds nothing here.
 _functions: dict[int, tuple[weakref.ref[Any], _Signature]] = {}
 _numbers: weakref.WeakKeyDictionary[Any, dict[_Signature, int]] = weakref.WeakKeyDictionary()
 
@@ -139,7 +139,7 @@ def _(*avals: Any, function: HostFunction, likes: Any, trained: int, parts: Any,
 
 
 def _batched(arrays: Any, dims: Any, *, function: Any, likes: Any, trained: int, parts: Any, kept: bool) -> Any:
-    """One after the other."""
+    """Runs the batch one by one."""
     mapped = [dim is not None for dim in dims]
     moved = [jnp.moveaxis(each, dim, 0) for each, dim, maps in zip(arrays, dims, mapped, strict=True) if maps]
 
@@ -211,11 +211,11 @@ mlir.register_lowering(_call, _lower_elsewhere)
 
 
 class _Cut:
-    """A call in parts of the batch, which lies as the first feature that is cut along it.
+    """A call on parts of the batch, sharded like the first feature that is split along it.
 
     Attributes:
         parts: how many.
-        operands, results: how each array lies.
+        operands, results: how each array is sharded.
     """
 
     def __init__(self, function: HostFunction, likes: Any, trained: int, mesh: Any, given: Sequence[Any]) -> None:
@@ -237,7 +237,7 @@ class _Cut:
 
 
 def _in_parts(function: HostFunction, likes: Any, trained: int, arrays: Sequence[Any]) -> Any:
-    """The call as XLA may cut it; None where it may not."""
+    """The call as XLA may split it; None if it may not."""
     axes = function.batch_axes
     if axes is None or not CAN_CUT:
         return None

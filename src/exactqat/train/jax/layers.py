@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers for plain functions, which train by themselves once the function is prepared."""
+"""Layers for plain functions; they train by themselves once the function is prepared."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def batch_norm(
     momentum: float = 0.99,
     axis: int = -1,
 ) -> Any:
-    """Batch norm of a plain function: in evaluation here, in training on the batch's statistics once it is prepared.
+    """Batch norm of a plain function: in evaluation here, in training with the batch's statistics once it is prepared.
 
     Args:
         x: any shape, channels along `axis`.
         scale, bias: [channels], or None.
-        mean, variance: [channels], leaves of the parameters. Prepared, they are part of the state and follow training.
+        mean, variance: [channels], leaves of the parameters. Once prepared, they are part of the state and follow
+            training.
         epsilon: added to the variance.
         momentum: as in Flax: how much of the running statistics stays at each batch.
     """
@@ -41,11 +42,11 @@ def batch_norm(
 
 
 def dropout(x: Any, rate: float, broadcast_axes: Sequence[int] = ()) -> Any:
-    """Dropout of a plain function: nothing here; prepared, training drops values with a probability.
+    """Dropout of a plain function: does nothing here; once prepared, training drops values with a probability.
 
     Args:
         rate: in [0, 1).
-        broadcast_axes: along which a value is kept or dropped as a whole.
+        broadcast_axes: axes along which values are kept or dropped together.
     """
     if not 0 <= rate < 1:
         raise ValueError(f"rate must be at least 0 and below 1, got {rate!r}")

@@ -18,14 +18,14 @@ from ...capture.jax.layers import capturing
 from ...capture.jax.model import named_leaves
 from .moving_averages import MovingAverages
 
-# Arguments that tell training from evaluation, and what they are in evaluation.
+# Arguments that switch between training and evaluation, and their values in evaluation.
 FLAGS = {
     **dict.fromkeys(("train", "training", "is_train", "is_training"), False),
     **dict.fromkeys(
         ("deterministic", "use_running_average", "eval_mode", "is_eval", "inference", "is_inference"), True
     ),
 }
-# Arguments that tell it by a word, and the words; the first of each where the default is the other.
+# Arguments that switch with a string, and the strings; the first of each is set if the default is the other.
 _PHASES = ("mode", "phase")
 _TRAINING = ("train", "training")
 _EVALUATION = ("eval", "evaluation", "test", "inference", "predict")
@@ -33,20 +33,20 @@ _EVALUATION = ("eval", "evaluation", "test", "inference", "predict")
 
 @dataclass(frozen=True)
 class UserModel:
-    """A model of the user's as a function of a tree, and the way back.
+    """A user's model as a function of a tree, and the way back.
 
     Attributes:
         function: of (leaves by name in `names`' order, arguments).
         names: of the leaves.
         leaves: their values.
         trained: names of those that are trained.
-        tree: makes the user's tree of trained leaves from a mapping of all of them.
-        names_of_tree: the other way round: a tree of trained leaves by name.
-        restore: what the user gave, with other values.
-        run: the user's model itself, of (leaves in `names`' order, args, kwargs, training, key): its results and all
-            leaves after it, by name.
-        trains: whether `run` knows training from evaluation.
-        words: arguments that tell training by a word, such as "mode='train'".
+        tree: makes the user's tree of trained leaves from a mapping of all leaves.
+        names_of_tree: the inverse: a tree of trained leaves by name.
+        restore: what the user passed, with other values.
+        run: the user's model itself, a function of (leaves in `names`' order, args, kwargs, training, key): its results
+            and all leaves after the call, by name.
+        trains: whether `run` distinguishes training from evaluation.
+        words: arguments that select training with a string, such as "mode='train'".
     """
 
     function: Callable[..., Any]
@@ -63,7 +63,7 @@ class UserModel:
 
 
 def in_training(known: UserModel) -> Callable[..., Any]:
-    """The model's function as in training; refuses what training changes but the statistics of batch norms."""
+    """The model's function as in training; refuses anything that training changes except batch norms' statistics."""
 
     def function(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         results, after = known.run(leaves, args, kwargs, True, jax.random.key(0))
@@ -94,7 +94,8 @@ def is_nnx(model: Any) -> bool:
 
 
 def _flag(name: str, value: Any) -> tuple[Any, Any] | None:
-    """What an argument or a field of that default is in evaluation and in training; None if it tells neither."""
+    """The value of an argument or a field with that default in evaluation and in training; None if it selects
+    neither."""
     if name in FLAGS:
         return FLAGS[name], not FLAGS[name]
     if name in _PHASES and isinstance(value, str) and value in _TRAINING + _EVALUATION:
@@ -105,7 +106,7 @@ def _flag(name: str, value: Any) -> tuple[Any, Any] | None:
 def _unused_flags(
     signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Flags that a call does not give, in evaluation and in training."""
+    """Flags that a call does not pass, in evaluation and in training."""
     given = set(list(signature.parameters)[: len(args)]) | set(kwargs)
     found = {name: _flag(name, each.default) for name, each in signature.parameters.items() if name not in given}
     return {name: each for name, each in found.items() if each is not None}
@@ -116,7 +117,7 @@ def _in_mode(flags: Mapping[str, tuple[Any, Any]], training: bool) -> dict[str, 
 
 
 def _words(flags: Mapping[str, tuple[Any, Any]]) -> str:
-    """Flags that are words, as in training, for messages."""
+    """Flags that are strings, as in training, for messages."""
     return ", ".join(f"{name}={each[1]!r}" for name, each in flags.items() if isinstance(each[1], str))
 
 
@@ -156,7 +157,7 @@ def function_model(
         return jax.tree.unflatten(definition, averages.tree_leaves(leaves))
 
     def given(leaves: Sequence[Any]) -> Any:
-        # Where layers tell what they are, averages are vectors, as they are trained.
+        # Where layers identify themselves, averages are vectors, as in training.
         shaped = not capturing()
         return jax.tree.unflatten(definition, averages.tree_leaves(dict(zip(names, leaves, strict=True)), shaped))
 
@@ -179,7 +180,7 @@ def function_model(
 
 
 def _statistics(params: Any) -> frozenset[str]:
-    """Leaves that Flax keeps apart from the trained ones, for functions that get Linen's variables."""
+    """Leaves that Flax keeps apart from the trained ones, for functions that take Linen's variables."""
     if not isinstance(params, Mapping) or "params" not in params:
         return frozenset()
     return frozenset(name for name, _ in named_leaves(params) if not name.startswith("params."))
@@ -194,8 +195,7 @@ def _without_first(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _flags_of_fields(module: Any) -> dict[str, tuple[Any, Any]]:
-    """Flags that a Linen module of the user's own was made with (``train: bool = False``), in evaluation and in
-    training."""
+    """Flags that a user's Linen module was made with (``train: bool = False``), in evaluation and in training."""
     if type(module).__module__.partition(".")[0] == "flax":
         return {}
     fields = type(module).__dataclass_fields__
@@ -213,7 +213,7 @@ def linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappin
     found = named_leaves(variables)
     definition = jax.tree.structure(variables)
     short = [name.partition(".")[2] for name, _ in found]
-    # Without the collection's name, where that is enough to tell them apart.
+    # Without the collection's name, if names stay distinct.
     names = [
         name if short.count(brief) == 1 and brief else full
         for (full, _), brief, name in zip(found, short, short, strict=True)
@@ -244,7 +244,7 @@ def linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappin
             **_in_mode(flags, training),
             **kwargs,
             mutable=others if training else [],
-            # All other streams of random numbers follow that of the parameters.
+            # All other streams of random numbers are derived from that of the parameters.
             rngs={"params": key, "dropout": jax.random.fold_in(key, 1)},
         )
         changed = {full_names[full]: leaf for full, leaf in named_leaves(dict(updates)) if full in full_names}
@@ -272,7 +272,7 @@ def nnx_model(module: Any) -> UserModel:
     definition, params, others = parts
     flat_params, flat_others = (dict(nnx.to_flat_state(state)) for state in (params, others))
     flat = {".".join(map(str, path)): held[...] for path, held in {**flat_params, **flat_others}.items()}
-    # Keys and counters of random numbers are no numbers of the network.
+    # Random keys and counters are not numbers of the network.
     numbers = {
         name: leaf for name, leaf in flat.items() if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
     }
@@ -295,7 +295,7 @@ def nnx_model(module: Any) -> UserModel:
     signature = signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def numbers_of(made: Any) -> dict[str, Any]:
-        """Attributes that are plain numbers or words, by their paths."""
+        """Attributes that are plain numbers or strings, by their paths."""
         return {
             ".".join(map(str, (*path, name))): value
             for path, each in nnx.iter_modules(made)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of Haiku's batch norms, by the names of its leaves: what of it training moves, and what follows from that.
+"""The state of Haiku's batch norms, by the names of its leaves: what training moves in it, and what follows from that.
 
-A mean and a variance are moving averages that begin at 0, of shape [1, ..., channels, ...]: "hidden", the average as it
-is, "counter", how many batches it has seen, and "average", divided by what it has seen of 1. Training moves the two
-averages, as vectors, and one counter.
+A mean and a variance are moving averages that begin at 0, of shape [1, ..., channels, ...]: "hidden", the raw average,
+"counter", how many batches it has seen, and "average", the debiased one. Training moves the two averages, as vectors,
+and one counter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ENDS = tuple(f"/~/{which}_ema.{leaf}" for which in ("mean", "var") for leaf in 
 
 
 class MovingAverages:
-    """Those of a tree.
+    """The moving averages of a tree.
 
     Attributes:
         averages: names of the averages, which are statistics.
@@ -28,7 +28,7 @@ class MovingAverages:
         """
         Args:
             leaves: of the whole tree.
-            decays: by the name of a mean, how much of it stays, of those that training moves.
+            decays: by the name of a mean that training moves, how much of it stays.
         """
         self._given = dict(leaves)
         begins = [name.removesuffix(_ENDS[0]) for name in self._given if name.endswith(_ENDS[0])]
@@ -43,7 +43,7 @@ class MovingAverages:
         return self._given[name].reshape(-1) if name in self.averages else self._given[name]
 
     def tree_leaves(self, leaves: Mapping[str, Any], shaped: bool = True) -> list[Any]:
-        """All leaves of the tree, from those that training sees. shaped: averages have Haiku's shape."""
+        """All leaves of the tree, from those that training sees. shaped: averages get Haiku's shape."""
         whole = {**self._given, **leaves}
         for norm in self._norms:
             mean, _, counter, variance, _, other = (norm + end for end in _ENDS)

@@ -41,31 +41,30 @@ def prepare(
         prepare(nnx_module, example)
 
     Args:
-        model: a pure function of (params, *arguments), as in evaluation; or a module of Flax. Flags that tell training
-            from evaluation (`train`, `training`, `is_train`, `is_training`, `deterministic`, `use_running_average`,
-            `eval_mode`, `is_eval`, `inference`, `is_inference`) are set to evaluation where the example gives none,
-            among the arguments of functions and of modules' methods and among the fields of a Linen module; so are
-            `mode` and `phase` whose default is a word such as "train" or "eval". Batch norms and dropouts train
-            nevertheless. A function says by `batch_norm` and `dropout` of this file where it has
-            such layers.
-        given: parameters (not for NNX), the example and, if need be, the rules.
-        example: a batch as the model gets it: an array, or a tuple of positional or a dictionary of keyword arguments.
-            Its values do not matter, nor does the number of examples. What is no array keeps its value.
+        model: a pure function of (params, *arguments), as in evaluation; or a Flax module. Flags that switch between
+            training and evaluation (`train`, `training`, `is_train`, `is_training`, `deterministic`,
+            `use_running_average`, `eval_mode`, `is_eval`, `inference`, `is_inference`) are set to evaluation if the
+            example gives none, among the arguments of functions and of modules' methods and among the fields of a Linen
+            module; so are `mode` and `phase` if their default is a string such as "train" or "eval". Batch norms and
+            dropouts train nevertheless. A function marks such layers with `batch_norm` and `dropout` of this file.
+        given: parameters (not for NNX), the example and, if needed, the rules.
+        example: a batch as the model takes it: an array, or a tuple of positional or a dictionary of keyword arguments.
+            Its values do not matter, nor does the number of examples. Anything but an array keeps its value.
         rules: settings by the paths of layers, which are those of their parameters; see `Rule`. The first match
             decides. The input is called ``"input"``.
         deployable: refuse rules that the device cannot run.
-        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
-            on the host: on CPUs by a custom call, elsewhere by callbacks. None: it stays fake quantization, which
-            rounds sums otherwise (up to some percent of a deep network's codes) and needs no host, on an accelerator
-            for instance or for `jax.export`.
-        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are
+            computed on the host: on CPUs with a custom call, elsewhere with callbacks. None: it stays fake
+            quantization, which rounds sums differently (up to a few percent of a deep network's codes) and needs no
+            host, on an accelerator for instance or for `jax.export`.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is part
             of the device's network: then the file returns what the model does, in the device's integers (a softmax in
             steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
             from (logits). None: not, and a FinalActivationWarning says so.
-        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
-            and statistics, in evaluation and, where the model is known in training, there, with several numbers of
-            examples. `Prepared.proof` holds what was compared. Turn it off to save a few compilations and runs, for a
-            model that has passed before.
+        check: run the model alongside the prepared one, with quantization and randomness off, and compare results,
+            gradients and statistics, in evaluation and, if the model is known in training, also in training, with
+            several numbers of examples. `Prepared.proof` holds what was compared. Turn it off to save a few
+            compilations and runs for a model that has passed before.
 
     Raises:
         UnsupportedOperator: lists every operator the device cannot run, with its place and what to do; or the network
@@ -121,7 +120,7 @@ def prepare(
     warn_of_plan(planned, keep_final_activation)
     functional = Functional(planned, primitives_jax, device)
     if not (of_nnx or of_linen):
-        # Only now it is known which of its leaves are statistics, and whether it has layers that train by themselves,
+        # Only now is it known which of its leaves are statistics, and whether it has layers that train by themselves,
         # which it does not do alone.
         statistics, decays = frozenset(functional.statistics), functional.decays
         known = function_model(model, named["variables"], args, kwargs, statistics, decays)
@@ -134,5 +133,5 @@ def prepare(
 
 
 def takes_variables(model: Any) -> bool:
-    """Whether its parameters are outside of it, and `prepare` needs them: a function, or a Linen module."""
+    """Whether its parameters are kept outside it, and `prepare` needs them: a function, or a Linen module."""
     return not is_nnx(model) and not isinstance(model, Prepared)

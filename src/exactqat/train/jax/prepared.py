@@ -47,14 +47,14 @@ class State:
 
     Attributes:
         variables: the user's arrays that are not trained (batch statistics), by path.
-        ranges: by the path of the layer that stores on it: ``minimum`` and ``maximum``, where they are not learned, and
-            ``batches``, the number of batches seen; where there is a batch norm, ``trained``: by it, in training.
-        frozen: whether the last phase of training has begun. It is no array: a jitted function is compiled once for
+        ranges: by the path of the layer that stores on it: ``minimum`` and ``maximum``, if they are not learned, and
+            ``batches``, the number of batches seen; with a batch norm, ``trained``: those it has seen in training.
+        frozen: whether the last phase of training has begun. It is not an array: a jitted function is compiled once for
             each phase.
         calibrated: likewise, whether `calibrate` has run.
-        phase: an array ``"frozen"`` of a frozen state, nothing before. Stores of arrays keep neither `frozen` nor
-            `calibrated`; so the arrays of a frozen state do not fit into a state that is not, where it would go on as
-            if it had never been frozen.
+        phase: an array ``"frozen"`` in a frozen state, nothing before. Array checkpoints keep neither `frozen` nor
+            `calibrated`; so the arrays of a frozen state do not fit into an unfrozen one, which would go on as if it
+            had never been frozen.
     """
 
     variables: dict[str, Any]
@@ -75,7 +75,7 @@ jax.tree_util.register_dataclass(
 
 @cache
 def _register_with_flax() -> None:
-    """Lets `flax.serialization` take states, which say whether they are frozen."""
+    """Lets `flax.serialization` handle states, which record whether they are frozen."""
     try:
         from flax import serialization
     except ImportError:
@@ -119,7 +119,7 @@ class Prepared:
 
         Returns:
             params: ``{"model": the user's tree of trained parameters, "range_parameters": the learned ranges}``; give
-                ``"range_parameters"`` a learning rate of its own by `optax.multi_transform`.
+                ``"range_parameters"`` its own learning rate with `optax.multi_transform`.
             state: all else.
         """
         leaves = {name: _float32(leaf) for name, leaf in zip(self._model.names, self._model.leaves, strict=True)}
@@ -134,7 +134,7 @@ class Prepared:
     def apply(
         self, params: Params, state: State, *args: Any, train: bool = False, key: Any = None, **kwargs: Any
     ) -> tuple[Any, State]:
-        """What the model gives for a batch, and the next state.
+        """What the model returns for a batch, and the next state.
 
         Args:
             params, state: as `init` gives them.
@@ -145,7 +145,7 @@ class Prepared:
 
         Raises:
             ValueError: a learned range was not calibrated, or there is no key for dropout.
-            TypeError: the arguments nest otherwise than the example's.
+            TypeError: the arguments nest differently than the example's.
         """
         mode = Mode(training=train, frozen=_checked_state(state).frozen)
         outputs, _, new = self._run(params, state, args, kwargs, mode, key)
@@ -154,13 +154,13 @@ class Prepared:
     def calibrate(
         self, params: Params, state: State, batches: Iterable[Any], restart: bool = False
     ) -> tuple[Params, State]:
-        """Sets all activation ranges from data, by the float network in evaluation.
+        """Sets all activation ranges from data, with the float network in evaluation.
 
         Args:
             batches: each an array, or a tuple of positional or a dictionary of keyword arguments. A loader of
                 ``(x, y)`` will do for a model that takes one argument: `y` is left out.
             restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
-                Ranges that are learned begin again, too.
+                Learned ranges start over, too.
 
         Raises:
             ValueError: the state is frozen, there is no batch, or one gives values that are not finite.
@@ -203,7 +203,7 @@ class Prepared:
 
         Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few
         training batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, learned ones too, because
-        the device's operators cannot take them beside one another.
+        the device's operators cannot take them together.
 
         Args:
             params, state: as `init` gives them.
@@ -223,7 +223,8 @@ class Prepared:
         return {**params, "range_parameters": learned}, replace(state, ranges=ranges, frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
-        """What `prepare` was given, with the trained values: a tree of parameters, Linen's variables, an NNX module."""
+        """What was passed to `prepare`, with the trained values: a tree of parameters, Linen's variables, an NNX
+        module."""
         return self._model.restore(self._tensors(params, state))
 
     def trained(self, params: Params, state: State) -> TrainedNetwork:
@@ -258,7 +259,7 @@ class Prepared:
         tensors: Mapping[str, np.ndarray],
         ranges: Mapping[str, tuple[float, float]],
     ) -> tuple[Params, State]:
-        """Parameters and state with other arrays, by the user's names, and other ranges of grids, by theirs.
+        """Parameters and state with other arrays, by the user's names, and other ranges of grids, by the grids' names.
 
         Raises:
             ValueError: the state is frozen, or there is no such array.
@@ -349,7 +350,7 @@ class Prepared:
         return tree.unflatten(outputs), trained, replace(state, variables=variables, ranges=new.ranges)
 
     def _need_data(self, arrays: Arrays) -> None:
-        """Ranges whose counts are known here, outside of a traced function, must have seen something."""
+        """Ranges whose counts are known here, outside a traced function, must have seen data."""
         for name, grid in self._functional.grids.items():
             batches = arrays.ranges[name]["batches"]
             if grid.rule.ranges != "fixed" and not isinstance(batches, jax.core.Tracer) and int(batches) == 0:
@@ -377,7 +378,7 @@ def _float32(leaf: Any) -> Any:
 
 
 def _checked(x: Any, given: Any) -> Any:
-    """An input in float32, of the shape that the network was captured for."""
+    """An input in float32, with the shape that the network was captured for."""
     array = _float32(x)
     require_input(given, tuple(array.shape), array.dtype, jnp.issubdtype(array.dtype, jnp.floating))
     if not given.rows:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's answers to the functions in which a device operator says what it computes in real numbers.
+"""JAX's implementation of the functions in which a device operator says what it computes in real numbers.
 
 `device.operator.DeviceOperator.real` names them, `functional` those of training. Axes are counted from 0 in the user's
 order, padding is (before, after) for each axis. Arrays add, multiply and compare by themselves.
@@ -61,7 +61,7 @@ def where(condition: Array, first: Any, second: Any) -> Array:
 
 def clip(x: Array, low: float, high: float) -> Array:
     """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0. NaN
-    stays NaN: a training that has failed has to show it."""
+    stays NaN: failed training has to show."""
     if low != -math.inf:
         x = jnp.where(x <= low, jnp.asarray(low, x.dtype), x)
     if high != math.inf:
@@ -96,7 +96,8 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
 
 
 def on_host(function: HostFunction, like: Array, first: Sequence[Array], second: Sequence[Array]) -> Array:
-    """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has."""
+    """What a function of two lists of NumPy arrays returns, with the gradient of `like`, whose shape and type it
+    has."""
     if _blocks([like, *first, *second]):
         warnings.warn(
             "on several devices other than CPUs a frozen network stays fake quantization, which rounds sums otherwise "
@@ -111,16 +112,17 @@ def on_host(function: HostFunction, like: Array, first: Sequence[Array], second:
 
 
 def _blocks(arrays: Sequence[Array]) -> bool:
-    """Whether a device that waits for the host would keep others from meeting it, which may end the process."""
+    """Whether a device that waits for the host would keep others from synchronizing with it, which may end the
+    process."""
     return max(map(mesh_size, arrays)) > 1 and not host.is_custom_call()
 
 
 def network_on_host(
     function: HostFunction, like: Callable[[], Sequence[Array]], first: Sequence[Array], second: Sequence[Array]
 ) -> list[Array] | None:
-    """What a function of two lists of NumPy arrays makes: one array for each of `like()`, with its shape, its type and
-    its gradient. XLA drops what only gradients need where nobody asks for them, and outside of traced functions
-    nobody can. None where arrays are spread over several devices that are no CPUs (see `on_host`).
+    """What a function of two lists of NumPy arrays returns: one array for each of `like()`, with its shape, its type
+    and its gradient. XLA drops what only gradients need if none are requested, and outside traced functions none can
+    be. None if arrays are sharded over several devices that are not CPUs (see `on_host`).
     """
     leaves = [*first, *second]
     if _blocks(leaves):
@@ -148,7 +150,7 @@ def sums_are_exact() -> bool:
 
 
 def numbers_on_host(function: HostFunction, likes: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
-    """What a function of NumPy arrays, with no second list of them, makes; constants with the shapes of `likes`."""
+    """What a function of NumPy arrays, without a second list, returns; constants with the shapes of `likes`."""
     given = [lax.stop_gradient(jnp.asarray(each)) for each in arrays]
     if not any(isinstance(each, jax.core.Tracer) for each in given):
         return [jnp.asarray(each) for each in function([np.asarray(each) for each in given], [])]
@@ -159,8 +161,8 @@ def numbers_on_host(function: HostFunction, likes: Sequence[Array], arrays: Sequ
 def rounded_sums(
     sums: Array, scale: Array, grid: Array, rounding: str, exact: Array, otherwise: Callable[[], Array]
 ) -> Array:
-    """Sums of whole numbers, channels last, as a device rounds them, with the gradient of what is rounded; of a program
-    only one of both ways is computed."""
+    """Sums of whole numbers, channels last, as a device rounds them, with the gradient of what is rounded; a program
+    computes only one of the two ways."""
     held = lax.stop_gradient(sums)
 
     def here() -> Array:
@@ -181,7 +183,7 @@ def _with_gradient_of_rounding(steps: Array, sums: Array, scale: Array, grid: Ar
 @_with_gradient_of_rounding.defjvp
 def _(rounding: str, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     steps, sums, scale, grid = primals
-    # The value is not computed again: nobody asks for it.
+    # The value is not computed again: nothing reads it.
     _, moved = jax.jvp(lambda each: _round_sums(each, scale, grid, rounding=rounding), (sums,), (tangents[1],))
     return steps, moved
 
@@ -278,7 +280,7 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
 
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:
-    """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant beside a batch)."""
+    """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant next to a batch)."""
     shapes = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in arrays]
     if any(shape != shapes[0] for shape in shapes):
         common = [max(sizes) for sizes in zip(*shapes, strict=True)]
@@ -302,8 +304,8 @@ def gather(x: Array, indices: Sequence[int], axis: int) -> Array:
 
 
 def embedding(indices: Array, table: Array, fixed_row: int | None = None) -> Array:
-    """Rows of a table by whole numbers of any dtype; the fixed row gets no gradient. NaN where an index lies outside,
-    which only a traced one can."""
+    """Rows of a table by integers of any dtype; the fixed row gets no gradient. NaN where an index is out of range,
+    which only a traced one can be."""
     if fixed_row is not None:
         fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
         table = jnp.where(fixed, lax.stop_gradient(table), table)
@@ -312,7 +314,7 @@ def embedding(indices: Array, table: Array, fixed_row: int | None = None) -> Arr
 
 
 def flip(x: Array, axes: int | Sequence[int]) -> Array:
-    """Turned round along some axes."""
+    """Reversed along some axes."""
     return jnp.flip(x, _axes(axes))
 
 
@@ -338,7 +340,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 def matmul(first: Array, second: Array) -> Array:
-    """The product over the last axis of the first and the one before the last of the second."""
+    """The product over the last axis of the first and the second-to-last axis of the second."""
     return jnp.matmul(first, second)
 
 
@@ -413,7 +415,7 @@ def conv_transpose(
     groups: int = 1,
     channel_axis: int = 1,
 ) -> Array:
-    """weight [in, out / groups, *window]; padding: what is cut off the result before and after."""
+    """weight [in, out / groups, *window]; padding: what is cropped from the result before and after."""
     window = weight.shape[2:]
     inputs, outputs = weight.shape[:2]
     turned = jnp.flip(weight, tuple(range(2, weight.ndim))).reshape(groups, inputs // groups, outputs, *window)
@@ -447,7 +449,7 @@ def sum_pool(x: Array, window: Sequence[int], strides: Sequence[int], padding: P
 
 
 def _windows(x: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int) -> Any:
-    """The same for all axes."""
+    """The same entries for all axes."""
     spatial = [axis for axis in range(1, x.ndim) if axis != channel_axis]
     sides, steps, pairs = [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
     for at, axis in enumerate(spatial):
@@ -471,7 +473,7 @@ def fake_quantize(x: Array, minimum: Array, maximum: Array, bits: int, narrow_ra
 def batch_norm(
     x: Array, scale: Array, offset: Array, mean: Array, variance: Array, epsilon: float, share: float, axis: int
 ) -> tuple[Array, Array, Array]:
-    """Batch norm on the statistics of the batch, by TensorFlow's fused operator.
+    """Batch norm with the batch's statistics, by TensorFlow's fused operator.
 
     Args:
         share: of this batch in the running statistics.
@@ -507,7 +509,7 @@ def to_float(x: Any) -> Array:
 
 
 def moveaxis(x: Array, source: int, destination: int) -> Array:
-    """One axis put elsewhere."""
+    """One axis moved elsewhere."""
     return jnp.moveaxis(x, source, destination)
 
 

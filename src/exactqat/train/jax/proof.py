@@ -20,12 +20,12 @@ from ..core.arrays import Mode
 from .models import UserModel
 from .prepared import Prepared
 
-# XLA compiles each of these runs once: what is fast to compile matters more than what is fast.
+# XLA compiles each of these runs once: compile time matters more than run time.
 _COMPILING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 class _Sides:
-    """A `proof.Subject`: the user's model, and what `prepare` made of it."""
+    """A `proof.Subject`: the user's model, and what `prepare` made from it."""
 
     def __init__(self, model: UserModel, prepared: Prepared) -> None:
         self.model, self.prepared = model, prepared
@@ -98,7 +98,7 @@ class _Sides:
         inputs = self._inputs(trial, nudge)
         trained = {name: leaf for name, leaf in leaves.items() if name in self.model.trained}
         others = {name: leaf for name, leaf in leaves.items() if name not in trained}
-        # A mask reaches up to 0, where it shows all, and there a clip has no gradient; nobody trains it.
+        # A mask reaches up to 0, where it shows all, and there a clip has no gradient; it is not trained.
         followed = {at: each for at, each in enumerate(inputs) if _is_float(each) and not hides(each)}
         fixed = {at: each for at, each in enumerate(inputs) if at not in followed}
 
@@ -156,7 +156,7 @@ def _results(results: Any) -> dict[str, Any]:
 
 
 def _refuse_halves(jaxpr: Any) -> None:
-    """A model that computes in half precision rounds otherwise than its network, which trains in float32."""
+    """A model that computes in half precision rounds differently than its network, which trains in float32."""
     for inner in _jaxprs(jaxpr.jaxpr):
         for equation in inner.eqns:
             for variable in equation.outvars:
@@ -176,7 +176,7 @@ def _jaxprs(jaxpr: Any) -> Iterator[Any]:
 
 
 def _layers(function: Callable[..., Any], *args: Any) -> dict[str, np.ndarray]:
-    """What the equations of a function give, in order."""
+    """The results of a function's equations, in order."""
     closed = jax.make_jaxpr(function)(*args)
     found: dict[str, np.ndarray] = {}
 
@@ -206,7 +206,7 @@ def _layers(function: Callable[..., Any], *args: Any) -> dict[str, np.ndarray]:
 
 
 def _all_kept(key: Any, p: Any = 0.5, shape: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`jax.random.bernoulli` without chance."""
+    """`jax.random.bernoulli` without randomness."""
     return jnp.broadcast_to(jnp.asarray(p) > 0, jnp.shape(p) if shape is None else shape)
 
 
@@ -220,13 +220,13 @@ def _settled() -> Iterator[None]:
 def compare_with_original(
     model: UserModel, prepared: Prepared, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Proof:
-    """Runs the user's model beside the one that was prepared; see `proof`."""
+    """Runs the user's model alongside the prepared one; see `proof`."""
     sides = _Sides(model, prepared)
     return prove(sides, _trials(sides, prepared))
 
 
 def _trials(sides: _Sides, prepared: Prepared) -> list[Trial]:
-    """The usual ones with fewer shapes to compile."""
+    """The usual trials with fewer shapes to compile."""
     functional = prepared._functional
     moves = bool(functional.random_steps or functional.statistics)
     # A function without random numbers and statistics is the same in training.

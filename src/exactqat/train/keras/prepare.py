@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model of Keras 3 to one that trains under the device's arithmetic."""
+"""From a Keras 3 model to one that trains under the device's arithmetic."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def prepare(
     """A model that trains under the device's arithmetic, in float32.
 
     Args:
-        model: any model of Keras 3 that has been built: functional, Sequential or subclassed, with models inside. It is
-            not changed; the values of its variables are taken over, with their regularizers and constraints and which
-            of them are trained. One that is to be saved must be one that Keras can save.
+        model: any built Keras 3 model: functional, Sequential or subclassed, with models inside. It is not changed; the
+            values of its variables are taken over, with their regularizers and constraints and which of them are
+            trained. To be saved, it must be one that Keras can save.
         rules: settings by layers' paths; see `Rule`. The first match decides. The input is called ``"input"``.
-        example: a batch, nested as the model takes it, where the model does not know the sizes of its inputs.
+        example: a batch, nested as the model takes it, if the model does not know the sizes of its inputs.
         deployable: refuse rules that the device cannot run.
-        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are made
-            on the host, layer by layer. None: it stays fake quantization, which rounds sums otherwise (up to some
-            percent of a deep network's codes) and needs nothing from the host.
-        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are
+            computed on the host, layer by layer. None: it stays fake quantization, which rounds sums differently (up to
+            a few percent of a deep network's codes) and needs nothing from the host.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is part
             of the device's network: then the file returns what the model does, in the device's integers (a softmax in
             steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
             from (logits). None: not, and a FinalActivationWarning says so.
-        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
-            and variables, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
-            what was found, and how long it took.
+        check: run the model alongside the prepared one, with quantization and randomness off, and compare results,
+            gradients and variables, in training and in evaluation, with several numbers of examples.
+            `PreparedModel.proof` holds what was found, and how long it took.
 
     Raises:
-        UnsupportedOperator: lists every operation the device cannot run, with what to do; or the prepared network
-            computes something else than the model, which `check` found.
+        UnsupportedOperator: lists every operation the device cannot run, with what to do; or `check` found that the
+            prepared network computes something other than the model.
         ValueError: no rule matches a layer, a rule cannot be deployed, or a size is not known.
-        TypeError: the model is none of Keras.
+        TypeError: the model is not a Keras model.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model, got {type(model).__name__}{elsewhere(model, 'keras')}")

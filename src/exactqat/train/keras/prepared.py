@@ -41,7 +41,7 @@ __all__ = ["FileModel", "PreparedModel", "calibrate", "freeze"]
 
 
 class _Held:
-    """What a model holds without Keras looking into it."""
+    """What a model holds without Keras tracking it."""
 
     tensors: dict[str, Any]
     learned: dict[str, dict[str, Any]]
@@ -62,14 +62,14 @@ class _Held:
 
 @keras.saving.register_keras_serializable(package="exactqat", name="FileModel")
 class FileModel(keras.Model):
-    """A file's network, as what `PreparedModel` is made of: it holds numbers, and computes nothing by itself.
+    """A file's network, from which a `PreparedModel` is made: it holds numbers, and computes nothing by itself.
 
     Attributes:
         file: the network.
     """
 
     def __init__(self, content: str, **rest: Any) -> None:
-        """content: of `OpenedFile`, in base 64, so that Keras keeps it with a prepared model."""
+        """content: of `OpenedFile`, in base64, so that Keras keeps it with a prepared model."""
         super().__init__(**rest)
         self.file = OpenedFile.of_content(base64.b64decode(content))
         self._content = content
@@ -95,9 +95,9 @@ class FileModel(keras.Model):
 
 @keras.saving.register_keras_serializable(package="exactqat", name="PreparedModel")
 class PreparedModel(keras.Model):
-    """A model under the device's arithmetic. Compiles, fits, saves and loads as any model of Keras.
+    """A model under the device's arithmetic. Compiles, fits, saves and loads like any Keras model.
 
-    Its variables carry the names that they have in the user's model; those of ranges begin with ``ranges.``.
+    Its variables have the same names as in the user's model; those of ranges begin with ``ranges.``.
 
     Attributes:
         plan: what the device runs.
@@ -120,10 +120,10 @@ class PreparedModel(keras.Model):
         dtypes: Sequence[str] = (),
         **rest: Any,
     ) -> None:
-        """What `prepare` calls; Keras does when it loads one."""
-        # Whatever the policy that the float model was made under: the device's arithmetic is stated in float32.
+        """Called by `prepare`, and by Keras when it loads a model."""
+        # Whatever the float model's dtype policy: the device's arithmetic is defined in float32.
         super().__init__(dtype="float32", **rest)
-        # A frozen network calls back to the host, which TensorFlow's XLA cannot.
+        # A frozen network calls back to the host, which TensorFlow's XLA cannot do.
         if profile is not None and keras.backend.backend() == "tensorflow":
             self.supports_jit = False
         model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
@@ -232,17 +232,17 @@ class PreparedModel(keras.Model):
 
     @property
     def losses_left_out(self) -> list[str]:
-        """Layers of the float model that add a loss of their results (`add_loss`, `activity_regularizer`)."""
+        """Layers of the float model that add a loss on their results (`add_loss`, `activity_regularizer`)."""
         return list(self._held.losses_left_out)
 
     @property
     def steps_left_out(self) -> list[str]:
-        """Methods of the float model's class that say how it trains (`train_step`, `compute_loss`, ...)."""
+        """Methods of the float model's class that define how it trains (`train_step`, `compute_loss`, ...)."""
         return list(self._held.steps_left_out)
 
     @property
     def output_names(self) -> list[str] | None:
-        """As Keras calls the float model's outputs, by which losses and metrics are given; None if it does not."""
+        """Keras's names for the float model's outputs, by which losses and metrics are given; None if it has none."""
         original = self._held.original
         names = getattr(getattr(original, "_functional", None) or original, "output_names", None)
         return list(names) if names and len(names) == len(self.plan.network.outputs) else None
@@ -270,10 +270,10 @@ class PreparedModel(keras.Model):
         return {name: bool(variable.trainable) for name, variable in self._held.originals.items()}
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As Keras does. What is trained follows the float model's layers: set their `trainable` before.
+        """As in Keras. What is trained follows the float model's layers: set their `trainable` before.
 
         Raises:
-            ValueError: `jit_compile=True` on PyTorch, or the float model's batch norms were fixed or freed since
+            ValueError: `jit_compile=True` on PyTorch, or the float model's batch norms were frozen or unfrozen since
                 `prepare`, which decides whether they follow the batch.
         """
         if kwargs.get("jit_compile") is True and keras.backend.backend() == "torch":
@@ -295,13 +295,13 @@ class PreparedModel(keras.Model):
         super().compile(*args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """As Keras does, which leaves it to models with a `compile` of their own."""
+        """As in Keras, which leaves it to models with their own `compile`."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if getattr(self, "optimizer", None) is not None:
             self.optimizer.build(self.trainable_variables)
 
     def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
-        # Not in the step itself, which JAX runs but once, to trace it.
+        # Not in the step itself, which JAX runs only once, to trace it.
         if self._wanted_trainability() != self._held.followed:
             raise ValueError(
                 "the float model's layers were made trainable, or fixed, after this model was compiled; compile it"
@@ -309,7 +309,7 @@ class PreparedModel(keras.Model):
         return super().make_train_function(*args, **kwargs)
 
     def _get_jax_state(self, *args: Any, **kwargs: Any) -> Any:
-        """On JAX, Keras empties the variables while it trains; kept here so that a step that fails loses none."""
+        """On JAX, Keras empties the variables while it trains; they are kept here so that a failing step loses none."""
         kinds = [
             name for name in ("trainable", "non_trainable", "optimizer", "metrics") if kwargs.get(f"{name}_variables")
         ]
@@ -427,7 +427,7 @@ class PreparedModel(keras.Model):
         return TrainedNetwork(self._held.functional, arrays, self.frozen, run, called)
 
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
-        """Takes over variables, by the user's names, and the ranges of grids, by theirs.
+        """Takes over variables, by the user's names, and the ranges of grids, by the grids' names.
 
         Raises:
             ValueError: the model is frozen, or it has no such variable.
@@ -445,11 +445,11 @@ class PreparedModel(keras.Model):
                 (held.learned if end in held.learned.get(name, {}) else held.ranges)[name][end].assign(number)
 
     def numbers(self) -> Numbers:
-        """What training ends with, for `deploy.lower`."""
+        """The numbers that training ended with, for `deploy.lower`."""
         return self.trained().numbers()
 
     def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
         device's network leaves out. batch: as `predict` takes one."""
         return self.trained().evaluated(batch)
 
@@ -497,7 +497,7 @@ class PreparedModel(keras.Model):
         return cls(**config)
 
     def save_own_variables(self, store: Any) -> None:
-        """In the network's order, whichever of them are trained. Names that Keras numbers differ between models."""
+        """In the network's order, whichever of them are trained. Names numbered by Keras differ between models."""
         for position, variable in enumerate(self._stored_variables()):
             store[str(position)] = variable
 
@@ -551,7 +551,7 @@ class PreparedModel(keras.Model):
         show_trainable: bool = False,
         layer_range: Any = None,
     ) -> None:
-        """What the device runs, a line for each tensor that it stores. Only `print_fn` matters; there are no layers."""
+        """What the device runs, a line for each tensor it stores. Only `print_fn` matters; there are no layers."""
         rows: list[tuple[str, ...]] = [("stored tensor", "operator", "shape", "bits of weights", "bits of result")]
         for row in self.plan.rows():
             kind = f"{row.kind} {row.activation}" if row.activation else row.kind
@@ -569,11 +569,11 @@ class PreparedModel(keras.Model):
             (print_fn or print)(line)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Keras' quantization after training, of layers; a prepared model has none."""
+        """Keras's post-training quantization, of layers; a prepared model has none."""
         raise NotImplementedError("a prepared model becomes integers by qat.keras.freeze and deploy.lower")
 
     def export(self, *args: Any, **kwargs: Any) -> None:
-        """Keras' export, of a function of the backend; a prepared model becomes a file otherwise."""
+        """Keras's export, of a backend function; a prepared model becomes a file in another way."""
         raise NotImplementedError(
             "a prepared model is exported as integers: qat.keras.freeze, then deploy.write_tflite(deploy.lower(model), "
             "path) or deploy.write_onnx; model.save keeps it for further training"
@@ -581,7 +581,7 @@ class PreparedModel(keras.Model):
 
     def _changed_phase(self, **changes: Any) -> None:
         self._held.__dict__.update(changes)
-        # Compiled functions are of the phase before.
+        # Compiled functions belong to the previous phase.
         for name in ("train_function", "test_function", "predict_function"):
             if getattr(self, name, None) is not None:
                 setattr(self, name, None)
@@ -592,9 +592,9 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
 
     Args:
         batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out:
-            of a tuple or list of more arrays than the model has inputs, the first element is the inputs.
+            in a tuple or list of more arrays than the model has inputs, the first element is the inputs.
         restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
-            Ranges that are learned begin again, too.
+            Learned ranges start over, too.
 
     Raises:
         ValueError: the model is frozen, there is no batch, or one has other shapes than the model was prepared for or
@@ -612,7 +612,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         (variable, ops.convert_to_numpy(variable.value))
         for tree in (held.ranges, held.learned)
         for name, ends in tree.items()
-        # Others that are learned are of weights.
+        # Other learned ranges belong to weights.
         if name in held.ranges and held.functional.grids[name].rule.ranges != "fixed"
         for end, variable in ends.items()
         if end != "trained"
@@ -639,12 +639,12 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
 def freeze(model: PreparedModel) -> None:
     """Starts the last phase of training: statistics and ranges are fixed, biases are on the int32 grid.
 
-    The model stays compiled; the next `fit` trains what is left. Where there are learned ranges, its optimizer starts
-    again with the same settings: it was made for more variables, and its momentum would go on moving them.
+    The model stays compiled; the next `fit` trains what is left. With learned ranges, its optimizer starts over with
+    the same settings: it was made for more variables, and its momentum would go on moving them.
 
     Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training
-    batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's
-    operators cannot take them beside one another.
+    batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's operators cannot
+    take them together.
 
     Raises:
         ValueError: a range or a batch norm's statistics are not finite.
@@ -693,7 +693,7 @@ def _shapes(model: Any) -> Any:
     return shapes
 
 
-# How a model trains, evaluates and predicts; a class may have its own.
+# How a model trains, evaluates and predicts; a class may define its own.
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
 
 
@@ -704,7 +704,7 @@ def _own_steps(model: Any) -> list[str]:
 
 
 def _adapted(model: Any) -> list[Any]:
-    """Layers that compute with what they have been shown by `adapt`: numbers of the network, no variables of it."""
+    """Layers that compute with what `adapt` has shown them: numbers of the network, but not variables."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Normalization)]
 
 
@@ -742,7 +742,7 @@ def _float32(value: np.ndarray) -> np.ndarray:
 
 
 def _values(x: Any) -> np.ndarray | None:
-    """What a tensor holds; None of one that is traced."""
+    """What a tensor holds; None if it is traced."""
     try:
         return np.asarray(ops.convert_to_numpy(x))
     except Exception:  # noqa: BLE001 - every backend has an error of its own for it

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras 3's answers to the functions in which a device operator says what it computes in real numbers.
+"""Keras 3's implementation of the functions in which a device operator says what it computes in real numbers.
 
-By `keras.ops`, so on any backend. Fake quantization is this library's operator, on TensorFlow TensorFlow's own.
+With `keras.ops`, so on any backend. Fake quantization is this library's operator; on TensorFlow, TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def to_float(x: Any) -> Any:
 
 def clip(x: Any, low: float, high: float) -> Any:
     """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0. NaN
-    stays NaN: a training that has failed has to show it."""
+    stays NaN: failed training has to show."""
     if low != -math.inf:
         x = ops.where(x <= low, ops.cast(low, x.dtype), x)
     if high != math.inf:
@@ -75,12 +75,13 @@ def straight_through(value: Any, gradient_of: Any) -> Any:
 
 
 def with_gradient_of(value: Any, gradient_of: Any) -> Any:
-    """The first one's value with the second one's gradient, where that is infinite, too: a pad in front of a pool."""
+    """The first one's value with the second one's gradient, also where that is infinite: a pad before a pool."""
     return straight_through(value, ops.where(ops.isinf(gradient_of), 0.0, gradient_of))
 
 
 def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Sequence[Any]) -> Any:
-    """What a function of two lists of NumPy arrays makes, with the gradient of `like`, whose shape and type it has."""
+    """What a function of two lists of NumPy arrays returns, with the gradient of `like`, whose shape and type it
+    has."""
     backend = keras.backend.backend()
     if backend == "jax":
         from ..jax import primitives as primitives_jax
@@ -108,8 +109,8 @@ def network_on_host(
     first: Sequence[Any],
     second: Sequence[Any],
 ) -> list[Any] | None:
-    """What a function of two lists of NumPy arrays makes: one tensor for each of `like()`, with its shape, its type and
-    its gradient, which is computed only where somebody asks for it. None where that cannot be known."""
+    """What a function of two lists of NumPy arrays returns: one tensor for each of `like()`, with its shape, its type
+    and its gradient, which is computed only on demand. None if that cannot be known."""
     backend = keras.backend.backend()
     if backend == "jax":
         from ..jax import primitives as primitives_jax
@@ -134,7 +135,7 @@ def _value(x: Any) -> Any:
 
 def sums_are_exact() -> bool:
     """Whether `linear` and `conv` sum whole numbers without rounding, as long as float32 holds every sum of any of the
-    products, and `rounded_sums` is there: on JAX's and PyTorch's CPUs. TensorFlow has no such operator."""
+    products, and `rounded_sums` is available: on JAX's and PyTorch's CPUs. TensorFlow has no such operator."""
     backend = keras.backend.backend()
     if backend == "jax":
         from ..jax import primitives as primitives_jax
@@ -150,7 +151,7 @@ def sums_are_exact() -> bool:
 
 
 def numbers_on_host(function: HostFunction, likes: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-    """What a function of NumPy arrays, with no second list of them, makes; constants with the shapes of `likes`."""
+    """What a function of NumPy arrays, without a second list, returns; constants with the shapes of `likes`."""
     if keras.backend.backend() == "jax":
         from ..jax import primitives as primitives_jax
 
@@ -224,7 +225,7 @@ def sorted_values(x: Any) -> Any:
 
 
 def extremes_of_replicas(low: Any, high: Any) -> tuple[Any, Any]:
-    """What is given: Keras' own way of distributing shows each operation the whole batch."""
+    """What is given: Keras's own distribution shows each operation the whole batch."""
     return low, high
 
 
@@ -252,12 +253,12 @@ def transpose(x: Any, permutation: Sequence[int]) -> Any:
 
 
 def moveaxis(x: Any, source: int, destination: int) -> Any:
-    """One axis put elsewhere."""
+    """One axis moved elsewhere."""
     return ops.moveaxis(x, source, destination)
 
 
 def concatenate(arrays: Sequence[Any], axis: int) -> Any:
-    """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant beside a batch)."""
+    """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant next to a batch)."""
     whole = max(arrays, key=lambda each: int(np.prod([size or 1 << 20 for size in each.shape])))
     made = []
     for each in arrays:
@@ -287,7 +288,7 @@ def gather(x: Any, indices: Sequence[int], axis: int) -> Any:
 
 
 def embedding(indices: Any, table: Any, fixed_row: int | None = None) -> Any:
-    """Rows of a table by whole numbers of any dtype; the fixed row gets no gradient."""
+    """Rows of a table by integers of any dtype; the fixed row gets no gradient."""
     if fixed_row is not None:
         fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
         table = ops.where(fixed, ops.stop_gradient(table), table)
@@ -295,7 +296,7 @@ def embedding(indices: Any, table: Any, fixed_row: int | None = None) -> Any:
 
 
 def flip(x: Any, axes: int | Sequence[int]) -> Any:
-    """Turned round along some axes."""
+    """Reversed along some axes."""
     return ops.flip(x, _axes(axes))
 
 
@@ -320,7 +321,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def matmul(first: Any, second: Any) -> Any:
-    """The product over the last axis of the first and the one before the last of the second."""
+    """The product over the last axis of the first and the second-to-last axis of the second."""
     return ops.matmul(first, second)
 
 
@@ -362,7 +363,7 @@ def _conv(
     kernel = ops.transpose(weight, (*range(2, len(weight.shape)), 1, 0))
     strides, dilations = tuple(strides), tuple(dilations)
     if all(size == 1 for size in window):
-        # On PyTorch's backend as in `modules.strides_first`; to the others it is the same.
+        # On PyTorch's backend as in `modules.strides_first`; for the others it makes no difference.
         x, strides = _every(x, strides), (1,) * len(strides)
     if groups == 1:
         result = _strided(x, kernel, strides, dilations)
@@ -376,7 +377,7 @@ def _conv(
 
 
 def _strided(x: Any, kernel: Any, strides: tuple[int, ...], dilations: tuple[int, ...]) -> Any:
-    # No backend has both at once: what lies between the strides is left out afterwards.
+    # No backend supports both at once: what is between the strides is dropped afterwards.
     both = any(size > 1 for size in strides) and any(size > 1 for size in dilations)
     once = (1,) * len(strides) if both else strides
     result = ops.conv(x, kernel, once, "valid", "channels_last", dilations)
@@ -384,7 +385,7 @@ def _strided(x: Any, kernel: Any, strides: tuple[int, ...], dilations: tuple[int
 
 
 def _depthwise(x: Any, kernel: Any, strides: tuple[int, ...], dilations: tuple[int, ...]) -> Any:
-    # TensorFlow takes one stride for both axes only, and none beside dilation.
+    # TensorFlow takes only one stride for both axes, and none with dilation.
     uneven = len(set(strides)) > 1 or (any(size > 1 for size in strides) and any(size > 1 for size in dilations))
     once = (1,) * len(strides) if uneven else strides
     result = ops.depthwise_conv(x, kernel, once, "valid", "channels_last", dilations)
@@ -408,7 +409,7 @@ def conv_transpose(
     groups: int = 1,
     channel_axis: int = 1,
 ) -> Any:
-    """weight [in, out / groups, *window]; padding: what is cut off the result before and after."""
+    """weight [in, out / groups, *window]; padding: what is cropped from the result before and after."""
     return _conv_transpose(x, weight, bias, strides, padding, output_padding, channel_axis=channel_axis)
 
 
@@ -416,7 +417,7 @@ def conv_transpose(
 def _conv_transpose(
     x: Any, weight: Any, bias: Any, strides: Sequence[int], padding: Pairs, output_padding: Sequence[int]
 ) -> Any:
-    """Zeros between the values, then a convolution with the kernel turned round."""
+    """Zeros between the values, then a convolution with the kernel flipped."""
     window = tuple(weight.shape[2:])
     for axis, stride in enumerate(strides, 1):
         if stride > 1:
@@ -448,7 +449,7 @@ def max_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pai
 
 @_channels_last
 def _max_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Any:
-    # The lowest number of float32: infinity would make NaN of a gradient somewhere.
+    # The lowest float32 number: infinity would turn a gradient into NaN somewhere.
     x = pad(x, ((0, 0), *padding, (0, 0)), float(np.finfo(np.float32).min))
     return ops.max_pool(x, tuple(window), tuple(strides), "valid", "channels_last")
 
@@ -460,7 +461,7 @@ def sum_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pai
 
 @_channels_last
 def _sum_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Any:
-    """Window by window: of whole numbers the sum is exact, which a mean times their count is not."""
+    """Window by window: sums of whole numbers are exact, which a mean times their count is not."""
     x = pad(x, ((0, 0), *padding, (0, 0)))
     total: Any = None
     places = np.ndindex(*map(int, window))
@@ -495,7 +496,7 @@ def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: b
 def batch_norm(
     x: Any, scale: Any, offset: Any, mean: Any, variance: Any, epsilon: float, share: float, axis: int
 ) -> tuple[Any, Any, Any]:
-    """Batch norm on the statistics of the batch, and the running ones after it, as Keras moves them."""
+    """Batch norm with the batch's statistics, and the running ones after it, as Keras moves them."""
     others = [at for at in range(len(x.shape)) if at != axis]
     shape = [-1 if at == axis else 1 for at in range(len(x.shape))]
     batch_mean, batch_variance = ops.moments(x, others)

@@ -2,7 +2,7 @@
 """The self-check's Keras side: runs the user's model, and the prepared one without quantization, on any backend.
 
 Both run as functions of their variables, so neither changes. The values of the variables are moved a little beforehand,
-the same on both sides: a weight that became a number in the captured network shows.
+the same on both sides: a weight that became a constant in the captured network is exposed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ...planning.masks import is_mask
 from ..core.arrays import Arrays, Mode
 from .prepared import PreparedModel
 
-# What random numbers are while both sides run.
+# The value of random numbers while both sides run.
 _CONSTANT = 0.25
-# Examples of a trial where the user has given none.
+# Examples in a trial if the user has given none.
 _EXAMPLES = 4
 
 
 class _Sides:
-    """A `proof.Subject`: the user's model, and what `prepare` made of it."""
+    """A `proof.Subject`: the user's model, and what `prepare` made from it."""
 
     def __init__(self, model: Any, prepared: PreparedModel, example: Any) -> None:
         self.model, self.prepared = model, prepared
@@ -81,7 +81,7 @@ class _Sides:
                 self.network.input_tree.inputs,
                 [ops.cast(each, dtype) for each, dtype in zip(inputs, self.dtypes, strict=True)],
             )
-            # `stateless_call` leaves the layers inside without `training`; `fit` on PyTorch and TensorFlow does not.
+            # `stateless_call` does not pass `training` to the layers inside; `fit` on PyTorch and TensorFlow does.
             with keras.StatelessScope([(each, tensors[name]) for name, each in variables.items()]) as scope:
                 results = model(given, training=training)
             after = {name: scope.get_current_value(variables[name]) for name in others}
@@ -186,7 +186,7 @@ class _Sides:
 def _differentiated(
     step: Callable[[Sequence[Any]], tuple[Any, Any]], leaves: Sequence[np.ndarray], gradients: bool
 ) -> tuple[list[Any], Any]:
-    """Gradients of the first result of `step` by the backend's own means, and the second result."""
+    """Gradients of the first result of `step`, computed by the backend, and the second result."""
     tensors = [ops.convert_to_tensor(each) for each in leaves]
     if not gradients:
         return [], step(tensors)[1]
@@ -207,7 +207,7 @@ def _differentiated(
 
     with torch.enable_grad():
         tensors = [each.detach().clone().requires_grad_() for each in tensors]
-        # The model may write into what it is given.
+        # The model may write into its inputs.
         total, results = step([each.clone() for each in tensors])
         if not isinstance(total, torch.Tensor) or not total.requires_grad:
             return [None] * len(tensors), results
@@ -259,7 +259,7 @@ def _in_float32(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _recorded(seen: dict[str, np.ndarray] | None) -> Iterator[None]:
-    """Keeps what every layer gets and gives, each time that it is called."""
+    """Keeps what every layer takes and returns, each time it is called."""
     if seen is None:
         yield
         return
@@ -292,7 +292,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def compare_with_original(model: Any, prepared: PreparedModel, example: Any) -> Proof:
-    """Runs the user's model beside the one that was prepared; see `proof`. example: a batch, or None."""
+    """Runs the user's model alongside the prepared one; see `proof`. example: a batch, or None."""
     sides = _Sides(model, prepared, example)
     seeds = [each for each in (*model.variables, *prepared.variables) if is_seed(each)]
     before = [(each, ops.convert_to_numpy(each.value)) for each in seeds]

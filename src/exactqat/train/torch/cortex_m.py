@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which operators of an exported program ExecuTorch's Cortex-M flow may compute in integers, by CMSIS-NN.
 
-The flow trusts ARM's quantizer, which marks the operators that the kernels have, on grids on which they are right: one
-that is marked wrongly is computed wrongly, without a word. What is not marked stays float32 between a dequantize and a
+The flow trusts Arm's quantizer, which marks the operators that the kernels support, on grids for which they are
+correct: a wrongly marked one is silently computed wrongly. Unmarked operators stay float32 between a dequantize and a
 quantize node. The conditions are those of executorch 1.5's `backends/cortex_m/quantizer/pattern_checkers.py` and its
 lowering.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # noqa: F401 - brings the operators
+import torch.ao.quantization.fx._decomposed  # noqa: F401 - registers the operators
 from torch.fx import GraphModule, Node
 
 _ATEN, _NODES = torch.ops.aten, torch.ops.quantized_decomposed
@@ -23,14 +23,14 @@ _MARK = {"_arm_annotation_info": {"quantized": True}}
 _CONVOLUTIONS = (_ATEN.conv2d.default, _ATEN.conv2d.padding)
 _SUMS = (_ATEN.add.Tensor, _ATEN.sub.Tensor)
 _TABLES = (_ATEN.sigmoid.default, _ATEN.tanh.default)
-# These give back codes that they were given.
+# These return codes from their operands.
 _MOVES = (_ATEN.reshape.default, _ATEN.view.default, _ATEN.flatten.using_ints, _ATEN.permute.default)
 _ACTIVATIONS = (_ATEN.relu.default, _ATEN.relu6.default, _ATEN.hardtanh.default, _ATEN.clamp.default)
 _CODES = (-128, 127, torch.int8)
 
 
 def mark_for_cmsis_nn(module: GraphModule) -> None:
-    """Marks operators between quantize and dequantize nodes, and activations that are fused into them."""
+    """Marks operators between quantize and dequantize nodes, and activations fused into them."""
     for node in module.graph.nodes:
         activation = _activation_of(node)
         last = activation or node
@@ -40,13 +40,13 @@ def mark_for_cmsis_nn(module: GraphModule) -> None:
 
 
 def _activation_of(node: Node) -> Node | None:
-    """An activation that alone reads the node."""
+    """An activation that is the node's only reader."""
     user = next(iter(node.users)) if len(node.users) == 1 else None
     return user if user is not None and user.target in _ACTIVATIONS else None
 
 
 def _result_grid(node: Node) -> tuple[Any, ...]:
-    """Scale, zero point, ends and dtype with which the result is stored; empty if it is not, or not in int8."""
+    """Scale, zero point, ends and dtype of the stored result; empty if it is not stored, or not in int8."""
     user = next(iter(node.users)) if len(node.users) == 1 else None
     if user is None or user.target is not _QUANTIZE or user.args[3:] != _CODES:
         return ()
@@ -68,10 +68,10 @@ def _is_computed(node: Node, activation: Node | None) -> bool:
     if node.target in _CONVOLUTIONS:
         return _are_weights(given[1]) and _has_channels_last(given[0]) and _has_integer_bias(node)
     if node.target is _ATEN.linear.default:
-        # The kernel takes one scale for all of the weights.
+        # The kernel takes one scale for all weights.
         return _operand_grid(given[1]) != () and _has_integer_bias(node)
     if node.target in _SUMS:
-        # Both are the same node if it is added to itself.
+        # Both are the same node if a node is added to itself.
         return _operand_grid(given[1]) != () and len(set(shapes)) == 1 and not node.kwargs
     if activation is not None:
         return False
@@ -85,7 +85,7 @@ def _is_computed(node: Node, activation: Node | None) -> bool:
         plain = len(given) < 5 or (tuple(given[4]) in ((1, 1), (1,)) and not any(given[5:]))
         return plain and result[:2] == grid[:2] and _has_channels_last(given[0])
     if node.target is _ATEN.avg_pool2d.default:
-        # The kernel has no step from one grid to another.
+        # The kernel cannot requantize from one grid to another.
         unpadded = len(given) < 4 or not any(given[3])
         return unpadded and not any(given[4:]) and result[:2] == grid[:2] and _has_channels_last(given[0])
     return node.target in _MOVES and result[:2] == grid[:2]
@@ -110,12 +110,12 @@ def _has_channels_last(argument: Any) -> bool:
 
 
 def _is_fused(activation: Node, grid: tuple[Any, ...]) -> bool:
-    """Whether the limits of codes do what the activation does."""
+    """Whether the limits of the codes do the same as the activation."""
     if not grid:
         return False
     scale, zero_point, lowest, highest, _ = grid
     low, high = _bounds(activation)
-    # ExecuTorch asks for equality at the lower end.
+    # ExecuTorch requires equality at the lower end.
     below = low is None or round(low / scale + zero_point) == lowest
     above = high is None or round(high / scale + zero_point) >= highest
     return bool(below and above)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that learns from the float network: from its answers, and from what chosen layers of it store."""
+"""Distillation from the float network: from its answers, and from what chosen layers store."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .recovery import distillation_loss, require_reduction
 
 
 class Distillation:
-    """How far a prepared model is from its float network, as a part of the loss::
+    """How far a prepared model is from its float network, as part of the loss::
 
         distillation = qat.Distillation(model, float_model, layers=["stage2.*", "neck"])
         for images, labels in loader:
             outputs = model(images)
             loss = 0.5 * F.cross_entropy(outputs, labels) + 0.5 * distillation(outputs, images)
 
-    Of the answers it is `distillation_loss`. Of each layer it is the squared error of what the layer stores, activation
-    and batch norm included, in parts of the teacher's mean square, so that layers of all sizes count alike; their mean
-    is added. No layer: the answers alone.
+    For the answers it is `distillation_loss`. For each layer it is the squared error of what the layer stores,
+    including activation and batch norm, relative to the teacher's mean square, so that layers of all sizes count
+    equally; the mean over layers is added. Without layers: the answers alone.
 
     Attributes:
-        layers: paths of the layers that are compared, in order of execution.
+        layers: paths of the compared layers, in order of execution.
         temperature: see `distillation_loss`.
     """
 
@@ -38,16 +38,16 @@ class Distillation:
     ) -> None:
         """
         Args:
-            model: what `prepare` returned. It must be called in training mode between two calls of the distillation:
-                what its layers store is taken from that call.
-            teacher: the float network that `model` was prepared from, trained; where no layers are named, any module
-                that takes the same inputs and gives the same outputs. It is not changed but put into evaluation mode.
+            model: what `prepare` returned. It must be called in training mode between two calls of the distillation,
+                which takes what its layers store from that call.
+            teacher: the trained float network that `model` was prepared from; without layers, any module with the same
+                inputs and outputs. It is not changed, except that it is set to evaluation mode.
             layers: paths as `model.layers()` has them, or patterns such as "stage2.*".
-            temperature: above 0. None: the outputs are no scores of classes, and are compared like a layer.
+            temperature: above 0. None: the outputs are not class scores, and are compared like a layer.
 
         Raises:
-            TypeError: the model is not a prepared one, or the teacher is no module, or is prepared.
-            ValueError: a pattern matches no layer, or the teacher is another network than the model's.
+            TypeError: the model is not prepared, or the teacher is not a module, or is prepared.
+            ValueError: a pattern matches no layer, or the teacher is not the model's network.
         """
         if not isinstance(model, PreparedModel):
             raise TypeError(f"model must be what exactqat.qat.prepare returns for PyTorch, got {type(model).__name__}")
@@ -69,16 +69,16 @@ class Distillation:
         self._compared = False
 
     def __call__(self, outputs: Tensor, batch: Any, reduction: str = "mean") -> Tensor:
-        """The loss of one call of the model.
+        """The loss for one call of the model.
 
         Args:
-            outputs: what the model gave in training mode, [n, ...].
-            batch: what it was given: a tensor, or a tuple of positional or a dictionary of keyword arguments.
+            outputs: what the model returned in training mode, [n, ...].
+            batch: the model's input: a tensor, or a tuple of positional or a dictionary of keyword arguments.
             reduction: "mean" over the examples, "sum", or "none" for [n].
 
         Raises:
-            ValueError: there is no such reduction; outputs are not as the temperature needs them; the teacher is
-                another network than the model's.
+            ValueError: there is no such reduction; outputs do not suit the temperature; the teacher is not the model's
+                network.
             RuntimeError: the model was not called in training mode before.
         """
         require_reduction(reduction)
@@ -139,7 +139,7 @@ def _in_float(model: PreparedModel, teacher: nn.Module) -> PreparedModel:
 
 
 def _of_values(name: str, own: Tensor, taught: Tensor, examples: int) -> Tensor:
-    """The squared error of each example in parts of the teacher's mean square, [n]."""
+    """The squared error of each example relative to the teacher's mean square, [n]."""
     if own.shape != taught.shape or not own.ndim or len(own) != examples:
         raise ValueError(f"{name} must have one value or more for each of {examples} examples, got {list(own.shape)}")
     errors = (own - taught).square().reshape(examples, -1).mean(1)

@@ -2,7 +2,7 @@
 """Training in several processes: batch norm and observed ranges that see every process's share of the batch.
 
 `torch.nn.parallel.DistributedDataParallel` averages gradients and nothing else. Without `synchronized`, batch norm
-would normalize each share by itself, and ranges would be those of one process. `torch.nn.SyncBatchNorm` runs on GPUs
+would normalize each share separately, and ranges would come from one process. `torch.nn.SyncBatchNorm` runs on GPUs
 only; this runs wherever the process group does, and shares may differ in size.
 """
 
@@ -34,11 +34,11 @@ from .ranges import ActivationRange
 def synchronized(model: nn.Module) -> Iterator[None]:
     """While the context lasts, batch norm, folded or not, and observed ranges of `model` see all processes' batches.
 
-    To be entered in every process, before the model is wrapped in ``DistributedDataParallel(...,
-    broadcast_buffers=False)`` (the buffers are equal everywhere, there is nothing to broadcast). All processes must
-    then train in step. Evaluation needs no other process.
+    Enter it in every process, before the model is wrapped in ``DistributedDataParallel(..., broadcast_buffers=False)``
+    (the buffers are equal everywhere, so there is nothing to broadcast). All processes must then train in step.
+    Evaluation needs no other process.
 
-    A range that is learned starts from calibration, where each process has to see the same batches.
+    A learned range starts from calibration, where each process has to see the same batches.
 
     Raises:
         ValueError: a batch norm without running statistics.
@@ -48,7 +48,7 @@ def synchronized(model: nn.Module) -> Iterator[None]:
     for module, replacement in replacements:
         if replacement is not None:
             originals.append((module, type(module)))
-            # The class alone is exchanged: parameters, hooks and the place in the model stay what they are.
+            # Only the class is swapped: parameters, hooks and the place in the model stay as they are.
             module.__class__ = replacement
     try:
         yield
@@ -70,21 +70,22 @@ def _replacement(module: nn.Module) -> type[nn.Module] | None:
 
 
 class CrossReplicaRange(ActivationRange):
-    """An `ActivationRange` that observes what all processes have, with the result of one process that has it all.
+    """An `ActivationRange` that observes the data of all processes, with the same result as one process with all the
+    data.
 
-    A percentile is that of all processes' values together, not a mean or an extreme of their percentiles. For it the
+    A percentile is that of all processes' values together, not a mean or an extreme of their percentiles. For this the
     processes exchange the values at and beyond it: ``1 - percentile / 100`` of the whole tensor from each of them.
     """
 
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
         if self.policy == "learned":
             return super()._ends(activation)
-        # The smallest values turned, so that both ends are maxima. An empty share has nothing to say.
+        # The smallest values negated, so that both ends are maxima. An empty share does not count.
         values = activation.flatten()
         if self.policy != "percentile":
             ends = values.new_full((2,), -torch.inf)
             if values.numel():
-                # A maximum may pass over NaN, by the order of processes; infinity it finds. Neither moves a range.
+                # A maximum may skip NaN, depending on the order of processes; it finds infinity. Neither moves a range.
                 ends = torch.stack([-values.amin(), values.amax()]).nan_to_num_(torch.inf, torch.inf, -torch.inf)
             dist.all_reduce(ends, dist.ReduceOp.MAX)
             return -ends[0], ends[1]
@@ -135,8 +136,8 @@ class _SumOverReplicas(torch.autograd.Function):
 class CrossReplicaBatchNorm2d(FusedBatchNorm2d):
     """A `FusedBatchNorm2d` whose training statistics are those of all processes' batches together.
 
-    The same sums and the same formulas as in one process: only the order of adding the shares differs, so what
-    belongs to a channel agrees to the last bits of float64 before it is rounded.
+    The same sums and the same formulas as in one process: only the order of adding the shares differs, so per-channel
+    values agree to the last bits of float64 before rounding.
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ def _normalized(x: Tensor, tensors: BatchNormTensors, epsilon: float, momentum: 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor, float]:
     """Mean and biased variance for each channel of float64 `x`, and the number of values for each, of all processes.
 
-    Two exchanges, (count, sum) and the sum of squares about the mean: a difference of large sums would lose digits.
+    Two exchanges, (count, sum) and the sum of squares about the mean: a difference of large sums would lose precision.
     """
     channels = x.shape[-1]
     count = x.numel() // channels
@@ -198,7 +199,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor, float]:
     if count:
         nothing = x.new_zeros(0)
         ones, zeros = torch.ones_like(mean), torch.zeros_like(mean)
-        # The operator's own statistics of the share: the library's sums in their documented order.
+        # The operator's own statistics for the share: the library's sums in their documented order.
         local = eq.raw_ops.FusedBatchNormV3(x=x, scale=ones, offset=zeros, mean=nothing, variance=nothing)
         mean, variance = local.reserve_space_1, local.reserve_space_2
     sums = torch.cat([mean * count, mean.new_tensor([count])])
@@ -220,7 +221,7 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor, Tensor, float]:
         mean, variance, count = _statistics(x.double())
-        # As the operator computes elements (docs/decisions/batch-norm.md): those of 16 bits in float32, rounded once.
+        # As the operator computes elements (docs/decisions/batch-norm.md): 16-bit ones in float32, rounded once.
         real = torch.promote_types(x.dtype, torch.float32)
         slope = scale.double() / (variance + epsilon).sqrt()
         rounded = mean.to(real)

@@ -54,7 +54,7 @@ class _Plain:
 
 
 class _Pooled(_Plain):
-    """For CMSIS-NN, which has a mean as a pool over the whole image."""
+    """For CMSIS-NN, which implements a mean as a pool over the whole image."""
 
     def mean(self, x: Tensor, axes: Sequence[int], keep_dims: bool = False) -> Tensor:
         """See `primitives.mean`."""
@@ -74,8 +74,8 @@ def _limits(grid: Grid) -> tuple[int, int, torch.dtype]:
 
 
 class _Program(nn.Module):
-    """The network in real numbers: every stored tensor passes a quantize node with its grid, and a dequantize node of
-    its own for each reader, as tools look for them."""
+    """The network in real numbers: every stored tensor passes a quantize node with its grid, and a separate dequantize
+    node for each reader, as tools expect."""
 
     def __init__(self, plan: Plan, numbers: Numbers, flow: str) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Program(nn.Module):
     def place(self, name: str) -> tuple[float, int, int, int, torch.dtype]:
         grid = self.plan.grids[name]
         lowest, highest, dtype = _limits(grid)
-        # A code of real 0 is counted from the lowest one.
+        # The code of real 0 is counted from the lowest one.
         zero_point = self.numbers.grids[name][1] + lowest if grid.fixed is None else grid.fixed[1]
         return self.scale(name), int(zero_point), lowest, highest, dtype
 
@@ -122,7 +122,7 @@ class _Program(nn.Module):
 
     def read(self, path: str, values: Mapping[str, Tensor]) -> Tensor:
         name = self.plan.stored(path).grid
-        if values[path].dtype not in (torch.int8, torch.int16):  # indices, and what is computed outside of the device
+        if values[path].dtype not in (torch.int8, torch.int16):  # indices, and what is computed outside the device
             return values[path]
         return cast(Tensor, self.nodes.dequantize_per_tensor.default(values[path], *self.place(name)))
 
@@ -180,25 +180,25 @@ class _Program(nn.Module):
 
 
 def exported_program(model: PreparedModel, batch: int = 1, flow: str = "xnnpack") -> torch.export.ExportedProgram:
-    """A frozen network of PyTorch as a program of ATen operators between `quantized_decomposed` nodes, in the user's
-    order of axes: what `convert_pt2e` makes, with the ranges, weights and biases that training ended with.
+    """A frozen PyTorch network as a program of ATen operators between `quantized_decomposed` nodes, in the user's order
+    of axes: what `convert_pt2e` produces, with the ranges, weights and biases that training ended with.
 
     ExecuTorch lowers such programs (`executorch.exir.to_edge_transform_and_lower`), and so do other tools. The program
-    itself computes in float32, and rounds otherwise than the device in rare codes; what a backend makes of it is the
-    backend's arithmetic (see docs/bring-your-model.md).
+    itself computes in float32, and rounds rare codes differently than the device; what a backend computes from it is
+    the backend's arithmetic (see docs/bring-your-model.md).
 
     Args:
         model: prepared by `qat.prepare` from a PyTorch module, and frozen.
         batch: how many examples the program takes.
-        flow: of ExecuTorch, that lowers the program. "xnnpack": biases are float32. "cortex-m": biases are int32 with
-            a dequantize node, images have channels last in memory, and operators that CMSIS-NN has are marked as
-            ARM's quantizer marks them.
+        flow: the ExecuTorch flow that lowers the program. "xnnpack": biases are float32. "cortex-m": biases are int32
+            with a dequantize node, images have channels last in memory, and operators that CMSIS-NN supports are marked
+            as by Arm's quantizer.
 
     Returns:
         Its inputs are the model's tensors, its results the model's tensors in order, as a list.
 
     Raises:
-        TypeError: `model` is not a prepared model of PyTorch, or `batch` no integer.
+        TypeError: `model` is not a prepared PyTorch model, or `batch` is not an integer.
         ValueError: the model is not frozen, `batch` is below 1, or there is no such flow.
     """
     if not isinstance(model, PreparedModel):
@@ -213,7 +213,7 @@ def exported_program(model: PreparedModel, batch: int = 1, flow: str = "xnnpack"
         raise ValueError(
             "model must be frozen before it is exported: call exactqat.qat.freeze and train its last phase"
         )
-    import torch.ao.quantization.fx._decomposed  # noqa: F401 - brings the operators
+    import torch.ao.quantization.fx._decomposed  # noqa: F401 - registers the operators
 
     examples = []
     for each in model.plan.inputs:

@@ -2,9 +2,9 @@
 """What the device computes, in PyTorch: the forward pass of a frozen network, integer for integer.
 
 Between layers there are whole steps from real 0 in float32 (codes less the zero point), so that the one convolution
-which training differentiates gives the device's accumulators; then they are rounded as the device's profile says. What
-has no fast way here is asked of the declarations themselves. Gradients are those of the same layers in real numbers,
-straight through all roundings (`docs/decisions/frozen.md`).
+that training differentiates gives the device's accumulators; these are then rounded as the device's profile says. What
+has no fast path here is computed by the declarations themselves. Gradients are those of the same layers in real
+numbers, straight through all roundings (`docs/decisions/frozen.md`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NumbersOf = Callable[[PlanStep, dict[str, tuple[np.float32, int]]], Numbers]
 
 
 class Device:
-    """Runs a frozen plan as the device would. Keeps tables of its own, for the grids of the moment."""
+    """Runs a frozen plan as the device would. Keeps its own tables for the current grids."""
 
     def __init__(
         self, plan: Plan, quantizers: Mapping[str, FakeQuantize], profile: str | None, numbers_of: NumbersOf
@@ -53,7 +53,7 @@ class Device:
         """
         Args:
             quantizers: by grid.
-            profile: None where no device is to be computed.
+            profile: None if no device is to be computed.
             numbers_of: a step's integers on given grids.
         """
         self.plan = plan
@@ -77,20 +77,20 @@ class Device:
         self._network: DeviceNetwork | None = None
 
     def change_profile(self, profile: str | None) -> None:
-        """Computes as other devices do from here on."""
+        """Computes as another device does from here on."""
         self.profile = None if profile is None else profile_named(profile).name
         self.exists = self.plan.has_a_device and profile is not None
         self._forget()
 
     def ready(self) -> bool:
-        """Whether it computes what is asked for: the quantized network, on grids that a device knows."""
+        """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
         return self.exists and all(each.quantizing and not each.observing for each in self.quantizers.values())
 
     def refresh(self) -> None:
-        """Follows the ranges, should somebody have set others.
+        """Follows the ranges, in case others have been set.
 
-        Their values are compared, all at once: neither a tensor's identity nor its version shows what was written
-        through ``.data``.
+        Their values are compared, all at once: neither a tensor's identity nor its version reveals writes through
+        ``.data``.
         """
         ends = [end for each in self.quantizers.values() for end in (each.range.minimum, each.range.maximum)]
         with torch.no_grad():
@@ -106,13 +106,13 @@ class Device:
 
     @property
     def _steps(self) -> DeviceSteps:
-        """Of the grids that `refresh` has found."""
+        """The steps on the grids that `refresh` has found."""
         assert self._known_steps is not None
         return self._known_steps
 
     # --- a whole network --------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable  # what a compiler would fuse or sum in another way would be another number
+    @torch.compiler.disable  # fusing or reordering sums would change the numbers
     def run(
         self,
         steps: Mapping[str, nn.Module],
@@ -120,11 +120,11 @@ class Device:
         inputs: Mapping[str, Tensor],
         seen: dict[str, Tensor] | None,
     ) -> dict[str, Tensor]:
-        """Real numbers of what is left when all steps are done.
+        """Real numbers of what remains when all steps are done.
 
         Args:
             steps: modules by path.
-            order: path, computed operands and results that nobody reads any more, for each step.
+            order: path, computed operands and results no longer needed, for each step.
             inputs: float32.
             seen: gets every tensor, if given.
         """
@@ -158,12 +158,11 @@ class Device:
         trained: Callable[[], Sequence[np.ndarray]],
         numbers: Callable[[], Numbers],
     ) -> dict[str, Tensor] | None:
-        """As `run`, by the compiled graph: several times as fast. None where something else than the results is asked
-        for (gradients, hooks, noise), or weights have changed since the last call, so that preparing the graph may not
-        pay.
+        """As `run`, by the compiled graph: several times as fast. None if more than the results is wanted (gradients,
+        hooks, noise), or weights have changed since the last call, so that preparing the graph may not pay off.
 
         Args:
-            trained: all that `numbers` are made of, in NumPy.
+            trained: all that `numbers` are computed from, in NumPy.
         """
         plain = all(is_plain(each) and each.device.type == "cpu" for each in inputs.values())
         if torch.is_grad_enabled() or not plain or _operations_are_watched():
@@ -183,7 +182,7 @@ class Device:
             return None
         try:
             found = network(arrays, features)
-        except ValueError:  # said by the steps themselves, if they cannot be computed either
+        except ValueError:  # reported by the steps themselves, if they cannot be computed either
             return None
         values: dict[str, Value] = dict(zip(network.wanted, map(torch.from_numpy, found), strict=True))
         for path in network.after:
@@ -194,7 +193,7 @@ class Device:
     # --- NaN, for which there is no code ----------------------------------------------------------------------------
 
     def _without_nan(self, path: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A tensor with zeros for NaN, and which of the examples had any."""
+        """A tensor with zeros for NaN, and which examples had any."""
         missing = x.isnan()
         if not missing.any():
             return x, None
@@ -206,13 +205,13 @@ class Device:
 
     @staticmethod
     def _spread(path: str, operands: Sequence[str], broken: dict[str, Tensor]) -> None:
-        """What is computed of an example with NaN is broken too."""
+        """Whatever is computed from an example with NaN is broken too."""
         for name in operands:
             if name in broken:
                 broken[path] = broken[name] | broken[path] if path in broken else broken[name]
 
     def _with_nan(self, path: str, x: Tensor, broken: Mapping[str, Tensor]) -> Tensor:
-        """A result with NaN for all of a broken example, whose gradients are then NaN too."""
+        """A result with NaN everywhere in a broken example, so that its gradients are NaN too."""
         if path not in broken or not x.is_floating_point():
             return x
         stored = self.plan.stored(path)
@@ -222,7 +221,7 @@ class Device:
         return x * per_channel(factor, x.dim(), stored.batch_axis)
 
     def step(self, path: str, module: nn.Module, given: Sequence[Value]) -> Value:
-        """What one step of the plan makes of its operands."""
+        """What one step of the plan computes from its operands."""
         if isinstance(module, TrainingOnly):
             return self._training_only(module, given[0])
         if isinstance(module, CustomGradient):
@@ -244,7 +243,7 @@ class Device:
         return result
 
     def layer(self, path: str, layer: QuantizedLayer, features: Sequence[Tensor]) -> Tensor:
-        """What a layer makes of real numbers that lie on the grids of its operands."""
+        """What a layer computes from real numbers on the grids of its operands."""
         self.refresh()
         if isinstance(layer, QuantizedInput):
             return real(self._input(path, layer, features[0]))
@@ -280,18 +279,18 @@ class Device:
         stored = layer.compose(given)
         if layer.output_quantizer.indices:
             return OnGrid(stored, np.float32(1))
-        # NaN has no code. As in all of the network's other phases it goes through, for the user to see.
+        # NaN has no code. As in the network's other phases, it propagates for the user to see.
         return stored if stored.isnan().any() else self._on_grid(path, stored)
 
     def _off_grid(self, path: str, layer: QuantizedLayer, given: Sequence[Value]) -> Value:
-        """The layer in real numbers; its result is stored as any other."""
+        """The layer in real numbers; its result is stored like any other."""
         result = layer.compose(*map(real, given))
         if layer.operator.same_quantization or result.isnan().any():
             return result
         return self._on_grid(path, result)
 
     def _on_grid(self, path: str, values: Tensor) -> OnGrid:
-        """Real numbers that a quantizer made, or the device."""
+        """Real numbers from a quantizer, or from the device."""
         scale, zero_point = self._steps.placement(path).scale[0], self._steps.zero_point(path)
         lowest, highest = (-math.inf, math.inf) if self._steps.bits(path) > 8 else (INT8_MIN, INT8_MAX)
         with torch.no_grad():
@@ -301,7 +300,7 @@ class Device:
     # --- one layer --------------------------------------------------------------------------------------------------
 
     def compute(self, path: str, layer: QuantizedLayer, operands: Sequence[OnGrid]) -> Value:
-        """The device's result of operands on their grids."""
+        """The device's result for operands on their grids."""
         step = cast(PlanStep, self.plan.stored(path))
         operator = layer.operator
         if operator.moves_codes:
@@ -345,7 +344,7 @@ class Device:
         if layer.operator.same_quantization:
             return OnGrid(straight_through(values, steps, factor=1 / float(scale)), scale)
         values, result, unit = layer.clamped(values), self._steps.clamp(path), float(scale)
-        # An activation has had its gradient.
+        # The activation's gradient is already included.
         low = min(result.low, -SLACK)
         return OnGrid(straight_through(values, steps, low * unit, result.high * unit, 1 / unit), scale)
 
@@ -379,12 +378,12 @@ class Device:
         if is_at_hand(sums) and forward_ad._current_level < 0:
             steps = rounded(sums, scale, axis, float(input_scale), result, rounding, differentiated)
             return OnGrid(steps, result.scale)
-        # Not a division by a number, for which GPUs multiply with its inverse.
+        # Not a division by a number, which GPUs replace with multiplication by its inverse.
         multiplier = (scale * float(input_scale)) / torch.full_like(scale, float(result.scale))
         multiplier = per_channel(multiplier, sums.dim(), axis)
         if rounding == "float32":
-            # Sums beyond 2**24 come in float64; the one rounding to float32 is the device's. In place where nobody
-            # else sees them.
+            # Sums beyond 2**24 come in float64; the one rounding to float32 is the device's. In place where nothing
+            # else reads them.
             scaled = sums.float()
             scaled = scaled * multiplier if differentiated and scaled._base is not None else scaled.mul_(multiplier)
             with torch.no_grad():
@@ -430,7 +429,7 @@ class Device:
     def _asked(
         self, step: PlanStep, operands: Sequence[OnGrid], constants: Constants, weights: Mapping[str, Any]
     ) -> Tensor:
-        """What the declarations say, in NumPy."""
+        """What the declarations compute, in NumPy."""
         found = self._steps.results(step, [array(each.steps) for each in operands], constants, weights)
         return torch.from_numpy(found).to(operands[0].steps.device)
 
@@ -446,20 +445,20 @@ def _in_float64(
 
 
 def _operations_are_watched() -> bool:
-    """Whether something records PyTorch's operations, or computes others in their place."""
+    """Whether something records PyTorch's operations, or replaces them."""
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
     return modes > 0 or torch.jit.is_tracing()
 
 
 def _is_noisy(module: nn.Module) -> bool:
-    """Whether training makes something else of a tensor that stays as it is on the device."""
+    """Whether training changes a tensor that stays as it is on the device."""
     return (
         isinstance(module, TrainingOnly) and module.training and (module.expression is not None or module.dropout > 0)
     )
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody's hooks want to see what a module is called with, or change it."""
+    """Whether hooks observe or change what a module is called with."""
     every = nn.modules.module
     return any(
         (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps on a GPU without the time that Python takes to launch their kernels: CUDA graphs."""
+"""Training steps on a GPU without the time Python takes to launch their kernels: CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .primitives import constants_in_use
 
 
 class GraphedModel(nn.Module):
-    """A prepared model whose training calls replay CUDA graphs of its forward and its backward pass. Made by `graphed`.
+    """A prepared model whose training calls replay CUDA graphs of its forward and backward pass. Made by `graphed`.
 
-    It computes the bits of the model itself. Calls that differ from the captured one (other shapes, evaluation, a
-    frozen model, other parameters that are trained) go to the model.
+    It computes the same bits as the model itself. Calls that differ from the captured one (other shapes, evaluation, a
+    frozen model, other trained parameters) go to the model.
 
     Attributes:
         model: the prepared model; parameters and state are the same tensors.
-        replays: whether the last call was a graph's.
+        replays: whether the last call replayed a graph.
     """
 
     def __init__(self, model: PreparedModel, inputs: tuple[Tensor, ...]) -> None:
@@ -51,7 +51,7 @@ class GraphedModel(nn.Module):
         return tree_unflatten(list(results), captured.tree)
 
     def _situation(self, inputs: tuple[Any, ...]) -> Hashable:
-        """All that a captured call depends on beside the tensors' values."""
+        """All that a captured call depends on besides the tensors' values."""
         model = self.model
         held = (*model.parameters(), *model.buffers())
         return (
@@ -70,7 +70,7 @@ class GraphedModel(nn.Module):
 
 
 def _has_hooks(modules: Sequence[nn.Module]) -> bool:
-    """Whether a function of the user is called with modules: a graph calls none."""
+    """Whether user functions are called with modules: a graph calls none."""
     return any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
         for module in modules
@@ -81,7 +81,7 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
     """Captures a training step's forward and backward pass in CUDA graphs, as `torch.cuda.make_graphed_callables` does.
 
     A network of small layers spends most of a step in Python, which launches one kernel after the other; a graph
-    launches them all at once. Call what this returns where the loop called the model; optimizer and loss stay as they
+    launches them all at once. Call the returned module where the loop called the model; optimizer and loss stay as they
     are, and so does every bit. `qat.freeze`, `deploy` and evaluation take the model itself, as before::
 
         step = qat.graphed(prepared, images)
@@ -89,19 +89,19 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
             loss = F.cross_entropy(step(images), labels)
 
     Args:
-        model: on a GPU, in training, calibrated and not frozen. Its state is what it was.
-        inputs: one batch, as the model is called with; its values do not matter. Batches of other shapes, such as an
-            epoch's last, go to the model itself.
+        model: on a GPU, in training, calibrated and not frozen. Its state is unchanged.
+        inputs: one batch, as passed to the model; its values do not matter. Batches of other shapes, such as an epoch's
+            last, go to the model itself.
 
     Returns:
-        A module with the model's parameters. Each call's backward pass comes before the next call, as the graphs keep
-        one call's values; else it raises RuntimeError.
+        A module with the model's parameters. Each call's backward pass has to come before the next call, as the graphs
+        keep one call's values; otherwise it raises RuntimeError.
 
     Raises:
-        TypeError: the model is no prepared model, or an input no tensor.
+        TypeError: the model is not a prepared model, or an input is not a tensor.
         ValueError: the model is not on one GPU, in evaluation, frozen, watched, has hooks, or is trained by several
             processes.
-        RuntimeError: of PyTorch: a step of the model waits for the GPU, so that it cannot be captured.
+        RuntimeError: from PyTorch: a step of the model waits for the GPU, so it cannot be captured.
     """
     if not isinstance(model, PreparedModel):
         raise TypeError(f"graphed: model must be a prepared model of PyTorch, got {type(model).__name__}")
@@ -121,15 +121,15 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
     return GraphedModel(model, inputs)
 
 
-# Calls before a capture, in which libraries choose kernels and memory is found.
+# Calls before a capture, in which libraries choose kernels and memory is allocated.
 _WARM_UP = 3
 
 
 class _Captured:
     """CUDA graphs of one model's forward and backward pass, and the memory that they read and write.
 
-    `torch.cuda.make_graphed_callables` gives out that memory itself: a gradient that is added to the next one, or a
-    result that is kept, would be overwritten by the next call.
+    `torch.cuda.make_graphed_callables` returns that memory itself: an accumulated gradient, or a result that is kept,
+    would be overwritten by the next call.
     """
 
     def __init__(self, model: PreparedModel, inputs: tuple[Tensor, ...]) -> None:
@@ -220,11 +220,11 @@ class Replay(torch.autograd.Function):
 
 
 def _captured(model: PreparedModel, inputs: tuple[Tensor, ...]) -> _Captured:
-    """Leaves statistics, ranges and random numbers, which change in the calls of a capture, as they were."""
+    """Captures, and leaves statistics, ranges and random numbers, which a capture's calls change, as they were."""
     held, device = [*model.parameters(), *model.buffers()], inputs[0].device
     kept, drawn = [each.detach().clone() for each in held], torch.cuda.get_rng_state(device)
     try:
-        # In autocast PyTorch keeps copies of weights between calls, which a graph would go on reading.
+        # In autocast PyTorch caches copies of weights between calls, which a graph would go on reading.
         with (
             torch.cuda.device(device),
             torch.enable_grad(),

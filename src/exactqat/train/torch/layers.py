@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a prepared network, each one operator of the device with the tensor that it stores.
+"""The layers of a prepared network, each one operator of the device with the tensor it stores.
 
-They keep what a step works with; what it computes is said by `train.core.steps`. The device's own integers, of a frozen
-layer, come from `frozen`; `compose` is the same in real numbers and fake quantization.
+They hold what a step works with; `train.core.steps` says what it computes. A frozen layer's device integers come from
+`frozen`; `compose` is the same in real numbers and fake quantization.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import primitives as primitives_torch
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
 from .owners import BEFORE
 
-# A tensor that does not depend on the input, as it is at this moment.
+# A tensor that does not depend on the input, at its current value.
 Source = Callable[[], Tensor]
 
 
@@ -29,7 +29,7 @@ class ModuleTensor:
     """The parameter or buffer that a module holds under a name.
 
     Attributes:
-        moves: steps of training write into it, so that what is computed of it needs a copy for its backward pass.
+        moves: training steps write into it, so computing from it needs a copy for the backward pass.
     """
 
     def __init__(self, owner: nn.Module, name: str) -> None:
@@ -42,7 +42,7 @@ class ModuleTensor:
         return held.clone() if self.moves and torch.is_grad_enabled() else held
 
     def tensor(self) -> Tensor:
-        """What is held itself."""
+        """The held tensor itself."""
         held: Tensor | None = self.owner._parameters.get(self.name)
         if held is None:
             held = self.owner._buffers.get(self.name)
@@ -54,7 +54,7 @@ class ModuleTensor:
 
 
 class Computed:
-    """What a function computes from other such tensors, again at every call, so that gradients reach them."""
+    """What a function computes from other such tensors, recomputed at every call so that gradients reach them."""
 
     def __init__(self, function: Callable[..., Tensor], sources: Sequence[Source]) -> None:
         self.function = function
@@ -65,7 +65,7 @@ class Computed:
 
 
 class ConstantOperand(nn.Module):
-    """An operand that does not depend on the input, on a grid of its own: symmetric, narrow, one scale."""
+    """An operand that does not depend on the input, on its own grid: symmetric, narrow, one scale."""
 
     def __init__(self, source: Source, quantizer: WeightFakeQuantize, output_quantizer: FakeQuantize) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class ConstantOperand(nn.Module):
 
 
 class SharedConstant(nn.Module):
-    """An operand that does not depend on the input, of an operator that moves codes: it lies on the result's grid."""
+    """An operand that does not depend on the input, of an operator that moves codes: it is on the result's grid."""
 
     def __init__(self, source: Source, output_quantizer: FakeQuantize) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Integers(Protocol):
     """What computes a frozen network as the device does: `frozen.Device`."""
 
     def ready(self) -> bool:
-        """Whether it computes what is asked for just now."""
+        """Whether it can compute what is currently wanted."""
         raise NotImplementedError
 
     def layer(self, path: str, layer: QuantizedLayer, features: Sequence[Tensor]) -> Tensor:
@@ -123,7 +123,7 @@ class QuantizedLayer(Step, nn.Module):
     ) -> None:
         """
         Args:
-            source: the quantizer of the first tensor that it reads; None for an input.
+            source: the quantizer of the first tensor it reads; None for an input.
             constants: by their position among the operands.
         """
         nn.Module.__init__(self)
@@ -180,7 +180,7 @@ class WeightedLayer(WeightedStep, QuantizedLayer):
     names, and may serve several layers.
 
     Attributes:
-        of_all_processes: whether statistics must be those of all processes; off where each one runs on the same data.
+        of_all_processes: whether statistics must be those of all processes; off if each one runs on the same data.
     """
 
     of_all_processes = True
@@ -221,7 +221,7 @@ class WeightedLayer(WeightedStep, QuantizedLayer):
 
 
 class TrainingOnly(nn.Module):
-    """What there is in training alone, such as dropout; what is stored stays stored."""
+    """What exists in training alone, such as dropout; what is stored stays stored."""
 
     def __init__(
         self,
@@ -232,8 +232,8 @@ class TrainingOnly(nn.Module):
     ) -> None:
         """
         Args:
-            expression: makes what training goes on with, of `sources` and the tensor itself.
-            dropout: share of values that are dropped.
+            expression: computes what training continues with, from `sources` and the tensor itself.
+            dropout: share of dropped values.
             stop_gradient: no gradient passes.
         """
         super().__init__()
@@ -253,7 +253,7 @@ class TrainingOnly(nn.Module):
 
 
 class CustomGradient(nn.Module):
-    """A tensor as it is, with the gradient of the user's own rule; whatever computed its value passes none."""
+    """An unchanged tensor, with the gradient of the user's own rule; whatever computed its value passes none."""
 
     def __init__(self, expression: Callable[..., Tensor], sources: Sequence[Source]) -> None:
         """
@@ -265,7 +265,7 @@ class CustomGradient(nn.Module):
         self._sources = tuple(sources)
 
     def gradient_of(self, operands: Sequence[Tensor]) -> Tensor | None:
-        """What gives the gradient; None where nothing asks for one."""
+        """The tensor that provides the gradient; None if none is needed."""
         given = [*(source() for source in self._sources), *operands]
         return self.expression(*given) if any(map(is_differentiated, given)) else None
 
@@ -276,7 +276,7 @@ class CustomGradient(nn.Module):
 
 
 class Outside(nn.Module):
-    """A last function of the device's results: computed in training, left to the program that runs the device."""
+    """A final function of the device's results: computed in training, left to the program that runs the device."""
 
     def __init__(self, kind: str, attributes: Mapping[str, Any]) -> None:
         super().__init__()

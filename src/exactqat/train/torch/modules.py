@@ -2,7 +2,7 @@
 """PyTorch modules over the operators, all usable on their own: fake quantization, convolutions with TensorFlow's
 padding, depthwise convolution and fused batch norm.
 
-They take and give PyTorch's [batch, channels, height, width]. Inside, the operators see [batch, height, width,
+They take and return PyTorch's [batch, channels, height, width]. Inside, the operators see [batch, height, width,
 channels]: for a tensor in ``torch.channels_last`` that is the same memory under another view, and nothing is copied.
 """
 
@@ -48,14 +48,14 @@ def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[in
 
 
 def is_recomputing() -> bool:
-    """Whether this runs as a part of a backward pass, as what `torch.utils.checkpoint` computes once more."""
+    """Whether this runs as part of a backward pass, such as when `torch.utils.checkpoint` recomputes."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class FakeQuantize(nn.Module):
     """Rounds an activation to the grid its device tensor will have; gradients as in TensorFlow's operators.
 
-    `observing` is set by calibration only. `quantizing` is off while calibrating. `frozen` fixes the range for good.
+    `observing` is set only by calibration. `quantizing` is off while calibrating. `frozen` fixes the range for good.
     """
 
     def __init__(self, rule: Rule, nonnegative: bool = False, trained: bool = True) -> None:
@@ -66,12 +66,12 @@ class FakeQuantize(nn.Module):
         self.observing = False
         self.quantizing = True
         self.frozen = False
-        # Integers pass as they are: indices into a table.
+        # Integers pass unchanged: indices into a table.
         self.indices = False
 
     @property
     def observes(self) -> bool:
-        """Whether the next tensor moves the range; one that a checkpoint computes again has done so."""
+        """Whether the next tensor moves the range; one recomputed by a checkpoint already has."""
         follows = self.training and not self.frozen and self.range.follows_training_data
         return self.observing or (follows and not is_recomputing())
 
@@ -81,9 +81,9 @@ class FakeQuantize(nn.Module):
         return self.quantize(activation) if self.quantizing and not self.indices else activation
 
     def quantize(self, activation: Tensor) -> Tensor:
-        """The values on the grid of this moment."""
+        """The values on the current grid."""
         minimum, maximum = self.range()
-        # Images stay in channels_last; what an operator left in the user's order is not turned round for this.
+        # Images stay in channels_last; what an operator left in the user's order is not permuted for this.
         if activation.dim() == 4 and not (
             activation.is_contiguous() and not activation.is_contiguous(memory_format=torch.channels_last)
         ):
@@ -92,7 +92,7 @@ class FakeQuantize(nn.Module):
         return fake_quantize(activation, minimum, maximum, self.bits, narrow_range=False)
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """(min, max) of this moment, rank 0."""
+        """The current (min, max), rank 0."""
         ends: tuple[Tensor, Tensor] = self.range()
         return ends
 
@@ -106,7 +106,7 @@ class FakeQuantize(nn.Module):
         return nudged(low, high, self.bits)
 
     def codes(self, quantized: Tensor) -> np.ndarray:
-        """Codes 0..2**bits - 1 of what `forward` gave, int64, same shape."""
+        """Codes 0..2**bits - 1 of what `forward` returned, int64, same shape."""
         return codes_of(quantized.detach().cpu().numpy(), *self.scale_and_zero_point())
 
     def extra_repr(self) -> str:
@@ -114,7 +114,7 @@ class FakeQuantize(nn.Module):
 
 
 class WeightFakeQuantize(nn.Module):
-    """Rounds a weight to its grid, one scale per output channel (or one in all, by the rule)."""
+    """Rounds a weight to its grid, with one scale per output channel (or a single one, by the rule)."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class WeightFakeQuantize(nn.Module):
         Args:
             weight: as `forward` will get it; learned ranges start from it.
             channel_axis: the weight's axis of output channels.
-            bits: of a constant that is no weight; the rule says those of weights.
+            bits: for a constant that is not a weight; for weights the rule says.
             range_end: see `planning.plans.Weights`.
         """
         super().__init__()
@@ -146,7 +146,7 @@ class WeightFakeQuantize(nn.Module):
         if not self.quantizing:
             return weight
         if self._by_rows(weight):
-            # Every dense weight has its output channels outermost: nothing is turned over, as the general way does.
+            # Every dense weight has its output channels outermost: nothing is permuted, unlike in the general case.
             rows = weight.dim() == 4 and not weight.is_contiguous()
             dense = weight.permute(0, 2, 3, 1).contiguous() if rows else weight.contiguous()
             if self.range.learned:
@@ -161,8 +161,8 @@ class WeightFakeQuantize(nn.Module):
         return quantized.movedim(-1, self.channel_axis) if weight.dim() else quantized
 
     def _by_rows(self, weight: Tensor) -> bool:
-        """Whether there is an operator on the CPU: for ranges that are symmetric around zero, learned or each channel's
-        largest magnitude."""
+        """Whether there is a CPU operator: for ranges symmetric around zero, learned or each channel's largest
+        magnitude."""
         range_ = self.range
         return (
             self.channel_axis == 0
@@ -178,7 +178,7 @@ class WeightFakeQuantize(nn.Module):
         )
 
     def scale(self, weight: Tensor) -> Tensor:
-        """The width of one step for every output channel, [out_channels]; 0 for a channel whose range is zero."""
+        """The step width for every output channel, [out_channels]; 0 for a channel whose range is zero."""
         scale = step_width(self.range(self._channels_last(weight)), self.bits, self.rule.narrow_range)
         return scale.expand(weight.shape[self.channel_axis] if weight.dim() else 1)
 
@@ -290,7 +290,7 @@ class DepthwiseConv2d(Conv2d):
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if is_exporting():
-            # Capturing reads what is computed; by which operator does not matter there.
+            # Capturing reads what is computed; the operator does not matter there.
             return super().convolve(features, weight, bias)
         features, weight, bias = as_in_autocast(features, weight, bias)
         height, width = weight.shape[2:]
@@ -309,7 +309,7 @@ class DepthwiseConv2d(Conv2d):
 
 
 class BatchNormTensors(NamedTuple):
-    """What batch norm works with: all [channels], but for `batches`, which counts training batches."""
+    """What batch norm works with: all [channels], except `batches`, which counts training batches."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -319,13 +319,13 @@ class BatchNormTensors(NamedTuple):
 
 
 class FusedBatchNorm(nn.Module):
-    """Batch norm by TensorFlow's fused operator, for tensors of any rank; where its tensors are, `tensors` says."""
+    """Batch norm by TensorFlow's fused operator, for tensors of any rank; `tensors` says where its tensors are."""
 
     eps: float
     momentum: float | None
 
     def tensors(self) -> BatchNormTensors:
-        """The parameters and statistics of this moment."""
+        """The current parameters and statistics."""
         raise NotImplementedError
 
     def _scale_and_offset(self, tensors: BatchNormTensors) -> tuple[Tensor, Tensor]:
@@ -373,7 +373,7 @@ class FusedBatchNorm(nn.Module):
     ) -> Tensor:
         """Batch norm in training, the activation and `quantizer` in two passes over memory instead of six.
 
-        The same bits as one by one; where `can_forward_quantized`.
+        The same bits as one by one; requires `can_forward_quantized`.
 
         Args:
             features: channels along `channel_axis`.
@@ -413,7 +413,7 @@ class FusedBatchNorm(nn.Module):
 
     def can_forward_quantized(self, features: Tensor, quantizer: FakeQuantize) -> bool:
         """Whether `forward_quantized` does what the modules would: in training on the CPU in float32, while nothing
-        looks at what lies between them."""
+        looks at what is between them."""
         range_ = quantizer.range
         return (
             self.training
@@ -424,7 +424,7 @@ class FusedBatchNorm(nn.Module):
             and (type(quantizer), type(range_)) == (FakeQuantize, ActivationRange)
             and quantizer.quantizing
             and not quantizer.observing
-            # Percentiles are not those of the ends.
+            # Percentiles do not follow from the extremes.
             and not (quantizer.observes and range_.policy == "percentile")
             and not (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks)
             and not (quantizer._forward_hooks or quantizer._forward_pre_hooks or quantizer._backward_hooks)
@@ -432,9 +432,9 @@ class FusedBatchNorm(nn.Module):
         )
 
     def factor_and_offset(self) -> tuple[Tensor, Tensor]:
-        """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives factor 0."""
+        """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives a factor of 0."""
         weight, bias, mean, variance, _ = self.tensors()
-        # A copy in training, where the statistics change before the backward pass.
+        # A copy in training, as the statistics change before the backward pass.
         mean = mean.clone() if self.training else mean
         return factor_and_offset(primitives_torch, weight, bias, mean, variance, self.eps)
 
@@ -465,16 +465,17 @@ class FusedBatchNorm2d(FusedBatchNorm, nn.BatchNorm2d):
 
 
 def batch_norm_tensors(module: nn.BatchNorm1d | nn.BatchNorm2d) -> BatchNormTensors:
-    """What a batch norm of PyTorch's holds."""
+    """The tensors of a PyTorch batch norm."""
     mean, variance = cast(Tensor, module.running_mean), cast(Tensor, module.running_var)
     return BatchNormTensors(module.weight, module.bias, mean, variance, module.num_batches_tracked)
 
 
 class LayerBatchNorm(FusedBatchNorm):
-    """The batch norm of a layer. Its tensors stand elsewhere, as those of the user's model, and may serve other layers.
+    """The batch norm of a layer. Its tensors are kept elsewhere, as those of the user's model, and may serve other
+    layers.
 
     Args:
-        weight, bias, mean, variance, batches: give the tensors of `BatchNormTensors`, or None.
+        weight, bias, mean, variance, batches: return the tensors of `BatchNormTensors`, or None.
         follows: whether the statistics follow training batches; otherwise the user has frozen them.
     """
 
@@ -503,12 +504,12 @@ class LayerBatchNorm(FusedBatchNorm):
         return self.eps
 
     def beta_and_variance(self) -> tuple[Tensor | None, Tensor]:
-        """The offset that is trained, or None, and the running variance; [channels]."""
+        """The trained offset, or None, and the running variance; [channels]."""
         _, beta, _, variance, _ = self.tensors()
         return beta, variance
 
     def stored(self, features: Tensor, activation: str, quantizer: FakeQuantize, channel_axis: int) -> Tensor | None:
-        """Batch norm in training, the activation and `quantizer` in one, where there is an operator for it."""
+        """Batch norm in training, the activation and `quantizer` in one, if there is an operator for it."""
         if not self.can_forward_quantized(features, quantizer):
             return None
         return self.forward_quantized(features, activation, quantizer, channel_axis)

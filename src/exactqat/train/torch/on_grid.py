@@ -12,7 +12,7 @@ class OnGrid:
 
     Attributes:
         steps: whole numbers in float32, 0 for real 0; indices in int64.
-        scale: what one of them is.
+        scale: the size of one step.
     """
 
     __slots__ = ("_real", "scale", "steps")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that keep the user's parameters under the user's names in a prepared model.
 
-They compute nothing, the layers under ``quantization`` read from them. So what PyTorch allows of a module that computes
-(putting another in its place, pruning it, giving it a weight norm) would change nothing here, or leave a layer without
-its weight: it is refused when it happens.
+They compute nothing; the layers under ``quantization`` read from them. So what PyTorch allows for a module that
+computes (replacing it, pruning it, giving it a weight norm) would change nothing here, or leave a layer without its
+weight: it is refused when it happens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BEFORE = "change the float model and prepare it again; pruning, weight norm and 
 
 
 class Owner(nn.Module):
-    """Keeps parameters, buffers and further owners, and keeps them there once it is closed."""
+    """Holds parameters, buffers and further owners, and keeps them there once it is closed."""
 
     # Names of the parameters and buffers, once it is closed.
     kept: frozenset[str] | None = None
@@ -73,7 +73,7 @@ def require_float32(convert: Any) -> None:
 
 
 def require_called_plainly(args: Any, frozen: bool) -> None:
-    """Refuses what would record one call of a prepared model as if it were all of it."""
+    """Refuses anything that would record one call of a prepared model as if that were the whole model."""
     if torch.compiler.is_compiling():
         if frozen and is_exporting():
             raise TypeError(f"a frozen model, which computes the device's integers, cannot be exported: {FILE}")

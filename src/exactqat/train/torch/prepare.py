@@ -40,18 +40,19 @@ def prepare(
     Args:
         model: any module that computes the same sequence of operations for every input; see `capture`. It is not
             changed; its parameters and buffers are taken over, with ``requires_grad`` and the training mode.
-        example: a batch as the model gets it: a tensor, or a tuple of positional or a dictionary of keyword
-            arguments. Its values do not matter, nor does the number of examples.
-        rules: settings by module path; see `Rule`. The first match decides. The input is called ``"input"``, several
-            ones by the names of the arguments.
+        example: a batch as the model takes it: a tensor, or a tuple of positional or a dictionary of keyword arguments.
+            Its values do not matter, nor does the number of examples.
+        rules: settings by module path; see `Rule`. The first match decides. A single input is called ``"input"``;
+            several have the names of their arguments.
         deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
-        device: whose arithmetic the frozen model computes, a name of `deploy.PROFILES`: ``"xnnpack-x86"``,
+        device: the device whose arithmetic the frozen model computes, a name in `deploy.PROFILES`: ``"xnnpack-x86"``,
             ``"xnnpack-arm64"``, ``"reference"``, ``"micro"`` or ``"onnxruntime-x86"``. None: it stays fake
-            quantization, which rounds sums otherwise (up to some percent of a deep network's codes).
-        check: run the model beside the prepared one, quantization and randomness off, and compare results, gradients
-            and buffers, in training and in evaluation, with several numbers of examples. `PreparedModel.proof` holds
-            what was compared. Turn it off to save a few forward and backward runs, for a model that has passed before.
-        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is a part
+            quantization, which rounds sums differently (up to a few percent of a deep network's codes).
+        check: run the model alongside the prepared one, with quantization and randomness off, and compare results,
+            gradients and buffers, in training and in evaluation, with several numbers of examples.
+            `PreparedModel.proof` holds what was compared. Turn it off to save a few forward and backward runs for a
+            model that has passed before.
+        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is part
             of the device's network: then the file returns what the model does, in the device's integers (a softmax in
             steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
             from (logits). None: not, and a FinalActivationWarning says so.
@@ -59,9 +60,9 @@ def prepare(
     Raises:
         UnsupportedOperator: lists every operator the device cannot run, with its place and what to do; or the network
             that would be trained is not the model, with what differs first and by how much.
-        ValueError: no rule matches a layer, a rule cannot be deployed, there is no such device, or the model is
-            prepared already.
-        TypeError: the model is no module, or a scripted one, or the rules are no rules.
+        ValueError: no rule matches a layer, a rule cannot be deployed, there is no such device, or the model is already
+            prepared.
+        TypeError: the model is not a module, or is a scripted one, or the rules are not rules.
     """
     device = None if device is None else profile_named(device).name
     if not isinstance(model, nn.Module):
@@ -85,7 +86,7 @@ def prepare(
         raise UnsupportedOperator(str(error)) from error
     network = with_examples(network, [_ends(each) for each in network.input_tree.flatten(*args, **kwargs)])
     prepared = _planned(network, model, rules, device, deployable, keep_final_activation)
-    if not any(True for _ in model.parameters()):  # all that it has are ranges: they go where the data are
+    if not any(True for _ in model.parameters()):  # it only has ranges: they go where the data is
         prepared.to(next(given.device for given in tree_leaves((args, kwargs)) if isinstance(given, Tensor)))
     if check:
         with at_work("prepare compares what it made with the model"), _undisturbed():
@@ -97,11 +98,11 @@ def prepare(
 def prepare_again(
     prepared: PreparedModel, rules: Iterable[Rule], *, device: str | None = DEFAULT_PROFILE
 ) -> PreparedModel:
-    """What `prepare` would make by other rules of the model that a prepared one was made of, with the weights and
-    buffers that are in it now. Reading a model takes seconds, and depends on no rule.
+    """What `prepare` would make with other rules from the model that a prepared one was made from, with its current
+    weights and buffers. Reading a model takes seconds, and does not depend on rules.
 
     Args:
-        rules, device: as in `prepare`. A last activation is left to the program that runs the device.
+        rules, device: as in `prepare`. A final activation is left to the program that runs the device.
     """
     return _planned(prepared.plan.network, prepared, checked_rules(rules), device, True, False)
 
@@ -114,20 +115,20 @@ def _planned(
     deployable: bool,
     keep_final_activation: bool | None,
 ) -> PreparedModel:
-    """A network under rules, with the tensors and the training mode of a model that has them under its names."""
+    """A network under rules, with the tensors and training mode of a model that has them under its names."""
     planned = plan(network, rules, deployable, keep_final_activation)
     warn_of_plan(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     with _undisturbed():
         made = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device)
-        made.to(next((each.device for each in tensors.values()), None))  # ranges, beside the user's tensors
+        made.to(next((each.device for each in tensors.values()), None))  # ranges, on the device of the user's tensors
     made.train(model.training)
     return made
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Float32, and gradients that are recorded, whatever `prepare` is called in."""
+    """Float32 and recorded gradients, in whatever context `prepare` is called."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -138,7 +139,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _ends(tensor: Tensor) -> list[float | int]:
-    """The smallest and the largest number; none of truth values, and of nothing."""
+    """The smallest and the largest number; none for booleans or an empty tensor."""
     if tensor.dtype == torch.bool or not tensor.numel():
         return []
     return [end.item() for end in tensor.detach().aminmax()]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prepared network in PyTorch: a module that computes what the device will.
 
-The module runs the plan's steps one after the other; what each of them computes is said by the device's declarations.
-The user's parameters stay under the user's names, quantizers and ranges are beside them.
+The module runs the plan's steps one after the other; the device's declarations say what each of them computes. The
+user's parameters stay under the user's names, quantizers and ranges are next to them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LAYERS = "quantization"
 
 
 class Watched(dict[str, Tensor]):
-    """Tensors of one call, which belong to no copy of a model and to no file."""
+    """Tensors of one call, which are neither copied with a model nor saved."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Watched, ()
@@ -66,8 +66,8 @@ class Watched(dict[str, Tensor]):
 class PreparedModel(Owner):
     """A model under the device's arithmetic. Trains like any module; `freeze` starts its last phase.
 
-    Takes and gives what the user's model does, with any number of examples in a batch. Its parameters and buffers carry
-    the names that they have in the user's model; those of quantizers begin with ``quantization.`` and the layer's path.
+    Takes and returns what the user's model does, with any number of examples in a batch. Its parameters and buffers
+    have the same names as in the user's model; those of quantizers begin with ``quantization.`` and the layer's path.
     It trains in float32, whatever the model was in.
 
     Attributes:
@@ -75,8 +75,8 @@ class PreparedModel(Owner):
         unused_rules: one sentence for every rule that has no effect.
         frozen: whether the last phase has begun; part of the state dict. From then on the device's integers are
             computed, in training and in evaluation: what is stored is exactly ``(code - zero point) * scale``.
-        profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. May be set. None: it stays
-            fake quantized.
+        profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. It may be set. None: it
+            stays fake quantized.
         proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 
@@ -84,10 +84,10 @@ class PreparedModel(Owner):
         """
         Args:
             plan: what to run.
-            tensors: the user's parameters and buffers by path, those of several paths under each. They are copied.
+            tensors: the user's parameters and buffers by path, those with several paths under each. They are copied.
             profile: see the attribute.
         """
-        # Here, as it brings PyTorch's compiler, which takes its time to import.
+        # Here, as it imports PyTorch's compiler, which is slow to import.
         from .frozen import Device
 
         super().__init__()
@@ -98,7 +98,7 @@ class PreparedModel(Owner):
         self._observing = False
         self._watched: Watched | None = None
         building = _Building(self, plan, tensors)
-        # In a dictionary, as they are registered where their paths say.
+        # In a dictionary, as they are registered at their paths.
         self._steps: dict[str, nn.Module] = building.run()
         self._order = _order(plan)
         self._updates = building.updates()
@@ -138,12 +138,12 @@ class PreparedModel(Owner):
         return self._run(args, kwargs, seen)
 
     def watch(self) -> None:
-        """From here on calls in training keep what the layers store, for `watched`."""
+        """From here on, calls in training keep what the layers store, for `watched`."""
         self._watched = Watched()
 
     def watched(self) -> dict[str, Tensor]:
-        """What the layers stored in the last call in training, by path, with gradients; empty where there is none.
-        Nothing is kept any longer."""
+        """What the layers stored in the last call in training, by path, with gradients; empty if there was none.
+        Nothing is kept afterwards."""
         values = dict(self._watched or {})
         if self._watched is not None:
             self._watched.clear()
@@ -154,7 +154,7 @@ class PreparedModel(Owner):
         return super()._apply(fn, recurse)
 
     def __prepare_scriptable__(self) -> PreparedModel:
-        """What `torch.jit.script` asks for first."""
+        """What `torch.jit.script` calls first."""
         raise TypeError(f"a prepared model cannot be scripted by torch.jit: {FILE}")
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
@@ -162,7 +162,7 @@ class PreparedModel(Owner):
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
         for each, tensor in zip(self.plan.inputs, given, strict=True):
             require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
-            # Of several processes some may have nothing in a batch, if others have.
+            # With several processes, some may have an empty batch if others do not.
             if (self._observing or (self.training and not self._frozen)) and not _shares_batches():
                 require_examples(each, tuple(tensor.shape))
         if not (torch.compiler.is_compiling() or is_captured(given)):
@@ -190,7 +190,7 @@ class PreparedModel(Owner):
         return network.output_tree.unflatten(results)
 
     def require_rows(self, given: Sequence[Tensor]) -> None:
-        """Refuses indices that are none of a table's rows; `given`: the inputs in the plan's order."""
+        """Refuses indices that are not rows of a table; `given`: the inputs in the plan's order."""
         for each, tensor in zip(self.plan.inputs, given, strict=True):
             if each.rows and tensor.numel():
                 require_rows(each, *(int(end) for end in tensor.aminmax()))
@@ -216,7 +216,7 @@ class PreparedModel(Owner):
         return values
 
     def step(self, path: str) -> nn.Module:
-        """The module of an input or a step of the plan; `forward` calls it with the operands that are computed."""
+        """The module of an input or a step of the plan; `forward` calls it with the computed operands."""
         return self._steps[path]
 
     def layers(self) -> Iterator[tuple[str, QuantizedLayer]]:
@@ -227,19 +227,19 @@ class PreparedModel(Owner):
 
     @torch.no_grad()
     def stored_tensors(self, *args: Any, **kwargs: Any) -> dict[str, tuple[FakeQuantize, Tensor]]:
-        """Runs the model and gives, by layer path, the quantizer and the value of every tensor the device stores."""
+        """Runs the model and returns, by layer path, the quantizer and the value of every tensor the device stores."""
         seen: dict[str, Tensor] = {}
         self._run(args, kwargs, seen)
         return {path: (layer.output_quantizer, seen[path]) for path, layer in self.layers()}
 
     def float_tensors(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """As `stored_tensors`, of the same network without quantization."""
+        """As `stored_tensors`, for the same network without quantization."""
         with _without_quantization(self):
             return {name: value for name, (_, value) in self.stored_tensors(*args, **kwargs).items()}
 
     @torch.no_grad()
     def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without last steps that the
+        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
         device's network leaves out.
 
         Args:
@@ -259,7 +259,7 @@ class PreparedModel(Owner):
         return inputs, outputs
 
     def _beside(self, batch: Any) -> Any:
-        """Arrays and tensors, however they nest, as tensors where the model's own are."""
+        """Arrays and tensors, however nested, as tensors on the model's device."""
         device = next((each.device for each in (*self.parameters(), *self.buffers())), torch.device("cpu"))
         tensors = tree_map_only(np.ndarray, torch.from_numpy, batch)
         return tree_map_only(Tensor, lambda each: each.to(device), tensors)
@@ -282,7 +282,7 @@ class PreparedModel(Owner):
 
     @torch.no_grad()
     def numbers(self) -> Numbers:
-        """What training ends with, for `deploy.lower`.
+        """The numbers that training ended with, for `deploy.lower`.
 
         Raises:
             RuntimeError: a range has seen no data.
@@ -310,7 +310,7 @@ class PreparedModel(Owner):
 
         functional, arrays = Functional(self.plan, profile=self.profile), self._arrays()
         own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
-        # Also what constants are computed from, as the other frameworks have it.
+        # Also what constants are computed from, as in the other frameworks.
         users = {name: own[name] for name in functional.tensors if name in own}
         given = {name: unwrapped(tensor.detach().cpu()).numpy() for name, tensor in users.items()}
         arrays = replace(arrays, tensors={**given, **arrays.tensors})
@@ -318,7 +318,7 @@ class PreparedModel(Owner):
 
     @torch.no_grad()
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
-        """Takes over parameters and buffers, by the user's names, and the ranges of grids, by theirs.
+        """Takes over parameters and buffers, by the user's names, and the ranges of grids, by the grids' names.
 
         Raises:
             ValueError: the model is frozen, or it has no such tensor.
@@ -341,7 +341,7 @@ class PreparedModel(Owner):
 
     @torch.no_grad()
     def _arrays(self, steps: Sequence[PlanStep] | None = None) -> Arrays:
-        """What the core makes integers of, in NumPy; the tensors of some steps only."""
+        """What the core computes integers from, in NumPy; only the tensors of the given steps."""
 
         def array(tensor: Tensor) -> np.ndarray:
             return unwrapped(tensor.detach().cpu()).numpy()
@@ -360,7 +360,7 @@ class PreparedModel(Owner):
         return arrays
 
     def _trained(self) -> list[np.ndarray]:
-        """All that `numbers` are made of."""
+        """All that `numbers` are computed from."""
         arrays = self._arrays()
         ends = [*arrays.ranges.values(), *arrays.learned.values()]
         return [*arrays.tensors.values(), *(each[end] for each in ends for end in each)]
@@ -382,7 +382,7 @@ class PreparedModel(Owner):
         ]
 
     def other_parameters(self) -> list[nn.Parameter]:
-        """All parameters that are no ranges."""
+        """All parameters that are not ranges."""
         ranges = {id(parameter) for parameter in self.range_parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in ranges]
 
@@ -405,7 +405,7 @@ class PreparedModel(Owner):
                 f"this state was saved by {age} version of exactqat (format {found}, this one reads {STATE_FORMAT}): "
                 "its layers have other names; load it with that version, or train again"
             )
-        # States of before there were profiles keep the one that was prepared for.
+        # State dicts from before profiles existed keep the profile that was prepared for.
         self.profile = state.get("profile", self.profile)
         self._set_frozen(state["frozen"])
 
@@ -469,7 +469,7 @@ def _update(updates: Sequence[tuple[ModuleTensor, Source]]) -> None:
 
 
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """For each step its path, the operands that are computed, and the results that nobody reads after it."""
+    """For each step, its path, the computed operands, and the results that nothing reads after it."""
     computed = {each.path for each in plan.inputs} | {step.path for step in plan.steps}
     last: dict[str, str] = {}
     for step in plan.steps:
@@ -485,7 +485,7 @@ def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
 
 
 class _Building:
-    """Makes the modules of a plan and puts them, and the tensors they need, at their places in a model."""
+    """Makes the modules of a plan and places them, and the tensors they need, in a model."""
 
     def __init__(self, model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
         self.model = model
@@ -496,7 +496,7 @@ class _Building:
         self.root = nn.Module()
         self.core = Functional(plan)
         self.quantizers = {name: self._quantizer(name) for name in plan.grids}
-        # By the path of the first layer that has the weight.
+        # By the path of the first layer with the weight.
         self.weight_quantizers: dict[str, WeightFakeQuantize] = {}
         self.grid_of = self.core.grid_of
         self.sources: dict[str, Source] = {}
@@ -529,7 +529,7 @@ class _Building:
     # --- tensors ----------------------------------------------------------------------------------------------------
 
     def holder(self, path: str) -> ModuleTensor:
-        """The place of a parameter or buffer of the user's, put there by the first to ask."""
+        """The place of a user's parameter or buffer, created on first request."""
         original = self.tensors[path]
         if id(original) not in self.held:
             parent, _, name = path.rpartition(".")
@@ -544,7 +544,7 @@ class _Building:
         return self.held[id(original)]
 
     def source(self, name: str) -> Source:
-        """What gives the constant of that name."""
+        """The source of the constant with that name."""
         if name not in self.sources:
             self.sources[name] = self._source(name)
         return self.sources[name]
@@ -557,13 +557,13 @@ class _Building:
         if isinstance(expression, Derived):
             return Computed(expression.function, [self.source(operand) for operand in expression.operands])
         if expression is not None:
-            # A module, whose numbers go where the model goes.
+            # A module, whose numbers move with the model.
             if expression not in self.expressions:
                 self.expressions.append(expression)
                 self.root._modules[f"expression_{len(self.expressions)}"] = expression
             return Computed(expression, [self.holder(path) for path in expression.sources])
         if name not in self.data:
-            # A buffer, so that it goes where the model goes; not in the state, as `prepare` makes it again.
+            # A buffer, so that it moves with the model; not in the state dict, as `prepare` recreates it.
             buffer = f"constant_{len(self.data)}"
             values = (
                 torch.as_tensor(np.asarray(constant.data)) if isinstance(constant.data, np.ndarray) else constant.data
@@ -574,7 +574,7 @@ class _Building:
         return self.data[name]
 
     def updates(self) -> list[tuple[ModuleTensor, Source]]:
-        """What training makes of parameters and buffers beside gradients."""
+        """How training updates parameters and buffers besides gradients."""
         found: list[tuple[ModuleTensor, Source]] = []
         for path, expression in [] if self.plan.network.input_tree is None else self.plan.network.input_tree.updates:
             held = self.holder(path)
@@ -629,7 +629,7 @@ class _Building:
                 continue
             rule = constant_rule(self.plan.grids[step.grid].rule)
             with torch.no_grad():
-                # It is stored in what the other operand is stored in.
+                # It is stored like the other operand.
                 bits = self.plan.grids[step.grid].constant_bits
                 quantizer = WeightFakeQuantize(rule, source(), bits=bits)
                 limited = constant_limits(self.plan, step, position)
@@ -691,7 +691,7 @@ class _Building:
 
 
 def _node(root: nn.Module, path: str, kind: type[nn.Module] = nn.Module) -> nn.Module:
-    """The module at a path, made if need be; through `_modules`, as names may be those of a module's own attributes."""
+    """The module at a path, made if needed; through `_modules`, as names may be those of a module's own attributes."""
     node = root
     for name in filter(None, path.split(".")):
         if name not in node._modules:
@@ -701,10 +701,10 @@ def _node(root: nn.Module, path: str, kind: type[nn.Module] = nn.Module) -> nn.M
 
 
 def _prepared(model: Any) -> PreparedModel:
-    """The prepared model, also of what `torch.compile` gave.
+    """The prepared model, also from what `torch.compile` returned.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not one.
     """
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, PreparedModel):
@@ -722,12 +722,11 @@ def freeze(model: PreparedModel) -> None:
     """Starts the last phase of training: batch-norm statistics and ranges are fixed, biases are on the int32 grid.
 
     From here on the model computes what the device computes, integer for integer, by the arithmetic of its `profile`;
-    weights, gamma, beta and biases may still be trained, with the gradients of real numbers. The range of a weight that
-    is not learned goes on following its largest magnitude. Only what dropout has changed is computed in real numbers.
+    weights, gamma, beta and biases may still be trained, with the gradients of real numbers. A weight range that is not
+    learned keeps following the weight's largest magnitude. Only what dropout has changed is computed in real numbers.
 
     Warns (`UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training batches, and
-    (`RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take them beside one
-    another.
+    (`RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take them together.
 
     Raises:
         ValueError: a range or a batch norm's statistics are not finite.
@@ -761,11 +760,11 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         batches: each a tensor, or a tuple of positional or a dictionary of keyword arguments. A loader of ``(x, y)``
             will do for a model that takes one argument: `y` is left out.
         restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
-            Ranges that are learned begin again, too.
+            Learned ranges start over, too.
 
     Raises:
-        ValueError: the model is frozen, there is no batch, or one gives values that are not finite. Ranges are then as
-            they were before.
+        ValueError: the model is frozen, there is no batch, or one gives values that are not finite. The ranges then
+            stay as they were.
         TypeError: batches is one tensor, one of them is not what the model takes, or the model is not prepared.
     """
     model = _prepared(model)
@@ -795,7 +794,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
 
 
 def _fitting_arguments(model: PreparedModel, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the model takes of a batch.
+    """The part of a batch that the model takes.
 
     Raises:
         TypeError: it is something else.
@@ -811,7 +810,7 @@ def _fitting_arguments(model: PreparedModel, batch: Any) -> tuple[tuple[Any, ...
 
 
 def is_captured(tensors: Sequence[Tensor]) -> bool:
-    """Whether a CUDA graph is made of what is computed of them just now: no number can be read."""
+    """Whether a CUDA graph is capturing computations on them: no number can be read."""
     return any(each.is_cuda for each in tensors) and torch.cuda.is_current_stream_capturing()
 
 

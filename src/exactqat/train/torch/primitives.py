@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's answers to the functions in which a device operator says what it computes in real numbers.
+"""PyTorch's implementation of the functions in which a device operator says what it computes in real numbers.
 
-`device.operator.DeviceOperator.real` names them; another framework gives the same ones. Axes are counted from 0 in the
+`device.operator.DeviceOperator.real` names them; other frameworks provide the same ones. Axes are counted from 0 in the
 user's order, padding is (before, after) for each axis. Arrays add, multiply and compare by themselves.
 """
 
@@ -44,21 +44,21 @@ def channels_first_view(tensor: Tensor) -> Tensor:
 
 
 def as_in_autocast(features: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """Operands of a convolution in the dtype in which ``torch.autocast`` has them for PyTorch's own, where it is on."""
+    """Operands of a convolution in the dtype that ``torch.autocast`` uses for PyTorch's own, if it is on."""
     device = features.device.type
-    # PyTorch raises an error for "meta", where tensors have no values.
+    # PyTorch raises an error for "meta", whose tensors have no values.
     if features.is_meta or not torch.is_autocast_enabled(device) or features.dtype == torch.float64:
         return (features, *others)
     dtype = torch.get_autocast_dtype(device)
     return tuple(None if tensor is None else tensor.to(dtype) for tensor in (features, *others))
 
 
-# oneDNN takes a block of channels at a time: 8 with AVX2, 16 with AVX-512.
+# oneDNN processes a block of channels at a time: 8 with AVX2, 16 with AVX-512.
 _LARGEST_CHANNEL_BLOCK = 16
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` runs; before PyTorch 2.12 its own function says so in `torch.compile`, too."""
+    """Whether `torch.export` runs; before PyTorch 2.12 its own function also says so in `torch.compile`."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
@@ -66,7 +66,7 @@ def overruns_channels_last(weight: Tensor, strides: Sequence[int], padding: Sequ
     """Whether oneDNN's weight gradient of this convolution writes past its workspace when channels are last.
 
     It does for a window of one position with strides and fewer channels than its block (its issue 6035; seen with
-    PyTorch 2.13): the process dies, or the gradient is wrong.
+    PyTorch 2.13): the process crashes, or the gradient is wrong.
     """
     few = weight.shape[1] < _LARGEST_CHANNEL_BLOCK
     return few and not any(padding) and max(weight.shape[2:]) == 1 and any(stride > 1 for stride in strides)
@@ -97,7 +97,7 @@ relu, relu6 = F.relu, F.relu6
 
 
 def exact_sqrt(x: Tensor) -> Tensor:
-    """The root, by way of float64: PyTorch's root of float32 is not always the nearest number."""
+    """The square root, via float64: PyTorch's float32 square root is not always the nearest number."""
     return torch.sqrt(x.double()).to(x.dtype)
 
 
@@ -107,13 +107,13 @@ def to_float(x: Any) -> Any:
 
 
 def array(values: Any, like: Tensor) -> Tensor:
-    """NumPy values as an array of the type and in the place of another one."""
+    """NumPy values as an array with the type and on the device of another one."""
     return _constant(np.asarray(values), like.device, like.dtype)
 
 
 def _constant(values: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Values where a tensor is. A copy to a GPU waits for it, and ends a CUDA graph: small ones stay there."""
-    # What is made in a mode, such as that of fake tensors, belongs to it.
+    """Values on a tensor's device. A copy to a GPU waits for it, and ends a CUDA graph: small ones stay there."""
+    # What is created in a mode, such as that of fake tensors, belongs to it.
     in_mode = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     if device.type != "cuda" or values.nbytes > _LARGEST_KEPT or in_mode:
         return torch.as_tensor(values).to(device, dtype)
@@ -139,7 +139,8 @@ _IN_USE: list[Tensor] | None = None
 
 @contextmanager
 def constants_in_use() -> Iterator[list[Tensor]]:
-    """The constants on a GPU that are used inside of it. A CUDA graph reads their memory: who replays it keeps them."""
+    """The constants on a GPU that are used within the context. A CUDA graph reads their memory: keep them to replay
+    it."""
     global _IN_USE
     before, _IN_USE = _IN_USE, []
     try:
@@ -187,7 +188,8 @@ def _both(first: Any, second: Any) -> tuple[Tensor, Tensor]:
 
 
 def _number(value: float, like: Tensor) -> Tensor:
-    """A number beside a tensor. Made on its device: a copy from the CPU waits for a GPU, and ends a CUDA graph."""
+    """A number for use with a tensor. Created on its device: a copy from the CPU waits for a GPU, and ends a CUDA
+    graph."""
     if like.device.type == "cpu":
         return torch.as_tensor(value, dtype=like.dtype)
     return torch.full((), value, dtype=like.dtype, device=like.device)
@@ -264,7 +266,7 @@ def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
-    """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant beside a batch)."""
+    """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant next to a batch)."""
     shapes = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in arrays]
     if any(shape != shapes[0] for shape in shapes):
         common = [max(sizes) for sizes in zip(*shapes, strict=True)]
@@ -288,12 +290,12 @@ def gather(x: Tensor, indices: Sequence[int], axis: int) -> Tensor:
 
 
 def embedding(indices: Tensor, table: Tensor, fixed_row: int | None = None) -> Tensor:
-    """Rows of a table by whole numbers of any dtype; the fixed row gets no gradient."""
+    """Rows of a table by integers of any dtype; the fixed row gets no gradient."""
     return F.embedding(indices.long(), table, fixed_row)
 
 
 def flip(x: Tensor, axes: int | Sequence[int]) -> Tensor:
-    """Turned round along some axes."""
+    """Reversed along some axes."""
     return x.flip(_axes(axes))
 
 
@@ -328,7 +330,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def matmul(first: Tensor, second: Tensor) -> Tensor:
-    """The product over the last axis of the first and the one before the last of the second."""
+    """The product over the last axis of the first and the second-to-last axis of the second."""
     return torch.matmul(first, second)
 
 
@@ -352,8 +354,8 @@ def conv(
     if groups == x.shape[1] > 1 and weight.dim() in (3, 4):
         return _depthwise(x, weight, bias, strides, pairs, dilations)
     if x.dim() == 4 and x.shape[1] == 1 and all(map(operator.le, strides, weight.shape[2:])):
-        # One channel lies both ways in memory. PyTorch would take it as channels first, and so would all layers after
-        # it; kernels here want channels last. Not with longer strides, see `conv_transpose`.
+        # One channel is in both layouts at once. PyTorch would treat it as channels first, and so would all layers
+        # after it; kernels here want channels last. Not with longer strides, see `conv_transpose`.
         x = x[:, 0, :, :, None].movedim(-1, 1)
     if all(before == after for before, after in pairs):
         amounts = [before for before, _ in pairs]
@@ -390,7 +392,7 @@ def _depthwise(
 
 
 class _AddedInPlace(torch.autograd.Function):
-    """Sums and a bias along their last axis, in the memory of the sums, which nobody else sees: new memory costs more
+    """Sums and a bias along their last axis, in the memory of the sums, which nothing else reads: new memory costs more
     than the addition."""
 
     @staticmethod
@@ -414,7 +416,7 @@ def conv_transpose(
     groups: int = 1,
     channel_axis: int = 1,
 ) -> Tensor:
-    """weight [in, out / groups, *window]; padding: what is cut off the result before and after."""
+    """weight [in, out / groups, *window]; padding: what is cropped from the result before and after."""
     if channel_axis != 1:
         x = x.movedim(channel_axis, 1)
         moved = conv_transpose(x, weight, bias, strides, padding, output_padding, dilations, groups, 1)
@@ -423,7 +425,7 @@ def conv_transpose(
     extra = tuple(output_padding)
     if weight.shape[1] == 1 and any(stride > size for stride, size in zip(strides, weight.shape[2:], strict=True)):
         # With channels last, oneDNN's gradient of `x` reads or writes past the rows (PyTorch 2.13, AVX-512; seen with a
-        # window of 1 x 2 or wider and strides of 3 rows or more): the process dies.
+        # window of 1 x 2 or wider and strides of 3 rows or more): the process crashes.
         x, weight = (each.clone(memory_format=torch.contiguous_format) for each in (x, weight))
     convolve = cast(Any, _TRANSPOSED[len(pairs)])
     if all(before == after for before, after in pairs):

@@ -27,14 +27,14 @@ from .sums import in_full_float32
 
 aten = torch.ops.aten
 
-# What random numbers are while both sides run.
+# The value of random numbers while both sides run.
 _CONSTANT = 0.25
 
 
 class _Settled(TorchDispatchMode):
-    """Randomness that does not depend on the order and the memory layout it is drawn in: dropout keeps all values,
-    uniform and normal numbers are constant, other random operators begin with the same seed. And float32 where the
-    model asks for 16 bits, as that is what the prepared network trains in."""
+    """Randomness that does not depend on the order or the memory layout it is drawn in: dropout keeps all values,
+    uniform and normal numbers are constant, other random operators start from the same seed. And float32 where the
+    model asks for 16 bits, as the prepared network trains in float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ class _Settled(TorchDispatchMode):
 
 
 class _Sides:
-    """A `proof.Subject`: the user's module, and what `prepare` made of it."""
+    """A `proof.Subject`: the user's module, and what `prepare` made from it."""
 
     def __init__(
         self, model: nn.Module, prepared: PreparedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self.model, self.prepared = model, prepared
-        # The training flags of the modules under which the model computes what the network's training does.
+        # The modules' training flags with which the model computes what the network's training does.
         self.flags: Mapping[str, bool] = prepared.plan.network.input_tree.flags
         self.leaves, self.spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
@@ -144,7 +144,7 @@ class _Sides:
             evidence.state = {name: _array(tensor) for name, tensor in model.named_buffers() if name in self.buffers}
             if trial.training:
                 model.eval()
-                # With gradients, as hooks in forward raise without; evaluation alone is another trial.
+                # With gradients, as forward hooks raise without them; evaluation alone is another trial.
                 with torch.set_grad_enabled(trial.gradients), _Settled():
                     args, kwargs, _ = self._inputs(trial.afterwards, nudge)
                     after = _tensors(model(*args, **kwargs))
@@ -171,12 +171,12 @@ class _Sides:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """Values in NumPy; zeros of what has none (fake and meta tensors)."""
+    """Values in NumPy; zeros for tensors without values (fake and meta tensors)."""
     tensor = tensor.detach()
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         kind = np.float32 if tensor.is_floating_point() else np.int64
         return np.zeros(tuple(tensor.shape), kind)
-    # A class of the user's own would have its say in what follows.
+    # A user's own class would interfere with what follows.
     tensor = tensor.as_subclass(Tensor)
     return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype).numpy(force=True).copy()
 
@@ -203,7 +203,7 @@ def copied_with_hooks(model: nn.Module) -> nn.Module:
 
 
 def _record_layers(model: nn.Module, seen: dict[str, np.ndarray]) -> None:
-    """Keeps what every module gives, each time that it is called."""
+    """Keeps what every module returns, each time it is called."""
 
     def recorder(path: str) -> Any:
         def record(module: nn.Module, given: Any, result: Any) -> None:
@@ -255,13 +255,13 @@ def _plain(model: PreparedModel, training: bool) -> Iterator[None]:
 def compare_with_original(
     model: nn.Module, prepared: PreparedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Proof:
-    """Runs the user's model beside the one that was prepared; see `proof`."""
+    """Runs the user's model alongside the prepared one; see `proof`."""
     sides = _Sides(model, prepared, args, kwargs)
     python, numbers = random.getstate(), np.random.get_state()
     devices = [] if sides.device.type == "cpu" else [sides.device]
     try:
-        # In TF32, the usual way of some of a GPU's operators, rounding would hide a difference of meaning; that of
-        # cuDNN's recurrent layers would look like one.
+        # In TF32, the default for some GPU operators, rounding would hide a difference in meaning; that of cuDNN's
+        # recurrent layers would look like one.
         with (
             torch.random.fork_rng(devices=devices),
             in_full_float32(sides.device.type),

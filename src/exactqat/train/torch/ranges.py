@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that keep ranges; how these move is said by `train.core.ranges`.
+"""Modules that hold ranges; `train.core.ranges` says how these move.
 
 A range with min > max is refused when it enters (constructor, `load_state_dict`).
 """
@@ -22,9 +22,9 @@ from ..core import ranges as core
 from ..core.weights import learned_ends, limited_magnitude, step_width, weight_ends
 from . import primitives as p
 
-# Of activations that the device stores in int16.
+# Bits of activations that the device stores in int16.
 WIDE_BITS = 16
-# Differences from here on are infinite in float32.
+# From here on, differences are infinite in float32.
 _TOO_WIDE = 2.0**128 - 2.0**103
 
 
@@ -32,14 +32,14 @@ class ActivationRange(nn.Module):
     """The range of one stored tensor. Calling it gives ``(min, max)``, both rank 0, min <= 0 <= max; with 16 bits these
     are the ends of the symmetric grid that holds the range.
 
-    State: ``minimum``, ``maximum`` (parameters where they are trained, else buffers) and ``batches``, the number
-    of batches seen, so that a range without data is noticed.
+    State: ``minimum``, ``maximum`` (parameters if they are trained, else buffers) and ``batches``, the number of
+    batches seen, so that a range without data is noticed.
     """
 
     minimum: Tensor
     maximum: Tensor
     batches: Tensor
-    # The layer that stores on it, of a network.
+    # The network layer that stores on it.
     name = ""
 
     def __init__(self, rule: Rule, nonnegative: bool = False, trained: bool = True) -> None:
@@ -47,7 +47,7 @@ class ActivationRange(nn.Module):
         Args:
             rule: decides policy, bits and decay.
             nonnegative: the tensor has no values below zero (it comes from a ReLU): the minimum stays 0.
-            trained: False leaves a range that is learned as calibration has found it.
+            trained: False leaves a learned range as calibration has found it.
         """
         super().__init__()
         self.policy = rule.ranges
@@ -58,7 +58,7 @@ class ActivationRange(nn.Module):
         # Layers that store a tensor under this range. What they show of one batch counts together, as one tensor.
         self.writers = 1
         self._shown: list[tuple[Tensor, Tensor]] = []
-        # `batches` and its version when there were some.
+        # `batches` and its version once there were some.
         self._counted: tuple[Tensor | None, int] = (None, -1)
         low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
         self.register_buffer("batches", torch.tensor(0))
@@ -77,11 +77,11 @@ class ActivationRange(nn.Module):
         return f"'{shortened(self.name)}'" if self.name else "a tensor"
 
     def state(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Minimum, maximum and the number of batches, all rank 0, as they are kept."""
+        """Minimum, maximum and the number of batches, all rank 0, as stored."""
         return self.minimum, self.maximum, self.batches
 
     def forget_shown(self) -> None:
-        """Leaves out what a batch that came to no end has shown."""
+        """Discards what an unfinished batch has shown."""
         self._shown.clear()
 
     @property
@@ -106,7 +106,7 @@ class ActivationRange(nn.Module):
         self.observe_ends(low, high)
 
     def observe_ends(self, low: Tensor, high: Tensor) -> None:
-        """`observe` by a batch's extremes, rank 0 and without gradients, where no policy has to see more of it."""
+        """`observe` from a batch's extremes, rank 0 and without gradients, if no policy has to see more of it."""
         minimum, maximum, batches = self.minimum, self.maximum, self.batches
         if self.writers == 1 and _are_at_hand(minimum, maximum) and is_plain(low):
             # A few numbers: a small layer takes less time than PyTorch's operators on them.
@@ -123,7 +123,7 @@ class ActivationRange(nn.Module):
     @torch.no_grad()
     def _observe_tensors(self, low: Tensor, high: Tensor) -> None:
         # Nothing is read from a tensor here: that would end a compiled graph, and wait for a GPU.
-        # Under autocast an activation may have 16 bits; ranges never have.
+        # Under autocast an activation may have 16 bits; ranges never do.
         low, high = (end.to(self.minimum.dtype) for end in (low, high))
         had_data = self._is_known_to_have_data()
         self._shown.append(core.with_zero(p, low, high, self.nonnegative))
@@ -138,7 +138,7 @@ class ActivationRange(nn.Module):
             self._remember_data()
 
     def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the values of a tensor begin and end, rank 0; under "percentile" without those beyond it."""
+        """The smallest and largest value of a tensor, rank 0; under "percentile" without those beyond it."""
         if self.policy != "percentile":
             # After a ReLU there is nothing below zero to look for.
             low = activation.new_zeros(()) if self.nonnegative else activation.amin()
@@ -156,11 +156,11 @@ class ActivationRange(nn.Module):
         return low, high
 
     def at_this_moment(self) -> tuple[Tensor, Tensor]:
-        """What a call gives, for those who keep neither: the next batch may move them."""
+        """What a call returns, for callers that keep neither: the next batch may move them."""
         minimum, maximum = self.minimum, self.maximum
         at_hand = _are_at_hand(minimum, maximum)
         if self.policy != "fixed" and not self._shown:
-            if torch.compiler.is_compiling():  # where no value decides what is called
+            if torch.compiler.is_compiling():  # where values must not decide what is called
                 torch._assert_async(self.batches > 0, without_data([self.named()]))
             elif not self._has_data():
                 raise MissingData(without_data([self.named()]))
@@ -174,7 +174,8 @@ class ActivationRange(nn.Module):
         return core.symmetric(p, minimum, maximum) if self.is_int16 else (minimum, maximum)
 
     def _has_data(self) -> bool:
-        """Whether a batch was seen. To ask a GPU is to wait for it: that is done once for each state of the count."""
+        """Whether a batch was seen. Asking a GPU means waiting for it, so it is done once for each state of the
+        count."""
         if self._is_known_to_have_data():
             return True
         if self.batches.item() == 0:
@@ -192,7 +193,7 @@ class ActivationRange(nn.Module):
 
     @torch.no_grad()
     def scale_so_far(self) -> tuple[Tensor, Tensor]:
-        """The width of a step, and whether the range has seen data, without which the width says nothing; rank 0."""
+        """The width of a step, and whether the range has seen data, without which the width means nothing; rank 0."""
         ends = core.usable(p, self.minimum.clamp(max=0.0), self.maximum.clamp(min=0.0), self.is_int16)
         seen = torch.ones_like(self.batches) if self.policy == "fixed" else self.batches
         return step_width(ends, self.bits, False), seen > 0
@@ -241,7 +242,7 @@ class WeightRange(nn.Module):
         return weight_ends(p, self.rule, weight, self._parameters if self.learned else None)
 
     def magnitudes(self) -> Tensor:
-        """The upper bounds of learned ranges that are symmetric."""
+        """The upper bounds of symmetric learned ranges."""
         maximum = cast(Tensor, self.maximum)
         at_hand = not torch.compiler.is_compiling() and maximum.is_cpu and is_plain(maximum)
         return maximum if at_hand and maximum.detach().amin().item() >= 0 else core.above_zero(p, maximum)
@@ -251,7 +252,7 @@ class WeightRange(nn.Module):
 
 
 class ConstantRange(WeightRange):
-    """The range of a constant operand: its largest magnitude, as far as the operator takes its scale beside those of
+    """The range of a constant operand: its largest magnitude, as far as the operator accepts its scale, given those of
     the other operand and of the result (see `planning.fitting`). It has no state."""
 
     def __init__(

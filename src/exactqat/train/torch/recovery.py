@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What helps a quantized network to find back to the float network's accuracy, for training loops of any kind."""
+"""What helps a quantized network recover the float network's accuracy, for training loops of any kind."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from torch import Tensor, nn
 from .prepared import PreparedModel
 from .ranges import WeightRange
 
-# What the names of a quantizer's parameters begin with, before the layer's path.
+# The prefix of a quantizer's parameter names, before the layer's path.
 _QUANTIZERS = "quantization."
-# How many times more slowly than a result's the range of a weight is trained by default.
+# How many times more slowly a weight's range is trained than a result's, by default.
 _WEIGHTS_SLOWER = 5
 
 
 def distillation_loss(
     outputs: Tensor, teacher_outputs: Tensor, temperature: float = 4.0, reduction: str = "mean"
 ) -> Tensor:
-    """How far a network's answers are from a teacher's: Kullback and Leibler's divergence of the softened classes,
-    times the temperature's square, so that its gradients keep their size (arXiv:1503.02531)::
+    """How far a network's answers are from a teacher's: the Kullback-Leibler divergence of the softened classes, times
+    the squared temperature, so that its gradients keep their size (arXiv:1503.02531)::
 
         with torch.no_grad():
             taught = float_model(images)
         loss = 0.5 * F.cross_entropy(outputs, labels) + 0.5 * qat.distillation_loss(outputs, taught)
 
     Args:
-        outputs: [n, classes] logits of the network that trains, with gradients.
-        teacher_outputs: [n, classes] of the teacher, such as the float network; no gradient flows to it.
-        temperature: above 0; the higher, the more the wrong classes' order counts.
+        outputs: [n, classes] logits of the network being trained, with gradients.
+        teacher_outputs: [n, classes] logits of the teacher, such as the float network; no gradient flows to it.
+        temperature: above 0; the higher, the more the order of the wrong classes counts.
         reduction: "mean" over the examples, "sum", or "none" for [n].
 
     Returns:
@@ -63,8 +63,8 @@ def require_reduction(reduction: str) -> None:
 
 
 class EarlyStopping:
-    """Says when a score has not become better for a while. After `freeze`, a prepared model's score in evaluation is
-    the device's own, and so is that of a `tune.Gate` at any time::
+    """Says when a score has not improved for a while. After `freeze`, a prepared model's score in evaluation is the
+    device's own, and so is that of a `tune.Gate` at any time::
 
         stopping = qat.EarlyStopping(patience=5, higher_is_better=True)
         for epoch in range(epochs):
@@ -96,7 +96,7 @@ class EarlyStopping:
         self.waited = 0
 
     def __call__(self, score: float) -> bool:
-        """Whether to stop, after one more score. One that is no number is never better."""
+        """Whether to stop after one more score. NaN is never better."""
         gain = -math.inf if self.best is None else (score - self.best) * (1 if self.higher_is_better else -1)
         better = not math.isnan(score) if self.best is None else gain > self.smallest_gain
         if better:
@@ -110,7 +110,7 @@ class EarlyStopping:
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Continues from what `state_dict` returned."""
         self.best, self.waited = state["best"], state["waited"]
 
 
@@ -121,23 +121,23 @@ def parameter_groups(
     range_lrs: Mapping[str, float] | None = None,
     weight_range_lr: float | None = None,
 ) -> list[dict[str, Any]]:
-    """An optimizer's groups for a prepared model: weights, then its learned ranges, layer by layer at rates of their
-    own if you like. Ranges have no weight decay::
+    """An optimizer's groups for a prepared model: weights, then its learned ranges, optionally with their own rates
+    layer by layer. Ranges have no weight decay::
 
         groups = qat.parameter_groups(model, lr=1e-3, range_lrs={"stem.*": 0.0, "classifier": 1e-2})
         optimizer = torch.optim.AdamW(groups)
 
     Args:
-        lr: learning rate of all that is no range; 0 or more.
-        range_lr: of the ranges of results that no pattern names.
+        lr: learning rate of everything but ranges; 0 or more.
+        range_lr: for ranges of results that no pattern matches.
         range_lrs: rates by the path of a layer, or a pattern such as ``"stem.*"``; the first that matches counts, for
             the layer's result and its weight.
-        weight_range_lr: of the ranges of weights that no pattern names; None: a fifth of `range_lr`, since weights are
+        weight_range_lr: for ranges of weights that no pattern matches; None: a fifth of `range_lr`, since weights are
             smaller than results.
 
     Raises:
-        TypeError: the model is not a prepared one.
-        ValueError: a rate is no number of at least 0, or a pattern matches no layer with a learned range.
+        TypeError: the model is not prepared.
+        ValueError: a rate is not a number of at least 0, or a pattern matches no layer with a learned range.
     """
     if not isinstance(model, PreparedModel):
         raise TypeError(f"model must be what exactqat.qat.prepare returns for PyTorch, got {type(model).__name__}")
@@ -153,7 +153,7 @@ def parameter_groups(
         if not any(fnmatchcase(layer, pattern) for layer, _ in layers):
             known = ", ".join(dict.fromkeys(layer for layer, _ in layers)) or "none"
             raise ValueError(f"range_lrs[{pattern!r}] matches no layer with a learned range; those are: {known}")
-    # One group at least, whether there are ranges or not.
+    # At least one group, whether there are ranges or not.
     members: dict[float, list[nn.Parameter]] = {} if layers else {float(range_lr): []}
     of_weights = {id(end) for each in model.modules() if isinstance(each, WeightRange) for end in each.parameters()}
     slower = range_lr / _WEIGHTS_SLOWER if weight_range_lr is None else weight_range_lr
@@ -168,7 +168,7 @@ def parameter_groups(
 def _layers_of_ranges(model: PreparedModel) -> list[tuple[str, nn.Parameter]]:
     """The learned ranges, each with the path of its layer."""
     names = {id(parameter): name.removeprefix(_QUANTIZERS) for name, parameter in model.named_parameters()}
-    # The longest first: a path may be the beginning of another.
+    # The longest first: a path may be a prefix of another.
     paths = sorted((path for path, _ in model.layers()), key=len, reverse=True)
     found = []
     for parameter in model.range_parameters():

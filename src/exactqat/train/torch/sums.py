@@ -23,11 +23,11 @@ from .primitives import per_channel
 
 _round_sums, _gradient_of_sums = fused("rounded_sums_by_grid"), fused("rounded_sums_by_grid_gradient")
 
-# Below, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
+# Below this, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 _EXACT = 2.0**24 * (1 - 2.0**-12)
-# Of float64, what a core's second-level cache holds beside the other things.
+# How many float64 a core's L2 cache holds besides everything else.
 _CACHED_VALUES = 1 << 15
-# What multiplies float32 and may be allowed to take shorter numbers; before PyTorch 2.9 there is one switch for all.
+# What multiplies float32 and may be allowed to use lower precision; before PyTorch 2.9 there is one switch for all.
 _UNITS: tuple[Any, ...] = ()
 if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
     _on_cpu: Any = torch.backends.mkldnn
@@ -45,8 +45,8 @@ def array(tensor: Tensor) -> np.ndarray:
 class Parts:
     """How a sum is formed without rounding.
 
-    ends: where the parts of the input channels end; float32 can sum each of them. whole: there is one, and float32
-    holds the bias besides. wide: float64 is needed.
+    ends: where the parts of the input channels end; float32 can sum each of them. whole: there is one part, and float32
+    holds the bias as well. wide: float64 is needed.
     """
 
     ends: tuple[int, ...] = ()
@@ -60,14 +60,15 @@ def parts_of(layer: WeightedLayer, codes: Tensor, bias: Tensor, lowest: int, hig
     others = [axis for axis in range(codes.dim()) if axis not in (output_axis, input_axis)]
     if not bias.numel():
         return Parts()
-    # One pass over the weights, which nearly always suffices. Of NaN the sum is NaN.
+    # One pass over the weights, which nearly always suffices. With NaN the sum is NaN.
     sizes = torch.linalg.vector_norm(codes, 1, [input_axis, *others])
     total = float((sizes * max(-lowest, highest) + bias.abs()).amax())
     if math.isnan(total):
         return None
     if total < _EXACT:
         return Parts()
-    # Sums of any of the products, in any order, stay within the sum of the positive and that of the negative ones.
+    # Sums of any of the products, in any order, stay between the sum of the negative ones and that of the positive
+    # ones.
     magnitude = codes.abs().sum(others) if others else codes.abs()
     signed = codes.sum(others) if others else codes
     if output_axis == 1:
@@ -97,8 +98,8 @@ def accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor
 
 @contextmanager
 def in_full_float32(device_type: str) -> Iterator[None]:
-    """Float32 as it is written: neither autocast nor, where the program allows them, products of matrices in TF32 or
-    bfloat16, which round codes of 16 bits."""
+    """True float32: neither autocast nor, where the program allows them, matrix products in TF32 or bfloat16, which
+    round 16-bit codes."""
     with ExitStack() as stack:
         stack.enter_context(torch.autocast(device_type, enabled=False))
         for unit in _UNITS:
@@ -114,7 +115,7 @@ def in_full_float32(device_type: str) -> Iterator[None]:
 
 @contextmanager
 def _without_transforms(like: Tensor) -> Iterator[None]:
-    """Convolutions as sums of products: NNPACK and cuDNN may go by Winograd's or Fourier's way, which rounds."""
+    """Convolutions as sums of products: NNPACK and cuDNN may use Winograd or FFT algorithms, which round."""
     with torch.backends.nnpack.flags(enabled=False):
         if not like.is_cuda:
             yield
@@ -146,7 +147,7 @@ def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tenso
 
 
 def is_at_hand(sums: Tensor) -> bool:
-    """Whether kernels take them."""
+    """Whether the kernels take them."""
     return sums.is_cpu and sums.dtype == torch.float32 and is_plain(sums)
 
 
@@ -155,7 +156,7 @@ def rounded(
 ) -> Tensor:
     """The device's steps, by kernels that read the sums once in the forward pass and once in the backward one.
 
-    sums: such that `is_at_hand`. scale: of the weight, float32 [channels] or [1]. rounding: of
+    sums: such that `is_at_hand`. scale: of the weight, float32 [channels] or [1]. rounding: one of
     `device.weighted.ROUNDINGS`.
     """
     with torch.no_grad():
@@ -168,7 +169,7 @@ def rounded(
 
 
 class _Rounded(torch.autograd.Function):
-    """The steps, with the gradient of the scaled sums in float32 where these lie between two ends."""
+    """The steps, with the gradient of the scaled sums in float32 where these are between two ends."""
 
     @staticmethod
     def forward(ctx: Any, sums: Tensor, steps: Tensor, scale: Tensor, grid: Tensor, axis: int) -> Tensor:
@@ -185,7 +186,7 @@ class _Rounded(torch.autograd.Function):
             factor = per_channel(scale * input_scale / grid[1], sums.dim(), ctx.axis)
             found = torch.ops.aten.hardtanh_backward(gradient, sums * factor, low, high) * factor
         else:
-            # The gradient of a mean, say, comes in another order; a copy costs less than the three passes above.
+            # The gradient of a mean, say, comes in another memory order; a copy costs less than the three passes above.
             dense = (each.movedim(ctx.axis, -1).contiguous() for each in (gradient, sums))
             found = _gradient_of_sums(*dense, scale, grid).movedim(-1, ctx.axis)
         return found, None, None, None, None
@@ -227,7 +228,7 @@ def rounded_twice(factor: np.ndarray, sums: Tensor, axis: int, result: Clamp, in
 
 
 def _with_sign(magnitude: Tensor, of: Tensor) -> Tensor:
-    # In the other's order of memory, which PyTorch does not choose by itself.
+    # In the other's memory order, which PyTorch does not choose by itself.
     return torch.copysign(magnitude, of, out=torch.empty_like(of))
 
 
@@ -246,9 +247,9 @@ def _rounding_twice_in_int64(
 
 
 def _in_blocks(function: Callable[[Tensor], Tensor], sums: Tensor, end: Clamp, in_place: bool) -> Tensor:
-    """In float32 and clamped, a few rows at a time: what lies between in float64 stays in the cores' own caches."""
+    """In float32 and clamped, a few rows at a time: float64 intermediates stay in the cores' own caches."""
     result = sums if in_place and sums.dtype == torch.float32 else torch.empty_like(sums, dtype=torch.float32)
-    # PyTorch shares out a block among its threads, always in the same way.
+    # PyTorch divides a block among its threads, always in the same way.
     together = _CACHED_VALUES * torch.get_num_threads() if sums.device.type == "cpu" else sums.numel()
     rows = max(together * sums.shape[0] // max(sums.numel(), 1), 1)
     for start in range(0, sums.shape[0], rows):
@@ -258,5 +259,5 @@ def _in_blocks(function: Callable[[Tensor], Tensor], sums: Tensor, end: Clamp, i
 
 
 def _along(vector: np.ndarray, like: Tensor, axis: int) -> Tensor:
-    """A vector [channels] along one axis; what is one for all channels too."""
+    """A vector [channels] along one axis; also a single value for all channels."""
     return per_channel(torch.from_numpy(np.ascontiguousarray(vector)).to(like.device), like.dim(), axis)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `tune.Gate` in other people's training loops: one thin adapter for each.
 
-`callbacks.keras`, `callbacks.lightning`, `callbacks.hugging_face` and `callbacks.accelerate`, each loaded when it is
-asked for. A loop of your own calls the gate itself.
+`callbacks.keras`, `callbacks.lightning`, `callbacks.hugging_face` and `callbacks.accelerate`, each loaded on demand.
+Your own loop calls the gate directly.
 """
 
 from importlib import import_module as _import_module

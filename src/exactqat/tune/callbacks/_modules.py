@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters for loops of PyTorch share: the prepared model in a module, and its state."""
+"""What the adapters for PyTorch loops share: the prepared model in a module, and its state."""
 
 from __future__ import annotations
 

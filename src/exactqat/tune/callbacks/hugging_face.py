@@ -15,10 +15,10 @@ else:
 
 
 class DeviceCheckpoint(TrainerCallback):
-    """Scores the prepared model in the trainer's on its devices at every evaluation, and gives it back the best state
+    """Scores the prepared model in the trainer's model on its devices at every evaluation, and restores its best state
     at the end.
 
-    The score is among the metrics as ``eval_device_score``, which ``metric_for_best_model`` may name.
+    The score is in the metrics as ``eval_device_score``, which ``metric_for_best_model`` may name.
 
     Attributes:
         verdicts: one for each evaluation.

@@ -11,9 +11,9 @@ from ..gate import Gate, Verdict
 
 
 class DeviceCheckpoint(keras.callbacks.Callback):
-    """Scores the prepared model on its devices after every epoch, and gives it back the best weights at the end.
+    """Scores the prepared model on its devices after every epoch, and restores its best weights at the end.
 
-    The score is in the logs as ``device_score``, which other callbacks may monitor: give them after this one.
+    The score is in the logs as ``device_score``, which other callbacks may monitor: list them after this one.
 
     Attributes:
         verdicts: one for each epoch.

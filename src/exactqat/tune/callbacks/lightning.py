@@ -18,8 +18,8 @@ else:
 
 
 class DeviceCheckpoint(Callback):
-    """Scores the prepared model in the module on its devices after every validation, and gives it back the best state
-    at the end.
+    """Scores the prepared model in the module on its devices after every validation, and restores its best state at the
+    end.
 
     The score is logged as ``device_score``, which `EarlyStopping` and `ModelCheckpoint` may monitor.
 
