@@ -7,8 +7,8 @@
 With a GPU that PyTorch sees, PyTorch trains there as well.
 
 Compared are plans; ranges after calibration, every step of training and `freeze`; statistics of batch norm; weights'
-codes, biases, multipliers, constants; the file; the results of the frozen network. All numbers are small
-integers and powers of two, so that float32 rounds no sum and the order in which a framework adds does not matter.
+codes, biases, multipliers, constants; the file; the results of the frozen network on every device. All numbers are
+small integers and powers of two, so that float32 rounds no sum and the order in which a framework adds does not matter.
 
 Two runs for each case. "calibrated": calibration by some batches, then freeze: float networks are exact, so every
 tensor's range moves by its policy. "trained": hidden tensors have fixed ranges whose steps are powers of two, inputs
@@ -40,6 +40,7 @@ from jax import lax
 from torch import nn
 
 from exactqat import deploy, qat
+from exactqat.train.core.functional import Functional
 
 # The largest weight: 127 steps of 2**-6.
 PILOT = 127 / 64
@@ -444,6 +445,9 @@ class Torch:
         self.model.train()
         return [each.detach().cpu().numpy() for each in (results if isinstance(results, tuple) else (results,))]
 
+    def deploy_to(self, device: str) -> None:
+        self.model.profile = device
+
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
         found = {}
         for name, each in self.model._device.quantizers.items():
@@ -503,6 +507,9 @@ class Jax:
     def results(self, x: np.ndarray) -> list[np.ndarray]:
         results, _ = self.device_of.apply(self.params, self.state, x)
         return [np.asarray(each) for each in (results if isinstance(results, tuple) else (results,))]
+
+    def deploy_to(self, device: str) -> None:
+        self.device_of._functional = for_device(self.device_of._functional, device)
 
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
         return {
@@ -568,6 +575,9 @@ class Keras:
         results = self.device_of(x, training=False)
         return [each.detach().numpy() for each in (results if isinstance(results, tuple | list) else (results,))]
 
+    def deploy_to(self, device: str) -> None:
+        self.device_of._held.functional = for_device(self.device_of._held.functional, device)
+
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
         held, found = self.device_of._held, {}
         for name, each in held.ranges.items():
@@ -585,6 +595,13 @@ class Keras:
         for path, both in statistics.items():
             for word, value in zip(("moving_mean", "moving_variance"), both, strict=True):
                 self.owned[f"{path}/{word}"].assign(value)
+
+
+def for_device(functional: Functional, device: str) -> Functional:
+    """The same network, whose frozen steps are another device's."""
+    made = Functional(functional.plan, functional.primitives, device)
+    made.moved = functional.moved
+    return made
 
 
 ENGINES: dict[str, Any] = {"torch": Torch, "jax": Jax, "keras": Keras, "torch on a GPU": TorchOnGpu}
@@ -786,9 +803,20 @@ def differences(name: str, policy: str, bits: int, trained: bool, frameworks: Se
         run.freeze()
     compare("freeze", [after_each(run) for run in runs])
     compare("integers", [integers(run) for run in runs])
-    # Zeros have no sign on the device.
-    compare("results", [{at: each + 0.0 for at, each in enumerate(run.results(batches[1]))} for run in runs])
+    for device in deploy.PROFILES:
+        for run in runs:
+            run.deploy_to(device)
+        compare(f"results on {device}", [on_device(run, batches[1]) for run in runs])
     return failed
+
+
+def on_device(run: Any, x: np.ndarray) -> dict[int | str, np.ndarray]:
+    """What a frozen network gives, or why its device refuses it."""
+    try:
+        # Zeros have no sign on the device.
+        return {at: each + 0.0 for at, each in enumerate(run.results(x))}
+    except qat.UnsupportedOperator as refusal:
+        return {f"refused: {refusal}": np.zeros(())}
 
 
 def cases() -> Iterator[tuple[str, str, int, bool]]:
