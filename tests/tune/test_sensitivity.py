@@ -58,25 +58,62 @@ def test_ends_are_the_device_and_the_float_network() -> None:
     assert found.evaluations == 2 + 3 * len(found.parts)
 
 
-def test_everything_in_16_bits_is_the_float_network() -> None:
+def fine_and_device(network: Any, model: torch.nn.Module, images: np.ndarray) -> tuple[float, float]:
+    """Signal to noise beside the float network, with everything in 16 bits and on the device."""
     from exactqat.tune.metrics import Data, decibels
     from exactqat.tune.sensitivity import Evaluation, at_two_precisions
 
+    precisions, device, ends = at_two_precisions(network, None)
+    every = frozenset(precisions.parts)
+    data = Data((images, np.zeros(len(images))), True)
+    found = Evaluation(precisions, device, data, ends).run(
+        {("device", None): frozenset(), ("reference", None): every}, None
+    )
+    with torch.no_grad():
+        plain = {name: model(torch.from_numpy(images)).numpy() for name in found["reference", None]}
+    return decibels(plain, found["reference", None]), decibels(plain, found["device", None])
+
+
+# Ranges that are much too wide or too narrow do not matter to it, even where the device's codes are all 0.
+@pytest.mark.parametrize("factor", [1, 30, 1 / 30, 1e5, 1e9])
+def test_everything_in_16_bits_is_the_float_network(factor: float) -> None:
     model = trained()
-    # Ranges that are 30 times too wide or too narrow do not matter to it.
-    for factor in (1, 30, 1 / 30):
-        candidate = Candidate.of(calibrated(model))
-        for grid in ("second", "add"):
-            candidate = widened(candidate, grid, factor)
-        precisions, device, ends = at_two_precisions(candidate, None)
-        every = frozenset(precisions.parts)
-        found = Evaluation(precisions, device, Data(DATA, True), ends).run(
-            {("device", None): frozenset(), ("reference", None): every}, None
-        )
+    candidate = Candidate.of(calibrated(model))
+    for grid in ("second", "add"):
+        candidate = widened(candidate, grid, factor)
+    fine, on_device = fine_and_device(candidate, model, DATA[0])
+    assert fine > 60 and on_device < 50
+
+
+class Gated(torch.nn.Module):
+    """The gate's offset is much larger than what it adds to."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Conv2d(1, 6, 3, bias=False), torch.nn.Linear(6, 3, bias=False)
         with torch.no_grad():
-            plain = {name: model(torch.from_numpy(DATA[0])).numpy() for name in found["reference", None]}
-        assert decibels(plain, found["reference", None]) > 60
-        assert decibels(plain, found["device", None]) < 50
+            self.first.weight *= size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.nn.functional.hardswish(self.first(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("size", [1, 1e-3, 1e-6, 1e-9])
+def test_small_values_with_large_offsets_are_the_float_network_s(size: float) -> None:
+    torch.manual_seed(0)
+    model = Gated(size).eval()
+    fine, on_device = fine_and_device(calibrated(model), model, DATA[0][:64])
+    assert fine > 60 and on_device < 50
+
+
+def test_examples_after_the_first_may_be_larger() -> None:
+    model, images = (
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 3)),
+        DATA[0].copy(),
+    )
+    images[64:] *= 8
+    fine, on_device = fine_and_device(calibrated(model, torch.from_numpy(images)), model, images)
+    assert fine > 60 and on_device < 50
 
 
 def test_outliers_are_found() -> None:

@@ -24,10 +24,6 @@ from ..train.core.weights import per_channel
 
 # Digits of a finely quantized weight: int8 codes are its first digit, and this many fine steps make one of theirs.
 DIGIT = 254
-# Likewise of a bias.
-BIAS_DIGIT = 2**30
-# Steps of a fine bias in one step of the int32 bias, and the largest one that 48-bit sums leave room for.
-BIAS_STEPS, LARGEST_BIAS = 2**12, 2**46
 
 Ends = tuple[float, float]
 
@@ -143,12 +139,13 @@ class Candidate:
     def fine_weights(self) -> dict[str, FineWeights]:
         """The real weights of the graph's operators, by the name of their filter.
 
-        The graph is lowered from each of their digits, so that they are laid out as on the device.
+        The graph is lowered from each of their digits, and from the bits of biases, so that they are laid out as on the
+        device.
         """
         settled = self.settled()
         numbers = settled._numbers()
         run = settled._run()
-        first, second, steps = {}, {}, {}
+        first, second = {}, {}
         for step in self.plan.steps:
             if step.weights is None or step.path not in numbers.weights:
                 continue
@@ -160,14 +157,9 @@ class Candidate:
             scale = np.where(scale > 0, scale, given).astype(np.float32).reshape(-1)
             whole = np.rint(weight.astype(np.float64) / per_channel(primitives_numpy, scale, weight.ndim, axis) * DIGIT)
             high = np.rint(whole / DIGIT)
-            step_of_bias = run.scale(_source(run, step)) * scale.astype(np.float64) / BIAS_STEPS
-            codes = np.clip(np.rint(bias / step_of_bias), -LARGEST_BIAS, LARGEST_BIAS)
-            bias_high = np.rint(codes / BIAS_DIGIT)
-            first[step.path] = WeightNumbers(high.astype(np.int64), scale, bias_high)
-            second[step.path] = WeightNumbers(
-                (whole - DIGIT * high).astype(np.int64), scale, codes - bias_high * BIAS_DIGIT
-            )
-            steps[step.path] = step_of_bias
+            bits = np.asarray(bias, np.float32).view(np.int32).astype(np.int64)
+            first[step.path] = WeightNumbers(high.astype(np.int64), scale, bits)
+            second[step.path] = WeightNumbers((whole - DIGIT * high).astype(np.int64), scale, bits)
         high_graph, low_graph = (
             Lowering(self.plan, replace(numbers, weights=each)).run(validated=False) for each in (first, second)
         )
@@ -305,24 +297,17 @@ def real_weights(run: Run, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:
     return weight * per_channel(primitives_numpy, factor, weight.ndim, weights.channel_axis), bias * factor + offset
 
 
-def _source(run: Run, step: PlanStep) -> str:
-    """The grid of the activation that a step with weights reads."""
-    return next(run.functional.grid_of[name] for name in step.operands if name in run.functional.grid_of)
-
-
 def _joined(high: Graph, low: Graph) -> dict[str, FineWeights]:
     found = {}
     for operator in high.operators:
         if len(operator.inputs) != 3 or not operator.inputs[1].endswith("/filter"):
             continue
-        filters, biases = ([graph.tensors[operator.inputs[position]] for graph in (high, low)] for position in (1, 2))
-        digits = [np.asarray(each.data, np.int64) for each in (*filters, *biases)]
-        scale = filters[0].quantization.scale
-        step = biases[0].quantization.scale.astype(np.float64) / BIAS_STEPS
-        found[filters[0].name] = FineWeights(
+        _, name, bias = operator.inputs
+        filter, digits = high.tensors[name], [np.asarray(graph.tensors[name].data, np.int64) for graph in (high, low)]
+        found[name] = FineWeights(
             (digits[0] * DIGIT + digits[1]).astype(np.int16),
-            (scale / np.float32(DIGIT)).astype(np.float32),
-            (digits[2] * BIAS_DIGIT + digits[3]) * step,
+            (filter.quantization.scale / np.float32(DIGIT)).astype(np.float32),
+            np.asarray(high.tensors[bias].data).astype(np.int32).view(np.float32).astype(np.float64),
         )
     return found
 

@@ -18,6 +18,8 @@ from ..deploy.signature import Port
 from ..device import OPERATORS, Quantization, Tensor, per_tensor
 from ..device.file_forms import ONTO_A_GRID
 from ..device.tensor import CODE_RANGES
+from ..train.core import primitives_numpy
+from ..train.core.weights import SMALLEST_MULTIPLIER, per_channel
 from .network import FineWeights
 
 INT16_LARGEST = 2**15 - 1
@@ -27,6 +29,9 @@ FIRST_STEPS = 16
 (CONVERSION,) = ONTO_A_GRID
 # Room above the largest magnitude seen.
 MARGIN = 2.0
+# Where the largest code is below this one, the grid is fitted again. A fine step is at least this share of an 8-bit
+# step: where only zeros are seen, no step is small enough.
+WELL_KNOWN, LEAST_OF_SCALE = 2**9, 2.0**-44
 
 
 @dataclass(frozen=True, order=True)
@@ -88,6 +93,8 @@ class Precisions:
         self._part_of_filter: dict[str, Part] = {}
         self._scale: dict[str, np.float32] = {}
         self._pinned: set[str] = set()
+        # Results whose 8-bit grid ends at 0; the fine one does not, and an activation clamps them.
+        self._clamped_at_zero: set[str] = set()
         for first, names in members.items():
             if all(graph.tensors[name].dtype == "int16" for name in names):
                 continue
@@ -123,29 +130,34 @@ class Precisions:
         for name in names:
             if name in clamped:
                 low, high = clamped[name]
-                operator = graph.operators[made_by[name]]
-                below = operator.attributes.get("activation", "NONE") != "NONE"
-                if not (low == -high or (low == 0 and below)):
+                activation = graph.operators[made_by[name]].attributes.get("activation")
+                if low == 0 and activation == "NONE":
+                    self._clamped_at_zero.add(name)
+                elif low != -high and not (low == 0 and activation):
                     return None
                 self._pinned.add(first)
                 return np.float32(high / INT16_LARGEST)
         return np.float32(graph.tensors[names[0]].quantization.scale[0] / FIRST_STEPS)
 
-    def fit(self, largest: Mapping[Part, int]) -> bool:
-        """Moves fine grids to the largest codes seen in them; returns whether one was saturated.
+    def fit(self, largest: Mapping[Part, int], narrower: bool = True) -> bool:
+        """Moves fine grids to the largest codes seen in them; returns whether some are not settled yet: values beyond a
+        grid's end, or so small that they are not known well.
 
         largest: of each activation, in the current fine grids.
+        narrower: False: grids are only widened, for further examples.
         """
         again = False
         for first, part in self._part_of_group.items():
             if part not in largest or first in self._pinned:
                 continue
-            code = largest[part]
+            code, scale = largest[part], self._scale[first]
+            least = self.graph.tensors[first].quantization.scale[0] * LEAST_OF_SCALE
             if code >= INT16_LARGEST:
                 again = True
-                self._scale[first] = np.float32(self._scale[first] * 64)
-            elif code > 0:
-                self._scale[first] = np.float32(self._scale[first] * max(code * MARGIN / INT16_LARGEST, 2.0**-12))
+                self._scale[first] = np.float32(scale * (64 if narrower else 4))
+            elif narrower and scale > least:
+                again = again or code < WELL_KNOWN
+                self._scale[first] = np.float32(max(scale * max(code * MARGIN / INT16_LARGEST, 2.0**-12), least))
         self._made.clear()
         return again
 
@@ -221,12 +233,15 @@ class Precisions:
                 if tensor.data is None:
                     operands.append(wide(name))
                 elif position in declaration.weights:
-                    operands.append(self._weight(operator, position, operands[0], fine_weights))
+                    operands.append(self._weight(operator, position, operands[0], target, fine_weights))
                 else:
                     operands.append(self._constant(tensor, target if declaration.same_quantization else None))
             key = (number, tuple(each.name for each in operands), target.name)
             names = tuple(each.name for each in operands)
-            emit(self._operator(key, operator.kind, names, (target.name,), operator.attributes), *operands, target)
+            attributes = operator.attributes
+            if fine_output and output.name in self._clamped_at_zero:
+                attributes = {**attributes, "activation": "RELU"}
+            emit(self._operator(key, operator.kind, names, (target.name,), attributes), *operands, target)
             if target is not output and not fine_output:
                 quantize(target, output)
         renamed = {name: self.stored(name, fine).name for name in (*graph.inputs, *graph.outputs)}
@@ -270,10 +285,15 @@ class Precisions:
         made: Operator = self._made[key]
         return made
 
-    def _weight(self, operator: Operator, position: int, input: Tensor, fine: bool) -> Tensor:
-        """The filter or the bias of an operator whose input is int16."""
+    def _weight(self, operator: Operator, position: int, input: Tensor, output: Tensor, fine: bool) -> Tensor:
+        """The filter or the bias of an operator whose input is int16.
+
+        A device computes 0 for a channel whose sums are in steps of less than 2**-32 of the result's, whatever its
+        bias. Weights of such channels are on a coarser grid here: their sums are less than a step of the result anyway.
+        """
         filter, bias = (self.graph.tensors[name] for name in operator.inputs[1:3])
-        key = (filter.name, position, fine, input.name, float(input.quantization.scale[0]))
+        input_scale, output_scale = (float(each.quantization.scale[0]) for each in (input, output))
+        key = (filter.name, position, fine, input.name, input_scale, output_scale)
         if key in self._made:
             made: Tensor = self._made[key]
             return made
@@ -284,10 +304,17 @@ class Precisions:
         word = "in 8 bits"
         if fine and kept is not None:
             grid, codes, real, word = replace(grid, scale=kept.scale), kept.codes, kept.bias, "in 16 bits"
+        scales = grid.scale.astype(np.float64)
+        multipliers = scales * input_scale / output_scale
+        coarser = 2 ** np.maximum(np.ceil(np.log2(SMALLEST_MULTIPLIER / multipliers)), 0)
+        if coarser.max() > 1:
+            by = coarser if grid.axis is None else per_channel(primitives_numpy, coarser, codes.ndim, grid.axis)
+            scales, codes = scales * coarser, np.rint(codes / by).astype(codes.dtype)
+            grid, word = replace(grid, scale=scales.astype(np.float32)), f"{word} for {output.name}"
         if position == 1:
             tensor = Tensor(f"{filter.name} {word}", filter.shape, str(codes.dtype), grid, codes)
         else:
-            scale = input.quantization.scale.astype(np.float64) * grid.scale.astype(np.float64)
+            scale = input_scale * scales
             steps = np.clip(np.rint(real / scale), -(2**47), 2**47).astype(np.int64)
             own = Quantization(scale.astype(np.float32), np.zeros(1), bias.quantization.axis)
             # The same bias has other codes with another input.

@@ -362,22 +362,25 @@ class Evaluation:
         return output_values(graph, compiled(graph, self.device, like).run(begin, graph.outputs, self.together))
 
     def fit(self) -> None:
-        """Fits the fine grids to the first examples."""
+        """Fits the fine grids to the examples: to the first ones closely; others only widen them."""
+        for start in range(0, self.data.examples, self.together):
+            for _ in range(ROUNDS):
+                largest = self._largest_codes(self.data.part(start, start + self.together))
+                if not self.precisions.fit(largest, narrower=start == 0):
+                    break
+
+    def _largest_codes(self, given: Any) -> dict[Part, int]:
+        """The largest magnitude of the codes of each activation in 16 bits."""
         precisions = self.precisions
-        for _ in range(ROUNDS):
-            graph = precisions.variant(precisions.parts)
-            codes = input_codes(graph, self.data.part(0, self.together))
-            found = compiled(graph, self.device).run(codes, [*graph.inputs, *graph.results()], self.together)
-            largest = {}
-            for part in precisions.parts:
-                if not part.weights:
-                    stored = [precisions.fine_tensor(name).name for name in precisions.tensors_of[part]]
-                    largest[part] = max(
-                        (int(np.abs(found[name].astype(np.int32)).max(initial=0)) for name in stored if name in found),
-                        default=0,
-                    )
-            if not precisions.fit(largest):
-                return
+        graph = precisions.variant(precisions.parts)
+        names = [*graph.inputs, *graph.results()]
+        found = compiled(graph, self.device).run(input_codes(graph, given), names, self.together)
+        sizes = {name: int(np.abs(codes.astype(np.int32)).max(initial=0)) for name, codes in found.items()}
+        return {
+            part: max(sizes.get(precisions.fine_tensor(name).name, 0) for name in precisions.tensors_of[part])
+            for part in precisions.parts
+            if not part.weights
+        }
 
     # --- why ----------------------------------------------------------------------------------------------------------
 

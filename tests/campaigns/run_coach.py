@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `exactqat.tune` says of a network, compared with the user's own network and with what its rules give.
+
+    python tests/campaigns/run_coach.py                  all networks of networks.txt and tests/plain_networks.py
+    python tests/campaigns/run_coach.py mobilenet plain  those with one of these words in their name
+    python tests/campaigns/run_coach.py --one NAME       one network here; prints its row as JSON
+
+Of each network, calibrated on noise:
+
+- everything in 16 bits is the float network: signal to noise beside the user's own model;
+- a search does not make it worse, its graph is what the model has after `apply`, and its file gives these integers on
+  LiteRT's reference kernels;
+- a precision plan: the network that is prepared anew by the rules of the smallest one has the file and the metric that
+  were promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import run_zoo
+import torch
+
+EXAMPLES, SECONDS = 16, 900
+DEVICE = "micro"
+# Beside the user's network, in dB: 16 bits have some 50 to 90, the device's 8 some 15 to 50.
+LEAST = 40.0
+# Networks with more parts have no plan here: it takes minutes.
+MOST_PARTS = 150
+
+
+def decibels(wanted: np.ndarray, found: np.ndarray) -> float:
+    noise = float(np.square(wanted.astype(np.float64) - found).sum())
+    power = float(np.square(wanted.astype(np.float64)).sum())
+    return 10 * np.log10(power / noise) if noise and power else 200.0
+
+
+class Beside:
+    """A metric: signal to noise beside the outputs of the user's network, of the worst output.
+
+    Attributes:
+        outputs: of the user's network. Targets are the examples' numbers.
+    """
+
+    def __init__(self, outputs: list[np.ndarray]) -> None:
+        self.outputs = outputs
+
+    def __call__(self, found: Any, targets: Any) -> float:
+        arrays = list(found.values()) if isinstance(found, dict) else [found]
+        wanted = [each[targets] for each in self.outputs]
+        if [each.shape for each in arrays] != [each.shape for each in wanted]:
+            raise NotComparable(f"{[each.shape for each in arrays]}, the model's are {[each.shape for each in wanted]}")
+        return min(decibels(*pair) for pair in zip(wanted, arrays, strict=True))
+
+
+class NotComparable(Exception):
+    """The file has other outputs than the model."""
+
+
+def coached(model: torch.nn.Module, examples: tuple[Any, ...]) -> dict[str, Any]:
+    from exactqat import deploy, qat, tune
+    from exactqat.deploy.formats.tflite import tflite_bytes
+
+    batch = tuple(
+        torch.randn(EXAMPLES, *each.shape[1:])
+        if each.dtype.is_floating_point
+        else torch.cat([each] * EXAMPLES)[:EXAMPLES]
+        for each in examples
+    )
+    given = [each.numpy() for each in batch]
+    with torch.no_grad():
+        beside = Beside([leaf.numpy() for leaf in run_zoo.leaves(model(*batch))])
+    data: Any = (given if len(given) > 1 else given[0], np.arange(EXAMPLES))
+
+    def calibrated(rules: Any = None) -> Any:
+        torch.manual_seed(0)
+        example = examples if len(examples) > 1 else examples[0]
+        prepared = qat.prepare(model, example, rules, check=False, device=DEVICE, keep_final_activation=True)
+        qat.calibrate(prepared, [batch if len(batch) > 1 else batch[0]])
+        return prepared
+
+    def measured(graph: Any) -> float:
+        values = deploy.output_values(graph, deploy.simulate(graph, deploy.input_codes(graph, data[0]), DEVICE))
+        return beside(values if len(values) > 1 else next(iter(values.values())), data[1])
+
+    prepared = calibrated()
+    found = tune.sensitivity(prepared, data, beside, measure=["fine"], progress=False)
+    row: dict[str, Any] = {"parts": len(found.parts), "fine": found.reference, "device": found.device_metric}
+    wrong = [] if found.reference is not None and found.reference > LEAST else ["not the float network in 16 bits"]
+
+    searched = tune.search(prepared, data, beside, budget=14, progress=False)
+    row |= {"before": searched.before.metric, "after": searched.after.metric}
+    if searched.before.better_than(searched.after, True):
+        wrong.append("worse after the search")
+    with tempfile.TemporaryDirectory() as folder:
+        path = deploy.write_tflite(searched.graph, Path(folder) / "model.tflite")
+        codes = {name: each[:2] for name, each in deploy.input_codes(searched.graph, data[0]).items()}
+        report = deploy.verify(searched.graph, path, codes, "reference", batch_size=2)
+        row["integers"] = report.values
+        if any(each.differing and (each.kind, "reference") in deploy.EXACT for each in report.operators):
+            wrong.append("its file gives other integers")
+    try:
+        searched.apply(prepared)
+    except ValueError as refusal:
+        row["refused"] = str(refusal)
+    else:
+        qat.freeze(prepared)
+        pairs = zip(deploy.lower(prepared).tensors.values(), searched.graph.tensors.values(), strict=True)
+        if not all(
+            one.quantization.equals(other.quantization) and np.array_equal(one.data, other.data) for one, other in pairs
+        ):
+            wrong.append("applied, it is another network")
+
+    if len(found.parts) <= MOST_PARTS:
+        plans = tune.plan(calibrated(), data, beside, flash="1000M", candidates=6, progress=False)
+        smallest = min(plans.points, key=lambda point: point.flash)
+        again = calibrated(list(smallest.rules))
+        qat.freeze(again)
+        graph = deploy.packed(deploy.lower(again))
+        row |= {"flash": len(tflite_bytes(graph)), "metric": measured(graph), "promised": smallest.flash}
+        if row["flash"] != smallest.flash or abs(row["metric"] - smallest.metric) > 1e-9:
+            wrong.append(
+                f"its rules give {row['flash']} bytes and {row['metric']}, not {smallest.flash} and {smallest.metric}"
+            )
+    return {"outcome": "wrong: " + "; ".join(wrong) if wrong else "right", **row}
+
+
+def one(name: str) -> dict[str, Any]:
+    from exactqat.qat import UnsupportedOperator
+
+    start = time.monotonic()
+    torch.manual_seed(0)
+    model, examples = run_zoo.networks()[name]()
+    warnings.simplefilter("ignore")
+    try:
+        row = coached(model.eval(), examples if isinstance(examples, tuple) else (examples,))
+    except (UnsupportedOperator, NotComparable) as refusal:
+        row = {"outcome": "left out", "reason": f"{type(refusal).__name__}: {refusal}"}
+    except Exception as error:
+        row = {"outcome": "error", "reason": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    return {"name": name, **row, "seconds": round(time.monotonic() - start)}
+
+
+def in_a_process(name: str) -> dict[str, Any]:
+    try:
+        run = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"name": name, "outcome": "error", "reason": f"no answer after {SECONDS} s", "seconds": SECONDS}
+    lines = run.stdout.strip().splitlines()
+    if run.returncode or not lines:
+        return {"name": name, "outcome": "error", "reason": run.stderr[-600:], "seconds": 0}
+    return dict(json.loads(lines[-1]))
+
+
+def line(row: dict[str, Any]) -> str:
+    head = f"{row['outcome']}: {row['name']} ({row['seconds']} s)"
+    if "fine" not in row:
+        return f"{head}: {row['reason'][:500]}"
+    plan = f", plan {row['flash']:,} bytes, {row['metric']:.1f} dB" if "flash" in row else ""
+    return (
+        f"{head}: {row['parts']} parts, {row['fine']:.1f} dB in 16 bits, {row['device']:.1f} on the device, search "
+        f"{row['before']:.1f} -> {row['after']:.1f}{plan}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--one")
+    parser.add_argument("--rows", type=Path, help="also keep the rows here, as JSON lines")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options.one), default=float))
+        return 0
+    rows = []
+    for name in run_zoo.networks():
+        if options.words and not any(word in name for word in options.words):
+            continue
+        rows.append(in_a_process(name))
+        if options.rows:
+            with options.rows.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+        print(line(rows[-1]), flush=True)
+    count = {word: sum(row["outcome"].startswith(word) for row in rows) for word in ("right", "left out")}
+    print(f"{count['right']} of {len(rows)} right, {count['left out']} left out")
+    return int(sum(count.values()) < len(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
