@@ -7,7 +7,8 @@
 The networks (`bench/accuracy/networks.py`) are small and trained here on made-up data, once: --work keeps them. Peers
 run in environments of their own: an interpreter with torch, onnx, onnxoptimizer, onnxruntime, nncf, brevitas, torchao,
 aimet-onnx, litert-torch, ai-edge-quantizer and tensorflow, or some of them; --peer names another one for one of them.
-Each decides by the validation part which of its methods it shows, as we do. A row that a peer has nothing for says why.
+Each decides by the validation part which of its methods it shows, as we do: by the metric, then by the loss. A row
+that a peer has nothing for says why.
 
 Rows go to --rows, one line each. A run that was stopped goes on where it was: rows that are there are not measured
 again, except of the tools that --again names and of other float networks: processors round differently, so that
@@ -39,7 +40,7 @@ CALIBRATION = 256
 
 # The folder has no package of its own: adapters run as programs, by another Python.
 sys.path[:0] = [str(FOLDER), str(ROOT / "bench")]
-from networks import QAT_EPOCHS, TASKS, Task, fingerprint, fit, kept, outputs_of, qat_rates  # noqa: E402
+from networks import QAT_EPOCHS, TASKS, Task, fingerprint, fit, judged, kept, outputs_of, qat_rates  # noqa: E402
 from report import with_table  # noqa: E402
 from rows import FLOAT, OURS, PEERS, PRECISIONS, PROPOSED, Row, append, page_text, printed, read, verdict  # noqa: E402
 
@@ -168,21 +169,27 @@ def ours(case: Case, quick: bool) -> Row:
             torch.manual_seed(0)
             # The ranges of weights are trained more slowly.
             groups = qat.parameter_groups(network, rate, range_lr=rate)
-            fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate, groups)
+            fit(case.task, network.train(), *case.parts[0], 1 if quick else QAT_EPOCHS, rate, groups, warm_up=True)
             qat.freeze(network)
             found[f"QAT {rate:g}{name}"] = deploy.lower(network.eval())
-    scores = {method: tune.gate(graph, case.parts[1], metric=case.task.metric).score for method, graph in found.items()}
+    scores = {method: judged(case.task, on_device(graph, case.parts[1][0]), case.parts[1][1])
+              for method, graph in found.items()}  # fmt: skip
     best = max(scores, key=lambda method: scores[method])
     graph, test = found[best], case.parts[2][0]
     with tempfile.TemporaryDirectory() as folder:
         path = deploy.write_tflite(graph, Path(folder) / "model.tflite")
         report = deploy.verify(graph, path, device="xnnpack-x86", data=test)
         runtime = on_litert(graph, path, test)
-    (port,) = graph.signature.outputs
-    codes = deploy.simulate(graph, deploy.input_codes(graph, test), "xnnpack-x86", progress=False)
-    predicted = deploy.output_values(graph, codes)[port.name]
     counts = {"integers": int(report.values), "differing": int(report.differing)}
-    return case.compared(OURS, best, predicted, runtime, methods=scores, note=note, **counts)
+    metrics = {method: metric for method, (metric, _) in scores.items()}
+    return case.compared(OURS, best, on_device(graph, test), runtime, methods=metrics, note=note, **counts)
+
+
+def on_device(graph: deploy.Graph, inputs: np.ndarray) -> np.ndarray:
+    """What we predict: the outputs from the device's integers."""
+    codes = deploy.simulate(graph, deploy.input_codes(graph, inputs), "xnnpack-x86", progress=False)
+    (port,) = graph.signature.outputs
+    return np.asarray(deploy.output_values(graph, codes)[port.name])
 
 
 def on_litert(graph: deploy.Graph, path: Path, inputs: np.ndarray) -> np.ndarray:
@@ -246,15 +253,15 @@ def _answer(case: Case, peer: str, out: Path) -> Row:
         if key in arrays:
             return case.row(peer, words + str(arrays[key]))
 
-    def judged(method: str) -> float:
+    scores = {}
+    for method in dict.fromkeys(key.split("/")[0] for key in arrays):
         best = arrays.get(f"{method}/runtime/validation", arrays.get(f"{method}/predicted/validation"))
         assert best is not None
-        return case.task.metric(best, case.parts[1][1])
-
-    scores = {method: judged(method) for method in dict.fromkeys(key.split("/")[0] for key in arrays)}
+        scores[method] = judged(case.task, best, case.parts[1][1])
     method = max(scores, key=lambda each: scores[each])
     predicted, runtime = (arrays.get(f"{method}/{how}/test") for how in ("predicted", "runtime"))
-    return case.compared(peer, method, predicted, runtime, methods=scores)
+    metrics = {method: metric for method, (metric, _) in scores.items()}
+    return case.compared(peer, method, predicted, runtime, methods=metrics)
 
 
 def of_half_the_work(row: Row) -> Row:

@@ -78,7 +78,7 @@ class Case:
     def tuned(self, model: torch.nn.Module, rate: float) -> None:
         """Trains a fake-quantized network with the task's loss."""
         torch.manual_seed(0)
-        fit(self.task, model, *self.parts[0], 2 if self.quick else QAT_EPOCHS, rate)
+        fit(self.task, model, *self.parts[0], 2 if self.quick else QAT_EPOCHS, rate, warm_up=True)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -257,18 +258,41 @@ def tensors_of(inputs: Any) -> tuple[torch.Tensor, ...]:
     return tuple(map(torch.from_numpy, inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
+def judged(task: Task, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+    """What methods are chosen by: the metric, then, where it is the same, the loss, negative."""
+    with torch.no_grad():
+        loss = task.loss(torch.from_numpy(np.asarray(outputs, np.float32)), torch.from_numpy(targets))
+    return task.metric(outputs, targets), -float(loss)
+
+
 def fit(
-    task: Task, model: nn.Module, inputs: Any, targets: np.ndarray, epochs: int, rate: float, groups: Any = None
+    task: Task,
+    model: nn.Module,
+    inputs: Any,
+    targets: np.ndarray,
+    epochs: int,
+    rate: float,
+    groups: Any = None,
+    warm_up: bool = False,
 ) -> None:
     """Trains with Adam, whose rate falls by a cosine.
 
     groups: the optimizer's; by default all parameters at one rate.
+    warm_up: the rate rises over the first tenth of the steps.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.Adam(groups or parameters, rate)
     given, y = tensors_of(inputs), torch.from_numpy(targets)
     batches = -(-len(y) // 64)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
+    steps = epochs * batches
+    rising = round(steps / 10) if warm_up else 0
+
+    def factor(step: int) -> float:
+        return (
+            (step + 1) / rising if step < rising else 0.5 + 0.5 * math.cos(math.pi * (step - rising) / (steps - rising))
+        )
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     for _ in range(epochs):
         for rows in torch.randperm(len(y)).split(64):
             optimizer.zero_grad()
@@ -344,6 +368,7 @@ __all__ = [
     "Task",
     "accuracy",
     "fit",
+    "judged",
     "kept",
     "outputs_of",
     "qat_rates",
