@@ -9,7 +9,7 @@ Of each network, calibrated on noise:
 
 - everything in 16 bits is the float network: signal to noise beside the user's own model;
 - a search does not make it worse, its graph is what the model has after `apply`, and its file gives these integers on
-  LiteRT's reference kernels;
+  LiteRT's reference kernels; that file, read, is no worse in 16 bits than on the device;
 - a precision plan: the network that is prepared anew by the rules of the smallest one has the file and the metric that
   were promised.
 """
@@ -109,6 +109,12 @@ def coached(model: torch.nn.Module, examples: tuple[Any, ...]) -> dict[str, Any]
         row["integers"] = report.values
         if any(each.differing and (each.kind, "reference") in deploy.EXACT for each in report.operators):
             wrong.append("its file gives other integers")
+        of_file = tune.sensitivity(
+            deploy.read_tflite(path), data, beside, device=DEVICE, measure=["fine"], progress=False
+        )
+        row |= {"file_fine": of_file.reference, "file_device": of_file.device_metric}
+        if of_file.reference < of_file.device_metric - 1:
+            wrong.append("its file is further from the float network in 16 bits than on the device")
     try:
         searched.apply(prepared)
     except ValueError as refusal:
@@ -177,17 +183,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--one")
-    parser.add_argument("--rows", type=Path, help="also keep the rows here, as JSON lines")
+    parser.add_argument("--rows", type=Path, help="also keep the rows here, as JSON lines; those there stay")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one(options.one), default=float))
         return 0
-    rows = []
+    rows, kept = [], {}
+    if options.rows and options.rows.exists():
+        kept = {row["name"]: row for row in map(json.loads, options.rows.read_text().splitlines())}
     for name in run_zoo.networks():
         if options.words and not any(word in name for word in options.words):
             continue
-        rows.append(in_a_process(name))
-        if options.rows:
+        rows.append(kept.get(name) or in_a_process(name))
+        if options.rows and name not in kept:
             with options.rows.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
         print(line(rows[-1]), flush=True)

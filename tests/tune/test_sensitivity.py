@@ -189,6 +189,31 @@ def test_files_have_no_other_weights(tmp_path: Path) -> None:
             assert part.decibels == pytest.approx(noise[part.layer, part.kind], abs=1.5)
 
 
+class Clamped(torch.nn.Module):
+    """A hard sigmoid and a hard tanh whose operands are far beyond their ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (torch.nn.Conv2d(*each, 3) for each in ((1, 6), (6, 6), (6, 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = 20 * self.first(x)
+        x = x * torch.nn.functional.hardsigmoid(x)
+        return self.last(torch.nn.functional.hardtanh(self.second(x))).mean((2, 3))
+
+
+def test_files_clamp_where_their_grids_end_by_design(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Clamped().eval()
+    prepared = calibrated(model, IMAGES)
+    assert fine_and_device(prepared, model, DATA[0])[0] > 60
+    qat.freeze(prepared)
+    read = deploy.read_tflite(deploy.write_tflite(deploy.lower(prepared), tmp_path / "m.tflite"))
+    fine, on_device = fine_and_device(read, model, DATA[0])
+    # Its weights have 8 bits.
+    assert fine > 35 and fine > on_device + 3
+
+
 def test_results_are_shown(tmp_path: Path) -> None:
     seen = []
     found = tune.sensitivity(calibrated(trained()), DATA, progress=lambda *each: seen.append(each))

@@ -7,6 +7,7 @@ the weights are fine; QUANTIZE converts between the two. Operators without an in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,7 +78,8 @@ class Precisions:
         """
         Args:
             weights: fine weights by the name of the operator's filter; other weights are not parts.
-            clamped: ranges of tensors, by name, that the ends of their grids clamp by design.
+            clamped: ranges of tensors, by name, that the ends of their grids clamp by design; infinite where an end
+                does not.
         """
         self.graph = graph
         self.weights = weights
@@ -135,8 +137,9 @@ class Precisions:
                     self._clamped_at_zero.add(name)
                 elif low != -high and not (low == 0 and activation):
                     return None
-                self._pinned.add(first)
-                return np.float32(high / INT16_LARGEST)
+                if math.isfinite(high):
+                    self._pinned.add(first)
+                    return np.float32(high / INT16_LARGEST)
         return np.float32(graph.tensors[names[0]].quantization.scale[0] / FIRST_STEPS)
 
     def fit(self, largest: Mapping[Part, int], narrower: bool = True) -> bool:

@@ -255,7 +255,7 @@ def at_two_precisions(
     wanted = None if device is None else profile_named(device).name
     if isinstance(network, Graph):
         name = wanted or network.trained_for or DEFAULT_PROFILE
-        return Precisions(network, {}, {}), name, {}
+        return Precisions(network, {}, clamps_of(network)), name, {}
     candidate = Candidate.of(network, wanted).settled()
     plan, graph = candidate.plan, candidate.graph()
     numbers = candidate.numbers()
@@ -272,6 +272,26 @@ def at_two_precisions(
         if bounds is not None:
             clamped[step.path] = bounds
     return Precisions(graph, candidate.fine_weights(), clamped), candidate.device, ends
+
+
+def clamps_of(graph: Graph) -> dict[str, tuple[float, float]]:
+    """The ranges of a file's results that the ends of their grids clamp by design, as far as grids can tell: from 0, or
+    from minus it, to a whole number, such as 1 of a hard sigmoid; and those from 0, where nothing is lost if they are
+    not meant to clamp."""
+    found = {}
+    for operator in graph.operators:
+        tensor = graph.tensors[operator.outputs[0]]
+        if tensor.dtype != "int8" or operator.attributes.get("activation") != "NONE":
+            continue
+        scale, zero_point = (float(each[0]) for each in (tensor.quantization.scale, tensor.quantization.zero_point))
+        lowest, highest = CODE_RANGES["int8"]
+        width, from_zero = scale * (highest - lowest), zero_point == lowest
+        whole = width > 0.5 and abs(width - round(width)) < 1e-6 * width
+        if whole and (from_zero or (zero_point in (-1, 0) and round(width) % 2 == 0)):
+            found[tensor.name] = (0.0, float(round(width))) if from_zero else (-round(width) / 2, round(width) / 2)
+        elif from_zero:
+            found[tensor.name] = (0.0, math.inf)
+    return found
 
 
 Key = tuple[str, Part | None]
