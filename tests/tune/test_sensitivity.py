@@ -229,6 +229,16 @@ def test_results_are_shown(tmp_path: Path) -> None:
     assert b"<svg" in found.picture(tmp_path / "picture.svg").read_bytes()[:500]
 
 
+def test_without_the_parts_alone_those_that_gain_most_come_first(tmp_path: Path) -> None:
+    found = tune.sensitivity(widened(Candidate.of(calibrated(trained())), "second", 300), DATA, measure=["fine"])
+    assert (found.worst()[0].layer, found.worst()[0].kind) == ("second", "result")
+    assert found.worst()[0].gain == max(part.gain or 0 for part in found.parts) > 0.1
+    assert "kept fine brings" in found.text() and "inf" not in found.text()
+    assert found.picture(tmp_path / "gain.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="measure must include alone if there is no metric"):
+        tune.sensitivity(calibrated(trained()), DATA, None, measure=["fine"])
+
+
 def test_a_loss_is_better_when_lower() -> None:
     def error(outputs: Any, targets: Any) -> float:
         return 1 - tune.accuracy(outputs, targets)

@@ -225,7 +225,8 @@ class Assignments:
                 # Clipping gains nothing on a grid this fine, or was meant for a coarser one.
                 low, high = min(low, self._seen[origin].least), max(high, self._seen[origin].most)
             ranges[name] = (low, high)
-        return replace(base, plan=plan, ranges=ranges).settled()
+        # Steps of other kinds may read the user's tensors in another form.
+        return replace(base, plan=plan, ranges=ranges, tensors={**base.given, **base.tensors}).settled()
 
     def _ends(self, plan: Plan, path: str) -> Ends:
         """The range of a stored tensor: the base's, or that of what it is made of."""

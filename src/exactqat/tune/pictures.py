@@ -33,23 +33,26 @@ def axes(width: float, height: float, panels: int = 0) -> tuple[Any, Any]:
 
 
 def sensitivity_picture(found: Sensitivity, path: Path) -> Path:
-    """One bar for each part, in order of execution: what it costs alone, or its noise where there is no metric."""
+    """One bar for each part, in order of execution: what it costs alone; its noise where that costs nothing or there is
+    no metric; what keeping it fine brings where nothing else was measured."""
     parts = found.parts if len(found.parts) <= MOST else sorted(found.worst(MOST), key=found.parts.index)
-    by_loss = any(part.loss for part in parts)
     figure, plot = axes(7, 1.2 + 0.22 * len(parts))
-    values = [
-        (part.loss or 0.0) if by_loss else -part.decibels if math.isfinite(part.decibels) else 0.0 for part in parts
-    ]
-    lowest = 0.0 if by_loss else min(values, default=0.0)
+    noise = [-part.decibels for part in parts if part.decibels is not None and math.isfinite(part.decibels)]
+    lowest = 0.0
+    if any(part.loss for part in parts):
+        title, values = "loss of the metric by this part alone", [part.loss or 0.0 for part in parts]
+    elif any(part.decibels is not None for part in parts):
+        title, lowest = "noise of the outputs by this part alone, dB", min(noise, default=0.0)
+        values = [lowest if part.decibels is None else max(-part.decibels, lowest) for part in parts]
+    else:
+        title, values = "gain in the metric by keeping this part fine", [part.gain or 0.0 for part in parts]
     names = [f"{name_in_short(part.layer, 30)} ({part.kind})".replace("$", r"\$") for part in parts]
     plot.barh(
         range(len(parts)), [value - lowest for value in values], left=lowest, color=[COLORS[p.kind] for p in parts]
     )
     plot.set_yticks(range(len(parts)), names, fontsize=7)
     plot.invert_yaxis()
-    plot.set_xlabel(
-        "loss of the metric by this part alone" if by_loss else "noise of the outputs by this part alone, dB"
-    )
+    plot.set_xlabel(title)
     plot.set_title(f"What costs accuracy on {found.device}, {found.examples:,} examples", fontsize=10)
     figure.savefig(path)
     return path

@@ -19,6 +19,7 @@ from ..deploy.signature import Port
 from ..device import OPERATORS, Quantization, Tensor, per_tensor
 from ..device.file_forms import ONTO_A_GRID
 from ..device.tensor import CODE_RANGES
+from ..device.weighted import Weighted
 from ..train.core import primitives_numpy
 from ..train.core.weights import SMALLEST_MULTIPLIER, per_channel
 from .network import FineWeights
@@ -97,8 +98,10 @@ class Precisions:
         self._pinned: set[str] = set()
         # Results whose 8-bit grid ends at 0; the fine one does not, and an activation clamps them.
         self._clamped_at_zero: set[str] = set()
+        # What lasts from call to call keeps its grid.
+        lasting = {*graph.variables, *(graph.tensors[name].successor for name in graph.variables)}
         for first, names in members.items():
-            if all(graph.tensors[name].dtype == "int16" for name in names):
+            if all(graph.tensors[name].dtype == "int16" for name in names) or not lasting.isdisjoint(names):
                 continue
             layer = layer_of(first)
             part = Part(made_by.get(first, -1), False, layer)
@@ -194,9 +197,9 @@ class Precisions:
             return target
 
         def wide(name: str) -> Tensor:
-            """An activation in int16: fine, or its 8 bits exactly."""
+            """An activation in int16: fine, or its 8 bits exactly. Real numbers stay."""
             tensor = graph.tensors[name]
-            if self._is_fine(name, fine) or tensor.dtype == "int16":
+            if self._is_fine(name, fine) or tensor.dtype != "int8":
                 return self.stored(name, fine)
             scale = tensor.quantization.scale[0]
             target = self._tensor(f"{name} in int16", tensor.shape, per_tensor(scale, 0, "int16"))
@@ -211,42 +214,47 @@ class Precisions:
             stored = self.stored(name, fine)
             tensors[stored.name] = stored
         for number, operator in enumerate(graph.operators):
-            output = graph.tensors[operator.outputs[0]]
+            outputs = [graph.tensors[name] for name in operator.outputs]
             declaration = OPERATORS[operator.kind]
             read = [name for name in operator.inputs if graph.tensors[name].data is None]
             fine_weights = any(self._part_of_filter.get(name) in fine for name in operator.inputs)
-            fine_output = self._is_fine(output.name, fine)
-            plain = not (fine_weights or fine_output or any(self._is_fine(name, fine) for name in read))
-            # A table of codes holds for its own grids only.
-            takes_wide = "int16" in declaration.dtypes and "codes" not in operator.attributes
-            if plain or not takes_wide:
+            fine_outputs = [output for output in outputs if self._is_fine(output.name, fine)]
+            plain = not (fine_weights or fine_outputs or any(self._is_fine(name, fine) for name in read))
+            # A table of codes holds for its own grids only, and so do weights of other kinds.
+            other = "codes" in operator.attributes or (declaration.weights and not isinstance(declaration, Weighted))
+            if plain or other or "int16" not in declaration.dtypes:
                 for name in operator.inputs:
                     tensor = graph.tensors[name] if graph.tensors[name].data is not None else narrow(name)
                     tensors[tensor.name] = tensor
-                emit(operator, output)
-                if fine_output:
+                emit(operator, *outputs)
+                for output in fine_outputs:
                     quantize(output, self.fine_tensor(output.name))
                 continue
-            target = output
-            if output.dtype == "int8":
-                target = self.fine_tensor(output.name) if fine_output else self._computed(output)
+            targets = [
+                output
+                if output.dtype != "int8"
+                else self.fine_tensor(output.name)
+                if output in fine_outputs
+                else self._computed(output)
+                for output in outputs
+            ]
             operands = []
             for position, name in enumerate(operator.inputs):
                 tensor = graph.tensors[name]
                 if tensor.data is None:
                     operands.append(wide(name))
                 elif position in declaration.weights:
-                    operands.append(self._weight(operator, position, operands[0], target, fine_weights))
+                    operands.append(self._weight(operator, position, operands[0], targets[0], fine_weights))
                 else:
-                    operands.append(self._constant(tensor, target if declaration.same_quantization else None))
-            key = (number, tuple(each.name for each in operands), target.name)
-            names = tuple(each.name for each in operands)
+                    operands.append(self._constant(tensor, targets[0] if declaration.same_quantization else None))
+            names, made = (tuple(each.name for each in several) for several in (operands, targets))
             attributes = operator.attributes
-            if fine_output and output.name in self._clamped_at_zero:
+            if any(output.name in self._clamped_at_zero for output in fine_outputs):
                 attributes = {**attributes, "activation": "RELU"}
-            emit(self._operator(key, operator.kind, names, (target.name,), attributes), *operands, target)
-            if target is not output and not fine_output:
-                quantize(target, output)
+            emit(self._operator((number, names, made), operator.kind, names, made, attributes), *operands, *targets)
+            for target, output in zip(targets, outputs, strict=True):
+                if target is not output and output not in fine_outputs:
+                    quantize(target, output)
         renamed = {name: self.stored(name, fine).name for name in (*graph.inputs, *graph.outputs)}
         ports = graph.signature
         sides = (
@@ -349,7 +357,7 @@ def _port(port: Port, tensor: str, fine_port: bool) -> Port:
 
 def _groups(graph: Graph) -> dict[str, str]:
     """For each activation, the first of the tensors that share its grid because no operator rescales them."""
-    first = {name: name for name in (*graph.inputs, *graph.results())}
+    first = {name: name for name in (*graph.inputs, *graph.variables, *graph.results())}
 
     def root(name: str) -> str:
         while first[name] != name:
@@ -358,9 +366,8 @@ def _groups(graph: Graph) -> dict[str, str]:
 
     order = {name: number for number, name in enumerate(first)}
     for operator in graph.operators:
-        output = operator.outputs[0]
         read = [name for name in operator.inputs if graph.tensors[name].data is None]
-        tensors = [graph.tensors[name] for name in (*read, output)]
+        tensors = [graph.tensors[name] for name in (*read, *operator.outputs)]
         if any(tensor.dtype not in CODE_RANGES for tensor in tensors):
             continue
         # Codes that are only shifted are values of few bits on their way to the bottom of int8.
@@ -368,8 +375,8 @@ def _groups(graph: Graph) -> dict[str, str]:
         same_dtype = tensors[0].dtype == tensors[-1].dtype
         shifted = OPERATORS[operator.kind].changes_dtype and same_dtype and same_steps
         if OPERATORS[operator.kind].same_quantization or shifted:
-            for name in read:
-                ends = sorted((root(name), root(output)), key=order.__getitem__)
+            for name in (*read, *operator.outputs[1:]):
+                ends = sorted((root(name), root(operator.outputs[0])), key=order.__getitem__)
                 first[ends[1]] = ends[0]
     int8 = {name for name in first if graph.tensors[name].dtype in CODE_RANGES}
     return {name: root(name) for name in first if name in int8}

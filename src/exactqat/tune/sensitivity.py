@@ -47,7 +47,8 @@ class PartSensitivity:
         alone: the metric with this part alone in the device's bits, all else in 16; None if it was not measured.
         fine: with this part alone in 16 bits, all else in the device's.
         cumulative: with this part and all before it in the device's bits, all after it in 16.
-        decibels: signal to noise of the outputs with this part alone in the device's bits; infinite without noise.
+        decibels: signal to noise of the outputs with this part alone in the device's bits; infinite without noise; None
+            if that was not measured.
         loss: of the metric from this part alone; gain: in the metric if this part alone is kept fine. Both are positive
             where quantizing this part is harmful.
         reasons: why, in words, the most important first; empty if nothing is unusual.
@@ -58,7 +59,7 @@ class PartSensitivity:
     alone: float | None
     fine: float | None
     cumulative: float | None
-    decibels: float
+    decibels: float | None
     loss: float | None
     gain: float | None
     reasons: tuple[str, ...]
@@ -94,8 +95,14 @@ class Sensitivity:
     one_evaluation: float
 
     def ranked(self) -> tuple[PartSensitivity, ...]:
-        """The parts, the most harmful first: by what they lose alone, then by their noise."""
-        return tuple(sorted(self.parts, key=lambda part: (-(part.loss or 0.0), part.decibels)))
+        """The parts, the most harmful first: by what they lose alone, then by their noise; if that was not measured, by
+        what is gained by keeping them fine."""
+
+        def harm(part: PartSensitivity) -> tuple[float, float]:
+            cost = part.gain if part.decibels is None else part.loss
+            return -(cost or 0.0), 0.0 if part.decibels is None else part.decibels
+
+        return tuple(sorted(self.parts, key=harm))
 
     def worst(self, count: int = 5) -> tuple[PartSensitivity, ...]:
         """The most harmful parts."""
@@ -105,7 +112,8 @@ class Sensitivity:
         """All of it; missing noise is null."""
         content = asdict(self)
         for each in (content, *content["parts"]):
-            each["decibels"] = each["decibels"] if math.isfinite(each["decibels"]) else None
+            known = each["decibels"] is not None and math.isfinite(each["decibels"])
+            each["decibels"] = each["decibels"] if known else None
         return json.dumps(content, indent=2)
 
     def text(self, width: int = 80, count: int | None = None) -> str:
@@ -126,6 +134,8 @@ class Sensitivity:
         lines += ["", "What costs most:"]
         for number, part in enumerate(self.worst(), 1):
             cost = "" if part.loss is None else f", costs {part.loss:.4g} alone"
+            if part.loss is None and part.gain is not None:
+                cost = f", kept fine brings {part.gain:.4g}"
             why = part.reasons[0] if part.reasons else "nothing unusual: its rounding"
             line = f"{number}. {shortened(part.layer)} ({part.kind}){cost}: {why}"
             lines += textwrap.wrap(line, width, subsequent_indent="   ")
@@ -160,7 +170,7 @@ class Sensitivity:
 
 def _cells(part: PartSensitivity) -> tuple[str, ...]:
     numbers = ["-" if each is None else f"{each:.4g}" for each in (part.alone, part.fine, part.cumulative)]
-    noise = f"{part.decibels:.1f}" if math.isfinite(part.decibels) else "inf"
+    noise = "-" if part.decibels is None else f"{part.decibels:.1f}" if math.isfinite(part.decibels) else "inf"
     return part.layer, part.kind, *numbers, noise
 
 
@@ -190,8 +200,8 @@ def sensitivity(
             dictionary by name if there are several; final steps left out of the file, such as softmax, are not applied.
             None: signal to noise alone.
         device: whose integers, a name in `deploy.PROFILES`; by default the device the network was prepared for.
-        measure: which of ``alone``, ``fine`` and ``cumulative``; parts are ranked by ``alone``. Without it, there is no
-            signal to noise for single parts either.
+        measure: which of ``alone``, ``fine`` and ``cumulative``; parts are ranked by ``alone``, without it by ``fine``.
+            Single parts have a signal to noise only with ``alone``, so it is needed without a metric.
         higher_is_better: False for losses and errors.
         progress: a function of (done, all, seconds left); True: a line on standard error, which is the default on a
             terminal.
@@ -204,6 +214,10 @@ def sensitivity(
     unknown = [each for each in measure if each not in MEASURES]
     if unknown or not measure:
         raise ValueError(f"measure must be some of {', '.join(MEASURES)}, got {list(measure)}")
+    if metric is None and "alone" not in measure:
+        raise ValueError(
+            f"measure must include alone if there is no metric: noise is measured there, got {list(measure)}"
+        )
     began = time.monotonic()
     given = Data(data, metric is not None)
     precisions, name, bits = at_two_precisions(network, device)
@@ -228,7 +242,7 @@ def sensitivity(
                 alone,
                 kept,
                 values.get("cumulative"),
-                decibels(fine, found["alone", part]) if "alone" in measure else math.inf,
+                decibels(fine, found["alone", part]) if "alone" in measure else None,
                 None if alone is None or reference is None else sign * (reference - alone),
                 None if kept is None or on_device is None else sign * (kept - on_device),
                 evaluation.reasons(part),
@@ -465,12 +479,11 @@ def _same(base: Graph, graph: Graph) -> _Same:
     made = {name: operator for operator in base.operators for name in operator.outputs}
     same = {name for name in graph.inputs if base.tensors.get(name) is graph.tensors[name] and name in base.inputs}
     for operator in graph.operators:
-        (output,) = operator.outputs
-        if made.get(output) is not operator:
+        if made.get(operator.outputs[0]) is not operator:
             continue
-        alike = all(base.tensors.get(name) is graph.tensors[name] for name in (*operator.inputs, output))
+        alike = all(base.tensors.get(name) is graph.tensors[name] for name in (*operator.inputs, *operator.outputs))
         if alike and all(name in same or graph.tensors[name].data is not None for name in operator.inputs):
-            same.add(output)
+            same.update(operator.outputs)
     return _Same(frozenset(same))
 
 

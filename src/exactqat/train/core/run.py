@@ -97,6 +97,7 @@ class Run:
             elif constant.expression is not None:
                 value = constant.expression(*(self.tensors[path] for path in constant.sources))
             else:
+                assert constant.data is not None, f"{name!r} is a tensor of the user's that was not given"
                 value = np.asarray(constant.data, np.float32)
             in_numpy = self.primitives is primitives_numpy
             self.constants[name] = np.asarray(value) if in_numpy else self.as_array(value)
