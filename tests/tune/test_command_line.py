@@ -85,6 +85,47 @@ def test_exit_statuses(files: tuple[Path, Path], tmp_path: Path) -> None:
         assert status == 2 and message in " ".join(said.split()), said
 
 
+def test_other_metrics_than_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that is no classifier: noise needs no targets, and a function of the user's is imported from here."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 1)).eval()
+    images = torch.randn(64, 1, 8, 8)
+    with torch.no_grad():
+        wanted = model(images).numpy()
+    prepared = calibrated(model, images)
+    qat.freeze(prepared)
+    path = deploy.write_tflite(deploy.lower(prepared), tmp_path / "model.tflite")
+    # The file's axes: channels last.
+    given = {port.name: images.numpy() for port in deploy.read_tflite(path).signature.inputs}
+    np.savez(tmp_path / "plain.npz", **given)
+    np.savez(tmp_path / "all.npz", y=wanted, **given)
+    (tmp_path / "measures_of_mine.py").write_text(
+        "import numpy as np\ndef error(outputs, targets):\n    return float(np.square(outputs - targets).mean())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    status, said = exactqat("tune", path, "--data", "plain.npz", "--metric", "noise", "--json")
+    assert status == 0, said
+    found = json.loads(said)
+    assert found["reference"] is None and all(part["decibels"] > 20 for part in found["parts"])
+    mine = ["--data", "all.npz", "--metric", "measures_of_mine:error"]
+    status, said = exactqat("tune", path, *mine, "--lower-is-better", "--json")
+    assert status == 0 and 0 < json.loads(said)["reference"] < json.loads(said)["device_metric"], said
+    assert exactqat("gate", path, *mine, "--max-score", 0.1)[0] == 0
+    status, said = exactqat("gate", path, *mine, "--max-score", 1e-9)
+    assert status == 1 and "measures_of_mine:error" in said and "is above" in said, said
+    for arguments, message in (
+        (["tune", path, "--data", "plain.npz"], "must be an .npz file of the inputs and the classes y"),
+        (["tune", path, "--data", "all.npz", "--metric", "noisy"], "accuracy, noise or a function as module:function"),
+        (["tune", path, "--data", "all.npz", "--metric", "measures_of_mine:none"], "cannot be imported"),
+        (["tune", path, "--data", "all.npz", "--metric", "no_such_module:none"], "cannot be imported"),
+        (["tune", path, "--data", "all.npz", "--metric", "measures_of_mine:np"], "must be a function of outputs and"),
+        (["gate", path, "--data", "all.npz", "--metric", "noise", "--min-score", 1], "has no value that could pass"),
+        (["gate", path, *mine, "--min-accuracy", 0.5], "--min-accuracy bounds the accuracy"),
+    ):
+        status, said = exactqat(*arguments)
+        assert status == 2 and message in " ".join(said.split()), said
+
+
 def test_layers_of_a_file_are_ranked(tmp_path: Path) -> None:
     from networks import trained
 

@@ -106,6 +106,15 @@ def test_small_values_with_large_offsets_are_the_float_network_s(size: float) ->
     assert fine > 60 and on_device < 50
 
 
+@pytest.mark.parametrize("last", [torch.nn.LogSoftmax(1), torch.nn.Softmax(1), torch.nn.Sigmoid(), torch.nn.Tanh()])
+def test_results_whose_grids_devices_fix_are_the_float_network_s(last: torch.nn.Module) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), last).eval()
+    prepared = qat.prepare(model, IMAGES[:2], keep_final_activation=True)
+    qat.calibrate(prepared, [IMAGES])
+    fine, on_device = fine_and_device(prepared, model, DATA[0])
+    assert fine > on_device and fine > 40
+
+
 def test_examples_after_the_first_may_be_larger() -> None:
     model, images = (
         torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 3)),

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +14,39 @@ from .terminal import columns, console_of, native_messages_kept_back, say
 
 if TYPE_CHECKING:
     from ..job.judged import Judged
+    from ..tune.metrics import Metric
 
 # A share of all answers that nobody intends to lose: percentage points are meant.
 LARGE_DROP = 0.25
+ACCURACY, NOISE = "accuracy", "noise"
+
+
+def metric_named(name: str) -> Metric | None:
+    """The metric that --metric names; None: noise alone.
+
+    Raises:
+        ValueError: it is neither ``accuracy`` nor ``noise`` nor a function that can be imported.
+    """
+    from ..tune import accuracy
+
+    if name in (ACCURACY, NOISE):
+        return accuracy if name == ACCURACY else None
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise ValueError(f"--metric must be {ACCURACY}, {NOISE} or a function as module:function, got {name!r}")
+    # As Python finds modules of a script in the current folder.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in function.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"--metric {name} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"--metric {name} must be a function of outputs and targets, got {type(found).__name__}")
+    metric: Metric = found
+    return metric
 
 
 def gate(
@@ -28,18 +60,32 @@ def gate(
     model: str | None,
     run: bool,
     as_json: bool,
+    metric: str = ACCURACY,
+    scores: tuple[float | None, float | None] = (None, None),
 ) -> bool:
-    """Prints what each network reaches on each device, and returns whether all requirements are met."""
+    """Prints what each network reaches on each device, and returns whether all requirements are met.
+
+    minimum: of the accuracy; scores: the least and the largest of another metric.
+    """
     from ..deploy.verify import verify
     from ..job.judged import networks_of
     from ..tune import Gate
 
-    if minimum is None and max_differ is None and not run:
-        raise ValueError("nothing is asked: give --min-accuracy, --max-differ or --run")
+    least, most = scores
+    if minimum is None and least is None and most is None and max_differ is None and not run:
+        raise ValueError("nothing is asked: give --min-accuracy, --min-score, --max-score, --max-differ or --run")
+    if minimum is not None and (metric != ACCURACY or least is not None):
+        raise ValueError("--min-accuracy bounds the accuracy; of another metric, give --min-score or --max-score")
+    judge = metric_named(metric)
+    if judge is None:
+        raise ValueError("--metric noise has no value that could pass; exactqat tune shows it")
     console = console_of()
     passes, written = True, {}
     for each in networks_of(path, data, model, "test", precision):
-        asked = Gate(each.data, devices=devices or None, minimum=minimum, max_differ=max_differ, beside=beside)
+        asked = Gate(
+            each.data, judge, devices=devices or None, minimum=minimum if least is None else least, maximum=most,
+            max_differ=max_differ, beside=beside, higher_is_better=most is None or least is not None,
+        )  # fmt: skip
         verdict = asked.verdict(each.graph)
         failures = list(verdict.failures)
         for found in verdict.devices if run else ():
@@ -57,7 +103,7 @@ def gate(
             continue
         for found in verdict.devices:
             differ = "" if found.differing is None else f", {found.differing:,} of {found.values:,} outputs differ"
-            say(console, f"{each.name} on {found.device}: accuracy {found.score:.4g}{differ}")
+            say(console, f"{each.name} on {found.device}: {metric} {found.score:.4g}{differ}")
         for failure in failures:
             say(console, ("fails: ", "bold red"), f"{each.name} on {failure}")
     if as_json:
@@ -80,6 +126,8 @@ def tune(
     seed: int,
     budgets: Mapping[str, str | None],
     as_json: bool,
+    metric: str = ACCURACY,
+    lower_is_better: bool = False,
 ) -> None:
     """Prints which layers cost accuracy and why, and searches for a better network if requested."""
     from .. import tune
@@ -90,8 +138,11 @@ def tune(
     if given:
         raise ValueError(f"--{given[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
     _require_folders({"--picture": picture, "--search": search})
+    judge = metric_named(metric)
+    if judge is None and search is not None:
+        raise ValueError("--search decides by a metric: give --metric accuracy, or a function as module:function")
     console = console_of()
-    networks = networks_of(path, data, model, "validation", precision)
+    networks = networks_of(path, data, model, "validation", precision, judge is not None)
     if picture is not None or search is not None:
         _require_one(path, networks)
     for each in networks:
@@ -99,16 +150,18 @@ def tune(
             raise ValueError("a file does not say what its weights were: --search needs the directory of a job")
         judges = _first(each.data, examples)
         subject = each.graph if each.model is None else each.model
-        found = tune.sensitivity(subject, judges, device=device)
+        found = tune.sensitivity(subject, judges, judge, device=device, higher_is_better=not lower_is_better)
         if not as_json:
             say(console, (each.name, "bold"))
         # A program may read it: nothing is wrapped or styled.
         console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
         if picture is not None:
             say(console, "Written: ", (str(found.picture(picture)), "bold"), whole=True)
-        if search is None:
+        if search is None or judge is None:
             continue
-        better = tune.search(each.model, judges, device=device, budget=budget, seed=seed)
+        better = tune.search(
+            each.model, judges, judge, device=device, budget=budget, seed=seed, higher_is_better=not lower_is_better
+        )
         console.print(better.as_json() if as_json else f"\n{better.text()}", soft_wrap=True)
         write_tflite(better.graph, search)
         say(console, "Written: ", (str(search), "bold"), whole=True)
@@ -125,6 +178,8 @@ def plan(
     rules: Path,
     budgets: Mapping[str, str | None],
     as_json: bool,
+    metric: str = ACCURACY,
+    lower_is_better: bool = False,
 ) -> bool:
     """Finds the bits of each layer, writes them as rules, and returns whether they keep within the budgets. If another
     plan is worth training, its rules are written alongside."""
@@ -133,16 +188,20 @@ def plan(
     from ..qat import save_rules
 
     _require_folders({"--picture": picture, "--plan": rules})
+    judge = metric_named(metric)
+    if judge is None:
+        raise ValueError("--plan decides by a metric: give --metric accuracy, or a function as module:function")
     console = console_of()
     (network,) = _require_one(path, networks_of(path, data, model, "validation", precision))
     if network.model is None:
         raise ValueError("a file does not say what its weights were: --plan needs the directory of a job")
     drop = budgets["max_drop"]
-    if drop is not None and drop.replace(".", "", 1).isdigit() and float(drop) >= LARGE_DROP:
+    if metric == ACCURACY and drop is not None and drop.replace(".", "", 1).isdigit() and float(drop) >= LARGE_DROP:
         raise ValueError(
             f"--max-drop {drop} would be {100 * float(drop):g} points of a hundred; for {drop} points say {drop}%"
         )
-    found = tune.plan(network.model, _first(network.data, examples), device=device, **budgets)  # type: ignore[arg-type]
+    given: dict[str, Any] = {**budgets, "device": device, "higher_is_better": not lower_is_better}
+    found = tune.plan(network.model, _first(network.data, examples), judge, **given)
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
     written = [found.save_rules(rules)]
     written += [save_rules(each.rules, _beside(rules)) for each in found.to_train[1:]]

@@ -116,6 +116,16 @@ def command_line() -> Any:
     TestExamples = Annotated[Path | None, typer.Option(metavar="X.npz", help=examples.format("test"))]
     OtherExamples = Annotated[Path | None, typer.Option(metavar="X.npz", help=examples.format("validation"))]
 
+    MetricName = Annotated[
+        str,
+        typer.Option(
+            "--metric",
+            metavar="METRIC",
+            help="accuracy, noise (of the outputs, without classes), or a function of outputs and targets y as "
+            "module:function, such as metrics:mean_iou of metrics.py in this folder.",
+        ),
+    ]
+
     def show_version(asked: bool) -> None:
         if asked:
             typer.echo(version())
@@ -333,6 +343,11 @@ def command_line() -> Any:
         min_accuracy: Annotated[
             float | None, typer.Option(min=0, max=1, help="The least accuracy on each device, such as 0.95.")
         ] = None,
+        metric: MetricName = "accuracy",
+        min_score: Annotated[float | None, typer.Option(help="The least --metric on each device.")] = None,
+        max_score: Annotated[
+            float | None, typer.Option(help="The largest --metric on each device, such as of an error.")
+        ] = None,
         max_differ: Annotated[
             int | None,
             typer.Option(
@@ -357,7 +372,10 @@ def command_line() -> Any:
         """
         passes = True
         with _failures(errors):
-            passes = accuracy.gate(path, data, device, min_accuracy, max_differ, beside, precision, model, run, as_json)
+            passes = accuracy.gate(
+                path, data, device, min_accuracy, max_differ, beside, precision, model, run, as_json, metric,
+                (min_score, max_score),
+            )  # fmt: skip
         if not passes:
             raise DoesNotPass
 
@@ -369,6 +387,10 @@ def command_line() -> Any:
             str | None, typer.Option(help="Device whose integers count; by default the one that was trained for.")
         ] = None,
         precision: Precision = None,
+        metric: MetricName = "accuracy",
+        lower_is_better: Annotated[
+            bool, typer.Option("--lower-is-better", help="The --metric is an error: less is better.")
+        ] = False,
         examples: Annotated[int | None, typer.Option(min=1, help="How many examples are used, at most.")] = None,
         picture: Annotated[
             Path | None, typer.Option(metavar="FILE", help="Draw what each layer costs, as .svg, .png or .pdf.")
@@ -425,11 +447,15 @@ def command_line() -> Any:
                 "cycles": cycles,
             }
             if plan is not None:
-                met = accuracy.plan(path, data, device, precision, model, examples, picture, plan, budgets, as_json)
+                met = accuracy.plan(
+                    path, data, device, precision, model, examples, picture, plan, budgets, as_json, metric,
+                    lower_is_better,
+                )  # fmt: skip
             else:
                 accuracy.tune(
-                    path, data, device, precision, model, examples, picture, search, budget, seed, budgets, as_json
-                )
+                    path, data, device, precision, model, examples, picture, search, budget, seed, budgets, as_json,
+                    metric, lower_is_better,
+                )  # fmt: skip
         if not met:
             raise DoesNotPass
 

@@ -41,7 +41,12 @@ class Judged:
 
 
 def networks_of(
-    path: Path, data: Path | None, model: str | None, part: str = "test", precision: str | None = None
+    path: Path,
+    data: Path | None,
+    model: str | None,
+    part: str = "test",
+    precision: str | None = None,
+    classes: bool = True,
 ) -> list[Judged]:
     """The networks of a job's directory, or of a .tflite file.
 
@@ -51,12 +56,13 @@ def networks_of(
         model: see `restore`.
         part: of the job's data: train, validation or test.
         precision: the only folder to look at, such as w8a8.
+        classes: whether they are needed; otherwise they are 0 where there are none.
 
     Raises:
         FileNotFoundError: there is no such job, file, or folder.
         ValueError: a file cannot be read, or examples are missing.
     """
-    given = None if data is None else examples_of(data)
+    given = None if data is None else examples_of(data, classes)
     if not path.is_dir():
         chosen = {"--precision": precision, "--model": model}
         for option in (name for name, value in chosen.items() if value is not None):
@@ -69,7 +75,7 @@ def networks_of(
         if precision is not None and folder.name != precision:
             continue
         restored, checkpoint = restore(folder / "checkpoint.pt", model)
-        if "threshold" in checkpoint:
+        if classes and "threshold" in checkpoint:
             raise ValueError(
                 f"{folder} gives its input back and has no classes to be judged by; `exactqat report {path}` "
                 "evaluates it"
@@ -84,13 +90,15 @@ def networks_of(
     return found
 
 
-def examples_of(path: Path) -> tuple[Any, np.ndarray]:
-    """Inputs and classes of an .npz file.
+def examples_of(path: Path, classes: bool = True) -> tuple[Any, np.ndarray]:
+    """Inputs and classes of an .npz file; without the need for classes, zeros where there are none.
 
     Raises:
         ValueError: it is not such a file, or its arrays are not examples.
     """
     arrays = read_arrays(path)
+    if not classes and isinstance(arrays, Mapping) and arrays and CLASSES not in arrays:
+        arrays = {**arrays, CLASSES: np.zeros(np.shape(next(iter(arrays.values())))[:1], np.int64)}
     if not isinstance(arrays, Mapping) or CLASSES not in arrays or len(arrays) < 2:
         raise ValueError(f"{path} must be an .npz file of the inputs and the classes {CLASSES}")
     for name, array in arrays.items():

@@ -127,9 +127,9 @@ class Precisions:
         """The initial fine grid of tensors; a pinned one is not moved. None: there is none."""
         graph, first = self.graph, self._group_of[names[0]]
         for name in names:
-            operator = graph.operators[made_by[name]] if name in made_by else None
-            fixed = None if operator is None else OPERATORS[operator.kind].grid_fixed_in("int16")
-            if fixed is not None:
+            declaration = OPERATORS[graph.operators[made_by[name]].kind] if name in made_by else None
+            fixed = None if declaration is None else declaration.grid_fixed_in("int16")
+            if fixed is not None and declaration is not None and "int16" in declaration.dtypes:
                 self._pinned.add(first)
                 return np.float32(fixed[0])
         for name in names:
