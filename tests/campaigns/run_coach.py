@@ -10,7 +10,7 @@ Of each network, calibrated on noise:
 - everything in 16 bits is the float network: signal to noise beside the user's own model;
 - a search does not make it worse, its graph is what the model has after `apply`, and its file gives these integers on
   LiteRT's reference kernels; that file, read, is no worse in 16 bits than on the device;
-- a precision plan: the network that is prepared anew by the rules of the smallest one has the file and the metric that
+- a precision plan: the network that is prepared by the rules of the smallest one has the file and the metric that
   were promised.
 """
 
