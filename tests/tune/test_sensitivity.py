@@ -115,6 +115,22 @@ def test_results_whose_grids_devices_fix_are_the_float_network_s(last: torch.nn.
     assert fine > on_device and fine > 40
 
 
+@pytest.mark.parametrize("function", ["gelu", "hardswish", "elu", "silu", "exp", "leaky_relu", "softplus"])
+def test_functions_without_an_int16_form_are_the_float_network_s(function: str) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(64, 16), torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x.flatten(1))
+            return self.last(torch.exp(x) if function == "exp" else getattr(torch.nn.functional, function)(x))
+
+    model = Model().eval()
+    fine, on_device = fine_and_device(calibrated(model), model, DATA[0])
+    assert fine > 60 and on_device < 50
+
+
 def test_examples_after_the_first_may_be_larger() -> None:
     model, images = (
         torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 3)),

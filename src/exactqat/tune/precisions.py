@@ -2,7 +2,8 @@
 """A graph in which every tensor and every weight is computed in the device's 8 bits or finely, in 16.
 
 Fine parts are computed by the device's own int16 operators (TensorFlow Lite's 16x8), with the filter in 16 bits where
-the weights are fine; QUANTIZE converts between the two. Operators without an int16 form stay in 8 bits.
+the weights are fine; QUANTIZE converts between the two. Functions without an int16 form are tables of all codes; other
+operators without one stay in 8 bits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from ..deploy.graph import Graph, Operator
 from ..deploy.signature import Port
 from ..device import OPERATORS, Quantization, Tensor, per_tensor
+from ..device.activation import Table
 from ..device.file_forms import ONTO_A_GRID
 from ..device.tensor import CODE_RANGES
 from ..device.weighted import Weighted
@@ -29,6 +31,8 @@ INT16_LARGEST = 2**15 - 1
 FIRST_STEPS = 16
 # The operator between grids of any dtype.
 (CONVERSION,) = ONTO_A_GRID
+# Functions without an int16 operator that a table of all codes computes, because they have a value for every number.
+OF_ALL_NUMBERS = ("elu", "exp", "gelu", "hardswish")
 # Room above the largest magnitude seen.
 MARGIN = 2.0
 # Where the largest code is below this one, the grid is fitted again. A fine step is at least this share of an 8-bit
@@ -222,7 +226,13 @@ class Precisions:
             plain = not (fine_weights or fine_outputs or any(self._is_fine(name, fine) for name in read))
             # A table of codes holds for its own grids only, and so do weights of other kinds.
             other = "codes" in operator.attributes or (declaration.weights and not isinstance(declaration, Weighted))
-            if plain or other or "int16" not in declaration.dtypes:
+            kind, attributes = operator.kind, operator.attributes
+            if "int16" not in declaration.dtypes and declaration.float_kind in OF_ALL_NUMBERS:
+                kind, attributes = (
+                    Table.kind,
+                    {"function": declaration.float_kind, "parameters": tuple(attributes.values())},
+                )
+            if plain or other or "int16" not in OPERATORS[kind].dtypes:
                 for name in operator.inputs:
                     tensor = graph.tensors[name] if graph.tensors[name].data is not None else narrow(name)
                     tensors[tensor.name] = tensor
@@ -248,10 +258,9 @@ class Precisions:
                 else:
                     operands.append(self._constant(tensor, targets[0] if declaration.same_quantization else None))
             names, made = (tuple(each.name for each in several) for several in (operands, targets))
-            attributes = operator.attributes
             if any(output.name in self._clamped_at_zero for output in fine_outputs):
                 attributes = {**attributes, "activation": "RELU"}
-            emit(self._operator((number, names, made), operator.kind, names, made, attributes), *operands, *targets)
+            emit(self._operator((number, names, made), kind, names, made, attributes), *operands, *targets)
             for target, output in zip(targets, outputs, strict=True):
                 if target is not output and output not in fine_outputs:
                     quantize(target, output)
