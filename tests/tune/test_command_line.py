@@ -101,7 +101,9 @@ def test_other_metrics_than_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.savez(tmp_path / "all.npz", y=wanted, **given)
     (tmp_path / "measures_of_mine.py").write_text(
         "import numpy as np\ndef error(outputs, targets):\n    return float(np.square(outputs - targets).mean())\n"
+        "def fails(outputs, targets):\n    return {}['nothing']\ndef nothing(outputs, targets):\n    pass\n"
     )
+    (tmp_path / "no_python.py").write_text("def (:")
     monkeypatch.chdir(tmp_path)
     status, said = exactqat("tune", path, "--data", "plain.npz", "--metric", "noise", "--json")
     assert status == 0, said
@@ -119,6 +121,12 @@ def test_other_metrics_than_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["tune", path, "--data", "all.npz", "--metric", "measures_of_mine:none"], "cannot be imported"),
         (["tune", path, "--data", "all.npz", "--metric", "no_such_module:none"], "cannot be imported"),
         (["tune", path, "--data", "all.npz", "--metric", "measures_of_mine:np"], "must be a function of outputs and"),
+        (["gate", path, *mine[:3], "no_python:error", "--min-score", 1], "cannot be imported: SyntaxError"),
+        (["gate", path, *mine[:3], "measures_of_mine:fails", "--min-score", 1], "fails: KeyError: 'nothing'"),
+        (
+            ["gate", path, *mine[:3], "measures_of_mine:nothing", "--min-score", 1],
+            "measures_of_mine:nothing fails: TypeError",
+        ),
         (["gate", path, "--data", "all.npz", "--metric", "noise", "--min-score", 1], "has no value that could pass"),
         (["gate", path, *mine, "--min-accuracy", 0.5], "--min-accuracy bounds the accuracy"),
     ):

@@ -41,11 +41,18 @@ def metric_named(name: str) -> Metric | None:
         found: Any = importlib.import_module(module)
         for part in function.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"--metric {name} cannot be imported: {error}") from error
+    except Exception as error:
+        # Whatever a module of the user's raises; the exit status of a gate must not say that the network fails.
+        raise ValueError(f"--metric {name} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"--metric {name} must be a function of outputs and targets, got {type(found).__name__}")
-    metric: Metric = found
+
+    def metric(outputs: Any, targets: Any) -> float:
+        try:
+            return float(found(outputs, targets))
+        except Exception as error:
+            raise ValueError(f"--metric {name} fails: {type(error).__name__}: {error}") from error
+
     return metric
 
 
