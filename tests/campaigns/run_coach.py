@@ -151,7 +151,8 @@ def one(name: str) -> dict[str, Any]:
     model, examples = run_zoo.networks()[name]()
     warnings.simplefilter("ignore")
     try:
-        row = coached(model.eval(), examples if isinstance(examples, tuple) else (examples,))
+        given = examples if isinstance(examples, tuple) else (examples,)
+        row = coached(model.eval(), tuple(map(torch.as_tensor, given)))
     except (UnsupportedOperator, NotComparable) as refusal:
         row = {"outcome": "left out", "reason": f"{type(refusal).__name__}: {refusal}"}
     except Exception as error:

@@ -278,6 +278,46 @@ def test_bits_that_no_device_has_are_refused(settings: dict[str, Any], message: 
 # --- weights of four bits in a file ---------------------------------------------------------------------------------
 
 
+class Slopes(torch.nn.Module):
+    """In 16 bits a PReLU is other operators than in 8, with constants of their own, made of the user's in PyTorch."""
+
+    def __init__(self, view: bool) -> None:
+        super().__init__()
+        self.view, self.first, self.last = view, torch.nn.Conv2d(1, 6, 3), torch.nn.Conv2d(6, 4, 3)
+        self.slopes = torch.nn.Parameter(torch.linspace(0.1, 0.6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.view:
+            x = torch.where(x > 0, x, x * self.slopes.view(1, -1, 1, 1))
+        else:
+            x = torch.nn.functional.prelu(x, self.slopes)
+        return self.last(x).mean((2, 3))
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_layers_that_are_other_operators_with_other_bits_are_planned(view: bool) -> None:
+    torch.manual_seed(0)
+    model, images = Slopes(view).eval(), torch.from_numpy(DATA[0])
+
+    def with_rules(rules: Any) -> Any:
+        prepared = qat.prepare(model, images[:2], rules)
+        qat.calibrate(prepared, [images])
+        return prepared
+
+    prepared = with_rules([qat.Rule()])
+    found = tune.plan(prepared, DATA, flash="1M", candidates=8)
+    assert not found.left_out
+    finest = max(found.points, key=lambda point: sum(rule.activation_bits for rule in point.rules))
+    again = with_rules(finest.rules)
+    assert {"below", "scaled", "above"} <= {step.path.rpartition("_")[2] for step in again.plan.steps}
+    qat.freeze(again)
+    graph = deploy.packed(deploy.lower(again))
+    outputs = deploy.output_values(graph, deploy.simulate(graph, deploy.input_codes(graph, DATA[0])))
+    assert tune.accuracy(next(iter(outputs.values())), DATA[1]) == finest.metric
+    tune.search(prepared, DATA, budget=30).apply(prepared)
+
+
 def test_weights_of_four_bits_are_packed_where_devices_compute_the_same() -> None:
     prepared = calibrated(qat.Rule(weight_bits=4), device="reference")
     qat.freeze(prepared)

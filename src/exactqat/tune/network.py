@@ -65,7 +65,8 @@ class Candidate:
 
     Attributes:
         plan: what the device runs.
-        tensors: the parameters, buffers and constants that steps read, float32, by name.
+        tensors: the parameters, buffers and constants that steps read, or steps of other bits may read, float32, by
+            name.
         ranges: (min, max) of every grid, by name.
         learned: learned ranges of weights, as `Arrays.learned` has them.
         device: whose integers.
@@ -116,6 +117,11 @@ class Candidate:
         known = device or trained.profile or DEFAULT_PROFILE
         tensors = {name: np.asarray(run.constant(name)) for name in read}
         given = {name: np.asarray(array) for name, array in arrays.tensors.items()}
+        # What other plans of the network may read, too, and is none of the user's.
+        constants = trained.plan.constants
+        for name in [name for name in given if name in constants and not constants[name].parameter]:
+            if name not in read:
+                tensors[name] = given.pop(name)
         return Candidate(trained.plan, tensors, ranges, weights, known, given)
 
     def settled(self) -> Candidate:

@@ -312,7 +312,9 @@ class PreparedModel(Owner):
         own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
         # Also what constants are computed from, as in the other frameworks.
         users = {name: own[name] for name in functional.tensors if name in own}
-        given = {name: unwrapped(tensor.detach().cpu()).numpy() for name, tensor in users.items()}
+        # PyTorch's expressions take no NumPy arrays: what they give is known, too.
+        computed = {name: self._sources[name]() for name in self.plan.constants if name in self._sources}
+        given = {name: unwrapped(tensor.detach().cpu()).numpy() for name, tensor in (computed | users).items()}
         arrays = replace(arrays, tensors={**given, **arrays.tensors})
         return TrainedNetwork(functional, arrays, self._frozen, run, called)
 
