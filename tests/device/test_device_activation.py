@@ -275,6 +275,32 @@ def test_what_the_reference_kernel_does_not_survive_is_refused(tmp_path: Path) -
             assert verify(graph, path, steep, "reference").differing == 0
 
 
+def test_shares_just_below_half_a_code_are_rounded_down(tmp_path: Path) -> None:
+    """The largest float32 below 0.5, where adding 0.5 gives 1: the kernel calls round."""
+    builder = Builder()
+    builder.input("x", (1, 16), per_tensor(np.float32(0.6663533), -121))
+    graph = builder.graph([builder.softmax("x", name="y")])
+    row = [-124, -124, -121, -123, -120, -120, -115, -119, -120, -126, -125, -115, -123, -124, -128, -117]
+    codes = np.array([row, row[::-1]], np.int8)
+    found = simulate(graph, codes, "xnnpack")["y"]
+    assert found[0, 3] == found[0, 12] == -128 and found[0, 2] == -126
+    assert verify(graph, write_tflite(graph, tmp_path / "model.tflite"), codes).differing == 0
+
+
+def test_rounding_half_away_from_zero() -> None:
+    from exactqat.device.arithmetic import round_half_away
+
+    for dtype in (np.float32, np.float64):
+        below = np.nextafter(dtype(0.5), dtype(0))
+        large = dtype(2 ** (np.finfo(dtype).nmant) + 1)
+        x = np.array([0.5, below, 1.5, 2.5, 0.0, np.nextafter(dtype(1.5), dtype(0)), large, np.inf], dtype)
+        wanted = np.array([1, 0, 2, 3, 0, 1, large, np.inf], dtype)
+        found = round_half_away(np.concatenate([x, -x]))
+        assert found.dtype == dtype and np.array_equal(found, np.concatenate([wanted, -wanted]))
+        assert round_half_away(below) == 0 and np.isnan(round_half_away(dtype(np.nan)))
+    assert round_half_away(2.5) == 3 and round_half_away(-0.49999999999999994) == 0
+
+
 def test_positions_that_a_built_in_kernel_would_read_past_the_image_are_refused(tmp_path: Path) -> None:
     """1024 * 29 / 339 is rounded up, and 338 such steps are more than 29 rows."""
     builder = Builder()

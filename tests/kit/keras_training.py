@@ -107,6 +107,8 @@ def check_what_is_refused() -> None:
     any_size = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2D(4, 3)])
     with pytest.raises(ValueError, match="give example"):
         qat.keras.prepare(any_size)
+    with pytest.raises(TypeError, match=r"example must be an array.*, got Rule; give rules by their name"):
+        qat.keras.prepare(any_size, example=[qat.Rule()])
     assert qat.keras.prepare(any_size, example=np.zeros((1, 8, 8, 3), "f")).plan.inputs[0].shape == (1, 8, 8, 3)
     words = keras.Sequential([keras.Input((8, 4)), layers.Lambda(lambda x: ops.sort(x, axis=-1))])
     with pytest.raises(qat.UnsupportedOperator, match="Sort has no int8 operator"):

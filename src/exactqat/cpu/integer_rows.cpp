@@ -127,12 +127,12 @@ void integer_softmax(const Call& call) {
     int8_t table[256];
     if (length >= 256)
       for (int64_t k = 0; k < 256; ++k)
-        table[k] = int8_t(int32_t(std::clamp(std::floor(powers[k] * factor + 0.5f) + zero_point, -128.0f, 127.0f)));
+        table[k] = int8_t(int32_t(std::clamp(std::round(powers[k] * factor) + zero_point, -128.0f, 127.0f)));
     for (int64_t k = 0; k < length; ++k) {
       const int below = largest - codes[k];
       out[k] = length >= 256
                    ? table[below]
-                   : int8_t(int32_t(std::clamp(std::floor(powers[below] * factor + 0.5f) + zero_point, -128.0f, 127.0f)));
+                   : int8_t(int32_t(std::clamp(std::round(powers[below] * factor) + zero_point, -128.0f, 127.0f)));
     }
   });
 }

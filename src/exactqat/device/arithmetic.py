@@ -39,8 +39,14 @@ def bounds(output: Tensor, attributes: Attributes, profile: Profile) -> tuple[in
 
 
 def round_half_away(x: Any) -> Any:
-    """Rounded to the nearest integer, ties away from zero."""
-    return np.trunc(x + np.copysign(0.5, x))
+    """Rounded to the nearest integer, ties away from zero, as C's round.
+
+    Not by adding a half: of the largest number below it, the sum would be rounded to 1.
+    """
+    whole = np.trunc(x)
+    with np.errstate(invalid="ignore"):  # infinity less itself
+        away = np.abs(x - whole) >= 0.5
+    return whole + np.copysign(np.asarray(away, whole.dtype), x)
 
 
 def fixed_point(multiplier: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from .arithmetic import (
     centered,
     fixed_point,
     multiply_fixed_point,
+    round_half_away,
     rounding_shift,
     scale_of,
     zero_point_of,
@@ -140,7 +141,7 @@ class Softmax(Row):
         if profile.optimized:
             values, total = exponentials(codes[0], inputs[0], beta)
             shares = values * (np.float32(1) / (total * scale_of(output)))
-            result = np.floor(shares + np.float32(0.5)) + zero_point_of(output)
+            result = round_half_away(shares) + zero_point_of(output)
             return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
         x, near, _, _ = scaled_exponents(codes[0], inputs[0], beta)
         powers = fixed.exp_on_negative_values(x, EXPONENT_BITS)

@@ -66,6 +66,12 @@ def prepare(
         raise TypeError("model is prepared already; prepare the float model that it was made from")
     shapes, dtypes = None, list[str]()
     if example is not None:
+        others = [type(each).__name__ for each in keras.tree.flatten(example) if not hasattr(each, "dtype")]
+        if others:
+            raise TypeError(
+                f"example must be an array, or arrays as the model takes them, got {others[0]}"
+                + ("; give rules by their name, as rules=[...]" if "Rule" in others else "")
+            )
         if not model.built:
             model(example)
         shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
