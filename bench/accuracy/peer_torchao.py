@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as x86
 from exchange import Case, Offer, main, of_module
+from networks import judged
 from torchao.quantization.pt2e import allow_exported_model_train_eval, move_exported_model_to_eval
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
@@ -38,7 +39,7 @@ def offers(case: Case) -> list[Offer]:
                     prepared(batch)
         found["PTQ" if rate is None else f"QAT {rate:g}"] = convert_pt2e(prepared)
     inputs, targets = case.parts[1]
-    best = max(found, key=lambda method: case.task.metric(of_module(found[method])(inputs), targets))
+    best = max(found, key=lambda method: judged(case.task, of_module(found[method])(inputs), targets))
     offered = []
     for method, made in found.items():
         predicted, runtime = of_module(made), None

@@ -98,7 +98,7 @@ def coached(model: torch.nn.Module, examples: tuple[Any, ...]) -> dict[str, Any]
     found = tune.sensitivity(prepared, data, beside, measure=["fine"], progress=False)
     row: dict[str, Any] = {"parts": len(found.parts), "fine": found.reference, "device": found.device_metric}
     fine, on_device = found.reference or 0.0, found.device_metric or 0.0
-    wrong = [] if fine > max(LEAST, on_device) else ["not the float network in 16 bits"]
+    wrong = [] if fine >= max(LEAST, on_device) else ["not the float network in 16 bits"]
 
     searched = tune.search(prepared, data, beside, budget=14, progress=False)
     row |= {"before": searched.before.metric, "after": searched.after.metric}
