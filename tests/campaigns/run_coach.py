@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ import numpy as np
 import run_zoo
 import torch
 
-EXAMPLES, SECONDS = 16, 900
+EXAMPLES = 16
 DEVICE = "micro"
 # Beside the user's network, in dB: 16 bits have some 50 to 90, the device's 8 some 15 to 50. Less where an operator
 # without a form in 16 bits stays in 8, such as PReLU.
@@ -160,17 +159,6 @@ def one(name: str) -> dict[str, Any]:
     return {"name": name, **row, "seconds": round(time.monotonic() - start)}
 
 
-def in_a_process(name: str) -> dict[str, Any]:
-    try:
-        run = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"name": name, "outcome": "error", "reason": f"no answer after {SECONDS} s", "seconds": SECONDS}
-    lines = run.stdout.strip().splitlines()
-    if run.returncode or not lines:
-        return {"name": name, "outcome": "error", "reason": run.stderr[-600:], "seconds": 0}
-    return dict(json.loads(lines[-1]))
-
-
 def line(row: dict[str, Any]) -> str:
     head = f"{row['outcome']}: {row['name']} ({row['seconds']} s)"
     if "fine" not in row:
@@ -197,7 +185,7 @@ def main() -> int:
     for name in run_zoo.networks():
         if options.words and not any(word in name for word in options.words):
             continue
-        rows.append(kept.get(name) or in_a_process(name))
+        rows.append(kept.get(name) or run_zoo.in_a_process(name, program=__file__))
         if options.rows and name not in kept:
             with options.rows.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")

@@ -209,7 +209,7 @@ def main() -> int:
     for name in networks():
         if options.words and not any(word in name for word in options.words):
             continue
-        row = kept.get(name) or in_a_process(name, options.round_trip)
+        row = kept.get(name) or in_a_process(name, *(["--round-trip"] if options.round_trip else []))
         rows.append(row)
         if options.rows and name not in kept:
             with options.rows.open("a") as file:
@@ -230,8 +230,9 @@ def main() -> int:
     return 0
 
 
-def in_a_process(name: str, reading: bool = False) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", name, *(["--round-trip"] if reading else [])]
+def in_a_process(name: str, *options: str, program: str = __file__) -> dict[str, Any]:
+    """The row of a network that a campaign's `program` prints with ``--one``."""
+    command = [sys.executable, program, "--one", name, *options]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -95,7 +95,7 @@ def test_other_metrics_than_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     prepared = calibrated(model, images)
     qat.freeze(prepared)
     path = deploy.write_tflite(deploy.lower(prepared), tmp_path / "model.tflite")
-    # The file's axes: channels last.
+    # In the user's axes.
     given = {port.name: images.numpy() for port in deploy.read_tflite(path).signature.inputs}
     np.savez(tmp_path / "plain.npz", **given)
     np.savez(tmp_path / "all.npz", y=wanted, **given)

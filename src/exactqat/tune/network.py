@@ -118,10 +118,9 @@ class Candidate:
         tensors = {name: np.asarray(run.constant(name)) for name in read}
         given = {name: np.asarray(array) for name, array in arrays.tensors.items()}
         # What other plans of the network may read, too, and is none of the user's.
-        constants = trained.plan.constants
-        for name in [name for name in given if name in constants and not constants[name].parameter]:
-            if name not in read:
-                tensors[name] = given.pop(name)
+        computed = {name for name, constant in trained.plan.constants.items() if not constant.parameter}
+        for name in (computed & given.keys()) - read.keys():
+            tensors[name] = given.pop(name)
         return Candidate(trained.plan, tensors, ranges, weights, known, given)
 
     def settled(self) -> Candidate:
