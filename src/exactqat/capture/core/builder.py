@@ -13,6 +13,7 @@ import numpy as np
 from ...planning.network import Constant, Place, Step, Value
 from .functions import POINTS, TOLERANCE, identify, same
 from .refusals import MIXES, Refused
+from .sizes import Batch, Shape, Size, exact
 
 # How many earlier values a value is known as a function of.
 _ROOTS = 15
@@ -45,14 +46,14 @@ class Moving:
     """A value of the network: it depends on the input.
 
     Attributes:
-        shape: as traced: the batch is a stand-in.
+        shape: as traced; sizes that follow the batch are `Batch`.
         samples: by the name of an earlier value, what this one is where that one is `functions.POINTS`, if it is a
             function of it value by value.
         comparison: (word, left, right) of truth values, which the network has no value for; then `name` is "".
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: Any = "float32"
     samples: Mapping[str, np.ndarray] = field(default_factory=dict)
     comparison: tuple[str, Any, Any] | None = None
@@ -66,23 +67,31 @@ class Builder:
     """Sizes, values, constants and steps.
 
     Attributes:
-        prime: the size of the batch while a model is traced.
+        prime: a number of examples that stands in for the batch while a model is traced; 0 where sizes that follow it
+            are `Batch`.
         steps, values, constants: of the network.
     """
 
-    def __init__(self, prime: int) -> None:
+    def __init__(self, prime: int = 0) -> None:
         self.prime = prime
         self.steps: list[Step] = []
         self.values: dict[str, Value] = {}
         self.constants: dict[str, Constant] = {}
 
-    def batch_axes(self, shape: Sequence[int]) -> list[int]:
-        """The axes of a traced shape whose sizes follow the batch."""
-        return [axis for axis, size in enumerate(shape) if size and size % self.prime == 0]
+    def follows(self, size: Size) -> bool:
+        """Whether a size follows the batch."""
+        return isinstance(size, Batch) or bool(self.prime and size and size % self.prime == 0)
 
-    def for_one(self, shape: Iterable[int]) -> tuple[int, ...]:
+    def batch_axes(self, shape: Sequence[Size]) -> list[int]:
+        """The axes of a traced shape whose sizes follow the batch."""
+        return [axis for axis, size in enumerate(shape) if self.follows(size)]
+
+    def for_one(self, shape: Iterable[Size]) -> tuple[int, ...]:
         """A traced shape for a batch of one."""
-        return tuple(int(size // self.prime if size and size % self.prime == 0 else size) for size in shape)
+        return tuple(
+            size.multiple if isinstance(size, Batch) else int(size // self.prime if self.follows(size) else size)
+            for size in shape
+        )
 
     def place(self) -> Place:
         """Where the operation that is being read is in the user's model."""
@@ -102,7 +111,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
 
     tolerance = TOLERANCE  # of functions' values
 
-    def __init__(self, prime: int) -> None:
+    def __init__(self, prime: int = 0) -> None:
         super().__init__(prime)
         # Values that hold nothing but 0 and 1, and integers that the network is given, moved at most.
         self.truths: set[str] = set()
@@ -138,7 +147,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def batch_axis(self, shape: Sequence[int]) -> int:
+    def batch_axis(self, shape: Sequence[Size]) -> int:
         """Where the batch is in a traced shape.
 
         Raises:
@@ -149,7 +158,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
             raise Refused(MIXES)
         return axes[0]
 
-    def input(self, name: str, shape: Sequence[int], dtype: Any) -> Moving:
+    def input(self, name: str, shape: Sequence[Size], dtype: Any) -> Moving:
         """A value that the network gets."""
         word = str(dtype)
         if "bool" in word:
@@ -162,7 +171,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         self,
         kind: str,
         operands: Sequence[Any],
-        shape: Sequence[int],
+        shape: Sequence[Size],
         /,
         dtype: Any = "float32",
         samples: Mapping[str, np.ndarray] | None = None,
@@ -171,7 +180,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         **attributes: Any,
     ) -> Moving:
         """One float step. shape: as traced."""
-        shape = tuple(int(size) for size in shape)
+        shape = exact(shape)
         self.batch_axis(shape)
         inputs = tuple(self.operand(each) for each in operands)
         # Expressions may draw random numbers, so each is a step of its own.
@@ -204,7 +213,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
             return
         (self.truths if self.truths.issuperset(names) else self.wholes).add(output)
 
-    def _entered(self, name: str, shape: tuple[int, ...], dtype: Any, samples: Mapping[str, np.ndarray]) -> Moving:
+    def _entered(self, name: str, shape: Shape, dtype: Any, samples: Mapping[str, np.ndarray]) -> Moving:
         known = "float32" if "float" in str(dtype) else str(np.dtype(dtype))
         self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), known)
         self.items[name] = Moving(name, shape, dtype, dict(list(samples.items())[-_ROOTS:]) | {name: POINTS})
@@ -219,7 +228,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         self._made = {key: each for key, each in self._made.items() if each.name not in gone}
 
     def unsupported(
-        self, label: str, read: Sequence[Moving], shapes: Sequence[Sequence[int]], reason: str
+        self, label: str, read: Sequence[Moving], shapes: Sequence[Sequence[Size]], reason: str
     ) -> list[Moving]:
         """Steps for an operation's results that the plan refuses, so that it lists all of a model's obstacles."""
         results = []
@@ -227,7 +236,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
             if len(self.batch_axes(shape)) != 1:
                 # There is no such value; anything that has a batch replaces it.
                 reason = reason or MIXES
-                shape = (self.prime, *[size for size in shape if not size or size % self.prime])
+                shape = (self.prime or Batch(), *[size for size in shape if not self.follows(size)])
             attributes: dict[str, Any] = {"reason": reason} if reason else {}
             results.append(self.emit("unsupported", read, shape, label=label, **attributes))
         return results
@@ -253,9 +262,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
                 found[root] = evaluate(*(each.samples[root] if isinstance(each, Moving) else each for each in numbers))
         return found
 
-    def recognized(
-        self, samples: Mapping[str, np.ndarray], operands: Sequence[Any], shape: tuple[int, ...]
-    ) -> Moving | None:
+    def recognized(self, samples: Mapping[str, np.ndarray], operands: Sequence[Any], shape: Shape) -> Moving | None:
         """What makes these samples: one of the operands, or a known function of what they came from; else None."""
         for root, values in samples.items():
             for each in operands:
@@ -281,9 +288,9 @@ class ItemBuilder(Builder, Generic[Fixed]):
             return self.then(item, shape, lambda array: array.transpose(axes))
         return self.emit("permute", [item], shape, item.dtype, axes=axes)
 
-    def reshape(self, item: Any, shape: Sequence[int]) -> Any:
+    def reshape(self, item: Any, shape: Sequence[Size]) -> Any:
         """shape: as traced."""
-        shape = tuple(int(size) for size in shape)
+        shape = exact(shape)
         sizes = self.for_one(shape)
         if item.shape in (shape, sizes) if not isinstance(item, Moving) else item.shape == shape:
             return item
@@ -291,7 +298,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
             return self.then(item, sizes, lambda array: array.reshape(sizes))
         return self.emit("reshape", [item], shape, item.dtype, shape=sizes)
 
-    def before_reshape(self, x: Moving, shape: Sequence[int]) -> Moving:
+    def before_reshape(self, x: Moving, shape: Sequence[Size]) -> Moving:
         """What had this shape before it was only reshaped; else it is reshaped."""
         source = x
         while source.shape != tuple(shape) and source.name in self.made_by:
