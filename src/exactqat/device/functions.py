@@ -158,15 +158,19 @@ def _composition(primitives: Any, x: Any, *instructions: tuple[str, Sequence[int
     results = [x]
     for name, operands, parameters in instructions:
         given = [results[each] if isinstance(each, int) else each for each in operands]
-        if name == "where":  # arrays of the type of x, which two numbers would not give
-            given[1:] = [primitives.array(each, x) if isinstance(each, float) else each for each in given[1:]]
-        if name in COMBINATIONS:
-            results.append(COMBINATIONS[name](primitives, *given))
-        else:
-            # What is not chosen is computed too, and infinity times a gradient of 0 is none.
-            given = [off_the_pole(primitives, given[0], TINY, name, parameters)]
-            results.append(FUNCTIONS[name](primitives, *given, *parameters))
+        results.append(instruction(primitives, name, given, parameters, x))
     return results[-1]
+
+
+def instruction(primitives: Any, name: str, operands: Sequence[Any], parameters: Sequence[Any], like: Any) -> Any:
+    """One of a composition, of arrays of the type of `like`, and numbers."""
+    if name not in COMBINATIONS:
+        # What is not chosen is computed too, and infinity times a gradient of 0 is none.
+        return FUNCTIONS[name](primitives, off_the_pole(primitives, operands[0], TINY, name, parameters), *parameters)
+    if name == "where":  # two numbers would not give arrays of that type
+        chosen = [primitives.array(each, like) if isinstance(each, float) else each for each in operands[1:]]
+        operands = [operands[0], *chosen]
+    return COMBINATIONS[name](primitives, *operands)
 
 
 NUMBER_OR_NONE = Attribute("a number", optional=True)

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ...planning.network import Constant, Place, Step, Value
-from .functions import POINTS, TOLERANCE, identify, same
+from .functions import ITSELF, TOLERANCE, Curve, agree, identify, same
 from .refusals import MIXES, Refused
 from .sizes import Batch, Shape, Size, exact
 
@@ -47,15 +47,14 @@ class Moving:
 
     Attributes:
         shape: as traced; sizes that follow the batch are `Batch`.
-        samples: by the name of an earlier value, what this one is where that one is `functions.POINTS`, if it is a
-            function of it value by value.
+        samples: by the name of an earlier value, this one as a function of it, if it is one value by value.
         comparison: (word, left, right) of truth values, which the network has no value for; then `name` is "".
     """
 
     name: str
     shape: Shape
     dtype: Any = "float32"
-    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    samples: Mapping[str, Curve] = field(default_factory=dict)
     comparison: tuple[str, Any, Any] | None = None
 
     @property
@@ -174,7 +173,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         shape: Sequence[Size],
         /,
         dtype: Any = "float32",
-        samples: Mapping[str, np.ndarray] | None = None,
+        samples: Mapping[str, Curve] | None = None,
         module: str = "",
         label: str = "",
         **attributes: Any,
@@ -213,10 +212,10 @@ class ItemBuilder(Builder, Generic[Fixed]):
             return
         (self.truths if self.truths.issuperset(names) else self.wholes).add(output)
 
-    def _entered(self, name: str, shape: Shape, dtype: Any, samples: Mapping[str, np.ndarray]) -> Moving:
+    def _entered(self, name: str, shape: Shape, dtype: Any, samples: Mapping[str, Curve]) -> Moving:
         known = "float32" if "float" in str(dtype) else str(np.dtype(dtype))
         self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), known)
-        self.items[name] = Moving(name, shape, dtype, dict(list(samples.items())[-_ROOTS:]) | {name: POINTS})
+        self.items[name] = Moving(name, shape, dtype, dict(list(samples.items())[-_ROOTS:]) | {name: ITSELF})
         return self.items[name]
 
     def forget(self, count: int) -> None:
@@ -243,15 +242,18 @@ class ItemBuilder(Builder, Generic[Fixed]):
 
     # --- functions of one value ---------------------------------------------------------------------------------------
 
-    def sampled(self, operands: Sequence[Any], evaluate: Callable[..., np.ndarray]) -> dict[str, np.ndarray]:
+    def sampled(
+        self, operands: Sequence[Any], evaluate: Callable[..., np.ndarray], turns: Iterable[Any] = ()
+    ) -> dict[str, Curve]:
         """What an operation makes of numbers, as a function of earlier values; empty where it is not one.
 
         Args:
             operands: items and numbers.
             evaluate: the operation, of vectors and numbers.
+            turns: what else it knows, numbers among it at which it may turn.
         """
         moving = [each for each in operands if isinstance(each, Moving)]
-        numbers = [
+        numbers: list[Any] = [
             each if isinstance(each, Moving | int | float) else getattr(each, "number", None) for each in operands
         ]
         if any(each is None for each in numbers) or any(each.shape != moving[0].shape for each in moving):
@@ -259,19 +261,21 @@ class ItemBuilder(Builder, Generic[Fixed]):
         found = {}
         for root in moving[0].samples:
             if all(root in each.samples for each in moving):
-                found[root] = evaluate(*(each.samples[root] if isinstance(each, Moving) else each for each in numbers))
+                given = [each.samples[root] if isinstance(each, Moving) else float(each) for each in numbers]
+                found[root] = Curve(evaluate, given, [each for each in turns if isinstance(each, int | float)])
         return found
 
-    def recognized(self, samples: Mapping[str, np.ndarray], operands: Sequence[Any], shape: Shape) -> Moving | None:
+    def recognized(self, samples: Mapping[str, Curve], operands: Sequence[Any], shape: Shape) -> Moving | None:
         """What makes these samples: one of the operands, or a known function of what they came from; else None."""
-        for root, values in samples.items():
+        for root, curve in samples.items():
             for each in operands:
                 if isinstance(each, Moving) and root in each.samples and each.shape == shape:
                     earlier = each.samples[root]
-                    if earlier.dtype != bool and same(values, earlier, self.tolerance):
+                    alike = earlier.values.dtype != bool and same(curve.values, earlier.values, self.tolerance)
+                    if alike and agree(curve, earlier, self.tolerance):
                         return each
-        for root, values in samples.items():
-            known, origin = identify(values, self.tolerance), self.items[root]
+        for root, curve in samples.items():
+            known, origin = identify(curve, self.tolerance), self.items[root]
             if known is not None and origin.shape == shape:
                 kind, attributes = known
                 return self.emit(kind, [origin], shape, samples=samples, **attributes) if kind else origin

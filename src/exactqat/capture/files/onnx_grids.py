@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.builder import MOVEMENTS, Moving
-from ..core.functions import POINTS
+from ..core.functions import ITSELF
 from ..core.refusals import CaptureError, Refused
 from .onnx_nodes import handles
 from .reader import Fixed
@@ -49,7 +49,7 @@ def _quantize(c: Any, node: Any) -> Any:
     c.grids[x.name] = grid
     c.codes.setdefault(x.name, node.output[0])
     # No function is known by what it makes of real numbers where codes lie in between.
-    return replace(x, samples={x.name: POINTS})
+    return replace(x, samples={x.name: ITSELF})
 
 
 def _joined_on(c: Any, x: Moving, grid: tuple[float, int]) -> Moving:

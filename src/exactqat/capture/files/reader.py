@@ -16,6 +16,7 @@ from ...planning.ends import Ends
 from ...planning.kinds import KINDS
 from ...planning.network import Constant, Network, Place
 from ..core.builder import ItemBuilder, Moving, free_name
+from ..core.functions import Curve
 from ..core.refusals import Refused
 from ..core.stand_ins import PRIMES, fitting
 
@@ -162,11 +163,11 @@ class Reader(ItemBuilder[Fixed]):
         shape: for one example, or as traced.
         """
         shape = tuple(shape) if self.batch_axes(shape) else self.traced(shape)
-        samples: dict[str, np.ndarray] = {}
+        samples: dict[str, Curve] = {}
         if KINDS[kind].pointwise:
             numbers = [getattr(each, "number", None) if isinstance(each, Fixed) else None for each in operands]
             operands = [each if number is None else number for each, number in zip(operands, numbers, strict=True)]
-            samples = self.sampled(operands, lambda *given: _sampled(kind, given, attributes))
+            samples = self.sampled(operands, lambda *given: _sampled(kind, given, attributes), attributes.values())
             found = self.recognized(samples, operands, shape)
             if found is not None:
                 return found

@@ -13,6 +13,7 @@ import numpy as np
 from ...device.functions import FUNCTIONS, NumPyPrimitives, named_by
 from ..core import masks
 from ..core.builder import Moving
+from ..core.functions import Curve
 from ..core.refusals import Refused
 from .converter import Converter, handles
 from .items import Fixed, Item
@@ -43,7 +44,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
 }
 
 
-def samples_of(c: Converter, name: str, params: Any, operands: list[Item]) -> dict[str, np.ndarray]:
+def samples_of(c: Converter, name: str, params: Any, operands: list[Item]) -> dict[str, Curve]:
     """What a result is as a function of earlier values, where it is one value by value."""
     function = _VALUES.get(name)
     if name == "integer_pow":

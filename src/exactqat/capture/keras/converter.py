@@ -495,20 +495,19 @@ class Converter(ItemBuilder[Fixed]):
 
         Some of Keras' own activations (`hard_swish`, `mish`) leave `keras.ops` before they compute.
         """
-        samples: dict[str, np.ndarray] = {}
-        for root, points in x.samples.items():
-            given = np.asarray(points, np.float32)
+
+        def evaluate(points: np.ndarray) -> np.ndarray:
+            tensor = keras.ops.convert_to_tensor(np.ascontiguousarray(points, np.float32))
+            return numpy_of(function(tensor)).astype(np.float64)
+
+        for points in (curve.values for curve in x.samples.values()):
             try:
-                straight, turned = (
-                    numpy_of(function(keras.ops.convert_to_tensor(each)))
-                    for each in (given, np.ascontiguousarray(given[::-1]))
-                )
+                straight, turned = evaluate(points), evaluate(points[::-1])
             except Exception:  # whatever the user's function does not like about a vector of numbers
                 return None
-            if straight.shape != given.shape or not same(straight, turned[::-1], self.tolerance):
+            if straight.shape != points.shape or not same(straight, turned[::-1], self.tolerance):
                 return None
-            samples[root] = straight.astype(np.float64)
-        return self.recognized(samples, [x], x.shape)
+        return self.recognized(self.sampled([x], evaluate), [x], x.shape)
 
 
 def _sources(constant: Constant) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str
         tensors = [keras.ops.convert_to_tensor(np.asarray(each, np.float32)) for each in given]
         return numpy_of(operation.call(*tensors)).astype(np.float64)
 
-    samples = c.sampled(operands, evaluate) if moving[0].shape == shape else {}
+    samples = c.sampled(operands, evaluate, vars(operation).values()) if moving[0].shape == shape else {}
     known = c.recognized(samples, moving, shape)
     if known is not None:
         return known

@@ -10,20 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...device.functions import COMBINATIONS, FUNCTIONS, NumPyPrimitives
-from ..core.functions import POINTS, identify
+from ...device.functions import COMBINATIONS, FUNCTIONS, NumPyPrimitives, instruction
+from ..core.functions import ITSELF, POINTS, Curve, identify
 from ..core.refusals import Refused
 from .contents import Content, Meta
 
 COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
-# Where what was recognized at `POINTS` is compared again, so that no corner between them is overlooked.
-_FAR = np.geomspace(1e-7, 1e7, 3001)
-_DENSE = np.concatenate([np.linspace(-8, 8, 4099), _FAR, -_FAR, [0.0]])
-_NEAR = np.array([-1e-2, -1e-4, -1e-6, 0, 1e-6, 1e-4, 1e-2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,23 +128,21 @@ def _parameters(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _known(c: Any, root: Content, instructions: tuple[Any, ...], meta: Meta) -> Content | None:
     """The step of a function that the device knows better than by a table."""
-    with np.errstate(all="ignore"):
-        known = identify(_computed("composition", instructions, POINTS))
-        if known is None:
-            return None
-        kind, attributes = known
-        numbers = [each for _, operands, _ in instructions for each in operands if isinstance(each, float)]
-        corners = [number + max(1.0, abs(number)) * _NEAR for number in numbers]
-        points = np.concatenate([_DENSE, *corners])
-        ours = _computed("composition", instructions, points)
-        theirs = _computed(kind, _parameters(attributes), points) if kind else points
-        if not np.all(np.abs(ours - theirs) <= 1e-12 + 2e-6 * np.abs(theirs)):
-            return None
+    curves = [ITSELF]
+    for name, operands, parameters in instructions:
+        given = [curves[each] if isinstance(each, int) else each for each in operands]
+        numbers = [each for each in parameters if isinstance(each, int | float)]
+        curves.append(Curve(partial(_computed, name, parameters), given, numbers))
+    known = identify(curves[-1])
+    if known is None:
+        return None
+    kind, attributes = known
     return c.emit(kind, [root], meta, **attributes) if kind else replace(root, meta=meta)
 
 
-def _computed(function: str, parameters: Sequence[Any], points: np.ndarray) -> np.ndarray:
-    return np.asarray(FUNCTIONS[function](NumPyPrimitives, points, *parameters), np.float64)
+def _computed(name: str, parameters: Sequence[Any], *given: np.ndarray | float) -> np.ndarray:
+    """One instruction of a composition."""
+    return np.asarray(instruction(NumPyPrimitives, name, given, parameters, POINTS))
 
 
 def _several(c: Any, values: Sequence[Content]) -> str:
