@@ -4,16 +4,20 @@ PYTHON ?= python3
 VENV ?= .venv
 OUT ?= demo
 
-SOURCES := pyproject.toml CMakeLists.txt constraints.txt README.md $(shell find src -name '*.py' -o -name '*.cpp' -o -name '*.h')
+# What an editable installation is built from; Python files are read where they are.
+BUILT := pyproject.toml CMakeLists.txt constraints.txt release/install.py $(shell find src -name '*.cpp' -o -name '*.h')
+SOURCES := $(BUILT) README.md $(shell find src -name '*.py')
 BIN := $(VENV)/bin
 
-.PHONY: help demo wheels release-check test-wheel test test-all test-every-case test-kernels test-kit test-jobs test-gpu test-tensorflow check docs versions goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
+.PHONY: help demo quick lines wheels release-check test-wheel test test-all test-every-case test-kernels test-kit test-jobs test-gpu test-tensorflow check docs versions goldens oracle files fuzz fuzz-files fuzz-jobs sanitize zoo packages frozen sweep devices arm64 notebooks bench clean
 
 help:
 	@echo "make demo     train, quantize and verify a network on letters that it renders; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
 	@echo "make test     build, install and run a sample of all tests, one in eighteen cases of each, without the slow ones"
+	@echo "make quick    tests chosen by name, whole, in a minute; make lines counts the lines of src by room"
 	@echo "make test-all build, install and run all tests, those that do not compare operators with one in fourteen of their cases"
+	@echo "              both take TESTS='tests/kit tests/device' for some folders"
 	@echo "make test-every-case every case of every test (three quarters of an hour); test-kernels, test-kit and test-jobs those of some rooms"
 	@echo "make test-gpu run all cases on this machine's GPU and compare bits with the CPU"
 	@echo "make test-tensorflow compare what runs on TensorFlow's tensors with the reference; EXACTQAT_TENSORFLOW_STEP=1 for all cases"
@@ -44,11 +48,11 @@ $(VENV)/.created:
 	touch $@
 
 # Everything that developers need, and what the demo needs; whoever has the first needs nothing more for the second.
-$(VENV)/.installed: $(VENV)/.created $(SOURCES) release/install.py
+$(VENV)/.installed: $(VENV)/.created $(BUILT)
 	$(BIN)/python release/install.py test,check
 	touch $@ $(VENV)/.job
 
-$(VENV)/.job: $(VENV)/.created $(SOURCES) release/install.py
+$(VENV)/.job: $(VENV)/.created $(BUILT)
 	$(BIN)/python release/install.py job
 	touch $@
 
@@ -61,10 +65,17 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytes
 	--dist loadfile --no-loadscope-reorder --durations 20
 
 test: $(VENV)/.installed
-	$(PYTEST) --cases few
+	$(PYTEST) --cases few $(TESTS)
 
 test-all: $(VENV)/.installed
-	$(PYTEST) --cases most
+	$(PYTEST) --cases most $(TESTS)
+
+# Chosen by name and always whole, for the minute between two edits.
+QUICK := tests/docs/test_house.py tests/device/test_device.py tests/device/test_profiles.py tests/device/test_lower.py \
+	tests/kit/test_kinds.py tests/kit/test_plan.py tests/kit/test_fitting.py tests/operators/test_namespaces.py
+
+quick: $(VENV)/.installed
+	$(PYTEST) $(QUICK)
 
 test-every-case: $(VENV)/.installed
 	$(PYTEST)
@@ -88,6 +99,9 @@ test-tensorflow: $(VENV)-tensorflow/.installed $(SOURCES)
 	$(VENV)-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check '.[keras,deploy]' 'pytest>=8' 'hypothesis>=6'
 	$(VENV)-tensorflow/bin/python -m pytest tests/operators/test_tensorflow.py
 	$(VENV)-tensorflow/bin/python -m pytest tests/kit/test_keras_kit.py -k tensorflow
+
+lines:
+	$(PYTHON) release/lines.py $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check src tests bench docs

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs the package with some of its extras into the Python that runs this: `python release/install.py job`.
 
-A wheel that is newer than the sources, in dist/ or from an earlier run, is used as it is; otherwise one is built, with
-progress: compiling takes minutes. Versions of other packages are those of constraints.txt.
+It is an editable installation: Python files are read from src, only kernels and stubs are built, with progress, as
+compiling takes minutes. Versions of other packages are those of constraints.txt.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -16,52 +15,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-SOURCES = (
-    "pyproject.toml",
-    "CMakeLists.txt",
-    "README.md",
-    "src/**/*.py",
-    "src/**/*.cpp",
-    "src/**/*.h",
-    "src/**/*.json",
-)
-BUILT = ROOT / "build" / "wheel"
 # Where nobody sees lines change, one comes this often, in seconds.
 EVERY = 15.0
 
 
 def main(extras: str) -> None:
     start = time.monotonic()
-    wheel = usable(ROOT / "dist", BUILT) or built(BUILT)
-    say(f"Installing {wheel.name} and what its extras {extras} need")
-    # The version may be that of an older installation.
-    call("install", "--quiet", "--force-reinstall", "--no-deps", str(wheel))
+    build()
+    say(f"Installing what the extras {extras} need")
     call("install", "--quiet", "-c", str(ROOT / "constraints.txt"), f"exactqat[{extras}]")
     say(f"Installed in {duration(time.monotonic() - start)}")
 
 
-def usable(*folders: Path) -> Path | None:
-    """The newest wheel in the folders that is newer than all sources and suits this Python."""
-    newest = max(path.stat().st_mtime for pattern in SOURCES for path in ROOT.glob(pattern))
-    found = [path for folder in folders for path in folder.glob("exactqat-*.whl")]
-    wheels = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
-    for wheel in wheels:
-        check = [*PIP, "install", "--quiet", "--dry-run", "--no-deps", "--no-index", str(wheel)]
-        suits = wheel.stat().st_mtime > newest and subprocess.run(check, capture_output=True).returncode == 0
-        if suits:
-            say(f"Using {wheel.relative_to(ROOT)}")
-            return wheel
-    return None
-
-
-def built(folder: Path) -> Path:
-    """A wheel made from the sources."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.whl"):
-        old.unlink()
+def build() -> None:
+    """Compiles what changed in the kernels since the last time, and installs the package without what it needs."""
     say("Building the kernels; the first build takes two to four minutes on two cores")
-    command = [*PIP, "wheel", "-v", "--no-deps", "-w", str(folder), str(ROOT)]
-    began = time.time()
+    command = [*PIP, "install", "-v", "--no-deps", "-e", str(ROOT)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     assert process.stdout is not None
     start, shown, log = time.monotonic(), 0.0, []
@@ -76,10 +45,7 @@ def built(folder: Path) -> Path:
     if process.wait():
         sys.stderr.write("".join(log[-60:]))
         raise SystemExit("error: the build failed; it needs a C++20 compiler. Its last lines are above.")
-    (wheel,) = folder.glob("*.whl")
-    os.utime(wheel, (began, began))  # a source that changed meanwhile is newer
     say(f"Built in {duration(time.monotonic() - start)}")
-    return wheel
 
 
 def call(*arguments: str) -> None:
