@@ -6,9 +6,12 @@ What becomes of a primitive is said by its handler, in the file of its family.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,12 +21,11 @@ import numpy as np
 from ...planning.network import Constant, Place, Step
 from ..core.builder import ItemBuilder, Moving, entering, free_name
 from ..core.naming import PACKAGE
-from ..core.refusals import SIZE_OF_BATCH, CaptureError, Refused
-from ..core.safeguards import SAFEGUARDS
-from .items import Expression, Fixed, Item, Node, nodes, trained_sources
-from .sizes import Sizes
+from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
+from ..core.sizes import Batch, Shape, for_examples
+from .items import Expression, Fixed, Item, Node, nodes
 
-Handler = Callable[["Converter", Any, list[Any]], Any]
+Handler = Callable[["Converter", "Operation", list[Any]], Any]
 # By the name of a primitive; a handler gives an item, or a list for several results.
 HANDLERS: dict[str, Handler] = {}
 handles = entering(HANDLERS)
@@ -31,30 +33,42 @@ LONGEST_LOOP = 128
 _INLINE = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-class Converter(ItemBuilder[Fixed]):
-    """Reads a jaxpr. Handlers use the methods without underscore.
+@dataclass(frozen=True)
+class Operation:
+    """An equation of a jaxpr, with `Batch` for each size that follows the batch."""
 
-    Attributes:
-        traces: the model's custom gradients for any number of examples.
-        sizes: what follows the batch.
-    """
+    equation: Any
+    name: str
+    params: dict[str, Any]
+    shapes: tuple[Shape, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Of the first result."""
+        return self.shapes[0]
+
+
+class Converter(ItemBuilder[Fixed]):
+    """Reads a jaxpr. Handlers use the methods without underscore."""
 
     def __init__(
         self,
-        prime: int,
+        batch: Any,
         trainable: Callable[[str], bool],
         leaves: Mapping[str, jax.ShapeDtypeStruct],
-        traces: Any,
-        sizes: Sizes,
         fixed_in_training: Set[int] = frozenset(),
     ) -> None:
-        """leaves: the model's parameters. fixed_in_training: ids of equations of layers that evaluate in training."""
-        super().__init__(prime)
-        self.traces = traces
-        self.sizes = sizes
+        """
+        Args:
+            batch: JAX's symbol for the number of examples.
+            leaves: the model's parameters.
+            fixed_in_training: ids of equations of layers that evaluate in training.
+        """
+        super().__init__()
+        # Functions whose gradient rules are not read, with their places.
+        self.rules: list[str] = []
         self.fixed_in_training = fixed_in_training
-        # How many functions with custom gradients are being read.
-        self.inside_custom = 0
+        self._batch = batch
         self._trainable = trainable
         self._shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
         self._leaves = leaves
@@ -109,7 +123,7 @@ class Converter(ItemBuilder[Fixed]):
                     name,
                     item.shape,
                     parameter=False,
-                    trainable=any(map(self._trainable, trained_sources(node))),
+                    trainable=any(map(self._trainable, found)),
                     sources=found,
                     expression=Expression(node),
                 )
@@ -179,7 +193,7 @@ class Converter(ItemBuilder[Fixed]):
 
         def read(variable: Any) -> Any:
             if hasattr(variable, "val"):  # a literal
-                return self.data(variable.val, variable.aval.dtype, leaks=id(variable) in self.sizes.leaking)
+                return self.data(variable.val, variable.aval.dtype)
             return known[variable]
 
         for equation in jaxpr.eqns:
@@ -189,42 +203,41 @@ class Converter(ItemBuilder[Fixed]):
             self._equations.pop()
         return [read(each) for each in jaxpr.outvars]
 
-    def data(self, values: Any, dtype: Any = None, leaks: bool = False) -> Fixed:
-        """Numbers as an item; of floating point numbers there is but one kind.
-
-        leaks: they follow the size of the batch.
-        """
+    def data(self, values: Any, dtype: Any = None) -> Fixed:
+        """Numbers as an item; of floating point numbers there is but one kind."""
         if jnp.issubdtype(jnp.result_type(values), jax.dtypes.prng_key):
-            return Fixed(Node(data=values, leak=self._leak(leaks)), tuple(values.shape), values.dtype)
+            return Fixed(Node(data=values), tuple(values.shape), values.dtype)
         array = np.asarray(values) if dtype is None else np.asarray(values).astype(dtype)
         if jnp.issubdtype(array.dtype, jnp.floating):
             array = array.astype(np.float32)
-        axes = [axis for axis, size in enumerate(array.shape) if size and size % self.prime == 0]
-        for axis in axes:
-            factor = array.shape[axis] // self.prime
-            rows = np.moveaxis(array, axis, 0)
-            leaks = leaks or not all(
-                np.array_equal(rows[:factor], each)
-                for each in rows.reshape(-1, *rows.shape[1:]).reshape(self.prime, factor, *rows.shape[1:])
-            )
-            array = np.moveaxis(rows[:factor], 0, axis)
-        if not axes:
-            return Fixed(Node(data=array, leak=self._leak(leaks)), array.shape, array.dtype)
-        one = array
+        return Fixed(Node(data=array), array.shape, array.dtype)
 
-        def repeated(rows: int = 1) -> list[np.ndarray]:
-            return [np.tile(one, [rows if axis in axes else 1 for axis in range(one.ndim)])]
+    def shape_of(self, sizes: Sequence[Any]) -> Shape:
+        """A shape, with `Batch` for each size that follows the batch.
 
-        return Fixed(Node(function=repeated, by_rows=True, leak=self._leak(leaks)), array.shape, array.dtype)
+        Raises:
+            Refused: one follows it otherwise than as a multiple.
+        """
+        return tuple(self._known(int(size) if isinstance(size, np.integer) else size) for size in sizes)
 
-    def _leak(self, leaks: bool) -> str:
-        return str(self.place()) if leaks else ""
+    def _known(self, value: Any) -> Any:
+        """A parameter of an equation, with `Batch` for what follows the batch."""
+        if isinstance(value, dict):
+            return {key: self._known(entry) for key, entry in value.items()}
+        if type(value) is tuple:
+            return tuple(map(self._known, value))
+        if not isinstance(value, type(self._batch)):
+            return value
+        multiple = value // self._batch
+        if not isinstance(multiple, int) or multiple * self._batch != value:
+            raise Refused(MIXES)
+        return Batch(multiple)
 
     def _follows(self, item: Fixed) -> str:
         """What is wrong with something that follows the size of the batch; empty for all else."""
         key = id(item.node)
         if key not in self._checked:
-            self._checked[key] = "" if not SAFEGUARDS.batch else self._found_following(item)
+            self._checked[key] = self._found_following(item)
             self._kept.append(item)
         return self._checked[key]
 
@@ -264,7 +277,7 @@ class Converter(ItemBuilder[Fixed]):
     def closed(self, jaxpr: Any) -> tuple[Any, list[Any]]:
         """A jaxpr and its constants as items."""
         if hasattr(jaxpr, "jaxpr"):
-            return jaxpr.jaxpr, [self.data(each, leaks=id(each) in self.sizes.leaking) for each in jaxpr.consts]
+            return jaxpr.jaxpr, list(map(self.data, jaxpr.consts))
         return jaxpr, []
 
     def inline(self, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -272,72 +285,97 @@ class Converter(ItemBuilder[Fixed]):
         return self.run(inner, constants, arguments)
 
     def _apply(self, equation: Any, operands: list[Any]) -> list[Any]:
-        name, params = equation.primitive.name, equation.params
-        outputs = [variable.aval for variable in equation.outvars]
-        inner = next((params[key] for key in _INLINE if key in params), None)
-        if name not in HANDLERS and inner is not None and name not in ("while", "cond"):
+        name, read = equation.primitive.name, [each for each in operands if isinstance(each, Moving)]
+        inner = next((equation.params[key] for key in _INLINE if key in equation.params), None)
+        inlined = name not in HANDLERS and name != "while"
+        if name in _WITH_RULES and (read or self._follows_batch(equation)):
+            place = self.place()
+            self.rules.append(f"{_name_of(inner)} in {place.file}, line {place.line}")
+        elif name in _WITH_RULES:
+            inlined = False
+        elif name == "dim_as_value":
+            return [Fixed(Node(data=np.int32(1), leak=str(self.place())), (), np.dtype(np.int32))]
+        if inlined and inner is not None:
             return self.inline(inner, operands[len(operands) - len(getattr(inner, "jaxpr", inner).invars) :])
-        handler = HANDLERS.get(name)
-        if name in _CONTROL or any(isinstance(each, Moving) for each in operands):
-            try:
-                if handler is None:
-                    raise Refused("")
-                results = handler(self, equation, operands)
-                self._check_sizes(equation, operands)
-                return results if isinstance(results, list) else [results]
-            except Refused as refused:
-                read = [each for each in operands if isinstance(each, Moving)]
-                tensors = [each if each.comparison is None else _operand_of(each) for each in read]
-                label, shapes = {"select_n": "where"}.get(name, name), [tuple(aval.shape) for aval in outputs]
-                return list(self.unsupported(label, tensors, shapes, str(refused)))
-        return self._fixed(equation, operands, outputs)
+        try:
+            shapes = tuple(self.shape_of(variable.aval.shape) for variable in equation.outvars)
+            operation = Operation(equation, name, self._known(equation.params), shapes)
+            if name not in _CONTROL and not read:
+                return self.fixed(operation, operands)
+            if name not in HANDLERS:
+                raise Refused("")
+            results = HANDLERS[name](self, operation, operands)
+            self._refuse_sizes_of_batches(operands)
+            return results if isinstance(results, list) else [results]
+        except Refused as refused:
+            tensors = [each if each.comparison is None else _operand_of(each) for each in read]
+            shapes = tuple(self._any_shape(variable.aval.shape) for variable in equation.outvars)
+            return list(self.unsupported({"select_n": "where"}.get(name, name), tensors, shapes, str(refused)))
 
-    def _check_sizes(self, equation: Any, operands: Sequence[Any]) -> None:
+    def _follows_batch(self, equation: Any) -> bool:
+        variables = (*equation.invars, *equation.outvars)
+        return any(isinstance(size, type(self._batch)) for each in variables for size in each.aval.shape)
+
+    def _any_shape(self, sizes: Sequence[Any]) -> Shape:
+        """A shape with a batch in front in place of one that does not follow the batch as a value does."""
+        return (Batch(), *(size for size in sizes if not isinstance(size, type(self._batch))))
+
+    def _refuse_sizes_of_batches(self, operands: Sequence[Any]) -> None:
         """Refuses a step that computes with the size of the batch, if what it reads can be had at all."""
         for each in operands:
             step = self.step_of(each)
             if step is not None and step.kind == "unsupported" and step.attributes.get("reason"):
                 return
-        if SAFEGUARDS.batch and id(equation) in self.sizes.leaking:
-            raise Refused(SIZE_OF_BATCH)
         for each in operands:
             if isinstance(each, Fixed) and self._follows(each):
                 raise Refused(SIZE_OF_BATCH)
 
-    def _stopped(self, item: Fixed) -> Fixed:
-        """A constant that no gradient passes."""
-        if not SAFEGUARDS.stopped_gradients or not item.sources:
-            return item
-        node = Node(function=lambda array: [jax.lax.stop_gradient(array)], inputs=(item.node,), stopped=True)
-        return Fixed(node, item.shape, item.dtype)
-
-    def _fixed(self, equation: Any, operands: list[Any], outputs: Sequence[Any]) -> list[Any]:
+    def fixed(self, operation: Operation, operands: list[Any]) -> list[Any]:
         """What is computed without the input, later, by JAX itself."""
-        name = equation.primitive.name
+        name, params, primitive = operation.name, operation.params, operation.equation.primitive
         if name == "convert_element_type" and all(
-            jnp.issubdtype(dtype, jnp.floating) for dtype in (operands[0].dtype, equation.params["new_dtype"])
+            jnp.issubdtype(dtype, jnp.floating) for dtype in (operands[0].dtype, params["new_dtype"])
         ):
             return operands
         if name in ("copy", "copy_p", "reduce_precision"):
             return operands[:1]
-        if name == "stop_gradient":
-            return [self._stopped(operands[0])]
         # Keys that nobody draws from are no obstacle.
         random = str(self.place()) if "random" in name or "threefry" in name else ""
-        leak = self._leak(id(equation) in self.sizes.leaking or id(equation) in self.sizes.holding)
-        params, prime, primitive = equation.params, self.prime, equation.primitive
-        by_rows = _has_batches(params, prime)
+        by_rows = _has_batches(params)
 
         def function(*arrays: Any, rows: int = 1) -> list[Any]:
-            return bound(primitive, _for_rows(params, prime, rows), [jnp.asarray(array) for array in arrays])
+            return bound(primitive, for_examples(params, rows), [jnp.asarray(array) for array in arrays])
 
         inputs = tuple(each.node for each in operands)
         results = []
-        for index, aval in enumerate(outputs):
-            node = Node(function=function, inputs=inputs, index=index, random=random, by_rows=by_rows, leak=leak)
-            dtype = np.float32 if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
-            results.append(Fixed(node, self.for_one(aval.shape), dtype))
+        for index, (shape, variable) in enumerate(zip(operation.shapes, operation.equation.outvars, strict=True)):
+            node = Node(function=function, inputs=inputs, index=index, random=random, by_rows=by_rows)
+            floating = jnp.issubdtype(variable.aval.dtype, jnp.floating)
+            results.append(Fixed(node, self.for_one(shape), np.float32 if floating else variable.aval.dtype))
         return results
+
+
+def _name_of(jaxpr: Any) -> str:
+    """Of the function that a jaxpr was traced from."""
+    return str(getattr(getattr(getattr(jaxpr, "jaxpr", jaxpr), "debug_info", None), "func_name", "a function"))
+
+
+def jaxprs(jaxpr: Any) -> Iterator[Any]:
+    """A jaxpr and those inside of its equations, in order."""
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            for entry in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(entry, "jaxpr", entry)
+                if hasattr(inner, "eqns"):
+                    yield from jaxprs(inner)
+
+
+def place_in(error: BaseException) -> Place:
+    """The user's innermost line that an error went through."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+    return Place("", own[-1].f_code.co_filename, own[-1].f_lineno) if own else Place("")
 
 
 def place_of(*equations: Any) -> Place:
@@ -349,21 +387,27 @@ def place_of(*equations: Any) -> Place:
         scopes = [each for each in str(info.name_stack).split("/") if each.replace("_", "a").isalnum()][1:]
         path = path or ".".join(scopes)
         for frame in [] if info.traceback is None else info.traceback.frames:
-            if not _is_library(frame.file_name):
+            if not is_library(frame.file_name):
                 return Place(path, frame.file_name, frame.line_num)
     return Place(path)
 
 
-_CONTROL = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
+_CONTROL = ("scan", "while", "cond")
+# Functions with gradient rules: of parameters alone JAX keeps them, of values the forward computation is read.
+_WITH_RULES = ("custom_jvp_call", "custom_vjp_call")
 
+# Where users type code; other files in angle brackets are written by libraries.
+_PROMPTS = ("<stdin", "<python-input", "<ipython-input")
 # Frames of a traceback that are nobody's model.
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "keras")
 
 
-def _is_library(file: str) -> bool:
+@functools.cache
+def is_library(file: str) -> bool:
+    """Whether a file is a framework's, not a model's."""
     found = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
     folders = (PACKAGE, *(os.path.dirname(each) + os.sep for each in found if each))
-    return file.startswith(("<", *folders))
+    return file.startswith(folders) or (file.startswith("<") and not file.startswith(_PROMPTS))
 
 
 def layer_path(path: str) -> str:
@@ -399,20 +443,6 @@ def _in_float32(value: Any) -> Any:
     return value
 
 
-def _has_batches(value: Any, prime: int) -> bool:
-    if isinstance(value, dict):
-        return any(_has_batches(each, prime) for each in value.values())
-    if type(value) is tuple:
-        return any(_has_batches(each, prime) for each in value)
-    return isinstance(value, int) and not isinstance(value, bool) and value != 0 and value % prime == 0
-
-
-def _for_rows(value: Any, prime: int, rows: int) -> Any:
-    """Sizes in the parameters of an equation for a batch of so many examples."""
-    if isinstance(value, dict):
-        return {key: _for_rows(each, prime, rows) for key, each in value.items()}
-    if type(value) is tuple:
-        return tuple(_for_rows(each, prime, rows) for each in value)
-    if isinstance(value, int) and not isinstance(value, bool) and value and value % prime == 0:
-        return value // prime * rows
-    return value
+def _has_batches(value: Any) -> bool:
+    entries = value.values() if isinstance(value, dict) else value if type(value) is tuple else ()
+    return isinstance(value, Batch) or any(map(_has_batches, entries))

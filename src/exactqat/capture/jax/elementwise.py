@@ -15,7 +15,8 @@ from ..core import masks
 from ..core.builder import Moving
 from ..core.functions import Curve
 from ..core.refusals import Refused
-from .converter import Converter, handles
+from ..core.sizes import Batch, Shape
+from .converter import Converter, Operation, handles
 from .items import Fixed, Item
 
 # Below this, softmax makes nothing of a value: a mask.
@@ -62,28 +63,24 @@ def samples_of(c: Converter, name: str, params: Any, operands: list[Item]) -> di
     return c.sampled(operands, evaluate)
 
 
-def _result_shape(equation: Any) -> tuple[int, ...]:
-    return tuple(equation.outvars[0].aval.shape)
-
-
-def elementwise(c: Converter, equation: Any, operands: list[Item], kind: str, **attributes: Any) -> Moving:
+def elementwise(c: Converter, operation: Operation, operands: list[Item], kind: str, **attributes: Any) -> Moving:
     """One step, or the function that it completes."""
-    samples = samples_of(c, equation.primitive.name, equation.params, operands)
-    shape = _result_shape(equation)
+    samples = samples_of(c, operation.name, operation.params, operands)
+    shape = operation.shape
     made = c.recognized(samples, operands, shape)
     return made if made is not None else c.emit(kind, operands, shape, samples=samples, **attributes)
 
 
 @handles(*_UNARY)
-def _unary(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    return elementwise(c, equation, operands, _UNARY[equation.primitive.name])
+def _unary(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    return elementwise(c, operation, operands, _UNARY[operation.name])
 
 
 @handles("expm1", "log1p", "exp2", "cbrt", "ceil", "erfc", "is_finite")
-def _composite(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _composite(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     """What the network has no kind for, in kinds that it has; mostly a part of a function that is recognised later."""
-    name, (x,), shape = equation.primitive.name, operands, _result_shape(equation)
-    samples = samples_of(c, name, equation.params, operands)
+    name, (x,), shape = operation.name, operands, operation.shape
+    samples = samples_of(c, name, operation.params, operands)
     if name == "is_finite":
         return Moving("", shape, bool, samples, ("is_finite", x, None))
     made = c.recognized(samples, operands, shape)
@@ -103,9 +100,9 @@ def _composite(c: Converter, equation: Any, operands: list[Any]) -> Item:
 
 
 @handles(*_BINARY)
-def _binary(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    name, (first, second) = equation.primitive.name, operands
-    shape = _result_shape(equation)
+def _binary(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    name, (first, second) = operation.name, operands
+    shape = operation.shape
     numbers = [each.number if isinstance(each, Fixed) else None for each in operands]
     if name in ("max", "min"):
         # Where a maximum begins.
@@ -128,10 +125,10 @@ def _binary(c: Converter, equation: Any, operands: list[Any]) -> Item:
         _of_rows(c, each, shape) if number is None else c.data(np.float32(number))
         for each, number in zip(operands, numbers, strict=True)
     ]
-    return elementwise(c, equation, operands, _BINARY[name])
+    return elementwise(c, operation, operands, _BINARY[name])
 
 
-def _of_rows(c: Converter, item: Item, shape: tuple[int, ...]) -> Item:
+def _of_rows(c: Converter, item: Item, shape: Shape) -> Item:
     """What was repeated for several rows of each example, as a bias for [batch * time, n], as one row.
 
     Raises:
@@ -140,7 +137,7 @@ def _of_rows(c: Converter, item: Item, shape: tuple[int, ...]) -> Item:
     if not isinstance(item, Fixed) or len(item.shape) != len(shape) or len(c.batch_axes(shape)) != 1:
         return item
     axis = c.batch_axis(shape)
-    if item.shape[axis] == 1 or shape[axis] == c.prime:
+    if item.shape[axis] == 1 or shape[axis] == Batch():
         return item
     if not c.repeats(item, axis):
         raise Refused(
@@ -239,26 +236,26 @@ def _log_softmax(c: Converter, first: Item, second: Item) -> Item | None:
 
 
 @handles("integer_pow")
-def _integer_power(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    exponent = int(equation.params["y"])
+def _integer_power(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    exponent = int(operation.params["y"])
     if exponent == 2:
-        return elementwise(c, equation, operands, "square")
-    return elementwise(c, equation, operands, "pow", exponent=float(exponent))
+        return elementwise(c, operation, operands, "square")
+    return elementwise(c, operation, operands, "pow", exponent=float(exponent))
 
 
 @handles("pow")
-def _power(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _power(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     x, exponent = operands
     if not isinstance(exponent, Fixed) or exponent.number is None:
         raise Refused("its exponent is no number")
     samples = samples_of(c, "pow", {}, [x, exponent])
-    return c.emit("pow", [x], _result_shape(equation), samples=samples, exponent=exponent.number)
+    return c.emit("pow", [x], operation.shape, samples=samples, exponent=exponent.number)
 
 
 @handles("clamp")
-def _clamp(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _clamp(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     low, x, high = operands
-    shape = _result_shape(equation)
+    shape = operation.shape
     made = c.recognized(samples_of(c, "clamp", {}, operands), [x], shape)
     if made is not None:
         return made
@@ -266,8 +263,8 @@ def _clamp(c: Converter, equation: Any, operands: list[Any]) -> Item:
 
 
 @handles(*_COMPARISONS, *_LOGIC)
-def _comparison(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    name, shape = equation.primitive.name, _result_shape(equation)
+def _comparison(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    name, shape = operation.name, operation.shape
     left, right = operands if len(operands) == 2 else (operands[0], None)
     if name in _LOGIC:
         mask = masks.combined(c, name, operands, shape)
@@ -275,14 +272,14 @@ def _comparison(c: Converter, equation: Any, operands: list[Any]) -> Item:
         mask = None if _is_below_zero(name, left, right) else masks.compared(c, name, left, right, shape)
     if mask is not None:
         return mask
-    samples = samples_of(c, name, equation.params, operands)
+    samples = samples_of(c, name, operation.params, operands)
     return Moving("", shape, bool, samples, (name, left, right))
 
 
 @handles("select_n")
-def _select(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _select(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     condition, *cases = operands
-    shape = _result_shape(equation)
+    shape = operation.shape
     if len(cases) != 2:
         raise Refused("")
     if masks.is_truth(c, condition):
@@ -290,7 +287,7 @@ def _select(c: Converter, equation: Any, operands: list[Any]) -> Item:
     if isinstance(condition, Moving):
         if _counts_from_the_end(condition, cases[0]):
             return cases[0]
-        samples = samples_of(c, "select_n", equation.params, operands)
+        samples = samples_of(c, "select_n", operation.params, operands)
         made = c.recognized(samples, cases, shape)
         if made is not None:
             return made
@@ -321,7 +318,7 @@ def _is_below_zero(word: str, left: Any, right: Any) -> bool:
     return whole and word == "lt" and isinstance(right, Fixed) and right.number == 0
 
 
-def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: tuple[int, ...]) -> Item:
+def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: Shape) -> Item:
     """A fixed mask: where it is off, the other one."""
     if isinstance(chosen, Fixed) and isinstance(other, Moving):
         return _masked(c, condition.then(lambda mask: ~mask), other, chosen, shape)
@@ -339,7 +336,7 @@ def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: tu
     return c.emit("add", [c.emit("mul", [chosen, mask], shape), c.emit("mul", [other, holes], shape)], shape)
 
 
-def _parametric_relu(c: Converter, condition: Moving, off: Item, on: Item, shape: tuple[int, ...]) -> Item:
+def _parametric_relu(c: Converter, condition: Moving, off: Item, on: Item, shape: Shape) -> Item:
     """where(x >= 0, x, slope * x) with a slope that is trained."""
     word, left, right = condition.comparison or ("", None, None)
     zero = isinstance(right, Fixed) and right.number == 0
@@ -359,26 +356,26 @@ def _parametric_relu(c: Converter, condition: Moving, off: Item, on: Item, shape
 
 
 @handles("stop_gradient")
-def _stop_gradient(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _stop_gradient(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     (x,) = operands
     return c.emit("identity", [x], x.shape, expression=None, stop_gradient=True)
 
 
 @handles("convert_element_type")
-def _convert(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _convert(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     (x,) = operands
     if x.comparison is not None:
         raise Refused("truth values made numbers")
-    if np.dtype(equation.params["new_dtype"]).kind == "b" and (mask := masks.as_truth(c, x)) is not None:
+    if np.dtype(operation.params["new_dtype"]).kind == "b" and (mask := masks.as_truth(c, x)) is not None:
         return mask
     if masks.is_truth(c, x):
         return x
     whole = x.name in c.counted or not jnp.issubdtype(x.dtype, jnp.floating)
-    if not jnp.issubdtype(equation.params["new_dtype"], jnp.floating) and not whole:
+    if not jnp.issubdtype(operation.params["new_dtype"], jnp.floating) and not whole:
         raise Refused("whole numbers made of real ones")
     return x
 
 
 @handles("copy", "copy_p", "reduce_precision", "optimization_barrier", "name", "sharding_constraint", "mesh_cast")
-def _same(c: Converter, equation: Any, operands: list[Any]) -> Any:
+def _same(c: Converter, operation: Operation, operands: list[Any]) -> Any:
     return list(operands) if len(operands) > 1 else operands[0]

@@ -19,7 +19,6 @@ class Node:
 
     function: of the arrays of `inputs`; gives a list of results; this is number `index`.
     random: where random numbers are drawn; empty for all else.
-    stopped: whether no gradient passes from its only input.
     by_rows: whether the function takes `rows`, the number of examples, too, as its result's shape follows it.
     leak: where a number that follows the size of the batch comes in; empty for all else.
     """
@@ -30,7 +29,6 @@ class Node:
     inputs: tuple[Node, ...] = ()
     index: int = 0
     random: str = ""
-    stopped: bool = False
     by_rows: bool = False
     leak: str = ""
 
@@ -59,7 +57,7 @@ class Fixed:
         try:
             return np.asarray(Expression(self.node)())
         except (TypeError, ValueError):
-            # It can only be computed for the batch that was traced, which is refused where it is read.
+            # It cannot be computed for one example, which is refused where it is read.
             if any(each.by_rows for each in nodes(self.node)):
                 return None
             raise
@@ -100,25 +98,6 @@ def nodes(node: Node) -> Iterator[Node]:
 def sources(node: Node) -> tuple[str, ...]:
     """Paths of the parameters that a node is computed from."""
     return tuple(dict.fromkeys(each.path for each in nodes(node) if each.path))
-
-
-def trained_sources(node: Node) -> tuple[str, ...]:
-    """Paths of the parameters that gradients of a node reach."""
-    seen: dict[int, Node] = {}
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if id(current) not in seen and not current.stopped:
-            seen[id(current)] = current
-            stack.extend(current.inputs)
-    return tuple(dict.fromkeys(each.path for each in seen.values() if each.path))
-
-
-def unstopped(node: Node) -> Node:
-    """What a node is but for stopped gradients in front of it."""
-    while node.stopped:
-        (node,) = node.inputs
-    return node
 
 
 class Expression:

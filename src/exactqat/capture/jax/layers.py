@@ -23,8 +23,8 @@ from jax.interpreters import batching
 
 from ..core.expressions import Dropout
 from ..core.refusals import Refused
-from .converter import Converter, handles
-from .items import Fixed, Item, unstopped
+from .converter import Converter, Operation, handles
+from .items import Fixed, Item
 
 _LAYER = Primitive("exactqat_layer")
 _capturing: ContextVar[bool] = ContextVar("exactqat_capturing", default=False)
@@ -84,38 +84,29 @@ def layer(
 
 
 @handles("exactqat_layer")
-def _layer(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    params, (x, *given) = equation.params, operands
+def _layer(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    params, (x, *given) = operation.params, operands
     rest = iter(given)
     tensors = [next(rest) if present else None for present in params["present"]]
     if any(each is not None and not isinstance(each, Fixed) for each in tensors):
         raise Refused("its parameters depend on the input")
     attributes = dict(params["attributes"])
     if params["kind"] == "batch_norm":
-        tensors[2:] = [_statistic(each) for each in tensors[2:]]
+        if any(each is not None and not each.node.path and each.node.function is not None for each in tensors[2:]):
+            raise Refused("its statistics are computed; they must be leaves of the parameters, which training moves")
         counter = tensors.pop()
         attributes["counter"] = "" if counter is None else counter.node.path
-        attributes["training"] = id(equation) not in c.fixed_in_training
-    shape = equation.outvars[0].aval.shape
+        attributes["training"] = id(operation.equation) not in c.fixed_in_training
+    shape = operation.shape
     module = next((c.module_of(each) for each in tensors if each is not None), "")
     if params["kind"] == "group_norm":
         return c.group_norm(x, tensors, module, **attributes)
-    if params["kind"] == "dropout" and id(equation) in c.fixed_in_training:
+    if params["kind"] == "dropout" and id(operation.equation) in c.fixed_in_training:
         return x
     if params["kind"] == "dropout":
         expression = Dropout(attributes["rate"], attributes["kept_axes"])
         return c.emit("dropout", [x], shape, expression=expression)
     return c.emit(params["kind"], [x, *tensors], shape, module=module, **attributes)
-
-
-def _statistic(item: Item | None) -> Item | None:
-    """A running statistic, which has no gradient anyway, as the parameter that it is."""
-    if not isinstance(item, Fixed):
-        return item
-    node = unstopped(item.node)
-    if not node.path and node.function is not None:
-        raise Refused("its statistics are computed; they must be leaves of the parameters, which training moves")
-    return Fixed(node, item.shape, item.dtype)
 
 
 def batch_norm(
@@ -328,7 +319,7 @@ def _haiku(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
 
 def _resize(original: Any) -> Any:
     def resize(image: Any, shape: Any, method: Any, *rest: Any, **others: Any) -> Any:
-        sizes = tuple(int(size) for size in shape)
+        sizes = tuple(shape)
         word = getattr(method, "name", str(method)).lower()
         changed = [axis for axis, (a, b) in enumerate(zip(image.shape, sizes, strict=True)) if a != b]
         factors = [sizes[axis] / image.shape[axis] for axis in changed]

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A function of JAX arrays as a `Network`: `capture` reads its jaxpr.
 
-The function is traced with a large prime for the batch, so that every size that follows the batch is a multiple of that
-prime and nothing else is; the network's shapes are for one example. A second trace, with another (and even) number of
-examples, shows numbers that follow the batch and numbers of the user's own that look like it. What depends on the
-parameters alone stays opaque: such a constant is computed by JAX from the parameters at every step.
-
-It is traced as in evaluation. Batch norms and dropouts tell what they are (`layers`), so they train all
-the same.
+The function is traced once, as in evaluation, with JAX's symbol for the size of the batch: whoever computes or decides
+with it is refused. Batch norms and dropouts tell what they are (`layers`), so they train all the same. What depends on
+the parameters alone stays opaque: such a constant is computed by JAX from the parameters at every step.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Callable, Mapping, Sequence, Set
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -22,24 +19,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...planning.files import short_names
-from ...planning.inputs import misfit_of_example, with_own_sizes
-from ...planning.network import Network
+from ...planning.inputs import misfit_of_example
+from ...planning.network import Network, Place
 from ..core.builder import Moving
 from ..core.naming import input_names, result_name, words_of
-from ..core.refusals import CaptureError, first_line
-from ..core.safeguards import SAFEGUARDS
-from ..core.stand_ins import MULTIPLE, PRIMES, fitting
-from ..core.watched import Watch
+from ..core.refusals import SIZE_OF_BATCH, CaptureError, first_line
+from ..core.sizes import Batch
 
 # Their handlers enter themselves into the converter's table.
 from . import elementwise, movement, reduction, weights  # noqa: F401
-from .converter import Converter, place_of
-from .custom import Traces
+from .converter import Converter, is_library, jaxprs, place_in
 from .items import Fixed, Node
-from .layers import telling
-from .questions import watching
-from .sizes import Sizes
+from .layers import replacing, telling
 from .tidy import Tidying
+
+_SYMBOLS = (
+    "while a model is read, the size of its batch is a symbol: x.shape[0] instead of len(x), jax.numpy instead of numpy"
+)
 
 
 class Tree:
@@ -53,6 +49,8 @@ class Tree:
         self.others = {index: leaf for index, leaf in enumerate(leaves) if index not in self.arrays}
         self.example = [leaves[index] for index in self.arrays]
         self.results: Any = None
+        # Functions that the network computes without their own gradient rules.
+        self.rules: list[str] = []
 
     def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
         """The arrays among a call's arguments, in the order of `Network.inputs`.
@@ -131,9 +129,9 @@ def capture(
             for name, leaf in zip(names, leaves, strict=True)
         ]
 
-    def batches(examples: int) -> list[jax.ShapeDtypeStruct]:
+    def batches(shape_of: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> list[jax.ShapeDtypeStruct]:
         return [
-            jax.ShapeDtypeStruct((examples, *each.shape[1:]), each.dtype if of_own_types else _traced(each))
+            jax.ShapeDtypeStruct(shape_of(tuple(each.shape)), each.dtype if of_own_types else _traced(each))
             for each in tree.example
         ]
 
@@ -144,73 +142,61 @@ def capture(
 
         return traced
 
-    stand_in = 0
+    (batch,) = jax.export.symbolic_shape("batch")
 
-    def trace(examples: int, function: Callable[..., Any] = function) -> tuple[Any, Any]:
-        nonlocal stand_in
-        stand_in = examples
-        with telling():
-            return jax.make_jaxpr(called(function), return_shape=True)(parameters_given(), batches(examples))
+    def trace(function: Callable[..., Any] = function) -> tuple[Any, Any]:
+        with telling(), _equality_is_a_question(batch):
+            arrays = batches(lambda shape: (batch, *shape[1:]))
+            return jax.make_jaxpr(called(function), return_shape=True)(parameters_given(), arrays)
 
-    numbers = [
-        *(size for shape in shapes.values() for size in shape),
-        *(s for each in tree.example for s in each.shape),
-    ]
+    def failure(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Exception | None:
+        """What the model raises for the example with its shapes changed this way."""
+        try:
+            jax.eval_shape(called(function), parameters_given(), batches(changed))
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+            return error
+        return None
+
     try:
         try:
-            prime, jaxpr, results, sizes = _traced_twice(trace, numbers)
+            jaxpr, results = trace()
         except TypeError:
             of_own_types = True
-            prime, jaxpr, results, sizes = _traced_twice(trace, numbers)
-    except jax.errors.ConcretizationTypeError as error:
-        raise CaptureError(
-            f"the model decides by the values of its input; a network that is deployed does the same for every input: "
-            f"{first_line(error)}"
-        ) from error
+            jaxpr, results = trace()
     except CaptureError:
         raise
     except Exception as error:
-        examples = int(tree.example[0].shape[0])
-        text = with_own_sizes(first_line(error), stand_in, examples)
+        own = failure(lambda shape: shape)
+        if own is None:
+            raise CaptureError(f"{place_in(error)}: {SIZE_OF_BATCH} ({first_line(error)}; {_SYMBOLS})") from error
+        if isinstance(own, jax.errors.ConcretizationTypeError):
+            raise CaptureError(
+                "the model decides by the values of its input; a network that is deployed does the same for every "
+                f"input: {first_line(own)}"
+            ) from own
         paths = input_names(_input_paths(tree, signature))
-        given_shapes = {path: tuple(each.shape) for path, each in zip(paths, tree.example, strict=True)}
-
-        def takes(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> bool:
-            arrays = [jax.ShapeDtypeStruct(changed(tuple(each.shape)), _traced(each)) for each in tree.example]
-            try:
-                jax.eval_shape(called(function), parameters_given(), arrays)
-            except Exception:  # noqa: BLE001 - the user's function may raise anything
-                return False
-            return True
-
-        misfit = misfit_of_example(text, given_shapes, takes)
+        shapes_given = {path: tuple(each.shape) for path, each in zip(paths, tree.example, strict=True)}
+        misfit = misfit_of_example(first_line(own), shapes_given, lambda changed: failure(changed) is None)
         if misfit is None:
-            raise
-        raise CaptureError(misfit) from error
-    _refuse_other_sizes(trace, jaxpr, sizes, prime, numbers)
+            raise own from None
+        raise CaptureError(misfit) from own
     fixed: Set[int] = frozenset()
     if in_training is not None:
         try:
-            trained = trace(prime, in_training)[0]
+            fixed = _fixed_in_training(jaxpr, trace(in_training)[0])
         except CaptureError:
             raise
-        except Exception:  # whatever the model raises: it has no training of its own, which the self-check says
-            trained = jaxpr
-        fixed = _refuse_training_branches(jaxpr, trained, prime)
-        if trained is not jaxpr:
-            # Their training may ask for a size that evaluation does not ask for.
-            known = Sizes(trained, trained, (prime, prime))
-            _refuse_other_sizes(lambda examples: trace(examples, in_training), trained, known, prime, numbers)
-    given, inputs = parameters_given(), batches(prime)
+        except Exception:  # noqa: BLE001 - whatever the model raises: it has no training of its own
+            fixed = frozenset()
+    given, inputs = parameters_given(), batches(lambda shape: (1, *shape[1:]))
     tree.results = jax.tree.structure(results)
-    traces = Traces(jaxpr.jaxpr, lambda examples: trace(examples)[0].jaxpr)
-    c = Converter(prime, trainable, dict(zip(names, given, strict=True)), traces, sizes, fixed)
+    c = Converter(batch, trainable, dict(zip(names, given, strict=True)), fixed)
     paths = input_names(_input_paths(tree, signature))
     parameters = [
         Fixed(Node(path=name), shapes[name], np.float32 if jnp.issubdtype(each.dtype, jnp.floating) else each.dtype)
         for name, each in zip(names, given, strict=True)
     ]
-    values = [c.input(f"argument_{at}", tuple(each.shape), each.dtype) for at, each in enumerate(inputs)]
+    values = [c.input(f"argument_{at}", (Batch(), *each.shape[1:]), each.dtype) for at, each in enumerate(inputs)]
     try:
         items = c.run(*c.closed(jaxpr), [*parameters, *values])
     except (IndexError, TypeError, ValueError) as error:
@@ -220,6 +206,7 @@ def capture(
             raise
         reason = f"{refused.label}: {refused.attributes['reason']}"
         raise CaptureError(f"{refused.place}: {reason}") from error
+    tree.rules = list(dict.fromkeys(c.rules))
     outputs = []
     for item in items:
         if isinstance(item, Moving) and item.comparison is not None:
@@ -241,88 +228,33 @@ def capture(
     )
 
 
-def _traced_twice(trace: Callable[[int], tuple[Any, Any]], numbers: Sequence[int]) -> tuple[int, Any, Any, Sizes]:
-    """(the stand-in for the size of the batch, what is traced with it, the results' shapes, what follows the batch).
+@contextmanager
+def _equality_is_a_question(batch: Any) -> Iterator[None]:
+    """JAX raises an error for most questions about a symbol, but says that it equals no number, as hashing asks so."""
+    kind: Any = type(batch)
+    answer = kind.__eq__
 
-    numbers: sizes that do not follow the batch, as far as they are known before.
-    """
-    free = fitting(PRIMES, numbers)
-    second = None
-    for prime in free:
-        jaxpr, results = trace(prime)
-        second = trace(MULTIPLE)[0] if second is None else second
-        sizes = Sizes(jaxpr, second, (prime, MULTIPLE))
-        if not any(number % prime == 0 for number in sizes.own):
-            break
-    if sizes.differs and SAFEGUARDS.batch:
-        raise CaptureError(
-            f"{place_of(sizes.different)}: from here on the model computes otherwise for {prime} examples than for "
-            f"{MULTIPLE}; a network computes each example alike, in batches of any size"
-        )
-    return prime, jaxpr, results, sizes
+    def equal(size: Any, other: Any) -> Any:
+        frame = sys._getframe(1)
+        if type(other) is int and not answer(size, other) and not is_library(frame.f_code.co_filename):
+            place = Place("", frame.f_code.co_filename, frame.f_lineno)
+            raise CaptureError(f"{place}: {SIZE_OF_BATCH} ({size} == {other})")
+        return answer(size, other)
+
+    with replacing(kind, "__eq__", equal):
+        yield
 
 
-def _refuse_other_sizes(
-    trace: Callable[[int], tuple[Any, Any]], jaxpr: Any, sizes: Sizes, prime: int, own: Sequence[int]
-) -> None:
-    """Refuses a model that computes otherwise for a number of examples about which it asks.
-
-    Args:
-        jaxpr: for `prime` examples.
-        sizes: what is known to follow the batch in it, and is refused where it is read.
-        own: sizes of the model's own.
-    """
-    if not SAFEGUARDS.batch:
-        return
-    watch = Watch(own)
-
-    def watched(examples: int) -> Any:
-        """None where the model raises an error: there it computes nothing else."""
-        plain = None
-        try:
-            # What JAX has traced it remembers: with plain numbers first, where these may give something else.
-            plain = trace(examples)[0] if watch.strict else None
-            with watching(watch, examples):
-                found = trace(examples)[0]
-            return plain or found
-        except Exception as error:  # noqa: BLE001 - whatever the model raises
-            watch.read_code(error)
-        try:
-            return plain or (trace(examples)[0] if watch.handed_out else None)
-        except Exception:  # noqa: BLE001 - as above
-            return None
-
-    # What JAX remembers of one that it has traced it does not call again.
-    watched(next(_UNUSED))
-    for asked in watch.to_try((prime, MULTIPLE)):
-        other = watched(asked.examples)
-        if other is None:
-            continue
-        found = Sizes(jaxpr, other, (prime, asked.examples))
-        if found.differs or found.leaking - sizes.leaking:
-            raise CaptureError(
-                f"{asked.place}: it asks for the number of examples, and {place_of(found.different)}, the model "
-                f"computes otherwise for {asked.examples} than for {prime}; a network computes each example alike, in "
-                "batches of any size"
-            )
-
-
-# Numbers of examples with which nothing was traced yet: primes beyond the stand-ins.
-_UNUSED = itertools.cycle(n for n in range(5003, 8000, 2) if all(n % d for d in range(3, 90, 2)))
-
-
-def _refuse_training_branches(evaluated: Any, trained: Any, examples: int) -> Set[int]:
-    """Batch norms and dropouts train by themselves, except for those whose ids are returned; all else must be the
-    same in training."""
-    sizes = Sizes(evaluated, trained, (examples, examples))
-    if not SAFEGUARDS.training or not (sizes.differs or sizes.leaking):
-        return frozenset() if sizes.differs else sizes.fixed
-    at = f"{place_of(sizes.different)}: " if sizes.different is not None else ""
-    raise CaptureError(
-        f"{at}in training the model computes otherwise than in evaluation. What trains is "
-        "captured from evaluation; batch norms and dropouts of Flax or of exactqat.qat.jax are kept, a branch is not: "
-        "write it with them, or outside of the model"
+def _fixed_in_training(evaluated: Any, trained: Any) -> Set[int]:
+    """Ids of batch norms and dropouts that evaluate in training, too. Whatever else training does otherwise, the
+    self-check finds."""
+    ours, theirs = (
+        [each for inner in jaxprs(model.jaxpr) for each in inner.eqns if each.primitive.name == "exactqat_layer"]
+        for model in (evaluated, trained)
     )
+    if [each.params["kind"] for each in ours] != [each.params["kind"] for each in theirs]:
+        return frozenset()
+    return {id(one) for one, other in zip(ours, theirs, strict=True) if not other.params["trains"]}
 
 
 def _traced(leaf: Any) -> Any:

@@ -4,27 +4,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..core.builder import Moving
 from ..core.refusals import Refused
-from .converter import LONGEST_LOOP, Converter, handles
+from ..core.sizes import Shape, Size
+from .converter import LONGEST_LOOP, Converter, Operation, handles
 from .items import Fixed, Item
 
 
 @handles("reshape")
-def _reshape(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    return c.reshape(operands[0], equation.outvars[0].aval.shape)
+def _reshape(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    return c.reshape(operands[0], operation.shape)
 
 
 @handles("squeeze", "expand_dims")
-def _squeeze(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    return _with_kept_axes(c, operands[0], tuple(equation.outvars[0].aval.shape))
+def _squeeze(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    return _with_kept_axes(c, operands[0], operation.shape)
 
 
-def _with_kept_axes(c: Converter, x: Item, shape: tuple[int, ...]) -> Item:
+def _with_kept_axes(c: Converter, x: Item, shape: Shape) -> Item:
     """A reshape; one that only puts axes of size 1 back where a reduction dropped them is the reduction's own."""
     for kind in ("sum", "amax", "amin", "mean"):
         made = c.made_from(x, kind)
@@ -38,9 +40,9 @@ def _with_kept_axes(c: Converter, x: Item, shape: tuple[int, ...]) -> Item:
 
 
 @handles("broadcast_in_dim")
-def _broadcast(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    x, shape = operands[0], tuple(equation.outvars[0].aval.shape)
-    places = equation.params["broadcast_dimensions"]
+def _broadcast(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    x, shape = operands[0], operation.shape
+    places = operation.params["broadcast_dimensions"]
     if x.comparison is not None:
         return x if x.shape == shape else _refuse("truth values repeated")
     sizes = [1] * len(shape)
@@ -57,19 +59,19 @@ def _refuse(reason: str) -> Any:
 
 
 @handles("transpose")
-def _transpose(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    return c.permute(operands[0], equation.params["permutation"])
+def _transpose(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    return c.permute(operands[0], operation.params["permutation"])
 
 
 @handles("rev")
-def _reverse(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _reverse(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     (x,) = operands
-    return c.flip(x, [int(axis) for axis in equation.params["dimensions"]])
+    return c.flip(x, [int(axis) for axis in operation.params["dimensions"]])
 
 
 @handles("slice")
-def _slice(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    (x,), params = operands, equation.params
+def _slice(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    (x,), params = operands, operation.params
     strides = params["strides"] or (1,) * x.rank
     for axis, bounds in enumerate(zip(params["start_indices"], params["limit_indices"], strides, strict=True)):
         x = c.cut(x, axis, *bounds)
@@ -77,117 +79,146 @@ def _slice(c: Converter, equation: Any, operands: list[Any]) -> Item:
 
 
 @handles("dynamic_slice")
-def _dynamic_slice(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _dynamic_slice(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     x, *starts = operands
     if not isinstance(x, Moving):
         raise Refused("where it cuts depends on the input")
-    for axis, (start, size) in enumerate(zip(starts, equation.params["slice_sizes"], strict=True)):
-        if size == x.shape[axis]:
-            continue
-        values = start.values if isinstance(start, Fixed) else None
-        if values is None:
-            raise Refused("where it cuts is not fixed")
-        first = min(max(int(values), 0), x.shape[axis] - size)
-        x = c.cut(x, axis, first, first + size)
+    numbers = [start.values if isinstance(start, Fixed) else None for start in starts]
+    sizes = operation.params["slice_sizes"]
+    if any(
+        each is None and size != x.shape[axis] for axis, (each, size) in enumerate(zip(numbers, sizes, strict=True))
+    ):
+        raise Refused("where it cuts is not fixed")
+    return _part(c, x, [0 if each is None else each for each in numbers], sizes)
+
+
+def _part(c: Converter, x: Moving, starts: Sequence[Any], sizes: Sequence[Size]) -> Moving:
+    """So much of each axis, from these places on; places too far along are moved back, as JAX does."""
+    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        if size != x.shape[axis]:
+            if axis == c.batch_axis(x.shape):
+                raise Refused("it takes examples out of the batch")
+            first = min(max(int(start), 0), x.shape[axis] - size)
+            x = c.cut(x, axis, first, first + size)
     return x
 
 
 @handles("split")
-def _split(c: Converter, equation: Any, operands: list[Any]) -> Any:
-    (x,), axis, start, parts = operands, int(equation.params["axis"]), 0, []
-    for size in equation.params["sizes"]:
+def _split(c: Converter, operation: Operation, operands: list[Any]) -> Any:
+    (x,), axis, start, parts = operands, int(operation.params["axis"]), 0, []
+    for size in operation.params["sizes"]:
         parts.append(c.cut(x, axis, start, start + int(size)))
         start += int(size)
     return parts
 
 
 @handles("concatenate")
-def _concatenate(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    return c.join(operands, int(equation.params["dimension"]))
+def _concatenate(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    return c.join(operands, int(operation.params["dimension"]))
 
 
 @handles("stack")
-def _stack(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    return c.stacked(operands, int(equation.params["axis"]))
+def _stack(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    return c.stacked(operands, int(operation.params["axis"]))
 
 
 @handles("tile")
-def _tile(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _tile(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     (x,) = operands
-    for axis, count in enumerate(equation.params["reps"]):
+    for axis, count in enumerate(operation.params["reps"]):
         if count != 1:
             x = c.join([x] * count, axis)
     return x
 
 
 @handles("pad")
-def _pad(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _pad(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     x, value = operands
     if not isinstance(x, Moving) or not isinstance(value, Fixed) or value.number is None:
         raise Refused("what it pads with is no number")
-    config = [tuple(map(int, entry)) for entry in equation.params["padding_config"]]
+    config = [tuple(map(int, entry)) for entry in operation.params["padding_config"]]
     if any(inner for *_, inner in config):
         raise Refused("with values in between; use a transposed convolution")
     padding = tuple((before, after) for before, after, _ in config)
     if any(padding[c.batch_axis(x.shape)]):
         raise Refused("it adds examples to the batch")
-    shape = equation.outvars[0].aval.shape
+    shape = operation.shape
     return c.emit("pad", [x], shape, x.dtype, padding=padding, mode="constant", value=value.number)
 
 
 @handles("gather")
-def _gather(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _gather(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     """Fixed places of one axis, as `x[:, indices]` and `jnp.take` ask for them."""
     x, indices = operands
-    numbers = equation.params["dimension_numbers"]
+    numbers = operation.params["dimension_numbers"]
     if isinstance(x, Fixed) and isinstance(indices, Moving):
-        return _looked_up(c, equation, x, indices)
+        return _looked_up(c, operation, x, indices)
     values = indices.values if isinstance(indices, Fixed) else None
     if not isinstance(x, Moving) or values is None:
         raise Refused("its indices depend on the input; look up rows of a fixed table")
-    if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
-        raise Refused("with several lists of indices; take them one after the other")
-    axis = int(numbers.start_index_map[0])
-    sizes = tuple(equation.params["slice_sizes"])
-    others = [size for at, size in enumerate(sizes) if at != axis]
-    if others != [size for at, size in enumerate(x.shape) if at != axis] or axis == c.batch_axis(x.shape):
+    if numbers.operand_batching_dims:
+        raise Refused(_SEVERAL_LISTS)
+    sizes, shape = operation.params["slice_sizes"], operation.shape
+    if values.ndim == 1:
+        starts = dict(zip(numbers.start_index_map, values, strict=True))
+        return c.reshape(_part(c, x, [starts.get(axis, 0) for axis in range(x.rank)], sizes), shape)
+    wanted = [1 if axis in numbers.start_index_map else size for axis, size in enumerate(x.shape)]
+    if list(sizes) != wanted or set(numbers.start_index_map) != set(numbers.collapsed_slice_dims):
         raise Refused("")
-    chosen = np.clip(values[..., 0], 0, x.shape[axis] - sizes[axis]).astype(int)
-    shape = tuple(equation.outvars[0].aval.shape)
-    if axis not in numbers.collapsed_slice_dims:
-        if chosen.size != 1:
-            raise Refused("")
-        first = int(chosen.reshape(()))
-        return c.reshape(c.cut(x, axis, first, first + sizes[axis]), shape)
-    if sizes[axis] != 1:
-        raise Refused("")
-    wide = list(x.shape)
-    wide[axis] = chosen.size
-    flat = tuple(int(each) for each in chosen.reshape(-1))
-    taken = c.emit("gather", [x], wide, x.dtype, axis=axis, indices=flat)
-    # The axes of the indices stand where no axis of the slice does.
-    places = [at for at in range(len(shape)) if at not in numbers.offset_dims]
-    if places != list(range(axis, axis + chosen.ndim)):
-        moved = [at for at in range(x.rank) if at != axis]
-        moved.insert(places[0] if places else axis, axis)
-        return c.reshape(c.permute(taken, moved), shape)
-    return c.reshape(taken, shape)
+    return _taken(c, x, values, numbers, shape)
 
 
-def _looked_up(c: Converter, equation: Any, table: Fixed, indices: Moving) -> Item:
+_SEVERAL_LISTS = "with several lists of indices; take them one after the other"
+
+
+def _taken(c: Converter, x: Moving, places: np.ndarray, numbers: Any, shape: Shape) -> Item:
+    """Places along some axes, each of one axis with each of the others. places: [*new axes, axes of x]."""
+    owners: dict[int, int] = {}  # of the new axes: the axis of x whose places they hold
+    for at, axis in enumerate(numbers.start_index_map):
+        places_here = places[..., at]
+        new_axes = [dim for dim, size in enumerate(places_here.shape) if size > 1]
+        if places.shape[-1] > 1:
+            new_axes = [dim for dim in new_axes if (places_here != places_here.take([0], dim)).any()]
+        if owners.keys() & set(new_axes) or axis == c.batch_axis(x.shape):
+            raise Refused(_SEVERAL_LISTS)
+        owners |= dict.fromkeys(new_axes, int(axis))
+        chosen = places_here[tuple(slice(None) if dim in new_axes else 0 for dim in range(places_here.ndim))]
+        x = _along(c, x, int(axis), np.clip(chosen, 0, x.shape[axis] - 1).astype(int).reshape(-1))
+    whole = iter([axis for axis in range(x.rank) if axis not in numbers.collapsed_slice_dims])
+    new = iter(range(places.ndim - 1))
+    order = [next(whole) if at in numbers.offset_dims else owners.get(next(new), -1) for at in range(len(shape))]
+    # Several axes of places next to one another are one axis of x until it is reshaped.
+    kept = [axis for at, axis in enumerate(order) if axis >= 0 and (at == 0 or order[at - 1] != axis)]
+    alone = [axis for axis in range(x.rank) if axis not in kept]
+    if len(set(kept)) < len(kept) or any(x.shape[axis] != 1 for axis in alone):
+        raise Refused(_SEVERAL_LISTS)
+    return c.reshape(c.permute(x, [*kept, *alone]), shape)
+
+
+def _along(c: Converter, x: Moving, axis: int, chosen: np.ndarray) -> Moving:
+    """These places of an axis."""
+    steps = np.diff(chosen)
+    if len(chosen) == 1 or (steps[0] > 0 and (steps == steps[0]).all()):
+        step = int(steps[0]) if len(steps) else 1
+        return c.cut(x, axis, int(chosen[0]), min(int(chosen[0]) + len(chosen) * step, x.shape[axis]), step)
+    wide = [len(chosen) if at == axis else size for at, size in enumerate(x.shape)]
+    return c.emit("gather", [x], wide, x.dtype, axis=axis, indices=tuple(map(int, chosen)))
+
+
+def _looked_up(c: Converter, operation: Operation, table: Fixed, indices: Moving) -> Item:
     """Rows of a table by integers that the network is given."""
-    numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
+    numbers, sizes = operation.params["dimension_numbers"], tuple(operation.params["slice_sizes"])
     alone = _rows_alone(c, indices)
     if alone is not None and sizes == (1, *table.shape[1:]) and not numbers.collapsed_slice_dims:
         # `jax.vmap` of one row.
-        given, shape = c.before_reshape(alone, alone.shape[:-1]), tuple(equation.outvars[0].aval.shape)
+        given, shape = c.before_reshape(alone, alone.shape[:-1]), operation.shape
         made = _embedded(c, table, given)
         return c.reshape(made, shape)
     rows = numbers.start_index_map == (0,) and numbers.collapsed_slice_dims == (0,) and sizes[1:] == table.shape[1:]
     places = tuple(range(indices.rank - 1, indices.rank - 1 + len(sizes) - 1))
     if not rows or sizes[0] != 1 or numbers.offset_dims != places or numbers.operand_batching_dims:
         raise Refused("its indices depend on the input and are not those of rows")
-    shape = tuple(equation.outvars[0].aval.shape)
+    shape = operation.shape
     made = _embedded(c, table, c.before_reshape(indices, indices.shape[:-1]))
     return c.reshape(made, shape)
 
@@ -211,13 +242,13 @@ def _rows_alone(c: Converter, indices: Moving) -> Moving | None:
 
 
 @handles("scan")
-def _scan(c: Converter, equation: Any, operands: list[Any]) -> Any:
+def _scan(c: Converter, operation: Operation, operands: list[Any]) -> Any:
     """A loop of a fixed number of rounds, unrolled."""
-    params = equation.params
+    params = operation.params
     length, rounds = int(params["length"]), params["jaxpr"]
     constants, carried = int(params["num_consts"]), int(params["num_carry"])
     if not any(isinstance(each, Moving) for each in operands):
-        return c._fixed(equation, operands, [variable.aval for variable in equation.outvars])
+        return c.fixed(operation, operands)
     if length > LONGEST_LOOP:
         raise Refused(f"over {length} rounds; at most {LONGEST_LOOP} are unrolled")
     fixed, carry = operands[:constants], list(operands[constants : constants + carried])
@@ -241,19 +272,19 @@ def _entry(c: Converter, item: Item, at: int) -> Item:
 
 
 @handles("while")
-def _while(c: Converter, equation: Any, operands: list[Any]) -> Any:
+def _while(c: Converter, operation: Operation, operands: list[Any]) -> Any:
     if not any(isinstance(each, Moving) for each in operands):
-        return c._fixed(equation, operands, [variable.aval for variable in equation.outvars])
+        return c.fixed(operation, operands)
     raise Refused("a loop whose rounds are not counted; use jax.lax.scan")
 
 
 @handles("cond")
-def _cond(c: Converter, equation: Any, operands: list[Any]) -> Any:
+def _cond(c: Converter, operation: Operation, operands: list[Any]) -> Any:
     index, *arguments = operands
     values = index.values if isinstance(index, Fixed) else None
     if values is None:
         if not any(isinstance(each, Moving) for each in operands):
-            return c._fixed(equation, operands, [variable.aval for variable in equation.outvars])
+            return c.fixed(operation, operands)
         raise Refused("which branch is taken is not fixed")
-    branches = equation.params["branches"]
+    branches = operation.params["branches"]
     return c.inline(branches[min(max(int(values), 0), len(branches) - 1)], arguments)

@@ -3,48 +3,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
-
-import jax
-import numpy as np
 
 from ..core.builder import Moving
 from ..core.products import cumulative_sum
 from ..core.refusals import Refused
 from ..core.windows import windows
-from .converter import Converter, handles
+from .converter import Converter, Operation, handles
 from .items import Item
 
 _REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}
 
 
 @handles(*_REDUCTIONS)
-def _reduce(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _reduce(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     (x,) = operands
-    axes = tuple(int(axis) for axis in equation.params["axes"])
+    axes = tuple(int(axis) for axis in operation.params["axes"])
     if not axes:
         return x
     if c.batch_axis(x.shape) in axes:
         raise Refused("it mixes the examples of a batch; batch norm needs its form for evaluation")
-    shape = equation.outvars[0].aval.shape
-    return c.emit(_REDUCTIONS[equation.primitive.name], [x], shape, axes=axes, keep_dims=False)
+    shape = operation.shape
+    return c.emit(_REDUCTIONS[operation.name], [x], shape, axes=axes, keep_dims=False)
 
 
 @handles("cumsum")
-def _cumulative_sum(c: Converter, equation: Any, operands: list[Any]) -> Any:
-    return cumulative_sum(c, operands[0], int(equation.params["axis"]), bool(equation.params["reverse"]))
+def _cumulative_sum(c: Converter, operation: Operation, operands: list[Any]) -> Any:
+    return cumulative_sum(c, operands[0], int(operation.params["axis"]), bool(operation.params["reverse"]))
 
 
 @handles("argmax")
-def _largest(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    (x,), axes = operands, equation.params["axes"]
-    shape = equation.outvars[0].aval.shape
-    return c.emit("argmax", [x], shape, equation.params["index_dtype"], axis=int(axes[0]), keep_dims=False)
+def _largest(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    (x,), axes = operands, operation.params["axes"]
+    shape = operation.shape
+    return c.emit("argmax", [x], shape, operation.params["index_dtype"], axis=int(axes[0]), keep_dims=False)
 
 
-def _window(c: Converter, equation: Any, x: Moving) -> tuple[int, dict[str, Any]]:
+def _window(c: Converter, operation: Operation, x: Moving) -> tuple[int, dict[str, Any]]:
     """The axis of the channels, and a pool's attributes."""
-    params = equation.params
+    params = operation.params
     sides, strides, padding = (params[name] for name in ("window_dimensions", "window_strides", "padding"))
     if any(each != 1 for each in params["base_dilation"]):
         raise Refused("with values in between")
@@ -63,33 +61,22 @@ def _window(c: Converter, equation: Any, x: Moving) -> tuple[int, dict[str, Any]
 _WINDOWS = ("window_dimensions", "window_strides", "window_dilation", "base_dilation", "padding")
 
 
-class _Equation:
-    """An equation of a window, with other axes."""
-
-    def __init__(self, equation: Any, params: dict[str, Any], shape: tuple[int, ...]) -> None:
-        self.primitive, self.params = equation.primitive, params
-        self.outvars = [_Variable(shape)]
-
-
-class _Variable:
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.aval = jax.ShapeDtypeStruct(shape, np.float32)
-
-
 def _without_single_axes(pool: Any) -> Any:
     """Axes of size 1 that a window leaves alone are no axes of the pool: Equinox pools one example with one more."""
 
-    def handler(c: Converter, equation: Any, operands: list[Any]) -> Item:
-        x, params, shape = operands[0], equation.params, tuple(equation.outvars[0].aval.shape)
+    def handler(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+        x, params, shape = operands[0], operation.params, operation.shape
         sizes, windows = x.shape, params["window_dimensions"]
         alone = [axis for axis in range(1, x.rank) if sizes[axis] == shape[axis] == windows[axis] == 1]
         extra = alone[: max(0, x.rank - 4)]
         if not extra:
-            return pool(c, equation, operands)
+            return pool(c, operation, operands)
         kept = [axis for axis in range(x.rank) if axis not in extra]
         fewer = {**params, **{name: tuple(params[name][axis] for axis in kept) for name in _WINDOWS if name in params}}
         smaller = c.reshape(x, [sizes[axis] for axis in kept])
-        made = pool(c, _Equation(equation, fewer, tuple(shape[axis] for axis in kept)), [smaller, *operands[1:]])
+        made = pool(
+            c, replace(operation, params=fewer, shapes=(tuple(shape[axis] for axis in kept),)), [smaller, *operands[1:]]
+        )
         return c.reshape(made, shape)
 
     return handler
@@ -97,19 +84,19 @@ def _without_single_axes(pool: Any) -> Any:
 
 @handles("reduce_window_max")
 @_without_single_axes
-def _max_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _max_pool(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     x = operands[0]
-    channel_axis, how = _window(c, equation, x)
-    return c.emit("max_pool", [x], equation.outvars[0].aval.shape, channel_axis=channel_axis, **how)
+    channel_axis, how = _window(c, operation, x)
+    return c.emit("max_pool", [x], operation.shape, channel_axis=channel_axis, **how)
 
 
 @handles("reduce_window_sum")
 @_without_single_axes
-def _sum_pool(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _sum_pool(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     """A mean whose divisor is 1; the division that mostly follows makes it a plain mean."""
     x = operands[0]
-    channel_axis, how = _window(c, equation, x)
+    channel_axis, how = _window(c, operation, x)
     if any(each != 1 for each in how.pop("dilations")):
         raise Refused("with dilation")
     how |= {"over": (0,) * len(how["window"]), "count_include_pad": True, "divisor": 1}
-    return c.emit("avg_pool", [x], equation.outvars[0].aval.shape, channel_axis=channel_axis, **how)
+    return c.emit("avg_pool", [x], operation.shape, channel_axis=channel_axis, **how)

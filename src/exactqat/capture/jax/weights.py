@@ -12,14 +12,14 @@ from ..core.builder import Moving
 from ..core.products import of_two, with_weight
 from ..core.refusals import Refused
 from ..core.windows import windows
-from .converter import Converter, handles
+from .converter import Converter, Operation, handles
 from .items import Fixed, Item
 
 
 @handles("conv_general_dilated")
-def _convolution(c: Converter, equation: Any, operands: list[Any]) -> Item:
+def _convolution(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     x, kernel = operands
-    params = equation.params
+    params = operation.params
     numbers = params["dimension_numbers"]
     if not isinstance(kernel, Fixed) or not isinstance(x, Moving):
         raise Refused("its kernel depends on the input; the device's weights are fixed")
@@ -35,7 +35,7 @@ def _convolution(c: Converter, equation: Any, operands: list[Any]) -> Item:
         raise Refused("over the batch")
     rhs = tuple(int(axis) for axis in numbers.rhs_spec)
     out_batch, out_channels, *out_spatial = (int(axis) for axis in numbers.out_spec)
-    traced = equation.outvars[0].aval.shape
+    traced = operation.shape
     shape = [0] * len(traced)
     shape[0], shape[channel_axis] = traced[out_batch], traced[out_channels]
     for here, there in zip(spatial, out_spatial, strict=True):
@@ -100,8 +100,8 @@ def _transposed(
 
 
 @handles("dot_general")
-def _product(c: Converter, equation: Any, operands: list[Any]) -> Item:
-    contracted, batched = equation.params["dimension_numbers"]
+def _product(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+    contracted, batched = operation.params["dimension_numbers"]
     for x, weight, x_axes, weight_axes in zip(operands, operands[::-1], contracted, contracted[::-1], strict=True):
         if isinstance(weight, Fixed) and not batched[0]:
             made = with_weight(c, x, [int(axis) for axis in x_axes], weight, weight_axes, c.module_of(weight))

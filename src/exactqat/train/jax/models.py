@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from ...capture.core.refusals import CaptureError
-from ...capture.core.safeguards import SAFEGUARDS
 from ...capture.jax.layers import capturing
 from ...capture.jax.model import named_leaves
 from .moving_averages import MovingAverages
@@ -72,7 +71,7 @@ def in_training(known: UserModel) -> Callable[..., Any]:
             for name, leaf in zip(known.names, leaves, strict=True)
             if after[name] is not leaf and not jnp.issubdtype(after[name].dtype, jnp.unsignedinteger)
         ]
-        if changed and SAFEGUARDS.training:
+        if changed:
             raise CaptureError(
                 f"in training the model changes '{changed[0]}' by itself; of what is not trained only the statistics "
                 "of batch norms (Flax's, of one axis of features, or exactqat.qat.jax.batch_norm) follow training: "

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...capture.core.refusals import first_line
+from ...capture.jax.converter import bound, jaxprs
 from ...capture.jax.layers import context_of_its_own, replacing
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
 from ...planning.masks import hides
@@ -157,22 +158,12 @@ def _results(results: Any) -> dict[str, Any]:
 
 def _refuse_halves(jaxpr: Any) -> None:
     """A model that computes in half precision rounds differently than its network, which trains in float32."""
-    for inner in _jaxprs(jaxpr.jaxpr):
+    for inner in jaxprs(jaxpr.jaxpr):
         for equation in inner.eqns:
             for variable in equation.outvars:
                 dtype = getattr(variable.aval, "dtype", None)
                 if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
                     raise CannotRun(f"nothing but computes in {dtype}, and its network in float32")
-
-
-def _jaxprs(jaxpr: Any) -> Iterator[Any]:
-    yield jaxpr
-    for equation in jaxpr.eqns:
-        for value in equation.params.values():
-            for each in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(each, "jaxpr", each)
-                if hasattr(inner, "eqns"):
-                    yield from _jaxprs(inner)
 
 
 def _layers(function: Callable[..., Any], *args: Any) -> dict[str, np.ndarray]:
@@ -190,8 +181,6 @@ def _layers(function: Callable[..., Any], *args: Any) -> dict[str, np.ndarray]:
             given = [read(each) for each in equation.invars]
             inner = next((equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params), None)
             if equation.primitive.name in ("scan", "while", "cond") or inner is None:
-                from ...capture.jax.converter import bound
-
                 results = bound(equation.primitive, equation.params, given)
             else:
                 results = run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), given)
@@ -222,7 +211,10 @@ def compare_with_original(
 ) -> Proof:
     """Runs the user's model alongside the prepared one; see `proof`."""
     sides = _Sides(model, prepared)
-    return prove(sides, _trials(sides, prepared))
+    proof = prove(sides, _trials(sides, prepared))
+    if proof.refusal and sides.tree.rules:
+        proof.refusal += f". Gradient rules of the user's own are not read: those of {', '.join(sides.tree.rules)}"
+    return proof
 
 
 def _trials(sides: _Sides, prepared: Prepared) -> list[Trial]:
