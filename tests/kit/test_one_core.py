@@ -124,11 +124,14 @@ def test_freeze_moves_learned_ranges_in_jax_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pretrained", [False, True])
 @pytest.mark.parametrize("framework", ["jax", "keras"])
-def test_unsettled_statistics_are_named(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsettled_statistics_are_named(framework: str, pretrained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that a checkpoint brought, which need not keep a count of batches."""
     random = np.random.default_rng(0)
     x = random.standard_normal((16, 8)).astype(np.float32)
-    norm = {name: np.full(6, value, np.float32) for name, value in (("mean", 0), ("var", 1), ("scale", 1), ("bias", 0))}
+    pairs = (("mean", 0), ("var", 4 if pretrained else 1), ("scale", 1), ("bias", 0))
+    norm = {name: np.full(6, value, np.float32) for name, value in pairs}
     if framework == "jax":
 
         def network(p: Any, x: Any) -> Any:
@@ -150,7 +153,9 @@ def test_unsettled_statistics_are_named(framework: str, monkeypatch: pytest.Monk
         keras = pytest.importorskip("keras")
         inputs = keras.Input((8,))
         made = keras.layers.BatchNormalization(momentum=0.9)(keras.layers.Dense(6, use_bias=False)(inputs))
-        model = qat.keras.prepare(keras.Model(inputs, made))
+        network = keras.Model(inputs, made)
+        network.layers[-1].moving_variance.assign(norm["var"])
+        model = qat.keras.prepare(network)
         qat.keras.calibrate(model, [x])
 
         def train(steps: int) -> None:
@@ -158,6 +163,8 @@ def test_unsettled_statistics_are_named(framework: str, monkeypatch: pytest.Monk
                 model(x, training=True)
 
         def freeze() -> None:
+            if pretrained:
+                return qat.keras.freeze(model)
             config, weights = model.get_config(), model.get_weights()
             again = type(model).from_config(config)
             again.set_weights(weights)
@@ -167,6 +174,10 @@ def test_unsettled_statistics_are_named(framework: str, monkeypatch: pytest.Monk
         warnings.simplefilter("error", qat.UnsettledStatisticsWarning)
         freeze()  # ranges were measured with these very statistics
     train(3)
+    if pretrained:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", qat.UnsettledStatisticsWarning)
+            return freeze()
     with pytest.warns(qat.UnsettledStatisticsWarning, match="73%.* 3 training batches at momentum 0.1"):
         freeze()
     train(20)

@@ -655,7 +655,8 @@ def test_statistics_that_are_not_settled_are_named_and_ranges_can_be_made_to_fit
 
 
 @pytest.mark.parametrize(
-    ("momentum", "batches", "variance"), [(0.05, 0, 1.0), (0.05, 40, 1.0), (0.95, 1, 1.0), (0.05, 3, 0.01)]
+    ("momentum", "batches", "variance"),
+    [(0.05, 0, 1.0), (0.05, 40, 1.0), (0.95, 1, 1.0), (0.05, 3, 0.01), (0.05, 3, 4)],
 )
 def test_statistics_that_are_settled_are_frozen_without_a_word(
     momentum: float, batches: int, variance: float, recwarn: pytest.WarningsRecorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,21 @@ class Settling(NamedTuple):
     batches: int
     trained: int
     variance: np.ndarray
+
+
+def fresh_norms(plan: Plan, tensors: Mapping[str, Any]) -> frozenset[str]:
+    """Paths of layers whose batch norms' running statistics are the 0 and 1 that they begin with (Haiku's: 0 and 0).
+
+    tensors: the network's parameters and variables, by name; arrays of any framework.
+    """
+    norms = {step.path: step.weights.batch_norm for step in plan.steps if step.weights is not None}
+    return frozenset(
+        path
+        for path, norm in norms.items()
+        if norm is not None
+        and not bool((tensors[norm.mean] != 0).any())
+        and bool((tensors[norm.variance] == (0.0 if norm.debiased else 1.0)).all())
+    )
 
 
 def warn_of_unsettled(norms: Iterable[Settling]) -> None:

@@ -32,7 +32,7 @@ from ...planning.plans import (
 from . import primitives_numpy
 from .accumulators import LayerNumbers, moved_constants
 from .arrays import ENDS, Arrays, Mode, Tree, is_learned, weights_of
-from .freezing import Settling, move_ranges, warn_of_unsettled
+from .freezing import Settling, fresh_norms, move_ranges, warn_of_unsettled
 from .frozen import DeviceNetwork, DeviceStep
 from .primitives import FunctionalPrimitives
 from .ranges import (
@@ -71,6 +71,8 @@ class Functional:
         self._layer_numbers: LayerNumbers | None = None
         # Constants that are the user's arrays, perhaps transposed; known once `initial` has seen these.
         self.moved: frozenset[str] = frozenset()
+        # Layers whose batch norms had seen nothing when the network was prepared.
+        self.fresh_norms: frozenset[str] = frozenset()
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
         self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
@@ -126,7 +128,7 @@ class Functional:
     def _settling(self, ranges: Tree, tensors: Mapping[str, Any]) -> Iterator[Settling]:
         for step in self.plan.steps:
             norm = None if step.weights is None else step.weights.batch_norm
-            if norm is not None and norm.training:
+            if norm is not None and norm.training and step.path in self.fresh_norms:
                 trained = int(ranges[step.grid]["trained"])
                 batches = int(tensors[norm.counter]) if norm.counter else trained
                 momentum = None if norm.debiased else norm.momentum  # from the first batch on nothing is left of the 0
@@ -236,6 +238,7 @@ class Functional:
         """NumPy arrays to begin with; `tensors` are the user's."""
         arrays = Arrays(dict(tensors))
         self.moved = moved_constants(self, tensors)
+        self.fresh_norms = fresh_norms(self.plan, tensors)
         for name, grid in self.grids.items():
             rule = grid.rule
             low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)

@@ -28,6 +28,7 @@ from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, Plan
 from ..core import batches as loading
 from ..core.arrays import Arrays, weights_of
 from ..core.frameworks import elsewhere
+from ..core.freezing import fresh_norms
 from ..core.functional import Functional
 from ..core.run_steps import attributes_of
 from ..core.steps import folded_weight
@@ -114,6 +115,7 @@ class PreparedModel(Owner):
             if isinstance(step, WeightedLayer) and step.batch_norm is not None:
                 counted = step.batch_norm.tensors().batches
                 self._counted[path] = 0 if counted is None else int(counted)
+        self._core.fresh_norms = fresh_norms(plan, tensors)
         for module in self.modules():
             if isinstance(module, Owner):
                 module.close()
