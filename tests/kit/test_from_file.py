@@ -5,6 +5,7 @@ original file; what is written after it is what training computed."""
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -349,13 +350,30 @@ def test_what_cannot_stay_as_it_is_is_named(graph: object, words: str) -> None:
 def test_a_file_decides_its_grids() -> None:
     graph = small()
     rules = [Rule(weight_bits=4)]
-    for wrong in ({"rules": rules}, {"example": np.zeros((1, 4))}, {"keep_final_activation": True}):
+    for wrong in ({"rules": rules}, {"example": np.zeros((1, 4))}, {"deployable": False}):
         with pytest.raises(TypeError, match=f"{next(iter(wrong))} is not for a Graph"):
             qat.prepare(graph, **wrong)
     model = qat.prepare(graph, device="micro")
     assert model.profile == "micro"
     with pytest.raises(TypeError, match="the file's inputs are x; got"):
         model(torch.zeros(1, 4), torch.zeros(1, 4))
+
+
+def test_a_final_softmax_of_a_file_stays_and_is_named() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(-1))
+    model = qat.prepare(network, torch.randn(2, 4), device="micro", keep_final_activation=True)
+    qat.calibrate(model, [torch.randn(8, 4)])
+    qat.freeze(model)
+    graph = deploy.lower(model.eval())
+    with pytest.warns(qat.FinalActivationWarning, match="ends with SOFTMAX.*takes probabilities"):
+        again = qat.prepare(graph, device="micro")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", qat.FinalActivationWarning)
+        again = qat.prepare(graph, device="micro", keep_final_activation=True)
+        qat.prepare(small(), keep_final_activation=False)  # it has none
+    assert torch.allclose(again(torch.randn(4, 4)).sum(1), torch.ones(4), atol=0.02)
+    with pytest.raises(TypeError, match="keep_final_activation=False is not for this file: it ends with SOFTMAX"):
+        qat.prepare(graph, keep_final_activation=False)
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,7 +384,9 @@ def test_the_first_matching_rule_decides_and_unused_ones_are_reported() -> None:
         model = qat.prepare(Residual(), images(), rules)
     texts = [str(warning.message) for warning in caught]
     assert [("classfier" in text, "'stem'" in text) for text in texts] == [(True, False), (False, True)]
-    assert "matches no layer" in texts[0] and "earlier rules already match stem" in texts[1]
+    assert (
+        "matches no layer; names near it: 'classifier'" in texts[0] and "earlier rules already match stem" in texts[1]
+    )
     assert model.unused_rules == texts
     bits = {
         path: layer.weight_quantizer.rule.weight_bits

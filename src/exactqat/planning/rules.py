@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
+
+from ..display import listed
 
 # How a range is determined; see `Rule`.
 RangePolicy = Literal["ema", "last_batch", "percentile", "min_max", "learned", "fixed"]
@@ -138,6 +141,7 @@ class RuleBook:
         self.rules = checked_rules(rules)
         self._decided: dict[int, list[str]] = {position: [] for position in range(len(self.rules))}
         self._shadowed: dict[int, set[str]] = {position: set() for position in range(len(self.rules))}
+        self._paths: dict[str, None] = {}
 
     def find(self, path: str, owner: str = "") -> Rule:
         """The first rule that matches `path`, or its `owner`: the layer that `path` is a part or another call of.
@@ -146,6 +150,7 @@ class RuleBook:
             ValueError: no rule matches; a layer without settings cannot be quantized.
         """
         chosen: int | None = None
+        self._paths[path] = None
         for position, rule in enumerate(self.rules):
             if fnmatchcase(path, rule.match) or (owner and fnmatchcase(owner, rule.match)):
                 if chosen is None:
@@ -164,8 +169,14 @@ class RuleBook:
         for position, rule in enumerate(self.rules):
             if not self._decided[position]:
                 shadowed = sorted(self._shadowed[position])
-                why = (
-                    f"earlier rules already match {', '.join(shadowed)}" if shadowed else "its pattern matches no layer"
-                )
+                why = f"earlier rules already match {', '.join(shadowed)}" if shadowed else self._no_layer(rule.match)
                 sentences.append(f"rules[{position}] (match={rule.match!r}) has no effect: {why}")
         return sentences
+
+    def _no_layer(self, pattern: str) -> str:
+        """Why a pattern matches nothing, with the names of layers that may be meant."""
+        word = pattern.strip("*?.")
+        inside = [path for path in self._paths if word and (word in path or path in word)]
+        near = list(dict.fromkeys([*inside, *get_close_matches(word, self._paths)]))
+        names = listed([repr(path) for path in near or self._paths], 5)
+        return f"its pattern matches no layer; {'names near it' if near else 'the layers'}: {names}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -21,10 +22,11 @@ from ..deploy.lower import Lowering
 from ..deploy.runtimes.onnxruntime import in_real_numbers
 from ..deploy.simulate import simulate
 from ..deploy.trainable import compare_in_float, compare_with_file, trainable
-from ..device import DEFAULT_PROFILE, Refusal
+from ..device import DEFAULT_PROFILE, OPERATORS, Refusal
 from ..device.profile import ONNXRUNTIME_X86
 from ..display import shortened
-from ..planning import UnsupportedOperator, plan, warn_of_plan
+from ..planning import FinalActivationWarning, UnsupportedOperator, plan, warn_of_plan
+from ..planning.callers import users_line
 from ..planning.plans import Numbers, Plan
 from ..planning.rules import Rule, checked_rules
 from .core.functional import Functional
@@ -32,6 +34,8 @@ from .core.trained import TrainedNetwork
 from .onnx_grids import closed, compare_with_onnx, on_its_grids
 
 _DEFAULT_RULES = (Rule(),)
+# Functions that a loss usually takes the operand of.
+_FINAL_ACTIVATIONS = ("softmax", "log_softmax", "sigmoid")
 
 
 @contextmanager
@@ -84,6 +88,11 @@ class OpenedFile:
             made = trainable(graph)
             self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it is in real numbers, without grids of its own."""
+        return self._float is not None
+
     @classmethod
     def of_content(cls, content: bytes) -> OpenedFile:
         """The inverse of `content`."""
@@ -100,10 +109,13 @@ class OpenedFile:
         deployable: bool = True,
         keep_final_activation: bool | None = None,
     ) -> Plan:
-        """What the device runs; rules and what follows are for a file in float32.
+        """What the device runs; rules and `deployable` are for a file in float32.
+
+        Warns (FinalActivationWarning) of a file in integers that ends with a softmax or the like, unless
+        `keep_final_activation` is True.
 
         Raises:
-            TypeError: they are given for a file in integers.
+            TypeError: they are given for a file in integers, or it is to leave out the softmax that it ends with.
             UnsupportedOperator: a part of it cannot run on the device; every such part is named.
         """
         rules = tuple(checked_rules(rules))
@@ -114,12 +126,35 @@ class OpenedFile:
         given = {
             "rules": rules != _DEFAULT_RULES,
             "deployable": not deployable,
-            "keep_final_activation": bool(keep_final_activation),
         }
         for name, changed in given.items():
             if changed:
                 raise TypeError(f"{name} is not for a Graph in integers: a file says itself on which grids it computes")
+        self._check_end(keep_final_activation)
         return self._plan
+
+    def _check_end(self, keep_final_activation: bool | None) -> None:
+        """Refuses to leave out the final activation of a file in integers; warns of it if nothing is said."""
+        ends = [step for step in self._plan.steps if step.path in self._plan.device_outputs and step.kind]
+        said = ", ".join(
+            f"{end.kind} ('{shortened(end.path)}')"
+            for end in ends
+            if OPERATORS[end.kind].float_kind in _FINAL_ACTIVATIONS
+        )
+        if not said or keep_final_activation:
+            return
+        if keep_final_activation is False:
+            raise TypeError(
+                f"keep_final_activation=False is not for this file: it ends with {said}, which it computes in "
+                "integers. Train what it returns, probabilities for instance with a loss that takes their logarithm"
+            )
+        warnings.warn(
+            f"the file ends with {said}, and the model returns what that gives. A loss that takes logits, such as "
+            "cross entropy, would compute it once more: train with one that takes probabilities. "
+            "keep_final_activation=True says that this is meant",
+            FinalActivationWarning,
+            stacklevel=users_line(),
+        )
 
     def compare(self, network: TrainedNetwork, device: str | None) -> None:
         """Raises UnsupportedOperator if an untrained network computes something other than the file: other integers, or

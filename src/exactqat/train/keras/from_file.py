@@ -30,10 +30,13 @@ def prepare_file(
             float32 gets its ranges from training or calibration.
         device: whose integers it computes once it is frozen; None: it stays fake quantized.
         check: compare it with the file: integers with those of `device`, real numbers within float32's order of sums.
-        rules, deployable, keep_final_activation: for a file in float32, as `prepare` takes them.
+        rules, deployable: for a file in float32, as `prepare` takes them.
+        keep_final_activation: likewise; of a file in integers that ends with a softmax, None warns that the model
+            returns what that gives, True says that this is meant.
 
     Raises:
-        TypeError: graph is not from a file, or has its own grids and rules are given.
+        TypeError: graph is not from a file, or has its own grids and rules are given, or ends with a softmax and
+            keep_final_activation is False.
         UnsupportedOperator: an operator cannot be trained, or not with its integers unchanged; each is named.
     """
     device = None if device is None else profile_named(device).name

@@ -136,6 +136,8 @@ class PreparedModel(keras.Model):
         losses: list[str] = []
         if isinstance(model, FileModel):
             planned = model.file.plan(rules, deployable, keep_final_activation)
+            # A file in integers keeps what it ends with, also when the model is loaded.
+            keep_final_activation = keep_final_activation if model.file.is_float else True
         else:
             with at_work("prepare reads the model"):
                 network = capture(model, shapes, names, losses, dtypes)
