@@ -123,7 +123,7 @@ DEPLOYMENT = {
     "Integers": ("quantize", "dequantize", "simulate", "unclaimed", "profiles_here"),
     "Streams": ("stream", "Stream"),
     "Errors": ("MissingData", "Refusal", "RuntimeRefusal"),
-    "Other files": ("write_onnx", "verify_onnx", "c_array", "write_c_array"),
+    "Other files": ("write_onnx", "c_array", "write_c_array"),
     "Memory and flash": ("footprint", "Footprint", "npu_footprint", "NpuFootprint"),
     "Graphs": ("Graph", "Operator", "Tensor", "Quantization", "per_tensor", "place_codes", "Builder"),
 }

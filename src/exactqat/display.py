@@ -34,10 +34,34 @@ def shortened(text: object, length: int = NAME_LENGTH) -> str:
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
-def listed(texts: Sequence[str], most: int = 3) -> str:
-    """The first of them, and how many more there are."""
+def listed(texts: Sequence[str], most: int = 3, length: int = NAME_LENGTH) -> str:
+    """The first of them, each on one line of at most `length` characters, and how many more there are."""
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
-    return ", ".join(map(shortened, texts[:most])) + more
+    return ", ".join(shortened(text, length) for text in texts[:most]) + more
+
+
+class Finding:
+    """A result that people read: `str` is its text, `repr` says it in one line.
+
+    It is true where it found what was asked for; a class whose results are neither good nor bad is no condition.
+    """
+
+    def text(self) -> str:
+        """All of it in words."""
+        raise NotImplementedError
+
+    def in_short(self) -> str:
+        """The most important of it, on one line."""
+        return " ".join(self.text().split("\n", 1)[0].split())
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_short()})"
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"a {type(self).__name__} is neither true nor false: ask for one of its attributes")
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], texts: int) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -31,11 +32,12 @@ class Clock:
 
     @classmethod
     def counting(cls, title: str, progress: bool | None) -> Callable[[int, int], None]:
-        """What takes how many of how many parts are done; what usually takes a moment is shown if it takes longer."""
+        """What takes how many of how many parts are done (0: unknown); what usually takes a moment is shown if
+        it takes longer."""
         clock = cls(title, 1, progress, AWHILE if progress is None else 0.0)
 
         def at(done: int, total: int) -> None:
-            clock._total = total
+            clock._total = total or math.inf
             clock.did(done - clock._done)
 
         return at
@@ -52,6 +54,9 @@ class Clock:
         if now - self._shown < PAUSE and not finished or now - self._began < self._after:
             return
         self._shown = now
+        if total == math.inf:
+            print(f"\r{self._title}: {done:,.0f} done, {now - self._began:.0f} s", end="", file=sys.stderr, flush=True)
+            return
         full = min(BAR, int(BAR * done / total))
         words = f"{now - self._began:.0f} s" if finished else f"{_duration(left)} left"
         end = "\n" if finished else ""

@@ -116,7 +116,7 @@ def end_to_end(
                 key = f"{comparison.kind}/{profile}"
                 row["unclaimed"][key] = row["unclaimed"].get(key, 0) + comparison.differing
     onnx_path = deploy.write_onnx(graph, folder / "model.onnx")
-    onnx_report = deploy.verify_onnx(graph, onnx_path, codes, batch_size=images)
+    onnx_report = deploy.verify(graph, onnx_path, codes, batch_size=images)
     row["onnx_values"], row["onnx_differing"] = onnx_report.values, onnx_report.differing
     return row
 

@@ -160,7 +160,7 @@ def on_its_grids(path: Path, model: Any) -> dict[str, Any]:
             port.tensor: deploy.quantize(port.to_graph(x), graph.tensors[port.tensor].quantization)
             for port, x in zip(graph.signature.inputs, reals, strict=True)
         }
-        report = deploy.verify_onnx(graph, written, codes)
+        report = deploy.verify(graph, written, codes)
     return {
         "apart": 0.0,
         "values": report.values + sum(ours.size for ours, _ in before),

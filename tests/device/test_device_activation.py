@@ -448,11 +448,11 @@ ON_ONNX = {"TABLE": 0.0, "RESIZE_NEAREST_NEIGHBOR": 0.0, "RESIZE_BILINEAR": 0.1,
 )  # fmt: skip
 def test_on_onnxruntime(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs exactqat[onnx]")
-    from exactqat.deploy import verify_onnx, write_onnx
+    from exactqat.deploy import verify, write_onnx
 
     rng, differing, values = np.random.default_rng(5), 0, 0
     for graph in graphs(kind, 15):
-        report = verify_onnx(graph, write_onnx(graph, tmp_path / "model.onnx"), random_codes(rng, graph))
+        report = verify(graph, write_onnx(graph, tmp_path / "model.onnx"), random_codes(rng, graph))
         assert report.operators[0].largest_difference <= 1, graph.operators
         differing, values = differing + report.operators[0].differing, values + report.operators[0].values
     print(f"{kind}: {differing} of {values}")

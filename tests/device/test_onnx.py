@@ -26,7 +26,7 @@ from exactqat.deploy import (  # noqa: E402
     per_tensor,
     place_codes,
     simulate,
-    verify_onnx,
+    verify,
     write_onnx,
 )
 from exactqat.deploy.graph import ACTIVATIONS  # noqa: E402
@@ -38,7 +38,7 @@ SHARE_OFF_BY_ONE = 1e-4
 
 
 def check(graph: Graph, codes: np.ndarray | dict[str, np.ndarray], path: Path, share: float) -> Report:
-    report = verify_onnx(graph, write_onnx(graph, path), codes)
+    report = verify(graph, write_onnx(graph, path), codes)
     assert [row.name for row in report.operators] == list(graph.results())
     for row in report.operators:
         assert row.values > 0 and row.largest_difference <= 1, row
@@ -152,7 +152,7 @@ def test_every_declaration(kind: str, tmp_path: Path) -> None:
             with pytest.raises(Refusal, match="has no form in ONNX here"):
                 write_onnx(graph, tmp_path / "model.onnx")
             continue
-        report = verify_onnx(graph, write_onnx(graph, tmp_path / "model.onnx"), codes)
+        report = verify(graph, write_onnx(graph, tmp_path / "model.onnx"), codes)
         assert report.values > 0
         for row in (*report.operators, *report.outputs):
             assert row.largest_difference <= 1, (row, graph.operators)
@@ -276,16 +276,16 @@ def test_verify_finds_one_wrong_weight_and_another_graphs_file(tmp_path: Path) -
             data[0, 0, 0, 0] ^= 64
             tensor.CopyFrom(onnx.numpy_helper.from_array(data, tensor.name))
     onnx.save(model, path)
-    first, second = verify_onnx(graph, path, codes).operators
+    first, second = verify(graph, path, codes).operators
     assert first.differing > 50 and first.largest_difference > 1
     assert second.differing <= 2, "the second operator computes rightly from what it is given"
     builder = Builder()
     x = builder.input("x", (1, 5, 4, 3), per_tensor(0.02, 3))
     other = write_onnx(builder.graph([builder.pad(x, [(0, 0)] * 4, name="second")]), tmp_path / "other.onnx")
     with pytest.raises(ValueError, match="no tensors .'first'.; was it written from another graph"):
-        verify_onnx(graph, other, codes)
+        verify(graph, other, codes)
     with pytest.raises(ValueError, match="no images"):
-        verify_onnx(graph, path, codes["x"][:0])
+        verify(graph, path, codes["x"][:0])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(damage: Callable[[bytes], byt
     path = write_onnx(graph, tmp_path / "model.onnx")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(RuntimeRefusal, match="onnxruntime rejects the file: ") as refusal:
-        verify_onnx(graph, path, random_codes(np.random.default_rng(1), graph, 2))
+        verify(graph, path, random_codes(np.random.default_rng(1), graph, 2))
     assert "\n" not in str(refusal.value)
 
 

@@ -25,7 +25,6 @@ from exactqat.deploy import (
     profiles_here,
     simulate,
     verify,
-    verify_onnx,
     write_onnx,
     write_tflite,
 )
@@ -95,7 +94,7 @@ def test_a_graph_of_all_of_them(tmp_path: Path) -> None:
     assert report.values > 50_000 and not report.differing and all(row.exact for row in report.operators)
     assert report.profile == DEVICE and not any(row.differing for row in report.outputs)
     # Another device computes other integers, and says so.
-    assert verify_onnx(graph, path, codes).values == report.values
+    assert verify(graph, path, codes).values == report.values
     builder = Builder()
     graph = builder.graph(
         [builder.quantize(builder.input("x", (1, 256), per_tensor(0.031, 3)), per_tensor(0.0217, 3), name="y")]
@@ -147,7 +146,7 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert profiles_here(".onnx") == ()
     with pytest.raises(ValueError, match="needs a processor with VNNI instructions"):
         profile_here(DEVICE)
-    report = verify_onnx(graph, write_onnx(graph, tmp_path / "model.onnx"), codes)
+    report = verify(graph, write_onnx(graph, tmp_path / "model.onnx"), codes)
     assert not any(row.exact for row in report.operators)
 
 

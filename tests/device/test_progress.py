@@ -77,5 +77,5 @@ def test_verifying_many_images_takes_the_memory_of_a_few(tmp_path: Path) -> None
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
     report = deploy.verify(graph, path, images(16), "xnnpack", progress=False)
     assert report.training and sum(row.values for row in report.training) == 16 * (3 * SIZE * SIZE + 1) * CHANNELS
-    small, large = (peak(lambda x=x: deploy.verify(graph, path, x, "xnnpack")) for x in (images(16), images(96)))
+    small, large = (peak(lambda x=x: deploy.verify(graph, path, x, "xnnpack")) for x in (images(64), images(144)))
     assert large - small < 80 * SIZE * SIZE * CHANNELS

@@ -21,7 +21,7 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
-from exactqat import cli, deploy, qat  # noqa: E402
+from exactqat import cli, deploy, qat, tune  # noqa: E402
 from exactqat.deploy import profiles_here  # noqa: E402
 from exactqat.device.profile import that_run  # noqa: E402
 from exactqat.job import beside, data, figures, pipeline, restored, retrained, store  # noqa: E402
@@ -413,3 +413,124 @@ def test_two_headers_are_part_of_one_program(job: tuple[Path, Results], call: Ca
     assert '"\\077\\077/"' in text and '"\\303\\244"' in text
     with pytest.raises(ValueError, match="one name for each of the first output's 10 values, got 2"):
         deploy.c_array(graph, class_names=["a", "b"])
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Any, deploy.Graph, Any]:
+    """A network for TFLite-Micro, its graph, and images."""
+    pytest.importorskip("tflite_micro")
+    torch.manual_seed(0)
+    x = torch.rand(96, 1, 8, 8)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 5)
+    )
+    model = qat.prepare(network, x[:2], device="micro")
+    qat.calibrate(model, [x])
+    qat.freeze(model)
+    model.eval()
+    return model, deploy.lower(model), x
+
+
+def test_by_default_the_device_that_was_trained_for(small: tuple[Any, deploy.Graph, Any], tmp_path: Path) -> None:
+    model, graph, x = small
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    report = deploy.verify(graph, path, model=model, data=x)
+    assert report.profile == "micro" and bool(report) and report.training_values > 0
+    assert "was not compared" not in str(report) and "micro, this device" in str(report)
+    assert "\n" not in repr(report)
+    with torch.no_grad():
+        weight = next(model.parameters())
+        weight[0] *= -1
+    try:
+        other = deploy.verify(graph, path, model=model, data=x)
+        assert not other and not other.equal and other.training_differing > 0 and "not as trained" in str(other)
+    finally:
+        with torch.no_grad():
+            weight[0] *= -1
+
+
+def test_data_in_every_form_gives_the_same_counts(small: tuple[Any, deploy.Graph, Any], tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model, graph, x = small
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    y = torch.zeros(len(x))
+    whole = deploy.verify(graph, path, model=model, data=x)
+    np.savez(tmp_path / "data.npz", x=x.numpy(), y=y.numpy())
+    forms = (
+        x.numpy(),
+        (x, y),
+        DataLoader(TensorDataset(x, y), 40),
+        (batch for batch in x.split(31)),
+        [(part, part[:, 0, 0, 0]) for part in x.split(50)],
+        {"input": x},
+        tmp_path / "data.npz",
+    )
+    for form in forms[:5]:
+        assert deploy.verify(graph, path, model=model, data=form) == whole
+    for form in forms[5:]:
+        assert deploy.verify(graph, path, data=form).operators == whole.operators
+    shards = [deploy.verify(graph, path, model=model, data=part) for part in x.split(32)]
+    assert shards[0] + shards[1] + shards[2] == whole
+    with pytest.raises(ValueError, match="add up"):
+        shards[0] + deploy.verify(graph, path, device="reference", data=x)
+    for nothing in ([], iter(()), x[:0]):
+        with pytest.raises(ValueError, match="nothing to compare"):
+            deploy.verify(graph, path, data=nothing)
+    with pytest.raises(TypeError, match="a loader"):
+        deploy.verify(graph, path, data=3)
+
+
+def test_codes_and_images_mean_the_same_everywhere(small: tuple[Any, deploy.Graph, Any]) -> None:
+    _, graph, _ = small
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
+    real = (pixels / np.float32(255))[:, None]
+    codes = deploy.input_codes(graph, real)
+    for same in (pixels, pixels[:, None], pixels[..., None], codes["input"], codes["input"].transpose(0, 3, 1, 2)):
+        assert np.array_equal(deploy.input_codes(graph, same)["input"], codes["input"])
+    with pytest.raises(ValueError, match=r"must have shape \['batch', 1, 8, 8\], got \[6, 8, 8, 3\]"):
+        deploy.input_codes(graph, np.repeat(pixels[..., None], 3, -1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_far_beyond_the_range_are_said_once(small: tuple[Any, deploy.Graph, Any], tmp_path: Path) -> None:
+    model, graph, x = small
+    path = deploy.write_tflite(graph, tmp_path / "model.tflite")
+    wrong, y = x.numpy() * 255, np.zeros(len(x), int)
+    callers: tuple[Callable[[], Any], ...] = (
+        lambda: deploy.input_codes(graph, wrong),
+        lambda: deploy.verify(graph, path, data=wrong, batch_size=8),
+        lambda: deploy.verify(graph, path, model=model, data=wrong, batch_size=8),
+        lambda: deploy.inspect(path, wrong, 4),
+        lambda: tune.gate(graph, (wrong, y), minimum=0),
+        lambda: tune.sensitivity(graph, (wrong, y)),
+    )
+    said = set()
+    for call in callers:
+        with pytest.warns(UserWarning, match="lie far beyond its range on the device") as warned:
+            call()
+        assert len(warned) == 1 and warned[0].filename == __file__
+        said.add(re.sub(r"\d+%", "", str(warned[0].message)))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("what", ["scale", "zero_point", "metadata"])
+def test_what_a_file_says_of_its_tensors_counts(
+    what: str, small: tuple[Any, deploy.Graph, Any], tmp_path: Path
+) -> None:
+    """The runtime's integers are the graph's whatever the file calls their scale."""
+    _, graph, x = small
+    tensors, output = dict(graph.tensors), graph.tensors[graph.outputs[0]]
+    if what == "metadata":
+        ports = replace(graph.signature, outputs=(replace(graph.signature.outputs[0], name="other"),))
+        written = replace(graph, ports=ports)
+    else:
+        grid = output.quantization
+        changes: dict[str, Any] = {
+            "scale": {"quantization": replace(grid, scale=grid.scale * 2)},
+            "zero_point": {"quantization": replace(grid, zero_point=grid.zero_point + 1)},
+        }[what]
+        written = replace(graph, tensors={**tensors, output.name: replace(output, **changes)})
+    report = deploy.verify(graph, deploy.write_tflite(written, tmp_path / "model.tflite"), data=x)
+    assert not report and report.declared, report
+    assert what.replace("_", " ") in report.declared[0]

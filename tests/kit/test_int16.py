@@ -158,7 +158,7 @@ def test_end_to_end(name: str, tmp_path: Path) -> None:
         assert np.abs(codes.astype(np.int64) - integers[path]).max() <= 8, path
     onnx = pytest.importorskip("onnx")
     del onnx
-    report = deploy.verify_onnx(graph, deploy.write_onnx(graph, tmp_path / "model.onnx"), random_codes(graph))
+    report = deploy.verify(graph, deploy.write_onnx(graph, tmp_path / "model.onnx"), random_codes(graph))
     assert max(row.largest_difference for row in report.operators) <= 2
 
 

@@ -387,7 +387,7 @@ def require_files_of_all_results(graph: deploy.Graph, model: Any, x: np.ndarray,
     given = codes[graph.inputs[0]][:1]
     assert len(runner(**{name: given})) == results
     pytest.importorskip("onnxruntime")
-    assert deploy.verify_onnx(graph, deploy.write_onnx(graph, path / "network.onnx"), codes).differing == 0
+    assert deploy.verify(graph, deploy.write_onnx(graph, path / "network.onnx"), codes).differing == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from onnx_files import exported, on_onnxruntime, quantized
 
 from exactqat import cli, deploy, qat
-from exactqat.deploy.inspect_onnx import inspect_onnx as inspect_network
+from exactqat.deploy.inspect import inspect_onnx as inspect_network
 from exactqat.qat import Rule, UnsupportedOperator
 from exactqat.train.files import OpenedFile
 
@@ -176,7 +176,7 @@ def test_a_file_is_inspected_beside_onnxruntime(form: str, tmp_path: Path) -> No
     real = {"input_0": np.zeros((1, 3, 16, 16), np.float32), "input_1": np.zeros((1, 6), np.float32)}
     shapes = {end.split()[0]: end for end in found.inputs}
     assert set(shapes) == set(real)
-    with pytest.raises(ValueError, match="the file's inputs are"):
+    with pytest.raises(ValueError, match="the network's inputs are"):
         qat.inspect_onnx(path, {"other": real["input_1"]})
     with pytest.raises(ValueError, match=r"devices must run \.onnx files, which reference does not"):
         qat.inspect_onnx(path, devices=["reference"])

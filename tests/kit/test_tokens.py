@@ -114,7 +114,7 @@ def test_words_go_to_the_device_as_they_are_trained(tmp_path: Path) -> None:
 def test_words_in_onnx(tmp_path: Path) -> None:
     graph = deploy.lower(trained(Classifier(), words(4)))
     path = deploy.write_onnx(graph, tmp_path / "words.onnx")
-    report = deploy.verify_onnx(graph, path, words(16, 1).numpy().astype(np.int32))
+    report = deploy.verify(graph, path, words(16, 1).numpy().astype(np.int32))
     assert report.operators[0].kind == "EMBEDDING" and report.operators[0].differing == 0
 
 

@@ -239,9 +239,11 @@ def _require_one(path: Path, networks: list[Judged]) -> list[Judged]:
     return networks
 
 
-def _first(data: tuple[Any, Any], examples: int | None) -> tuple[Any, Any]:
-    """The first examples; None: all."""
+def _first(data: tuple[Any, Any], examples: int | None) -> Any:
+    """The first examples (None: all), with targets if there are any."""
     inputs, classes = data
     if isinstance(inputs, dict):
-        return {name: array[:examples] for name, array in inputs.items()}, classes[:examples]
-    return inputs[:examples], classes[:examples]
+        inputs = {name: array[:examples] for name, array in inputs.items()}
+    else:
+        inputs = inputs[:examples]
+    return inputs if classes is None else (inputs, classes[:examples])

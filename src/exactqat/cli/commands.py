@@ -397,9 +397,9 @@ def inspect(
 ) -> bool:
     """Prints what is in a file and how devices compute it, and returns whether everything claimed to be equal is."""
     from .. import qat
+    from ..deploy.examples import read_arrays
     from ..deploy.formats.tflite import write_whole
     from ..deploy.inspect import inspect as inspect_file
-    from ..deploy.inspect import read_arrays
     from ..deploy.reduce import reduce
     from ..report.file_page import file_page
 

@@ -30,7 +30,7 @@ from .signature import Port, Signature
 from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, dequantize, quantize, simulate, unclaimed
 from .streams import Stream, stream
 from .values import device_codes, layer_values
-from .verify import verify, verify_onnx
+from .verify import verify
 
 __all__ = [
     "EXACT",
@@ -78,7 +78,6 @@ __all__ = [
     "stream",
     "unclaimed",
     "verify",
-    "verify_onnx",
     "write_c_array",
     "write_onnx",
     "write_tflite",

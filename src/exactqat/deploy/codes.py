@@ -1,16 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts between a user's arrays, real numbers with their model's axes and names, and a graph's integers."""
+"""Converts between a user's arrays, with their model's axes and names, and a graph's integers.
+
+What a user's array means is said here, once, for everything that takes data:
+
+- Real numbers are quantized; so are integers of other types than below, as the numbers that they are.
+- Integers of the input's own type (int8 or int16) are codes, in the graph's order of axes or in the user's.
+- Images of unsigned integers are divided by 255 (uint8) or 65535 (uint16), as `exactqat train` does, unless the input's
+  range reaches that far itself.
+- Images may lie channels first or last, and gray ones without their channel: the shape decides, the user's own first.
+- Values far beyond an input's range are not what the network was trained with, and cause one warning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..device.tensor import CODE_RANGES, RAW, Quantization, dequantize, quantize
+from ..device.tensor import CODE_RANGES, RAW, Quantization, Tensor, dequantize, quantize
+from ..planning.callers import users_line
 from .graph import Graph
 from .signature import Port
+
+# Share of an input's values, farther beyond its range than the range is wide, from which they count as other values.
+OTHER_VALUES = 0.01
+# The largest number of unsigned images, by dtype.
+LARGEST_PIXEL = {"uint8": 255, "uint16": 65535}
+
+
+class Intake:
+    """Converts a user's data to a graph's codes, in one call or batch by batch, and warns once of values far beyond an
+    input's range."""
+
+    def __init__(self, graph: Graph, warns: bool = True) -> None:
+        """warns: False for parts of data that was looked at as a whole."""
+        self.graph, self._warns = graph, warns
+
+    def codes(self, data: Any) -> dict[str, np.ndarray]:
+        """As `input_codes`, of some examples."""
+        codes = {}
+        for port, array in self._arrays(data):
+            tensor = self.graph.tensors[port.tensor]
+            if _are_codes(tensor, array):
+                codes[port.tensor] = _placed(port, tensor, array)
+                continue
+            numbers = port.to_graph(self._numbers(port, tensor, array))
+            if tensor.dtype in ("int32", RAW):
+                codes[port.tensor] = self.graph.as_indices(port.tensor, numbers)
+            else:
+                codes[port.tensor] = as_codes(numbers, tensor.dtype, tensor.quantization, port.limits)
+        return codes
+
+    def numbers(self, data: Any) -> dict[str, np.ndarray]:
+        """The same examples as real numbers (or indices) in the user's axes, by the inputs' names."""
+        numbers = {}
+        for port, array in self._arrays(data):
+            tensor = self.graph.tensors[port.tensor]
+            if _are_codes(tensor, array):
+                numbers[port.name] = port.to_user(dequantize(_placed(port, tensor, array), tensor.quantization))
+            else:
+                numbers[port.name] = self._numbers(port, tensor, array)
+        return numbers
+
+    def as_model_takes(self, data: Any) -> Any:
+        """Data for the model itself: integers of an only input as real numbers in its axes, all else as it is."""
+        ports = self.graph.signature.inputs
+        if (
+            len(ports) != 1
+            or not hasattr(data, "dtype")
+            or self.graph.tensors[ports[0].tensor].dtype not in CODE_RANGES
+        ):
+            return data
+        array = as_array(data)
+        return self.numbers(array)[ports[0].name].astype(np.float32) if np.issubdtype(array.dtype, np.integer) else data
+
+    def _arrays(self, data: Any) -> list[tuple[Port, np.ndarray]]:
+        ports = self.graph.signature.inputs
+        arrays = by_name([port.name for port in ports], data)
+        return [(port, as_array(arrays[port.name])) for port in ports]
+
+    def _numbers(self, port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:
+        real = in_users_axes(port, tensor, array)
+        if tensor.dtype in ("int32", RAW):
+            if not np.issubdtype(array.dtype, np.integer):
+                raise ValueError(f"input {port.name!r} must be integers, got {array.dtype}")
+            return real
+        real = as_numbers(port, tensor, real)
+        if self._warns and tensor.dtype in CODE_RANGES:
+            self._warn(port, tensor, real)
+        return real
+
+    def _warn(self, port: Port, tensor: Tensor, real: np.ndarray) -> None:
+        lowest, highest = range_of(port, tensor)
+        width = highest - lowest
+        if not real.size:
+            return
+        share = float(((real < lowest - width) | (real > highest + width)).mean())
+        if share >= OTHER_VALUES:
+            self._warns = False
+            warnings.warn(
+                f"{share:.0%} of the values of input {port.name!r} lie far beyond its range on the device, "
+                f"[{lowest:.4g}, {highest:.4g}], and are clamped: give them as in training, for example divided by 255",
+                stacklevel=users_line(),
+            )
 
 
 def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
@@ -18,31 +112,83 @@ def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
 
     Args:
         data: real numbers in the user's axes, including the batch: an array for a network with one input, a dictionary
-            by the inputs' names (`graph.signature`), or a sequence in their order.
+            by the inputs' names (`graph.signature`), or a sequence in their order. Arrays of the input's own dtype,
+            int8 or int16, are codes already; unsigned images are divided by their largest value.
 
     Raises:
         ValueError: an input is missing or its shape differs from the network's.
     """
-    ports = graph.signature.inputs
-    arrays = _by_name(ports, data)
-    codes = {}
-    for port in ports:
-        array, tensor = np.asarray(arrays[port.name]), graph.tensors[port.tensor]
-        wanted: list[object] = [tensor.shape[at] for at in port.order]
-        batch = port.axes[0]
-        wanted[batch] = "batch"
-        fits = array.ndim == len(wanted) and all(
-            size == given or size == "batch" for size, given in zip(wanted, array.shape, strict=True)
-        )
-        if not fits:
-            raise ValueError(f"input {port.name!r} must have shape {wanted}, got {list(array.shape)}")
-        if tensor.dtype in ("int32", RAW):
-            if not np.issubdtype(array.dtype, np.integer):
-                raise ValueError(f"input {port.name!r} must be integers, got {array.dtype}")
-            codes[port.tensor] = graph.as_indices(port.tensor, port.to_graph(array))
-            continue
-        codes[port.tensor] = as_codes(port.to_graph(array), tensor.dtype, tensor.quantization, port.limits)
-    return codes
+    return Intake(graph).codes(data)
+
+
+def codes_of(graph: Graph, data: Any) -> dict[str, np.ndarray]:
+    """`input_codes`, of data whose values were looked at before."""
+    return Intake(graph, warns=False).codes(data)
+
+
+def _are_codes(tensor: Tensor, array: np.ndarray) -> bool:
+    return tensor.dtype == str(array.dtype) and tensor.dtype in CODE_RANGES
+
+
+def _placed(port: Port, tensor: Tensor, codes: np.ndarray) -> np.ndarray:
+    """Codes in the graph's order of axes, whether they lie so or as the user's."""
+    return codes if _fits(codes, tensor.shape) else port.to_graph(in_users_axes(port, tensor, codes))
+
+
+def as_array(values: Any) -> np.ndarray:
+    """A NumPy array of a framework's, wherever it lies."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    return np.asarray(values)
+
+
+def range_of(port: Port, tensor: Tensor) -> tuple[float, float]:
+    """The real numbers that an input's lowest and highest codes stand for."""
+    ends = np.asarray(port.limits or CODE_RANGES[tensor.dtype])
+    lowest, highest = dequantize(ends, tensor.quantization)
+    return float(lowest), float(highest)
+
+
+def as_numbers(port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:
+    """An array's real numbers; those of unsigned images between 0 and 1, unless the input's range holds all of them."""
+    largest = LARGEST_PIXEL.get(array.dtype.name)
+    if largest is None or tensor.dtype not in CODE_RANGES or range_of(port, tensor)[1] >= largest - 1:
+        return array
+    return array.astype(np.float32) / np.float32(largest)
+
+
+def in_users_axes(port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:
+    """The array as the model takes it; images may lie in the other usual order.
+
+    Raises:
+        ValueError: no order of its axes fits.
+    """
+    wanted = tuple(tensor.shape[at] for at in port.order)
+    batch = port.axes[0]
+    for form in _forms(array, len(wanted), batch):
+        if _fits(form, wanted, batch):
+            return form
+    sizes: list[object] = [*wanted]
+    sizes[batch] = "batch"
+    raise ValueError(f"input {port.name!r} must have shape {sizes}, got {list(array.shape)}")
+
+
+def _forms(array: np.ndarray, rank: int, batch: int) -> Iterator[np.ndarray]:
+    """The array, and as an image whose channels lie elsewhere or are left out."""
+    yield array
+    if rank == 4 and batch == 0 and array.ndim == 4:
+        yield np.moveaxis(array, -1, 1)
+        yield np.moveaxis(array, 1, -1)
+    if rank == 4 and batch == 0 and array.ndim == 3:
+        yield array[:, None]
+        yield array[..., None]
+
+
+def _fits(array: np.ndarray, shape: Sequence[int], batch: int = 0) -> bool:
+    """Whether only the number of examples may differ."""
+    return array.ndim == len(shape) and all(
+        given == size or axis == batch for axis, (given, size) in enumerate(zip(array.shape, shape, strict=True))
+    )
 
 
 def as_codes(
@@ -65,20 +211,24 @@ def output_values(graph: Graph, codes: Mapping[str, np.ndarray]) -> dict[str, np
     Args:
         codes: by tensor name, as `simulate` returns them.
     """
-    found = {}
+    values = {}
     for port in graph.signature.outputs:
         tensor = graph.tensors[port.tensor]
-        found[port.name] = port.to_user(as_real(codes[port.tensor], tensor.dtype, tensor.quantization))
-    return found
+        values[port.name] = port.to_user(as_real(codes[port.tensor], tensor.dtype, tensor.quantization))
+    return values
 
 
-def _by_name(ports: Sequence[Port], data: Any) -> dict[str, Any]:
-    names = [port.name for port in ports]
+def by_name(names: Sequence[str], data: Any) -> dict[str, Any]:
+    """Data of all inputs by their names: from a mapping, a sequence in their order, or that of the only one.
+
+    Raises:
+        ValueError: the names, or their number, are others.
+    """
     if isinstance(data, Mapping):
         if set(data) != set(names):
-            raise ValueError(f"the network's inputs are {names}, got {sorted(map(str, data))}")
+            raise ValueError(f"the network's inputs are {list(names)}, got {sorted(map(str, data))}")
         return dict(data)
-    given = list(data) if isinstance(data, tuple | list) else [data]
-    if len(given) != len(names):
-        raise ValueError(f"the network has the inputs {names}, got {len(given)} arrays")
-    return dict(zip(names, given, strict=True))
+    arrays = list(data) if isinstance(data, tuple | list) else [data]
+    if len(arrays) != len(names):
+        raise ValueError(f"the network has the inputs {list(names)}, got {len(arrays)} arrays")
+    return dict(zip(names, arrays, strict=True))

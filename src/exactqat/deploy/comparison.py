@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import add
 from typing import Any
 
 import numpy as np
 
 from ..device import PROFILES
-from ..display import shortened, table
+from ..display import Finding, listed, shortened, table
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Comparison:
     kind: the operator; with int16 activations as "CONV_2D:int16".
 
     trained_sqnr, device_sqnr: signal to quantization noise in dB, of the fake-quantized and of the device's tensor
-    against the float network's; None if no values were given, or without signal or noise.
+    against the float network's; None if no values were given, or without signal or noise. signal: its power, summed.
     """
 
     name: str
@@ -31,10 +32,32 @@ class Comparison:
     exact: bool
     trained_sqnr: float | None = None
     device_sqnr: float | None = None
+    signal: float = 0.0
+
+    def __add__(self, other: Comparison) -> Comparison:
+        """The same tensor, of the examples of both."""
+        if (self.name, self.kind) != (other.name, other.kind):
+            raise ValueError(f"{self.name!r} ({self.kind}) and {other.name!r} ({other.kind}) are not the same tensor")
+        signal = self.signal + other.signal
+        trained, device = (
+            _decibels(signal, _noise(self.signal, one) + _noise(other.signal, two))
+            for one, two in ((self.trained_sqnr, other.trained_sqnr), (self.device_sqnr, other.device_sqnr))
+        )
+        return Comparison(
+            self.name,
+            self.kind,
+            self.values + other.values,
+            self.differing + other.differing,
+            max(self.largest_difference, other.largest_difference),
+            self.exact and other.exact,
+            trained,
+            device,
+            signal,
+        )
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Finding):
     """Answers three questions: does the file run on a device as simulated, does the device compute what was trained,
     and for which device was it trained?
 
@@ -47,8 +70,12 @@ class Report:
             including the graph's outputs. Empty if it was not compared.
         ran_as: the profile whose runtime ran the file, if not the device's own; the file was then compared with that
             profile's simulation.
-        predictions: the file's results on the user's arrays, fed as its metadata describes, compared with the trained
-            model's, by result name. Empty if no model was given.
+        predictions: the file's results on the user's arrays, compared with the trained model's, by result name. Empty
+            if no model was given.
+        declared: where the file says something else of a tensor, of its inputs and outputs or of their names and axes
+            than the graph, a sentence each.
+
+    It is true if everything is `equal`. Reports on parts of the examples add up.
     """
 
     profile: str
@@ -58,6 +85,25 @@ class Report:
     training: tuple[Comparison, ...] = ()
     ran_as: str = ""
     predictions: tuple[Comparison, ...] = ()
+    declared: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def __add__(self, other: Report) -> Report:
+        """The report on the examples of both.
+
+        Raises:
+            ValueError: they are about different files or devices.
+        """
+        if not isinstance(other, Report):
+            return NotImplemented
+        subjects = [(each.profile, each.trained_for, each.ran_as, each.declared) for each in (self, other)]
+        sides = [(each.operators, each.outputs, each.training, each.predictions) for each in (self, other)]
+        if subjects[0] != subjects[1] or [*map(len, sides[0])] != [*map(len, sides[1])]:
+            raise ValueError("only reports of the same comparison, on other examples, add up")
+        operators, outputs, training, predictions = (tuple(map(add, *pair)) for pair in zip(*sides, strict=True))
+        return replace(self, operators=operators, outputs=outputs, training=training, predictions=predictions)
 
     @property
     def differing(self) -> int:
@@ -86,9 +132,9 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Whether the file ran as simulated and the device computes what was trained, on the user's arrays too; if the
-        graph's training is unknown, only the former."""
-        as_simulated = self.values > 0 and self.differing == 0 and self.predictions_differing == 0
+        """Whether the file says what the graph says and ran as simulated, and the device computes what was trained, on
+        the user's arrays too; if the graph's training is unknown, only the former."""
+        as_simulated = self.values > 0 and self.differing == self.predictions_differing == 0 and not self.declared
         if not self.training:
             return as_simulated and self.trained_for in ("", self.profile)
         return as_simulated and self.training_differing == 0
@@ -108,9 +154,11 @@ class Report:
             total = sum(row.values for row in self.predictions)
             gives = "something other than" if self.predictions_differing else "what"
             ran += (
-                f"; fed with the user's arrays as its metadata describes, it returns {gives} the model returns: "
+                f"; fed with the user's arrays it returns {gives} the model returns: "
                 f"{_share(self.predictions_differing, total, 'integers')}"
             )
+        if self.declared:
+            ran += f"; but it is not the graph's file: {listed(self.declared, length=160)}"
         computes = f"What {device} computes was not compared with what was trained"
         if self.training:
             what = "something other than" if self.training_differing else "what"
@@ -131,6 +179,23 @@ class Report:
         found = [each for each in self.training if each.name in names]
         return sum(each.differing for each in found), sum(each.values for each in found)
 
+    def text(self) -> str:
+        """The answers, and the tensors that differ."""
+        lines = [f"{sentence}." for sentence in self.sentences()]
+        trained = {each.name: each for each in self.training}
+        for row in (*self.operators, *self.outputs, *self.predictions):
+            if row.differing:
+                lines.append(
+                    f"  {shortened(row.name)} ({row.kind}): {row.differing:,} of {row.values:,} differ, by "
+                    f"{row.largest_difference:,} at most"
+                )
+        lines += [
+            f"  {shortened(row.name)} ({row.kind}): {row.differing:,} of {row.values:,} are not as trained"
+            for row in trained.values()
+            if row.differing
+        ]
+        return "\n".join([*lines, *(f"  {each}" for each in self.declared)])
+
     def __repr__(self) -> str:
         rows = (*self.operators, *self.outputs)
         worst = max(rows, key=lambda row: row.differing, default=None)
@@ -150,6 +215,8 @@ class Report:
         if self.predictions:
             total = sum(row.values for row in self.predictions)
             found += f"; from the model's own results {_share(self.predictions_differing, total, 'integers')}"
+        if self.declared:
+            found += f"; the file says something else in {len(self.declared):,} places"
         ran = f" run as {shortened(self.ran_as)}" if self.ran_as else ""
         device = f", trained for {shortened(self.trained_for)}" if self.trained_for not in ("", self.profile) else ""
         return f"Report({shortened(self.profile)}{ran}{device}: {found})"
@@ -228,6 +295,15 @@ def _share(differing: int, values: int, what: str) -> str:
     return f"{differing:,} of {values:,} {what} differ" if differing else f"none of {values:,} {what} differs"
 
 
+def _noise(signal: float, ratio: float | None) -> float:
+    return 0.0 if ratio is None else signal / 10 ** (ratio / 10)
+
+
+def _decibels(signal: float, noise: float) -> float | None:
+    """Signal to noise; None without signal or noise."""
+    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
+
+
 class Noise:
     """Running sums of squares: of a signal, and of what a quantized version adds."""
 
@@ -242,6 +318,4 @@ class Noise:
         self.noise += float(np.square(exact - quantized).sum())
 
     def decibels(self) -> float | None:
-        if self.signal == 0 or self.noise == 0:
-            return None
-        return 10 * math.log10(self.signal / self.noise)
+        return _decibels(self.signal, self.noise)

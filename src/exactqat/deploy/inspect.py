@@ -15,33 +15,35 @@ import functools
 import json
 import math
 import os
-import tempfile
 import textwrap
-import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
 from ..device.operator import FLOAT
-from ..device.profile import profile_named, that_run
-from ..device.tensor import CODE_RANGES, RAW, dequantize
-from ..display import printable, shortened
+from ..device.profile import that_run
+from ..device.tensor import CODE_RANGES, RAW
+from ..display import Finding, printable, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
-from .codes import input_codes
+from .codes import Intake, by_name
+from .comparing import Comparing, Opened, OpenedTflite
 from .comparison import Comparison, Tally
+from .examples import batches_of
 from .footprint import arena_of
-from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content, to_file
-from .formats.tflite import with_outputs_at
-from .graph import Graph, Operator
+from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content
+from .formats.tflite import import_deploy
+from .graph import Graph
 from .mechanism import Mechanism, mechanism_of
-from .runtimes import open_runtime, profile_here, profiles_here
-from .runtimes.trial import RuntimeRefusal, try_in_a_child
-from .simulate import EXACT, check_inputs, simulate, simulate_results
+from .runtimes import profile_here, profiles_here
+from .runtimes.onnxruntime import OnnxNetwork, OnnxRuntime
+from .runtimes.trial import RuntimeRefusal, answer_of
+from .signature import Port
+from .simulate import simulate
 
 # Number of examples if no data is given.
 EXAMPLES = 8
@@ -50,7 +52,7 @@ SECONDS = 600.0
 # files can ask for any amount of either.
 MOST_BYTES, MOST_WORK = 1 << 30, 1 << 40
 # Bytes of one device's results of all random examples.
-MOST_IN_FILES = 1 << 29
+MOST_RESULTS = 1 << 29
 DRAWN_AT_ONCE = 1 << 20
 
 
@@ -126,9 +128,9 @@ class Disagreement:
     mechanism: Mechanism
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """What `inspect` found.
+@dataclass(frozen=True, repr=False)
+class Inspection(Finding):
+    """What `inspect` found. It is true if the file runs as simulated wherever that is claimed (`equal`).
 
     Attributes:
         name, description: of the file.
@@ -174,6 +176,12 @@ class Inspection:
         """Names of the devices whose integers were compared."""
         return tuple(device.profile for device in self.devices if device.values)
 
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def in_short(self) -> str:
+        return f"{shortened(self.name)}: {len(self.layers):,} operators. {_verdict(self)}"
+
     def as_json(self) -> str:
         """All of it."""
         totals = {"multiply_accumulates": self.multiply_accumulates, "equal": self.equal}
@@ -182,6 +190,38 @@ class Inspection:
     def text(self, width: int = 80) -> str:
         """All of it for a terminal of `width` columns."""
         return _text(self, width)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A file of either kind, from any writer.
+
+    Attributes:
+        name, content, description: of the file; file: how its name ends, ".tflite" or ".onnx".
+        graph: the device's integers.
+        ends: what it takes.
+        inputs, outputs: its ends in words.
+        words: number of its operators by name.
+        tflite, onnx: how the file holds the graph, one of them.
+    """
+
+    name: str
+    content: bytes
+    description: str
+    file: str
+    graph: Graph
+    ends: tuple[FileEnd, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    words: Mapping[str, int]
+    tflite: TfliteFile | None = None
+    onnx: OnnxNetwork | None = None
+
+    def opened(self, profile: str) -> Opened:
+        """The file on a runtime of this machine."""
+        if self.onnx is not None:
+            return OnnxRuntime(self.onnx)
+        return OpenedTflite(self.graph, self.content, profile, self.tflite)
 
 
 def inspect(
@@ -198,10 +238,10 @@ def inspect(
 
     Args:
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
-            or the file's tensors), or a sequence in their order, each with the batch first. Real numbers are quantized;
-            integers are codes. None: random codes.
-        examples: how many random examples, or at most how many of `data`: for large networks fewer random ones are run,
-            as each device's results are kept in files until they are compared.
+            or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
+            of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`). None: random
+            codes.
+        examples: how many random examples, or at most how many of `data`; for large networks fewer random ones are run.
         devices: whose runtimes run the file; by default all of `profiles_here`.
         seed: for the random codes.
         seconds: time limit for a process that runs a device, or simulates all of them.
@@ -214,78 +254,149 @@ def inspect(
         Refusal: the file is damaged, or holds something that cannot be computed exactly; the message lists all of it.
         ValueError: the data or another argument does not fit.
     """
-    if examples < 1:
-        raise ValueError(f"examples must be 1 or more, got {examples}")
-    say = progress or (lambda text: None)
     path = path_of_file(path)
     if path.suffix.lower() == ".onnx":
         raise Refusal(f"{shortened(path.name)} is an .onnx file; qat.inspect_onnx inspects it")
     content = path.read_bytes()
     file = read_content(content, path.name)
-    graph = file.graph
-    if data is None:
+    inputs, outputs = (tuple(_described(file.graph, end) for end in side) for side in (file.inputs, file.outputs))
+    subject = Subject(
+        path.name, content, file.description, ".tflite", file.graph, file.inputs, inputs, outputs, file.words, file
+    )
+    return inspect_subject(subject, data, examples, devices, seed, seconds, progress, float_file)
+
+
+def inspect_onnx(
+    network: OnnxNetwork,
+    data: Any,
+    examples: int,
+    devices: Sequence[str | Profile] | None,
+    seed: int,
+    seconds: float,
+    progress: Callable[[str], None] | None,
+) -> Inspection:
+    """What `qat.inspect_onnx` returns, which describes the arguments."""
+    onnx: Any = import_deploy("onnx", "onnx")
+    model, graph = network.model, network.graph
+    file = onnx.load_model_from_string(model.content)
+    made_by = " ".join(filter(None, map(_decoded, (file.producer_name, file.producer_version))))
+    ports = [zip(side, names, strict=True) for side, names in (
+        (graph.signature.inputs, model.inputs), (graph.signature.outputs, model.outputs)
+    )]  # fmt: skip
+    inputs, outputs = ([*side] for side in ports)
+    subject = Subject(
+        model.name,
+        model.content,
+        "; ".join(filter(None, (made_by, _decoded(file.doc_string)))),
+        ".onnx",
+        graph,
+        tuple(_end(graph, port, name) for port, name in inputs),
+        tuple(_port_described(graph, port, name) for port, name in inputs),
+        tuple(_port_described(graph, port, name, port.tensor in network.in_float) for port, name in outputs),
+        dict(Counter(_decoded(node.op_type) for node in file.graph.node)),
+        onnx=network,
+    )
+    return inspect_subject(subject, data, examples, devices, seed, seconds, progress)
+
+
+def inspect_subject(
+    subject: Subject,
+    data: Any,
+    examples: int,
+    devices: Sequence[str | Profile] | None,
+    seed: int,
+    seconds: float,
+    progress: Callable[[str], None] | None,
+    float_file: str | os.PathLike[str] | None = None,
+) -> Inspection:
+    """`inspect`, of either kind of file."""
+    if examples < 1:
+        raise ValueError(f"examples must be 1 or more, got {examples}")
+    say = progress or (lambda text: None)
+    graph, profiles, here = subject.graph, that_run(subject.file), profiles_here(subject.file)
+    if data is None and subject.tflite is not None:
         examples = examples_that_fit(graph, examples)
-    need_a_bounded_size(graph, path.name, examples)
-    wanted = profiles_here() if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
-    others = [name for name in wanted if profile_named(name).file != ".tflite"]
+    need_a_bounded_size(graph, subject.name, examples)
+    wanted = here if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
+    others = [name for name in wanted if name not in profiles]
     if others:
-        raise ValueError(
-            f"devices must run .tflite files, which {others[0]} does not: {', '.join(that_run('.tflite'))}"
-        )
-    codes = random_codes(graph, examples, seed) if data is None else read_codes(file, data, examples)
-    say("measuring the arena")
-    arena, no_arena = arena_of(content, seconds)
-    with tempfile.TemporaryDirectory() as folder:
-        given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(graph.inputs)}
-        np.savez(Path(folder) / "codes.npz", **given)
-        reasons = {}
-        for profile in wanted:
-            say(f"running {PROFILES[profile].title}")
-            reasons[profile] = _run_in_a_child(content, file, profile, folder, seconds)
-        say("simulating all devices")
-        ran = tuple(profile for profile in wanted if not reasons[profile])
-        counts = compare_in_a_child(graph, folder, ran, seconds)
+        raise ValueError(f"devices must run {subject.file} files, which {others[0]} does not: {', '.join(profiles)}")
+    codes = random_codes(graph, examples, seed) if data is None else read_codes(graph, subject.ends, data, examples)
+    arena, no_arena = None, f"an {subject.file} file has none"
+    if subject.tflite is not None:
+        say("measuring the arena")
+        arena, no_arena = arena_of(subject.content, seconds)
+    found = {}
+    for name in profiles:
+        not_run = "it was not asked for" if name in here else "its runtime is not on this machine"
+        if name in wanted:
+            say(f"running {PROFILES[name].title}")
+        found[name] = _on_device(subject, codes, name, seconds) if name in wanted else DeviceFindings(
+            name, PROFILES[name].title, not_run
+        )  # fmt: skip
+    say("simulating all devices")
+    try:
+        simulated = answer_of(_simulated, graph, codes, profiles, seconds=seconds)
+    except RuntimeRefusal as error:
+        raise RuntimeError(f"the file could not be simulated: {error}") from None
     beside: tuple[LayerBesideFloat, ...] = ()
     if float_file is not None:
         say("computing the float network")
         beside = beside_float(graph, codes, float_file, wanted[0] if wanted else DEFAULT_PROFILE, seconds)
-    here, absent = profiles_here(), "its runtime is not on this machine"
-    missing = {
-        name: "it was not asked for" if name in here else absent for name in that_run(".tflite") if name not in wanted
-    }
-    found = [
-        DeviceFindings(
-            name,
-            PROFILES[name].title,
-            {**missing, **reasons}[name],
-            tuple(Comparison(*row) for row in counts["operators"].get(name, ())),
-            tuple(Comparison(*row) for row in counts["outputs"].get(name, ())),
-            counts["refused"].get(name, ""),
-        )
-        for name in that_run(".tflite")
-    ]
-    pairs = [
-        Disagreement(
-            profiles=tuple(row.pop("profiles")), mechanism=Mechanism(**_with_tuples(row.pop("mechanism"))), **row
-        )
-        for row in counts["disagreements"]
-    ]
+    refused = simulated["refused"]
     return Inspection(
-        path.name,
-        file.description,
-        len(content),
+        subject.name,
+        subject.description,
+        len(subject.content),
         sum(tensor.data.nbytes for tensor in graph.tensors.values() if tensor.data is not None),
         arena,
         no_arena,
-        tuple(_described(graph, end) for end in file.inputs),
-        tuple(_described(graph, end) for end in file.outputs),
-        file.words,
+        subject.inputs,
+        subject.outputs,
+        subject.words,
         tuple(layers_of(graph)),
         len(next(iter(codes.values()))),
-        tuple(found),
-        tuple(pairs),
+        tuple(replace(each, not_simulated=refused[name]) if name in refused else each for name, each in found.items()),
+        tuple(
+            Disagreement(
+                profiles=tuple(row.pop("profiles")), mechanism=Mechanism(**_with_tuples(row.pop("mechanism"))), **row
+            )
+            for row in simulated["disagreements"]
+        ),
         beside,
     )
+
+
+def _on_device(subject: Subject, codes: Mapping[str, np.ndarray], profile: str, seconds: float) -> DeviceFindings:
+    title = PROFILES[profile].title
+    try:
+        answer = answer_of(_compared, subject, codes, profile, seconds=seconds)
+    except RuntimeRefusal as error:
+        return DeviceFindings(profile, title, str(error))
+    rows, outputs = ([Comparison(*row) for row in answer[side]] for side in ("operators", "outputs"))
+    if subject.onnx is not None:
+        rows = _claimed_in_onnx(subject.onnx, rows, answer["in_uint8"])
+        as_claimed = all(row.exact for row in rows)
+        outputs = [
+            replace(each, exact=each.exact and each.name not in subject.onnx.in_float and as_claimed)
+            for each in outputs
+        ]
+    return DeviceFindings(profile, title, "", tuple(rows), tuple(outputs), answer["refused"])
+
+
+def _claimed_in_onnx(network: OnnxNetwork, rows: Sequence[Comparison], in_uint8: bool) -> list[Comparison]:
+    """Comparisons of what the file has codes for, claimed to be equal where an operator is as others write it too, and
+    its operands are onnxruntime's or follow from those through such operators.
+
+    in_uint8: whether all codes are uint8; with int8 not every operator reaches onnxruntime's integer kernels.
+    """
+    claimed, known = {}, {*network.graph.inputs, *network.codes}
+    for operator in network.graph.operators:
+        constant = {name for name in operator.inputs if network.graph.tensors[name].data is not None}
+        exact = OPERATORS[operator.kind].as_in_onnx and known | constant >= set(operator.inputs)
+        claimed.update(dict.fromkeys(operator.outputs, exact))
+        known |= set(operator.outputs) if exact else set()
+    return [replace(row, exact=row.exact and in_uint8 and claimed[row.name]) for row in rows if row.values]
 
 
 def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
@@ -309,9 +420,9 @@ def _bytes(graph: Graph, names: Iterable[str]) -> int:
 
 
 def examples_that_fit(graph: Graph, examples: int) -> int:
-    """As many examples as fill `MOST_IN_FILES` for a device, at least one."""
+    """As many examples as fill `MOST_RESULTS` for a device, at least one."""
     each = _bytes(graph, (*graph.inputs, *graph.results()))
-    return max(1, min(examples, MOST_IN_FILES // max(each, 1)))
+    return max(1, min(examples, MOST_RESULTS // max(each, 1)))
 
 
 def _with_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,6 +438,29 @@ def _described(graph: Graph, end: FileEnd) -> str:
     scale = f", scale {float(grid.scale[0]):.6g}, zero point {int(grid.zero_point[0])}"
     on_a_grid = scale if tensor.dtype in CODE_RANGES else ""
     return f"{shortened(end.name)} {end.dtype}{stored} [{', '.join(map(str, sizes))}]{on_a_grid}"
+
+
+def _decoded(given: str | bytes) -> str:
+    """The text of a file's string, which is bytes if it is not UTF-8."""
+    return given if isinstance(given, str) else given.decode("utf-8", "replace")
+
+
+def _end(graph: Graph, port: Port, name: str) -> FileEnd:
+    tensor = graph.tensors[port.tensor]
+    dtype = FLOAT if tensor.dtype in CODE_RANGES else tensor.dtype
+    return FileEnd(name, tensor.shape, dtype, port.tensor, True)
+
+
+def _port_described(graph: Graph, port: Port, name: str, in_float: bool = False) -> str:
+    """In the axes of an .onnx file. in_float: the file does not quantize it."""
+    tensor = graph.tensors[port.tensor]
+    sizes: list[object] = ["N", *tensor.shape[1:]]
+    lies = ", ".join(str(sizes[at]) for at in port.order)
+    if tensor.dtype not in CODE_RANGES or in_float:
+        return f"{shortened(name)} {FLOAT if in_float else tensor.dtype} [{lies}]"
+    grid = tensor.quantization
+    on = f"scale {float(grid.scale[0]):.6g}, zero point {int(grid.zero_point[0])}"
+    return f"{shortened(name)} {FLOAT} as {tensor.dtype} [{lies}], {on}"
 
 
 def layers_of(graph: Graph) -> list[Layer]:
@@ -368,324 +502,130 @@ def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray
     return codes
 
 
-def read_codes(file: TfliteFile, data: Any, examples: int) -> dict[str, np.ndarray]:
-    """The graph's codes for the user's arrays."""
-    graph = file.graph
-    names = [port.name for port in graph.signature.inputs]
-    if not isinstance(data, Mapping):
-        given = list(data) if isinstance(data, tuple | list) else [data]
-        if len(given) != len(names):
-            raise ValueError(f"the file has the inputs {names}, got {len(given)} arrays")
-        data = dict(zip(names, given, strict=True))
-    # The file's own names do too.
-    aliases = {
-        end.name: port.name for end in file.inputs for port in graph.signature.inputs if port.tensor == end.tensor
+def read_codes(graph: Graph, ends: Sequence[FileEnd], data: Any, examples: int) -> dict[str, np.ndarray]:
+    """The graph's codes for the user's arrays, at most so many examples; ends: what the file takes."""
+    ports = graph.signature.inputs
+    names = [port.name for port in ports]
+    batch = next(batches_of(data, len(ports), examples))
+    if isinstance(batch, Mapping):  # the file's own names will do too
+        aliases = {end.name: port.name for end in ends for port in ports if port.tensor == end.tensor}
+        batch = {aliases.get(str(name), str(name)): array for name, array in batch.items()}
+    arrays = {name: np.asarray(array) for name, array in by_name(names, batch).items()}
+    stored = {end.tensor: end.dtype for end in ends}
+    for port in ports:
+        # Codes of a file in uint8.
+        if arrays[port.name].dtype == np.uint8 and stored[port.tensor] == RAW != graph.tensors[port.tensor].dtype:
+            arrays[port.name] = (arrays[port.name].astype(np.int16) - 128).astype(np.int8)
+    return Intake(graph).codes(arrays)
+
+
+# --- in processes of their own ---------------------------------------------------------------------------------------
+
+
+def _compared(subject: Subject, codes: Mapping[str, np.ndarray], profile: str) -> dict[str, Any]:
+    """Runs one example after the other, as files fix their batch, and counts what differs."""
+    opened, comparing = subject.opened(profile), Comparing(subject.graph, profile, all_reals=False)
+    refused = ""
+    for example in range(len(codes[subject.graph.inputs[0]])):
+        batch = {name: array[example : example + 1] for name, array in codes.items()}
+        device, returned = opened.run(batch)
+        try:
+            comparing.add(batch, device, returned)
+        except ValueError as error:
+            refused = str(error)
+            break
+    return {
+        "operators": [] if refused else [astuple(row) for row in comparing.rows()],
+        "outputs": [] if refused else [astuple(row) for row in comparing.output_rows("whole file")],
+        "refused": refused,
+        "in_uint8": getattr(opened, "in_uint8", False),
     }
-    arrays = {aliases.get(str(name), str(name)): np.asarray(array)[:examples] for name, array in data.items()}
-    if set(arrays) != set(names):
-        raise ValueError(f"the file's inputs are {names}, got {sorted(arrays)}")
-    ends = {end.tensor: end for end in file.inputs}
-    real, codes = {}, {}
-    for port in graph.signature.inputs:
-        array, dtype = arrays[port.name], graph.tensors[port.tensor].dtype
-        if np.issubdtype(array.dtype, np.floating):
-            real[port.name] = array
-        elif array.dtype == np.uint8 and ends[port.tensor].dtype == RAW != dtype:
-            codes[port.tensor] = (array.astype(np.int16) - 128).astype(np.int8)
-        elif array.dtype == dtype:
-            codes[port.tensor] = array
-        else:
-            allowed = "uint8 codes" if ends[port.tensor].dtype == "uint8" else f"{dtype} codes"
-            raise ValueError(f"input {port.name!r} must be real numbers or {allowed}, got {array.dtype}")
-    if real and codes:
-        raise ValueError("inputs must be all real numbers or all codes")
-    found = input_codes(graph, real) if real else check_inputs(graph, codes)
-    if not len(next(iter(found.values()))):
-        raise ValueError("data contains no examples")
-    return found
 
 
-def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndarray:
-    """The arrays of an .npz file by name, or the array of an .npy file, for `inspect`.
-
-    Raises:
-        ValueError: it is not such a file.
-    """
-    try:
-        with open(path, "rb") as file:
-            content = np.load(file, allow_pickle=False)
-            return content if isinstance(content, np.ndarray) else {name: content[name] for name in content.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(f"{shortened(Path(path).name)} is not an .npz or .npy file of arrays ({error})") from None
-
-
-# --- the runtimes, in processes of their own ------------------------------------------------------------------------
-
-
-def _from_file(array: np.ndarray, end: FileEnd, graph: Graph) -> np.ndarray:
-    """Codes for what the file returns; a value between two codes is not a code."""
-    tensor = graph.tensors[end.tensor]
-    if end.dtype == FLOAT and tensor.dtype != FLOAT:
-        grid = tensor.quantization
-        codes = np.rint(array.astype(np.float64) / float(grid.scale[0])) + int(grid.zero_point[0])
-        ends = CODE_RANGES[tensor.dtype]
-        codes = np.clip(np.nan_to_num(codes, nan=ends[0]), *ends).astype(tensor.dtype)
-        if not np.array_equal(dequantize(codes, grid), array):
-            raise RuntimeRefusal(f"output {end.name!r} is not on its grid")
-        return codes
-    shifted = end.dtype == RAW != tensor.dtype
-    return (array.astype(np.int16) - 128).astype(np.int8) if shifted else array
-
-
-def _run_in_a_child(content: bytes, file: TfliteFile, profile: str, folder: str, seconds: float) -> str:
-    """Runs the file and writes what the device computed into the folder; returns why it did not, or ""."""
-    arguments = content, file.graph, file.inputs, file.outputs, dict(file.positions), profile, folder
-    try:
-        said = try_in_a_child(_run, *arguments, seconds=seconds)
-    except RuntimeRefusal as error:
-        return on_one_line(error)
-    folder_of = Path(folder) / profile
-    if (folder_of / "done").exists():
-        return ""
-    reason = folder_of / "reason"
-    lines = [line for line in said.splitlines() if line.strip()]
-    return on_one_line(reason.read_text("utf-8", "replace") if reason.exists() else (lines or ["no reason given"])[-1])
-
-
-def on_one_line(text: object) -> str:
-    return shortened(" ".join(str(text).split()), 300)
-
-
-def _need_shapes(graph: Graph, found: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
-    """Refuses results to which a runtime gave other shapes: TFLite-Micro infers none that the file leaves open."""
-    for name in names:
-        given, whole = found[name].shape, graph.tensors[name].shape
-        if given != whole:
-            raise RuntimeRefusal(
-                f"it takes {list(given)} for the shape of {shortened(name)!r}, which is {list(whole)} (convert the "
-                "model with a fixed batch)"
-            )
-
-
-def _run(
-    content: bytes,
-    graph: Graph,
-    inputs: Sequence[FileEnd],
-    outputs: Sequence[FileEnd],
-    positions: Mapping[str, int],
-    profile: str,
-    folder: str,
-) -> None:
-    """Runs one example after the other, as files fix their batch."""
-    into = Path(folder) / profile
-    into.mkdir()
-    try:
-        with np.load(Path(folder) / "codes.npz") as archive:
-            codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
-        given, results = (tuple(end.name for end in side) for side in (inputs, outputs))
-        # An input that is the file's own is not computed.
-        own = {end.tensor for end in inputs if end.tensor == end.name}
-        computed = tuple(name for name in (*graph.inputs, *graph.results()) if name not in own and name in positions)
-        opened = with_outputs_at(content, [positions[name] for name in computed])
-        plain = open_runtime(content, given, results, profile, True)
-        whole = open_runtime(opened, given, computed, profile, True)
-        for example in range(len(codes[graph.inputs[0]])):
-            batch = {end.name: to_file(graph, codes[end.tensor][example : example + 1], end) for end in inputs}
-            found = whole.run(batch)
-            _need_shapes(graph, found, computed)
-            arrays: dict[str, Any] = {f"t{at}": found[name] for at, name in enumerate(computed)}
-            found = plain.run(batch)
-            arrays |= {f"o{at}": _from_file(found[end.name], end, graph) for at, end in enumerate(outputs)}
-            np.savez(into / f"{example}.npz", **arrays)
-        (into / "names").write_text(json.dumps(computed), "utf-8")
-        (into / "ends").write_text(json.dumps([end.tensor for end in outputs]), "utf-8")
-        (into / "done").write_text("", "utf-8")
-    except (RuntimeError, ValueError, ImportError) as error:
-        (into / "reason").write_text(str(error), "utf-8", "replace")
-
-
-# --- the simulations, in a process of their own ---------------------------------------------------------------------
-
-
-def compare_in_a_child(
-    graph: Graph, folder: str, ran: Sequence[str], seconds: float, file: str = ".tflite"
-) -> dict[str, Any]:
-    """The counts of an `Inspection`.
-
-    Args:
-        folder: holds the codes of the inputs, and for each of `ran` what the device computed.
-        file: the kind of file; all devices that run this kind are simulated.
-    """
-    try:
-        said = try_in_a_child(_compare, graph, folder, tuple(ran), that_run(file), seconds=seconds)
-    except RuntimeRefusal as error:
-        raise RuntimeError(f"the file could not be simulated: {on_one_line(error)}") from None
-    counts = Path(folder) / "counts.json"
-    if not counts.exists():
-        lines = [line for line in said.splitlines() if line.strip()]
-        raise RuntimeError(f"the file could not be simulated: {on_one_line((lines or ['no reason given'])[-1])}")
-    found: dict[str, Any] = json.loads(counts.read_text())
-    return found
-
-
-def _compare(graph: Graph, folder: str, ran: Sequence[str], simulating: Sequence[str]) -> None:
-    """Counts, example by example, what `Inspection` holds."""
-    with np.load(Path(folder) / "codes.npz") as archive:
-        codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
+def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence[str]) -> dict[str, Any]:
+    """What devices cannot compute, and where their simulations differ, example by example."""
     results = tuple(graph.results())
-    kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
-    operators = {profile: {name: Tally() for name in results} for profile in ran}
-    outputs = {profile: {name: Tally() for name in graph.outputs} for profile in ran}
-    pairs = {pair: {name: Tally() for name in results} for pair in combinations(simulating, 2)}
-    firsts: dict[tuple[str, str], _First] = {}
+    states = {profile: graph.initial_state() for profile in profiles}
+    pairs = {pair: _Pair({name: Tally() for name in results}) for pair in combinations(profiles, 2)}
     refused: dict[str, str] = {}
-    # What variables hold: in each whole simulation, and as left by the operators of each device that ran.
-    states = {profile: graph.initial_state() for profile in simulating}
-    memories = {profile: graph.initial_state() for profile in ran}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
         simulated: dict[str, dict[str, np.ndarray]] = {}
         before = {profile: dict(state) for profile, state in states.items()}
-        for profile in simulating:
+        for profile in profiles:
             try:
                 simulated[profile] = simulate(graph, batch, profile, results, state=states[profile], progress=False)
             except ValueError as error:
                 refused[profile] = str(error)
-        for pair, tallies in pairs.items():
-            if all(profile in simulated for profile in pair):
-                ours, theirs = (simulated[profile] for profile in pair)
-                equal = [
-                    tally.add(ours[name], theirs[name])
-                    for name, tally in tallies.items()
-                    if graph.tensors[name].dtype != FLOAT
-                ]
+        for names, pair in pairs.items():
+            if all(profile in simulated for profile in names):
+                first, second = (before[profile] for profile in names)
                 # Differences caused by differing states are not an operator's own.
-                same = all(np.array_equal(codes, before[pair[1]][name]) for name, codes in before[pair[0]].items())
-                if same and not all(equal):
-                    _keep_first(graph, pair, firsts, {**batch, **before[pair[0]], **ours}, theirs)
-        for profile in ran:
-            if profile in simulated:
-                _count(graph, Path(folder) / profile, example, batch, simulated[profile], operators[profile],
-                       outputs[profile], profile, memories[profile])  # fmt: skip
-    content = {
-        "operators": {
-            profile: [_row(tally, name, kinds[name], [kinds[name]], profile) for name, tally in tallies.items()]
-            for profile, tallies in operators.items()
-        },
-        "outputs": {
-            profile: [
-                _row(tally, name, "whole file", tuple(kinds.values()), profile) for name, tally in tallies.items()
-            ]
-            for profile, tallies in outputs.items()
-        },
-        "refused": refused,
-        "disagreements": [
-            each
-            for pair, tallies in pairs.items()
-            if pair in firsts and (each := _disagreement(graph, pair, tallies, kinds, firsts[pair]))
-        ],
-    }
-    (Path(folder) / "counts.json").write_text(json.dumps(content))
-
-
-def _row(tally: Tally, name: str, kind: str, all_of: Sequence[str], profile: str) -> tuple[Any, ...]:
-    exact = all((each, profile) in EXACT for each in all_of)
-    return name, kind, tally.values, tally.differing, tally.largest, exact
-
-
-def _count(
-    graph: Graph,
-    folder: Path,
-    example: int,
-    batch: Mapping[str, np.ndarray],
-    simulated: Mapping[str, np.ndarray],
-    operators: Mapping[str, Tally],
-    outputs: Mapping[str, Tally],
-    profile: str,
-    memory: dict[str, np.ndarray],
-) -> None:
-    """Compares one example's codes on one device with its simulation; memory: what variables hold, which is changed."""
-    computed, ends = (json.loads((folder / part).read_text("utf-8")) for part in ("names", "ends"))
-    with np.load(folder / f"{example}.npz") as archive:
-        device = {**batch, **{name: archive[f"t{at}"] for at, name in enumerate(computed)}}
-        found = {name: archive[f"o{at}"] for at, name in enumerate(ends)}
-    for operator in graph.operators:
-        if operator.outputs[0] in device and not _compared(graph, operator, profile):
-            continue
-        for name, codes in simulate_results(graph, operator, {**device, **memory}, profile).items():
-            if name in memory:
-                memory[name] = codes
-            elif name in device:
-                operators[name].add(device[name], codes)
-            else:  # the file has no codes of it
-                device[name] = codes
-    memory |= graph.succeeding({**device, **memory})
-    for name, tally in outputs.items():
-        if graph.tensors[name].dtype != FLOAT:
-            tally.add(found[name], simulated[name] if name in simulated else batch[name])
-
-
-def _compared(graph: Graph, operator: Operator, profile: str) -> bool:
-    """Whether an operator's results are compared: real numbers are if their equality is claimed."""
-    real = graph.tensors[operator.outputs[0]].dtype == FLOAT
-    return not real or (graph.measured_as(operator), profile) in EXACT
-
-
-@dataclass
-class _First:
-    """The first operator in which two devices differ, and its operands in the examples where they do."""
-
-    number: int
-    examples: list[dict[str, np.ndarray]]
+                same = all(np.array_equal(held, second[name]) for name, held in first.items())
+                pair.add(graph, {**batch, **first, **simulated[names[0]]}, simulated[names[1]], same)
+    disagreements = [pair.disagreement(graph, names) for names, pair in pairs.items()]
+    return {"refused": refused, "disagreements": [each for each in disagreements if each is not None]}
 
 
 # How many examples of one operator are searched for a mechanism.
 MOST_EXAMPLES = 8
 
 
-def _keep_first(
-    graph: Graph,
-    pair: tuple[str, str],
-    firsts: dict[tuple[str, str], _First],
-    ours: Mapping[str, np.ndarray],
-    theirs: Mapping[str, np.ndarray],
-) -> None:
-    """Records the first operator that differs in an example, unless an earlier one is known to differ."""
-    for number, operator in enumerate(graph.operators):
-        if pair in firsts and number > firsts[pair].number:
+@dataclass
+class _Pair:
+    """Two devices' simulations: how far they differ, the first operator in which they do, and its operands in examples
+    where they do."""
+
+    tallies: dict[str, Tally]
+    number: int | None = None
+    examples: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+    def add(
+        self, graph: Graph, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], same_state: bool
+    ) -> None:
+        """ours: with the codes of inputs and variables."""
+        equal = [
+            tally.add(ours[name], theirs[name])
+            for name, tally in self.tallies.items()
+            if graph.tensors[name].dtype != FLOAT
+        ]
+        if all(equal) or not same_state:
             return
-        codes = [name for name in operator.outputs if graph.tensors[name].dtype != FLOAT]
-        if all(np.array_equal(ours[name], theirs[name]) for name in codes):
-            continue
-        operands = {name: ours[name] for name in operator.inputs if graph.tensors[name].data is None}
-        if pair not in firsts or number < firsts[pair].number:
-            firsts[pair] = _First(number, [])
-        if len(firsts[pair].examples) < MOST_EXAMPLES:
-            firsts[pair].examples.append(operands)
-        return
+        for number, operator in enumerate(graph.operators):
+            if self.number is not None and number > self.number:
+                return
+            names = [name for name in operator.outputs if graph.tensors[name].dtype != FLOAT]
+            if all(np.array_equal(ours[name], theirs[name]) for name in names):
+                continue
+            if number != self.number:
+                self.number, self.examples = number, []
+            if len(self.examples) < MOST_EXAMPLES:
+                operands = [name for name in operator.inputs if graph.tensors[name].data is None]
+                self.examples.append({name: ours[name] for name in operands})
+            return
 
-
-def _disagreement(
-    graph: Graph, pair: tuple[str, str], tallies: Mapping[str, Tally], kinds: Mapping[str, str], kept: _First
-) -> dict[str, Any] | None:
-    operator = graph.operators[kept.number]
-    first = next(name for name in operator.outputs if tallies[name].differing)
-    operands = {name: np.concatenate([each[name] for each in kept.examples]) for name in kept.examples[0]}
-    mechanism = mechanism_of(graph, operator, operands, *pair)
-    if mechanism is None:
-        return None
-    ends = [tallies[name] for name in graph.outputs if name in tallies]
-    return {
-        "profiles": pair,
-        "layer": first,
-        "kind": kinds[first],
-        "values": tallies[first].values,
-        "differing": tallies[first].differing,
-        "output_values": sum(each.values for each in ends),
-        "outputs_differing": sum(each.differing for each in ends),
-        "largest": max((each.largest for each in ends), default=0),
-        "mechanism": asdict(mechanism),
-    }
+    def disagreement(self, graph: Graph, profiles: tuple[str, str]) -> dict[str, Any] | None:
+        """The fields of a `Disagreement`."""
+        if self.number is None:
+            return None
+        operator, tallies = graph.operators[self.number], self.tallies
+        first = next(name for name in operator.outputs if tallies[name].differing)
+        operands = {name: np.concatenate([each[name] for each in self.examples]) for name in self.examples[0]}
+        mechanism = mechanism_of(graph, operator, operands, *profiles)
+        if mechanism is None:
+            return None
+        ends = [tallies[name] for name in graph.outputs if name in tallies]
+        return {
+            "profiles": profiles,
+            "layer": first,
+            "kind": graph.measured_as(operator),
+            "values": tallies[first].values,
+            "differing": tallies[first].differing,
+            "output_values": sum(each.values for each in ends),
+            "outputs_differing": sum(each.differing for each in ends),
+            "largest": max((each.largest for each in ends), default=0),
+            "mechanism": asdict(mechanism),
+        }
 
 
 # --- in words --------------------------------------------------------------------------------------------------------
@@ -837,4 +777,4 @@ def _verdict(found: Inspection) -> str:
     return f"The file runs as simulated on {names}: {counted}."
 
 
-__all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "name_in_short", "read_arrays"]
+__all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "inspect_onnx", "name_in_short"]

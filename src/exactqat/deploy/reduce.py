@@ -108,7 +108,11 @@ def reduce(
     file = read_content(content, path.name)
     if file.graph.variables:
         raise Refusal("a network with variables cannot be reduced: its differences depend on all calls before")
-    codes = random_codes(file.graph, examples, seed) if data is None else read_codes(file, data, examples)
+    codes = (
+        random_codes(file.graph, examples, seed)
+        if data is None
+        else read_codes(file.graph, file.inputs, data, examples)
+    )
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(file.graph.inputs)}
         np.savez(Path(folder) / "codes.npz", **given)

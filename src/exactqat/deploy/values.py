@@ -25,10 +25,15 @@ def device_codes(model: Any, *inputs: Any, lowered: Lowered | None = None) -> di
         inputs: what the model is called with; the results include the network's own inputs.
         lowered: the result of `lower_with_layouts`, if already available.
     """
-    graph, layouts = lowered or lower_with_layouts(model)
+    return placed_codes(model, model.stored_codes(*inputs), lowered or lower_with_layouts(model))
+
+
+def placed_codes(model: Any, stored: Mapping[str, np.ndarray], lowered: Lowered) -> dict[str, np.ndarray]:
+    """As `device_codes`, from what the model stores, by layer path, in the user's order of axes."""
+    graph, layouts = lowered
     numbers = model.numbers()
     codes = {}
-    for path, trained in model.stored_codes(*inputs).items():
+    for path, trained in stored.items():
         if path not in layouts:
             continue
         tensor = graph.tensors[path]

@@ -1,43 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a written .tflite file on the real runtime and compares every integer with the simulation.
-
-Tensors inside a delegate cannot be read, and the interpreter's option to preserve them splits the delegate into single
-operators. So the file itself is read back, every operator's result becomes an output of the model, and that model runs
-delegated like the original file. Each operator is then simulated from the operands the device had, which identifies the
-faulty operator instead of all that follow it; the unchanged file is compared end to end.
+"""Runs a written file on the real runtime and compares every integer with the simulation and with training.
 
 A file that runs as simulated need not match what was trained: devices round differently. So a report also says how many
-of the integers that this device computes equal those of training.
+of the integers that this device computes equal those of training. Examples are read once, some at a time.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, Profile, Refusal, profile_named
+from ..device import OPERATORS, PROFILES, Profile, Refusal, profile_named
+from ..device.profile import DEFAULT_KERNELS, ONNXRUNTIME_X86
 from ..device.tensor import CODE_RANGES
 from ..progress import Clock
-from .codes import as_codes, input_codes
-from .comparison import Comparison, Noise, Report, Tally
-from .formats.tflite import is_file_of, read_grids, read_signature, with_outputs
+from .codes import Intake
+from .comparing import Codes, Comparing, Opened, OpenedTflite
+from .comparison import Noise, Report, Tally
+from .examples import batches_of, examples_in
+from .formats import onnx, tflite
 from .graph import Graph
-from .runtimes import onnxruntime, open_runtime, profile_here, profiles_here
+from .lower import lower_with_layouts
+from .runtimes import profile_here, profiles_here
+from .runtimes.onnxruntime import OnnxRuntime, written_network
 from .runtimes.trial import try_in_a_child
-from .simulate import EXACT, check_inputs, dequantize, simulate, simulate_results
+from .simulate import check_inputs, dequantize, simulate
+from .values import placed_codes
+
+# The most examples at a time, and the bytes of the results of those.
+TOGETHER, BYTES_TOGETHER = 64, 1 << 26
+# Bytes of codes that another process tries before this one.
+BYTES_TRIED = 1 << 26
+# In steps; float32 holds the steps of all grids more precisely than that.
+_OFF_GRID = 1e-2
 
 
 def verify(
     graph: Graph,
     path: str | os.PathLike[str],
     x: np.ndarray | Mapping[str, np.ndarray] | None = None,
-    device: str | Profile = "xnnpack",
-    batch_size: int = 8,
+    device: str | Profile | None = None,
+    batch_size: int | None = None,
     float_values: Mapping[str, np.ndarray] | None = None,
     trained_values: Mapping[str, np.ndarray] | None = None,
     progress: Callable[[int, int], None] | bool | None = None,
@@ -45,254 +54,307 @@ def verify(
     model: Any = None,
     data: Any = None,
 ) -> Report:
-    """Compares the file at `path` with `graph` on input codes x [batch, ...] (or one array per input name), and what
-    the device computes with what was trained; see `Report`, whose `equal` says whether everything agrees.
+    """Compares the .tflite or .onnx file at `path` with `graph`, integer for integer, and what the device computes with
+    what was trained; see `Report`, which is true if everything agrees.
 
-    model, data: the frozen model (in JAX ``prepared.trained(params, state)``) and a batch of the user's own inputs. The
-    file then gets these arrays too, as its metadata describes (names, axes, grids), and its results are compared with
-    the model's in evaluation, integer for integer; what the file leaves out, such as a final softmax, is left out of
-    both. Without x, the codes of `data` are used for all other comparisons.
+    Give codes x [batch, ...] (or one array per input name), or `data`: your own inputs, with or without targets, as
+    arrays, a loader, a generator or the path of a file. Memory is that of some examples at a time. Reports on parts of
+    the examples add up.
 
-    device: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. float_values and
-    trained_values: what the float and the fake-quantized network compute for the same images, or for the first of them,
-    by tensor name, channels last (`deploy.layer_values` returns both); the report then contains signal-to-noise ratios
-    for these tensors, over these images. progress: called with the number of comparisons done and the total; True: a
-    line on standard error; None: likewise if that is a terminal and it takes more than a moment; False: nothing.
-    trained_codes: what the trained network itself stores for x, or for the first of x, by tensor name
-    (`deploy.device_codes` returns it), to be compared with this device. Without them, a graph trained for another
-    device is compared with its simulation on that one; for a graph trained for this one nothing more is compared.
+    model: the frozen model (in JAX ``prepared.trained(params, state)``). All codes that it stores for `data`, in
+    evaluation, are then compared with the device's, and its results with the file's; what the file leaves out, such as
+    a final softmax, is left out of both.
 
-    A file that differs from what `write_tflite` writes for the graph is run in another process first, because runtimes
-    trust what they read. Raises ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if the
-    runtime rejects the file or crashes on it, Refusal if it would crash the process at these codes. Needs
+    device: one of `profiles_here`, or "xnnpack" for the runtime's default kernels on this processor. By default the
+    device that the graph was trained for; if it cannot run here, the file is run on the default kernels. An .onnx file
+    runs on onnxruntime; where this processor is not "onnxruntime-x86", nothing is claimed. float_values and
+    trained_values: what the float and the fake-quantized network compute for the same examples, or for the first of
+    them, by tensor name, channels last (`deploy.layer_values` returns both); the report then contains signal-to-noise
+    ratios for these tensors. progress: called with the number of comparisons done and the total (0: unknown, as of a
+    generator); True: a line on standard error; None: likewise if that is a terminal and it takes more than a moment;
+    False: nothing. trained_codes: what the trained network stores for x, or for the first of x, by tensor name
+    (`deploy.device_codes`), in place of a model. Without either, a graph trained for another device is compared with
+    its simulation on that one; for a graph trained for this one nothing more is compared. batch_size: examples at a
+    time; by default as many as fit in some memory.
+
+    What the file says of scales, zero points, shapes, names and axes is compared, too (`Report.declared`). A file that
+    differs from what `write_tflite` writes for the graph is run in another process first, because runtimes trust what
+    they read. Raises ValueError if the file has no tensor for a result of the graph, RuntimeRefusal if the runtime
+    rejects the file or crashes on it, Refusal if it would crash the process at these codes. Needs
     `pip install 'exactqat[deploy]'`.
 
-    For a network with variables (`Graph.variables`), the examples of x are successive calls of one stream.
+    For a network with variables (`Graph.variables`), the examples are successive calls of one stream.
     """
-    target = profile_named(profile_here(device))
     if data is None and (x is None or model is not None):
         raise TypeError("verify needs x (codes) or data (arrays as the model takes them); with model it needs data")
-    if x is None:
-        x = input_codes(graph, data if model is None else model.evaluated(data)[0])
-    return _compared(
-        graph, path, x, target, batch_size, float_values, trained_values, progress, trained_codes, model, data
-    )
-
-
-def _compared(
-    graph: Graph,
-    path: str | os.PathLike[str],
-    x: np.ndarray | Mapping[str, np.ndarray],
-    target: Profile,
-    batch_size: int,
-    float_values: Mapping[str, np.ndarray] | None = None,
-    trained_values: Mapping[str, np.ndarray] | None = None,
-    progress: Callable[[int, int], None] | bool | None = None,
-    trained_codes: Mapping[str, np.ndarray] | None = None,
-    model: Any = None,
-    data: Any = None,
-    claims: bool = True,
-) -> Report:
-    """What `verify` returns. claims: whether operators may be claimed to be exact here."""
-    profile = target.name
-    inputs = check_inputs(graph, x)
-    total = next(iter(inputs.values())).shape[0]
-    if total == 0:
-        raise ValueError("x contains no images, so there is nothing to compare")
     content = Path(path).read_bytes()
-    is_tflite = content[4:8] == b"TFL3"
-    if is_tflite != (target.file == ".tflite") and (is_tflite or Path(path).suffix == ".onnx"):
-        kind = "a .tflite" if is_tflite else "an .onnx"
-        raise ValueError(f"{target.title} runs {target.file} files, and path is {kind} file: {Path(path).name}")
-    names = graph.results()
+    target = _target(graph, content, Path(path), device)
+    if batch_size is None:
+        each = sum(math.prod(graph.tensors[name].shape) for name in (*graph.inputs, *graph.results()))
+        batch_size = max(1, min(TOGETHER, BYTES_TOGETHER // max(each, 1)))
     if graph.variables or not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
-    batches = [
-        {name: codes[start : start + batch_size] for name, codes in inputs.items()}
-        for start in range(0, total, batch_size)
-    ]
-    deadly = any(
-        OPERATORS[operator.kind].may_end_the_process(
-            [graph.tensors[name] for name in operator.inputs], operator.attributes, target
+    network = model if model is None or hasattr(model, "traced") else model.trained()
+    verifying = _Verifying(graph, content, target, float_values, trained_values, trained_codes, network)
+    if x is None:
+        verifying.compare(
+            _users(graph, data, batch_size, network), examples_in(data, len(graph.inputs)), batch_size, progress
         )
-        for operator in graph.operators
-    )
-    if deadly:
-        for batch in batches:
-            simulate(graph, batch, profile)  # raises what the runtime would not survive
-    plain, opened = _opened(graph, content, target, batches)
-    operators = {name: Tally() for name in names}
-    noises = {name: (Noise(), Noise()) for name in float_values or () if name in operators}
-    outputs = {name: Tally() for name in graph.outputs}
-    elsewhere = "" if trained_codes is not None or graph.trained_for == profile else graph.trained_for
-    training = {name: Tally() for name in (names if elsewhere else trained_codes or ()) if name in operators}
-    # What variables hold: as each operator leaves them from the device's operands, and in the whole simulation.
-    memory, whole = graph.initial_state(), graph.initial_state()
-    done, steps = 0, len(batches) * len(graph.operators)
-    tell = progress if callable(progress) else Clock.counting("comparing with the runtime", progress)
-    for batch, start in zip(batches, range(0, total, batch_size), strict=True):
-        stored = {**batch, **opened.run(batch)}
-        agree = True
-        for operator in graph.operators:
-            for name, codes in simulate_results(graph, operator, {**stored, **memory}, profile).items():
-                if name in memory:
-                    memory[name] = codes
-                else:
-                    agree &= operators[name].add(stored[name], codes)
+    else:
+        inputs = check_inputs(graph, x)
+        total = len(next(iter(inputs.values())))
+        if total == 0:
+            raise ValueError("x contains no images, so there is nothing to compare")
+        verifying.compare(_parts(inputs, batch_size), total, batch_size, progress)
+        if network is not None:
+            verifying.compare_results(_users(graph, data, batch_size, network))
+    return verifying.report()
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The device in question, the one whose runtime runs the file, and whether that is claimed to be exact."""
+
+    device: Profile
+    ran: Profile
+    claims: bool = True
+
+
+def _target(graph: Graph, content: bytes, path: Path, device: str | Profile | None) -> _Target:
+    is_tflite = content[4:8] == tflite.IDENTIFIER
+    file = ".tflite" if is_tflite or path.suffix != ".onnx" else ".onnx"
+    if device is not None:
+        named = profile_named(profile_here(device))
+        if is_tflite != (named.file == ".tflite") and (is_tflite or path.suffix == ".onnx"):
+            kind = "a .tflite" if is_tflite else "an .onnx"
+            raise ValueError(f"{named.title} runs {named.file} files, and path is {kind} file: {path.name}")
+        return _Target(named, named)
+    own = PROFILES.get(graph.trained_for)
+    if file == ".onnx":
+        return _Target(ONNXRUNTIME_X86, ONNXRUNTIME_X86, ONNXRUNTIME_X86.name in profiles_here(file))
+    if own is not None and own.file == file and own.name in profiles_here(file):
+        return _Target(own, own)
+    default = profile_named(profile_here(DEFAULT_KERNELS))
+    return _Target(default if own is None or own.file != file else own, default)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some examples: their codes and, of a model, what it returns and the codes of everything that it stores."""
+
+    codes: Codes
+    results: Sequence[np.ndarray] = ()
+    stored: Codes = field(default_factory=dict)
+
+
+def _parts(inputs: Codes, batch_size: int) -> Iterator[_Part]:
+    total = len(next(iter(inputs.values())))
+    for start in range(0, total, batch_size):
+        yield _Part({name: codes[start : start + batch_size] for name, codes in inputs.items()})
+
+
+def _users(graph: Graph, data: Any, batch_size: int, network: Any) -> Iterator[_Part]:
+    """A user's examples; `network`: what was trained, or None."""
+    intake = Intake(graph)
+    lowered = None if network is None else lower_with_layouts(network)
+    for rows in batches_of(data, len(graph.signature.inputs), batch_size):
+        if network is None or lowered is None:
+            yield _Part(intake.codes(rows))
+        else:
+            given, results, stored = network.traced(intake.as_model_takes(rows))
+            yield _Part(intake.codes(given), results, placed_codes(network, stored, lowered))
+
+
+class _Verifying:
+    """One file beside one graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        content: bytes,
+        target: _Target,
+        float_values: Mapping[str, np.ndarray] | None,
+        trained_values: Mapping[str, np.ndarray] | None,
+        trained_codes: Mapping[str, np.ndarray] | None,
+        network: Any,
+    ) -> None:
+        self.graph, self.content, self.target = graph, content, target
+        self.comparing = Comparing(graph, target.ran, target.claims)
+        self.float_values, self.trained_values = float_values or {}, trained_values or {}
+        self.trained_codes = trained_codes
+        names = graph.results()
+        self.noises = {name: (Noise(), Noise()) for name in self.float_values if name in names}
+        same = graph.trained_for in ("", target.device.name)
+        # What stands for training where it left no codes: the simulation of the device that was trained for.
+        self.elsewhere = "" if same or network is not None or trained_codes is not None else graph.trained_for
+        self.from_model = network is not None and trained_codes is None
+        self.training: dict[str, Tally] = {}
+        self.predictions: dict[str, Tally] = {}
+        self.states: dict[str, dict[str, np.ndarray]] = {}
+        self._opened: Opened | None = None
+
+    def compare(
+        self,
+        parts: Iterable[_Part],
+        total: int | None,
+        batch_size: int,
+        progress: Callable[[int, int], None] | bool | None,
+    ) -> None:
+        graph = self.graph
+        steps = 0 if total is None else -(-total // batch_size) * len(graph.operators)
+        tell = progress if callable(progress) else Clock.counting("comparing with the runtime", progress)
+        done = start = 0
+
+        def did() -> None:
+            nonlocal done
             done += 1
             tell(done, steps)
-            name = operator.outputs[0]
-            if float_values is not None and name in noises:
-                per_example = graph.tensors[name].shape[0]
-                images = slice(start * per_example, (start + batch_size) * per_example)
-                trained_noise, device_noise = noises[name]
-                signal = float_values[name][images]
-                quantization = graph.tensors[name].quantization
-                device_noise.add(signal, dequantize(stored[name][: len(signal)], quantization))
-                if trained_values is not None and name in trained_values:
-                    trained_noise.add(signal, trained_values[name][images])
-        memory |= graph.succeeding({**stored, **memory})
-        # If every operator agrees from the device's operands, the whole simulation is what the device had.
-        wanted = [*dict.fromkeys((*graph.outputs, *training))]
-        same = agree and not memory
-        end_to_end = stored if same else simulate(graph, batch, profile, wanted, state=whole)
-        for name, codes in plain.run(batch).items():
-            outputs[name].add(codes, end_to_end[name])
-        if elsewhere and training:
-            try:
-                trained = simulate(graph, batch, elsewhere, names, batch_size, progress=False)
-            except Refusal:  # a device that would not survive these inputs gives nothing to compare with
-                training = {}
-        else:
-            trained = {}
-            for name in training:
-                each = graph.tensors[name].shape[0]
-                trained[name] = (trained_codes or {})[name][start * each : (start + batch_size) * each]
-        for name, tally in training.items():
-            tally.add(end_to_end[name][: len(trained[name])], trained[name], "training")
-    kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
-    exact = {name: claims and (kind, profile) in EXACT for name, kind in kinds.items()}
-    rows = []
-    for name, kind in kinds.items():
-        row = operators[name].comparison(name, kind, exact[name])
-        if name in noises:
-            trained_noise, device_noise = noises[name]
-            row = replace(row, trained_sqnr=trained_noise.decibels(), device_sqnr=device_noise.decibels())
-        rows.append(row)
-    return Report(
-        profile,
-        tuple(rows),
-        tuple(tally.comparison(name, "whole graph", all(exact.values())) for name, tally in outputs.items()),
-        graph.trained_for,
-        # A device computes what was trained if the profile is the same; otherwise no equality is claimed.
-        tuple(
-            tally.comparison(name, kinds[name], profile == graph.trained_for and exact[name])
-            for name, tally in training.items()
-        ),
-        predictions=() if model is None else _predictions(graph, content, model, data, target, batch_size),
-    )
 
-
-def _opened(
-    graph: Graph, content: bytes, target: Profile, batches: Sequence[Mapping[str, np.ndarray]]
-) -> tuple[Any, Any]:
-    """The file on its runtime unchanged, and with the codes of all results as its outputs."""
-    if target.file == ".onnx":
-        return onnxruntime.opened(graph, content)
-    names = graph.results()
-    files = (content, graph.inputs, graph.outputs), (with_outputs(content, names), graph.inputs, names)
-    if not is_file_of(graph, content):
-        try_in_a_child(_run, files, target.name, batches)
-    plain, opened = (open_runtime(*file, target.name) for file in files)
-    return plain, opened
-
-
-def _predictions(
-    graph: Graph, content: bytes, model: Any, data: Any, target: Profile, batch_size: int
-) -> tuple[Comparison, ...]:
-    """Compares the file's results on the user's arrays with the model's; a .tflite file itself says how they are laid
-    out, and an .onnx file takes real numbers in the user's axes."""
-    runtime: Any
-    if target.file == ".onnx":
-        signature, runtime = graph.signature, onnxruntime.opened(graph, content)[0]
-        tensors = {port.tensor: graph.tensors[port.tensor] for port in (*signature.inputs, *signature.outputs)}
-        grids = {name: (tensor.dtype, tensor.quantization) for name, tensor in tensors.items()}
-    else:
-        signature, grids = read_signature(content), read_grids(content)
-        given, results = (
-            tuple(dict.fromkeys(port.tensor for port in side)) for side in (signature.inputs, signature.outputs)
+        deadly = any(
+            OPERATORS[operator.kind].may_end_the_process(
+                [graph.tensors[name] for name in operator.inputs], operator.attributes, self.target.ran
+            )
+            for operator in graph.operators
         )
-        runtime = open_runtime(content, given, results, target.name)
-    tallies = {port.name: Tally() for port in signature.outputs}
-    for rows in _batches(data, batch_size):
-        arrays, wanted = model.evaluated(rows)
-        codes = {
-            port.tensor: as_codes(port.to_graph(array), *grids[port.tensor], port.limits)
-            for port, array in zip(signature.inputs, arrays, strict=True)
+        for part in self._tried(parts):
+            if deadly:
+                simulate(
+                    graph, part.codes, self.target.ran, progress=False
+                )  # raises what the runtime would not survive
+            examples = len(next(iter(part.codes.values())))
+            rows = slice(start, start + examples)
+            trained = self._trained(part, rows)
+            device, returned = self.opened().run(part.codes)
+            also = tuple(name for name in trained if name not in graph.outputs)
+            whole = self.comparing.add(part.codes, device, returned, also, did)
+            if self.target.device is not self.target.ran and trained:
+                whole = self._simulated(self.target.device.name, part.codes, tuple(trained))
+            for name, codes in trained.items():
+                tally = self.training.setdefault(name, Tally())
+                tally.add(whole[name][: len(codes)], codes, "training")
+            self._add_noise(device, rows)
+            self._add_results(part, returned)
+            start += examples
+
+    def compare_results(self, parts: Iterable[_Part]) -> None:
+        """The model's results beside the file's, of further examples."""
+        for part in self._tried(parts):
+            self._add_results(part, self.opened().run(part.codes)[1])
+
+    def opened(self) -> Opened:
+        """The file on its runtime."""
+        if self._opened is None:
+            if self.target.ran.file == ".onnx":
+                self._opened = OnnxRuntime(written_network(self.graph, self.content))
+            else:
+                self._opened = OpenedTflite(self.graph, self.content, self.target.ran)
+        return self._opened
+
+    def _tried(self, parts: Iterable[_Part]) -> Iterator[_Part]:
+        """The parts, which another process has run before, unless the file is the graph's own."""
+        if self.target.ran.file == ".onnx" or tflite.is_file_of(self.graph, self.content):
+            yield from parts
+            return
+        waiting: list[_Part] = []
+        held = 0
+        for part in parts:
+            waiting.append(part)
+            held += sum(codes.nbytes for codes in part.codes.values())
+            if held >= BYTES_TRIED:
+                yield from self._survived(waiting)
+                waiting, held = [], 0
+        if waiting:
+            yield from self._survived(waiting)
+
+    def _survived(self, parts: Sequence[_Part]) -> Sequence[_Part]:
+        codes = [dict(part.codes) for part in parts]
+        try_in_a_child(_run, self.graph, self.content, self.target.ran.name, codes)
+        return parts
+
+    def _trained(self, part: _Part, rows: slice) -> Codes:
+        """What training stored for these examples, or for the first of them."""
+        if self.from_model:
+            known = {*self.graph.results()}
+            return {name: codes for name, codes in part.stored.items() if name in known}
+        if self.elsewhere:
+            try:
+                return self._simulated(self.elsewhere, part.codes, self.graph.results())
+            except Refusal:  # a device that would not survive these inputs gives nothing to compare with
+                self.elsewhere = ""
+                self.training.clear()
+        known = {*self.graph.results()}
+        return {
+            name: codes[self._rows_of(name, rows)]
+            for name, codes in (self.trained_codes or {}).items()
+            if name in known
         }
-        found = runtime.run(codes)
-        for port, own in zip(signature.outputs, wanted, strict=True):
-            dtype, quantization = grids[port.tensor]
-            device = port.to_user(found[port.tensor]).astype(np.int64)
-            if dtype not in CODE_RANGES:
-                tallies[port.name].add(device, own)
+
+    def _simulated(self, device: str, codes: Codes, names: Sequence[str]) -> dict[str, np.ndarray]:
+        state = self.states.setdefault(device, {})
+        return simulate(self.graph, codes, device, names, progress=False, state=state if self.graph.variables else None)
+
+    def _rows_of(self, name: str, rows: slice) -> slice:
+        """Of a tensor that holds several rows for each example."""
+        each = self.graph.tensors[name].shape[0]
+        return slice(rows.start * each, rows.stop * each)
+
+    def _add_noise(self, device: Codes, rows: slice) -> None:
+        for name, (trained_noise, device_noise) in self.noises.items():
+            own = self._rows_of(name, rows)
+            signal = self.float_values[name][own]
+            device_noise.add(signal, dequantize(device[name][: len(signal)], self.graph.tensors[name].quantization))
+            if name in self.trained_values:
+                trained_noise.add(signal, self.trained_values[name][own])
+
+    def _add_results(self, part: _Part, returned: Codes) -> None:
+        """Compares the file's results with the model's."""
+        if not part.results:
+            return
+        for port, own in zip(self.graph.signature.outputs, part.results, strict=True):
+            tensor, tally = self.graph.tensors[port.tensor], self.predictions.setdefault(port.name, Tally())
+            codes = port.to_user(returned[port.tensor]).astype(np.int64)
+            if tensor.dtype not in CODE_RANGES:
+                tally.add(codes, own)
                 continue
-            steps = own.astype(np.float64) / float(quantization.scale[0])
+            steps = own.astype(np.float64) / float(tensor.quantization.scale[0])
             trained = np.rint(np.nan_to_num(steps))
             # A value between two codes is not a code, however it would be rounded; nor is one that is not finite.
-            trained += np.where(np.abs(steps - trained) <= _OFF_GRID, 0, 0.5) + int(quantization.zero_point[0])
-            tallies[port.name].add(device, trained)
-    return tuple(tally.comparison(name, "the model's predict", False) for name, tally in tallies.items())
+            trained += np.where(np.abs(steps - trained) <= _OFF_GRID, 0, 0.5) + int(tensor.quantization.zero_point[0])
+            tally.add(codes, trained)
+
+    def report(self) -> Report:
+        device, ran, kinds = self.target.device.name, self.target.ran.name, self.comparing.kinds
+        rows = []
+        for row in self.comparing.rows():
+            if row.name in self.noises:
+                trained_noise, device_noise = self.noises[row.name]
+                row = replace(
+                    row,
+                    trained_sqnr=trained_noise.decibels(),
+                    device_sqnr=device_noise.decibels(),
+                    signal=device_noise.signal,
+                )
+            rows.append(row)
+        declared = tflite.declared_differences if self.target.ran.file == ".tflite" else onnx.declared_differences
+        # A device computes what was trained if the profile is the same; otherwise no equality is claimed.
+        same = device == self.graph.trained_for
+        return Report(
+            device,
+            tuple(rows),
+            self.comparing.output_rows("whole graph"),
+            self.graph.trained_for,
+            tuple(
+                tally.comparison(name, kinds[name], same and self.comparing.claimed(name))
+                for name, tally in self.training.items()
+            ),
+            "" if device == ran else ran,
+            tuple(tally.comparison(name, "the model's predict", False) for name, tally in self.predictions.items()),
+            declared(self.graph, self.content),
+        )
 
 
-# In steps; float32 holds the steps of all grids more precisely than that.
-_OFF_GRID = 1e-2
-
-
-def _batches(data: Any, batch_size: int) -> Iterator[Any]:
-    """The user's arrays, however nested, some rows at a time."""
-    sizes: list[int] = []
-
-    def rows(each: Any, start: int) -> Any:
-        if isinstance(each, Mapping):
-            return {key: rows(value, start) for key, value in each.items()}
-        if isinstance(each, tuple | list):
-            return type(each)(rows(value, start) for value in each)
-        if not getattr(each, "ndim", 0):
-            return each
-        sizes.append(each.shape[0])
-        return each[start : start + batch_size]
-
-    first = rows(data, 0)
-    if not sizes or min(sizes) == 0:
-        raise ValueError("data contains no examples, so there is nothing to compare")
-    if len(set(sizes)) > 1:
-        raise ValueError(f"data must contain the same number of examples for every input, got {sizes}")
-    yield first
-    for start in range(batch_size, sizes[0], batch_size):
-        yield rows(data, start)
-
-
-def _run(
-    files: Sequence[tuple[bytes, tuple[str, ...], tuple[str, ...]]],
-    profile: str,
-    batches: Sequence[Mapping[str, np.ndarray]],
-) -> None:
+def _run(graph: Graph, content: bytes, profile: str, batches: Sequence[Codes]) -> None:
     """All that `verify` asks of the runtime."""
-    for file in files:
-        runtime = open_runtime(*file, profile)
-        for batch in batches:
-            runtime.run(batch)
-
-
-def verify_onnx(
-    graph: Graph, path: str | os.PathLike[str], x: np.ndarray | Mapping[str, np.ndarray], batch_size: int = 8
-) -> Report:
-    """`verify` for an .onnx file, on onnxruntime: with its device, "onnxruntime-x86", if this processor is one;
-    elsewhere (ARM, x86 without VNNI instructions) the same comparison, without any claim.
-
-    x: codes [batch, ...] in the graph's order of axes, or one array per input name; the file gets the real numbers
-    that they represent.
-    """
-    target = profile_named("onnxruntime-x86")
-    return _compared(graph, path, x, target, batch_size, claims=target.name in profiles_here(target.file))
+    opened = OpenedTflite(graph, content, profile)
+    for batch in batches:
+        opened.run(batch)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..deploy.formats.read_onnx import read_onnx
 from ..deploy.inspect import EXAMPLES, SECONDS, Inspection
-from ..deploy.inspect_onnx import inspect_onnx as inspect_network
+from ..deploy.inspect import inspect_onnx as inspect_network
 from ..device import Profile
 from ..train.files import OpenedFile
 

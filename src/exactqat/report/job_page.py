@@ -119,7 +119,7 @@ def _page(results: Results) -> str:
     dataset, settings = results.dataset, results.settings
     best = [results.chosen(precision) for precision in settings.precisions]
     finest, coarsest = best[0], best[-1]
-    trained = [o.report for o in results.outcomes if o.method.trained and o.report]
+    trained = [o.report for o in results.outcomes if o.method.trained and o.report is not None]
     rounding, rounded = sum(r.training_differing for r in trained), sum(r.training_values for r in trained)
     figures = [
         (f"{results.float_test_accuracy:.1%}", "float32 network, test images"),

@@ -288,34 +288,34 @@ class Results:
     @property
     def values_compared(self) -> int:
         """Integers compared between simulation and runtime, over all networks."""
-        return sum(outcome.report.values for outcome in self.outcomes if outcome.report)
+        return sum(outcome.report.values for outcome in self.outcomes if outcome.report is not None)
 
     @property
     def values_differing(self) -> int:
         """How many of them differ."""
-        return sum(outcome.report.differing for outcome in self.outcomes if outcome.report)
+        return sum(outcome.report.differing for outcome in self.outcomes if outcome.report is not None)
 
     @property
     def training_values(self) -> int:
         """Integers of the device that was trained for, compared with training's, over all networks."""
-        return sum(outcome.report.training_values for outcome in self.outcomes if outcome.report)
+        return sum(outcome.report.training_values for outcome in self.outcomes if outcome.report is not None)
 
     @property
     def training_differing(self) -> int:
         """How many of them differ."""
-        return sum(outcome.report.training_differing for outcome in self.outcomes if outcome.report)
+        return sum(outcome.report.training_differing for outcome in self.outcomes if outcome.report is not None)
 
     @property
     def predictions(self) -> tuple[int, int]:
         """How many integers of the files, fed with the user's images, differ from the models' own, and how many were
         compared; 0 of 0 if the runtime is not that of the device."""
-        rows = [row for outcome in self.outcomes if outcome.report for row in outcome.report.predictions]
+        rows = [row for outcome in self.outcomes if outcome.report is not None for row in outcome.report.predictions]
         return sum(row.differing for row in rows), sum(row.values for row in rows)
 
     @property
     def equal(self) -> bool:
         """Whether every file runs as simulated, and the device computes what was trained."""
-        return all(outcome.report.equal for outcome in self.outcomes if outcome.report)
+        return all(outcome.report.equal for outcome in self.outcomes if outcome.report is not None)
 
     @property
     def ran_as(self) -> str:

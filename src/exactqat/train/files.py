@@ -17,9 +17,8 @@ from ..deploy.formats.read_onnx import OnnxModel, model_of
 from ..deploy.formats.read_tflite import read_content
 from ..deploy.formats.tflite import IDENTIFIER, tflite_bytes
 from ..deploy.graph import Graph, require_graph
-from ..deploy.inspect_onnx import OnnxNetwork
 from ..deploy.lower import Lowering
-from ..deploy.runtimes.onnxruntime import in_real_numbers
+from ..deploy.runtimes.onnxruntime import OnnxNetwork, in_real_numbers
 from ..deploy.simulate import simulate
 from ..deploy.trainable import compare_in_float, compare_with_file, trainable
 from ..device import DEFAULT_PROFILE, OPERATORS, Refusal

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ..deploy.codes import input_codes, output_values
+from ..deploy.codes import Intake, output_values
 from ..deploy.formats.read_tflite import read_tflite
 from ..deploy.formats.tflite import write_tflite
 from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
 from ..device import DEFAULT_PROFILE, Profile, profile_named
-from .metrics import Data, Metric, accuracy, score, warn_of_other_values
+from ..display import Finding
+from .metrics import Data, Metric, accuracy, score
 from .network import Candidate
 
 # Files in the folder where the best network is kept.
@@ -43,9 +44,9 @@ class OnDevice:
     values: int
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a network passes.
+@dataclass(frozen=True, repr=False)
+class Verdict(Finding):
+    """Whether a network passes, which is its truth value; without a requirement there is none.
 
     Attributes:
         devices: what it computes on each of them.
@@ -53,6 +54,7 @@ class Verdict:
         examples: how many were evaluated.
         step: the caller's counter, such as the epoch.
         best: whether it is the best so far.
+        asked: whether there was a requirement.
     """
 
     devices: tuple[OnDevice, ...]
@@ -61,11 +63,21 @@ class Verdict:
     step: int | None = None
     best: bool = False
     higher_is_better: bool = True
+    asked: bool = True
 
     @property
     def passes(self) -> bool:
-        """Whether all requirements are met."""
+        """Whether all requirements are met.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not self.asked:
+            raise ValueError("nothing is asked of the network: give minimum, maximum or max_differ")
         return not self.failures
+
+    def __bool__(self) -> bool:
+        return self.passes
 
     @property
     def score(self) -> float:
@@ -76,7 +88,7 @@ class Verdict:
     def as_json(self) -> str:
         """All of it."""
         content = {
-            "passes": self.passes,
+            "passes": self.passes if self.asked else None,
             "score": self.score,
             "step": self.step,
             "examples": self.examples,
@@ -85,15 +97,14 @@ class Verdict:
         }
         return json.dumps(content, indent=2)
 
-    def __str__(self) -> str:
+    def text(self) -> str:
         scores = ", ".join(
             f"{each.device} {each.score:.4g}"
             + ("" if each.differing is None else f" ({each.differing:,} of {each.values:,} outputs differ)")
             for each in self.devices
         )
-        return f"{'passes' if self.passes else 'fails'} on {self.examples:,} examples: {scores}" + "".join(
-            f"\n  {failure}" for failure in self.failures
-        )
+        word = ("passes" if self.passes else "fails") if self.asked else "scores"
+        return "\n  ".join([f"{word} on {self.examples:,} examples: {scores}", *self.failures])
 
 
 class Gate:
@@ -164,7 +175,7 @@ class Gate:
             raise TypeError(f"devices must be names of devices, got {devices!r}")
         self._devices = None if given is None else tuple(dict.fromkeys(profile_named(each).name for each in given))
         self._beside = None if beside is None else profile_named(beside, "beside").name
-        self._data, self._metric = Data(data, True), metric
+        self._data, self._metric, self._warned = Data(data, True, "test"), metric, False
         self._bounds, self._max_differ = (minimum, maximum), max_differ
         self._higher, self._batch_size, self._on_best = higher_is_better, batch_size, on_best
         self._keep = None if keep is None else Path(keep)
@@ -197,8 +208,8 @@ class Gate:
         trained = graph.trained_for or (self._devices[0] if self._devices else DEFAULT_PROFILE)
         devices = self._devices or (trained,)
         beside = self._beside or trained
-        codes = input_codes(graph, self._data.inputs)
-        warn_of_other_values(graph, self._data)
+        codes = Intake(graph, warns=not self._warned).codes(self._data.inputs)
+        self._warned = True
         known = {name: simulate(graph, codes, name, batch_size=self._batch_size, progress=False) for name in devices}
         if self._max_differ is not None and beside not in known:
             known[beside] = simulate(graph, codes, beside, batch_size=self._batch_size, progress=False)
@@ -219,16 +230,18 @@ class Gate:
                 failures.append(
                     f"{name}: {differing:,} of {values:,} outputs differ from {beside}, {self._max_differ:,} may"
                 )
-        return Verdict(tuple(rows), tuple(failures), self._data.examples, higher_is_better=self._higher)
+        asked = self._max_differ is not None or any(bound is not None for bound in self._bounds)
+        return Verdict(tuple(rows), tuple(failures), self._data.examples, higher_is_better=self._higher, asked=asked)
 
 
 def _rank(verdict: Verdict) -> tuple[bool, float]:
     """A network that passes is better than one that does not."""
-    return verdict.passes, verdict.score if verdict.higher_is_better else -verdict.score
+    return not verdict.failures, verdict.score if verdict.higher_is_better else -verdict.score
 
 
 def gate(network: Any, data: Any, metric: Metric = accuracy, **settings: Any) -> Verdict:
-    """Scores a network on devices' integers, once; see `Gate` for the settings.
+    """Scores a network on devices' integers, once; see `Gate` for the settings. Without minimum, maximum or max_differ
+    there are scores, but asking the verdict whether the network passes is an error.
 
     Args:
         network: a prepared model (for JAX ``(prepared, params, state)``), a `deploy.Graph`, or the path of a .tflite

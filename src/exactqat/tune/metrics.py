@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..deploy.codes import as_real, input_codes
+from ..deploy.codes import Intake, as_array
+from ..deploy.examples import is_file, read_examples
 from ..deploy.graph import Graph
-from ..device.tensor import CODE_RANGES
 
 # outputs: an array for a network with one output, else a dictionary by the outputs' names; real numbers in the user's
 # axes. targets: the user's.
 Metric = Callable[[Any, Any], float]
 # Number of parts of the examples whose metrics show what is chance, and the fewest examples in one.
 BLOCKS, LEAST_IN_BLOCK = 16, 8
-# Share of an input's values, farther beyond its range than the range is wide, from which they count as other values.
-OTHER_VALUES = 0.01
 # By how much signal to noise has to grow, in dB, to count where the metric stays the same.
 LEAST_GAIN = 0.01
 # Half of the noise, in dB.
@@ -90,71 +87,72 @@ class Data:
         examples: how many there are.
     """
 
-    def __init__(self, data: Any, targets_needed: bool) -> None:
+    def __init__(self, data: Any, targets_needed: bool, part: str = "validation") -> None:
         """
         Args:
-            data: ``(inputs, targets)``; inputs as `deploy.input_codes` takes them, or a loader of such pairs.
+            data: ``(inputs, targets)``; inputs as `deploy.input_codes` takes them; or a loader of such pairs, or the
+                path of a file (`deploy.examples.read_examples`). part: of a file that holds several.
 
         Raises:
             TypeError, ValueError: it is something else, or the numbers of examples differ.
         """
         batches = isinstance(data, list) and all(isinstance(each, tuple) for each in data)
-        if batches or (hasattr(data, "__iter__") and not isinstance(data, tuple | list | str | Mapping | np.ndarray)):
+        if is_file(data):
+            file = read_examples(data, part, targets_needed)
+            data = file.inputs, file.targets
+        elif batches or not (isinstance(data, tuple | list | str | Mapping | np.ndarray) or hasattr(data, "ndim")):
             data = _loaded(data)
         pair = isinstance(data, tuple | list) and len(data) == 2
         if not pair and targets_needed:
             raise TypeError(f"data must be (inputs, targets), or a loader of such pairs, got {type(data).__name__}")
         self.inputs: Any = data[0] if pair else data
         self.targets: Any = data[1] if pair else None
-        arrays = self._arrays(self.inputs)
+        arrays = [as_array(each) for each in _each(self.inputs)]
         if any(array.ndim == 0 or array.dtype.kind in "OSU" for array in arrays):
             raise TypeError(f"inputs must be arrays of numbers, an example in each row, got {_named(self.inputs)}")
         counts = {len(array) for array in arrays}
         if len(counts) != 1 or 0 in counts:
             raise ValueError(f"inputs must hold the same number of examples, at least one, got {sorted(counts)}")
         (self.examples,) = counts
-        given: Any = self.targets
-        if targets_needed and given is not None and not hasattr(given, "__len__"):
-            raise TypeError(f"targets must be one for each of the {self.examples} examples, got {given!r:.80}")
-        if (
-            targets_needed
-            and hasattr(given, "__len__")
-            and not isinstance(given, Mapping)
-            and len(given) != self.examples
-        ):
-            raise ValueError(f"targets must be one for each of the {self.examples} examples, got {len(given)}")
+        wanted: Any = self.targets
+        if targets_needed and wanted is not None and not hasattr(wanted, "__len__"):
+            raise TypeError(f"targets must be one for each of the {self.examples} examples, got {wanted!r:.80}")
+        counted = targets_needed and hasattr(wanted, "__len__") and not isinstance(wanted, Mapping)
+        if counted and len(wanted) != self.examples:
+            raise ValueError(f"targets must be one for each of the {self.examples} examples, got {len(wanted)}")
 
-    @staticmethod
-    def _arrays(inputs: Any) -> list[np.ndarray]:
-        if isinstance(inputs, Mapping):
-            return [np.asarray(each) for each in inputs.values()]
-        if isinstance(inputs, tuple | list):
-            return [np.asarray(each) for each in inputs]
-        return [np.asarray(inputs)]
+    def numbers_for(self, graph: Graph) -> Data:
+        """The same data in real numbers and the user's axes, whatever it is in. Warns of values far beyond an input's
+        range."""
+        return Data((Intake(graph).numbers(self.inputs), self.targets), self.targets is not None)
 
     def part(self, start: int, stop: int) -> Any:
         """The inputs of some examples."""
-        if isinstance(self.inputs, Mapping):
-            return {name: np.asarray(each)[start:stop] for name, each in self.inputs.items()}
-        if isinstance(self.inputs, tuple | list):
-            return [np.asarray(each)[start:stop] for each in self.inputs]
-        return np.asarray(self.inputs)[start:stop]
+        return _mapped(lambda array: array[start:stop], self.inputs)
 
     def only(self, chosen: Sequence[int] | np.ndarray) -> Data:
         """Some of the examples, by number."""
-        rows = np.asarray(chosen)
-        if isinstance(self.inputs, Mapping):
-            inputs: Any = {name: np.asarray(each)[rows] for name, each in self.inputs.items()}
-        elif isinstance(self.inputs, tuple | list):
-            inputs = [np.asarray(each)[rows] for each in self.inputs]
-        else:
-            inputs = np.asarray(self.inputs)[rows]
-        targets = self.targets
+        rows, targets = np.asarray(chosen), self.targets
         if isinstance(targets, Mapping):
             targets = {name: np.asarray(each)[rows] for name, each in targets.items()}
         elif targets is not None:
             targets = targets[rows] if hasattr(targets, "shape") else [targets[row] for row in rows]
-        return Data((inputs, targets), targets is not None)
+        return Data((_mapped(lambda array: array[rows], self.inputs), targets), targets is not None)
+
+
+def _each(inputs: Any) -> list[Any]:
+    """The arrays of all inputs."""
+    if isinstance(inputs, Mapping):
+        return list(inputs.values())
+    return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+
+
+def _mapped(function: Callable[[np.ndarray], np.ndarray], inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return {name: function(as_array(each)) for name, each in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return [function(as_array(each)) for each in inputs]
+    return function(as_array(inputs))
 
 
 def _named(inputs: Any) -> str:
@@ -163,11 +161,13 @@ def _named(inputs: Any) -> str:
 
 def _loaded(loader: Any) -> tuple[Any, Any]:
     """The pairs of a loader, joined."""
+    if not hasattr(loader, "__iter__"):
+        raise TypeError(f"data must be (inputs, targets), or a loader of such pairs, got {type(loader).__name__}")
     pairs = []
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise TypeError(f"a loader must give pairs of inputs and targets, got {type(batch).__name__}")
-        pairs.append([np.asarray(each) for each in batch])
+        pairs.append([as_array(each) for each in batch])
     if not pairs:
         raise ValueError("data is an empty loader")
     inputs, targets = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
@@ -227,28 +227,4 @@ class Mark:
         return float(differences.std(ddof=1) / np.sqrt(len(differences)))
 
 
-def warn_of_other_values(graph: Graph, data: Data) -> None:
-    """Warns where examples cannot be what the network was calibrated with, such as images that were not divided by 255:
-    the device clamps them, and the metric says nothing about the network."""
-    codes, ports = input_codes(graph, data.inputs), graph.signature.inputs
-    named = isinstance(data.inputs, Mapping)
-    for port, array in zip(ports, (data.inputs[port.name] for port in ports) if named else Data._arrays(data.inputs),
-                           strict=True):  # fmt: skip
-        tensor = graph.tensors[port.tensor]
-        if tensor.dtype not in CODE_RANGES:
-            continue
-        lowest, highest = (
-            float(as_real(np.asarray([end]), tensor.dtype, tensor.quantization).item())
-            for end in port.limits or CODE_RANGES[tensor.dtype]
-        )
-        stored = port.to_user(as_real(codes[port.tensor], tensor.dtype, tensor.quantization))
-        share = float((np.abs(np.asarray(array) - stored) > highest - lowest).mean())
-        if share >= OTHER_VALUES:
-            warnings.warn(
-                f"{share:.0%} of the values of input {port.name!r} lie far beyond its range on the device, "
-                f"[{lowest:.4g}, {highest:.4g}], and are clamped: give them as in training, for example divided by 255",
-                stacklevel=4,
-            )
-
-
-__all__ = ["Data", "Mark", "Metric", "accuracy", "decibels", "score", "warn_of_other_values"]
+__all__ = ["Data", "Mark", "Metric", "accuracy", "decibels", "score"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..deploy.codes import input_codes
+from ..deploy.codes import codes_of
 from ..deploy.graph import Graph, Operator
 from ..deploy.lower import Lowering
 from ..deploy.simulate import compile as compiled
@@ -85,7 +85,7 @@ class Observer:
         return [name for name in (*graph.inputs, *graph.results()) if graph.tensors[name].dtype in ("int8", "int16")]
 
     def _run(self, graph: Graph, names: list[str]) -> dict[str, np.ndarray]:
-        return compiled(graph, self._device).run(input_codes(graph, self.data.inputs), names, self._together)
+        return compiled(graph, self._device).run(codes_of(graph, self.data.inputs), names, self._together)
 
     def seen(self) -> dict[str, Seen]:
         """What the tensors of each grid hold, by its name."""

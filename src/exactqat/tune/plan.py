@@ -112,8 +112,8 @@ def plan(
     if isinstance(keep, str) or not isinstance(keep, Collection):
         raise TypeError(f"keep must be a list of globs of layers, got {keep!r}")
     require_executor(executor)
-    given = Data(data, True)
     base = Candidate.of(network, None if device is None else profile_named(device).name).settled()
+    given = Data(data, True).numbers_for(base.graph())
     paths = [*(each.path for each in base.plan.inputs), *(step.path for step in base.plan.steps)]
     units = [Unit(path, of_weights) for path in paths for of_weights in (True, False)]
     for pattern in keep:

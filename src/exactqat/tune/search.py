@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..deploy.codes import input_codes, output_values
+from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
 from ..device import Profile, profile_named
@@ -20,7 +20,7 @@ from ..device.operator import Refusal
 from ..progress import Clock, Progress
 from .correction import corrected
 from .equalization import equalized, groups
-from .metrics import Data, Mark, Metric, accuracy, score, warn_of_other_values
+from .metrics import Data, Mark, Metric, accuracy, score
 from .network import Candidate, Ends
 from .observing import Observer, Seen
 from .precisions import Part
@@ -152,7 +152,7 @@ def mark(
     graph: Graph, device: str, inputs: Any, targets: Any, metric: Metric, reference: Mapping[str, np.ndarray]
 ) -> Mark:
     """Evaluates a network, in any process."""
-    codes = simulate(graph, input_codes(graph, inputs), device, batch_size=BATCH, progress=False)
+    codes = simulate(graph, codes_of(graph, inputs), device, batch_size=BATCH, progress=False)
     return Mark.of(output_values(graph, codes), Data((inputs, targets), True), metric, reference)
 
 
@@ -207,15 +207,13 @@ def search(
     require_executor(executor)
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget must be a number of evaluations, 1 or more, got {budget!r}")
-    given = Data(data, True)
+    start = Candidate.of(network, None if device is None else profile_named(device).name)
+    given = Data(data, True).numbers_for(start.graph())
     order = np.random.default_rng(seed).permutation(given.examples)
     judges = round(given.examples * held_out)
     if not 0 < judges < given.examples:
         raise ValueError(f"data has {given.examples} examples, too few to hold some out")
     parts = given.only(np.sort(order[judges:])), given.only(np.sort(order[:judges]))
-    name = None if device is None else profile_named(device).name
-    start = Candidate.of(network, name)
-    warn_of_other_values(start.graph(), given)
     clock = Clock("search", budget, progress)
     found = _Searching(start, parts, metric, higher_is_better, budget, executor, clock).run()
     return replace(found, proposal=proposed(start, found.candidate, given, metric, higher_is_better))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..deploy.codes import input_codes, output_values
+from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
 from ..deploy.inspect import name_in_short
 from ..deploy.simulate import compile as compiled
@@ -221,6 +221,7 @@ def sensitivity(
     began = time.monotonic()
     given = Data(data, metric is not None)
     precisions, name, bits = at_two_precisions(network, device)
+    given = given.numbers_for(precisions.graph)
     plans = _variants(precisions, measure)
     evaluation = Evaluation(precisions, name, given, bits)
     found = evaluation.run(plans, progress)
@@ -360,7 +361,7 @@ class Evaluation:
             known = []
             for base, engine in zip(bases, ready, strict=True):
                 began = time.monotonic()
-                codes = input_codes(base, given)
+                codes = codes_of(base, given)
                 values = engine.run(codes, [*base.inputs, *base.results()], self.together)
                 known.append(values)
                 if base is bases[0]:
@@ -391,7 +392,7 @@ class Evaluation:
         begin = {name: known[name] for name in _frontier(graph, same)}
         missing = [name for name in graph.inputs if name not in same]
         if missing:
-            codes = input_codes(graph, given)
+            codes = codes_of(graph, given)
             begin.update({name: codes[name] for name in missing})
         return output_values(graph, compiled(graph, self.device, like).run(begin, graph.outputs, self.together))
 
@@ -408,7 +409,7 @@ class Evaluation:
         precisions = self.precisions
         graph = precisions.variant(precisions.parts)
         names = [*graph.inputs, *graph.results()]
-        found = compiled(graph, self.device).run(input_codes(graph, given), names, self.together)
+        found = compiled(graph, self.device).run(codes_of(graph, given), names, self.together)
         sizes = {name: int(np.abs(codes.astype(np.int32)).max(initial=0)) for name, codes in found.items()}
         return {
             part: max(sizes.get(precisions.fine_tensor(name).name, 0) for name in precisions.tensors_of[part])

@@ -33,7 +33,7 @@ from ...device.as_onnx import SHIFT
 from ...device.operator import Refusal
 from ...device.profile import ONNXRUNTIME_X86
 from ...device.tensor import CODE_RANGES, code_range
-from ...display import listed
+from ...display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, require_graph
 from ..signature import METADATA, Port, Signature
 from .tflite import import_deploy, write_whole
@@ -58,6 +58,43 @@ def onnx_bytes(graph: Graph, description: str = "") -> bytes:
     if graph.variables:
         raise Refusal(f"ONNX has no variables, and the graph keeps {listed(graph.variables)} from call to call")
     return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
+
+
+def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
+    """What a file says of scales, zero points, inputs and outputs that the graph does not say, a sentence each.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    onnx: Any = import_deploy("onnx", "onnx")
+    own = onnx_bytes(graph)
+    if own == content:
+        return ()
+    try:
+        ours, theirs = (onnx.load_model_from_string(each) for each in (own, content))
+    except Exception as error:  # noqa: BLE001 - protobuf raises errors of its own
+        raise ValueError(f"the file is damaged: {error}") from error
+    found = []
+    constants = {each.name: each.SerializeToString(deterministic=True) for each in theirs.graph.initializer}
+    for each in ours.graph.initializer:
+        name, _, word = each.name.rpartition("/")
+        known = constants.get(each.name)
+        if word in _DECLARED and known is not None and known != each.SerializeToString(deterministic=True):
+            found.append(f"tensor {shortened(name)!r} has another {_DECLARED[word]} in the file")
+    for word in ("input", "output"):
+        sides = [
+            [end.SerializeToString(deterministic=True) for end in getattr(each.graph, word)] for each in (ours, theirs)
+        ]
+        if sides[0] != sides[1]:
+            found.append(f"the file's {word}s are not the graph's in name, dtype or shape")
+    props = [{each.key: each.value for each in model.metadata_props}.get(METADATA) for model in (ours, theirs)]
+    if props[0] != props[1]:
+        what = "says nothing" if props[1] is None else "says something else"
+        found.append(f"the file's metadata {what} about names and axes of inputs and outputs")
+    return tuple(found)
+
+
+_DECLARED = {"scale": "scale", "zero_point": "zero point"}
 
 
 class _Writer:

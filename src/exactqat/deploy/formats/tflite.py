@@ -13,7 +13,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 from ...device import OPERATORS
 from ...device.operator import FileStep
 from ...device.tensor import CODE_RANGES, INDICES, INT4, initial_codes
+from ...display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
 from ..signature import KEY, METADATA, Signature
 
@@ -113,6 +114,77 @@ def read_grids(content: bytes) -> dict[str, tuple[str, Quantization]]:
     except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     return found
+
+
+def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
+    """What a file says of the graph's tensors, inputs and outputs that the graph does not say, a sentence each: the
+    runtime computes the same codes whatever a file calls their scale.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if is_file_of(graph, content):
+        return ()
+    lowered = bool(graph.trained_for)
+    own, file = (_declared(each) for each in (tflite_bytes(graph), content))
+    found = []
+    for name, tensor in graph.tensors.items():
+        if name not in file.tensors or (tensor.data is not None and not lowered):
+            continue
+        for word, ours, theirs in zip(_DECLARED, own.tensors[name], file.tensors[name], strict=True):
+            if ours != theirs:
+                found.append(f"tensor {shortened(name)!r} has the {word} {theirs} in the file, {ours} in the graph")
+    for word, ours, theirs in (("inputs", own.inputs, file.inputs), ("outputs", own.outputs, file.outputs)):
+        if ours != theirs:
+            found.append(f"the file's {word} are {listed(theirs)}, the graph's {listed(ours)}")
+    if own.signature != file.signature and (lowered or file.signature is not None):
+        what = "says nothing" if file.signature is None else "says something else"
+        found.append(f"the file's metadata {what} about names and axes of inputs and outputs")
+    return tuple(found)
+
+
+_DECLARED = ("shape", "dtype", "scale", "zero point", "channel axis")
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """What a file says of its tensors by name, as in `_DECLARED`, of its ends, and in its metadata."""
+
+    tensors: dict[str, tuple[Any, ...]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    signature: str | None
+
+
+def _declared(content: bytes) -> _Declared:
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    words = {code: word.lower() for word, code in vars(schema.TensorType).items() if isinstance(code, int)}
+
+    def numbers(values: Any) -> list[Any]:
+        return [] if np.isscalar(values) else list(values.tolist())
+
+    try:
+        subgraph = schema.Model.GetRootAs(content, 0).Subgraphs(0)
+        tensors, names = {}, []
+        for at in range(subgraph.TensorsLength()):
+            tensor = subgraph.Tensors(at)
+            names.append((tensor.Name() or b"").decode("utf-8", "replace"))
+            grid, shape = tensor.Quantization(), numbers(tensor.ShapeAsNumpy())
+            ends = ([], [], 0) if grid is None else (
+                numbers(grid.ScaleAsNumpy()), numbers(grid.ZeroPointAsNumpy()), grid.QuantizedDimension()
+            )  # fmt: skip
+            constant = bool(tensor.Buffer())
+            tensors[names[-1]] = (shape if constant else shape[1:], words.get(tensor.Type(), "unknown"), *ends)
+        inputs, outputs = (
+            tuple(names[at] for at in numbers(side)) for side in (subgraph.InputsAsNumpy(), subgraph.OutputsAsNumpy())
+        )
+    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
+        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
+    try:
+        signature: str | None = read_signature(content).as_json()
+    except ValueError:
+        signature = None
+    return _Declared(tensors, inputs, outputs, signature)
 
 
 def import_deploy(name: str, extra: str = "deploy") -> Any:

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onnxruntime on one model: codes in, codes out, by tensor name."""
+"""onnxruntime on one .onnx file: codes in, codes out, by the graph's tensor names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...device.as_onnx import SHIFT
-from ...device.tensor import CODE_RANGES
-from ..codes import as_real
-from ..formats.onnx import channels_first, ends, inner_names, stored_dtype, tensor_description
+from ...device.operator import Layout, Refusal
+from ...display import shortened
+from ..axes import on_device
+from ..codes import as_codes, as_real
+from ..formats.onnx import channels_first, ends, inner_names
+from ..formats.read_onnx import OnnxModel
 from ..formats.tflite import import_deploy
 from ..graph import Graph
+from ..signature import Port, Signature
 from .trial import RuntimeRefusal
+
+_INTEGERS = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
 @contextmanager
@@ -39,54 +46,127 @@ def saturates() -> bool:
     return "sse2" in words and not words & {"avx512_vnni", "avx_vnni"}
 
 
+@dataclass(frozen=True)
+class OnnxNetwork:
+    """A quantized .onnx file as the device's integers.
+
+    Attributes:
+        model: the file.
+        graph: what onnxruntime computes from it; its signature has the file's inputs and outputs, and their axes.
+        codes: by the graph's tensor, what the file calls its codes, and where the file's axes are in it.
+        in_float: results that the file computes in float32, and the graph on its own grids.
+    """
+
+    model: OnnxModel
+    graph: Graph
+    codes: Mapping[str, tuple[str, Layout]]
+    in_float: frozenset[str] = frozenset()
+
+
+def written_network(graph: Graph, content: bytes) -> OnnxNetwork:
+    """The file that `write_onnx` makes of the graph."""
+    inner, (inputs, outputs) = inner_names(graph), ends(graph)
+
+    def back(order: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(range(len(order)), key=lambda axis: order[axis]))
+
+    sides = [
+        tuple(Port(end.name, end.tensor, back(end.order), (), end.port.limits) for end in side)
+        for side in (inputs, outputs)
+    ]
+    codes = {
+        name: (f"{inner[name]}/codes", Layout(back(channels_first(range(len(graph.tensors[name].shape))))))
+        for name in graph.results()
+    }
+    model = OnnxModel("the file", content, *(tuple(end.name for end in side) for side in (inputs, outputs)))
+    return OnnxNetwork(model, replace(graph, ports=Signature(*sides)), codes)
+
+
 class OnnxRuntime:
-    """onnxruntime on one model: codes in, codes with the graph's axes out, by tensor name. One thread; otherwise a
-    session's default options.
+    """onnxruntime on a file, unchanged and with its own codes as further outputs. One thread; otherwise a session's
+    default options.
 
     Attributes:
         module: the one that provides it.
-
-    outputs: for each, the file's name, the graph's, and the graph's axis that each of its axes holds.
+        in_uint8: whether all codes so far were uint8.
     """
 
     module = "onnxruntime"
 
-    def __init__(self, graph: Graph, content: bytes, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
-        runtime = self.interpreters()
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.graph = graph
-        self.outputs = list(outputs)
-        with _refusing("onnxruntime rejects the file"):
-            self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    def __init__(self, network: OnnxNetwork) -> None:
+        """
+        Raises:
+            RuntimeRefusal: onnxruntime does not take the file.
+            ValueError: it lacks codes of the graph's.
+        """
+        onnx: Any = import_deploy("onnx", "onnx")
+        self._graph, self._codes = network.graph, network.codes
+        self._inputs, self._outputs = network.model.inputs, network.model.outputs
+        self._computed = [name for name in network.codes if name in network.graph.tensors]
+        self.in_uint8 = True
+        self._plain = _session(network.model.content)
+        wanted = [network.codes[name][0] for name in self._computed]
+        with _refusing("the file is damaged"):
+            model = onnx.load_model_from_string(network.model.content)
+        made = {output for node in model.graph.node for output in node.output}
+        missing = [name for name in self._computed if network.codes[name][0] not in made]
+        if missing:
+            raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
+        returned = {each.name for each in model.graph.output}
+        more = [name for name in dict.fromkeys(wanted) if name not in returned]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in more)
+        self._wanted = wanted
+        self._whole = _session(bytes(model.SerializeToString()))
 
     @staticmethod
     def interpreters() -> Any:
         """The module that holds the session, or an ImportError that says how to install it."""
         return import_deploy("onnxruntime", "onnx")
 
-    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The codes that the file holds, and those of the outputs of the unchanged file."""
+        ports, tensors = self._graph.signature, self._graph.tensors
         feeds = {}
-        for end in ends(self.graph)[0]:
-            tensor = self.graph.tensors[end.tensor]
-            real = as_real(batch[end.tensor], tensor.dtype, tensor.quantization)
-            feeds[end.name] = np.ascontiguousarray(real.transpose(end.order))
-        with _refusing("onnxruntime fails to run the file"):
-            results = self.session.run([name for name, _, _ in self.outputs], feeds)
-        return {
-            tensor: self._codes(tensor, result.transpose(np.argsort(order)))
-            for (_, tensor, order), result in zip(self.outputs, results, strict=True)
+        for name, port in zip(self._inputs, ports.inputs, strict=True):
+            tensor = tensors[port.tensor]
+            feeds[name] = port.to_user(as_real(batch[port.tensor], tensor.dtype, tensor.quantization))
+        inner = _run(self._whole, self._wanted, feeds) if self._wanted else []
+        self.in_uint8 &= all(array.dtype == np.uint8 for array in inner)
+        stored = {
+            name: self._in_graph(name, on_device(array, self._codes[name][1]))
+            for name, array in zip(self._computed, inner, strict=True)
         }
+        returned = {}
+        for port, array in zip(ports.outputs, _run(self._plain, self._outputs, feeds), strict=True):
+            tensor = tensors[port.tensor]
+            returned[port.tensor] = as_codes(port.to_graph(array), tensor.dtype, tensor.quantization)
+        return stored, returned
 
-    def _codes(self, name: str, result: np.ndarray) -> np.ndarray:
-        """The graph's codes for what the file returns."""
-        tensor = self.graph.tensors[name]
-        if tensor.dtype not in CODE_RANGES:
-            return result
-        if result.dtype == np.float32:
-            steps = np.rint(result / tensor.quantization.scale[0]).astype(np.int64)
-            return (steps + tensor.quantization.zero_point[0]).astype(tensor.dtype)
-        return (result.astype(np.int16) - SHIFT).astype(np.int8) if result.dtype == np.uint8 else result
+    def _in_graph(self, name: str, codes: np.ndarray) -> np.ndarray:
+        """Codes of the graph for those of the file."""
+        shape = self._graph.tensors[name].shape
+        if codes.shape[1:] != shape[1:]:
+            raise Refusal(f"'{shortened(name)}' has the shape {list(codes.shape)}, not {list(shape)}")
+        return (codes.astype(np.int16) - SHIFT).astype(np.int8) if codes.dtype == np.uint8 else codes
+
+
+def _session(content: bytes) -> Any:
+    runtime = OnnxRuntime.interpreters()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    with _refusing("onnxruntime rejects the file"):
+        return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def _run(session: Any, names: Sequence[str] | None, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Results of these names (None: all) for real numbers or indices by the names of the inputs."""
+    feeds = {
+        each.name: np.ascontiguousarray(inputs[each.name].astype(_INTEGERS.get(each.type, np.float32)))
+        for each in session.get_inputs()
+    }
+    with _refusing("onnxruntime fails to run the file"):
+        results: list[np.ndarray] = session.run(None if names is None else list(names), feeds)
+    return results
 
 
 def in_real_numbers(content: bytes, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -96,80 +176,9 @@ def in_real_numbers(content: bytes, inputs: Mapping[str, np.ndarray]) -> list[np
     Raises:
         RuntimeRefusal: onnxruntime takes neither the file nor these inputs.
     """
-    runtime = OnnxRuntime.interpreters()
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    with _refusing("onnxruntime rejects the file"):
-        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    given = session.get_inputs()
-    types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-    arrays = {each.name: inputs[each.name].astype(types.get(each.type, np.float32)) for each in given}
-    fixed = all(each.shape and each.shape[0] == 1 for each in given)
-    count = len(next(iter(arrays.values())))
+    session = _session(content)
+    fixed = all(each.shape and each.shape[0] == 1 for each in session.get_inputs())
+    count = len(next(iter(inputs.values())))
     rows = [slice(row, row + 1) for row in range(count)] if fixed else [slice(None)]
-    with _refusing("onnxruntime fails to run the file"):
-        found = [session.run(None, {name: each[row] for name, each in arrays.items()}) for row in rows]
-    return [np.concatenate(each) for each in zip(*found, strict=True)]
-
-
-def run_with_codes(
-    content: bytes, outputs: Sequence[str], codes: Sequence[str]
-) -> Callable[[Mapping[str, np.ndarray]], tuple[list[np.ndarray], list[np.ndarray]]]:
-    """A function of the inputs by name: what the file itself returns, then some of its codes.
-
-    Raises:
-        RuntimeRefusal: onnxruntime does not take the file; the function raises it for inputs that onnxruntime does not
-            take.
-    """
-    onnx: Any = import_deploy("onnx", "onnx")
-    runtime = OnnxRuntime.interpreters()
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    with _refusing("the file is damaged"):
-        model = onnx.load_model_from_string(content)
-        returned = {each.name for each in model.graph.output}
-        names = [name for name in dict.fromkeys(codes) if name not in returned]
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        more = bytes(model.SerializeToString())
-    with _refusing("onnxruntime rejects the file"):
-        plain, opened = (
-            runtime.InferenceSession(each, options, providers=["CPUExecutionProvider"]) for each in (content, more)
-        )
-    types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-    given = {each.name: types.get(each.type, np.float32) for each in plain.get_inputs()}
-
-    def run(inputs: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        feeds = {name: np.ascontiguousarray(inputs[name].astype(dtype)) for name, dtype in given.items()}
-        with _refusing("onnxruntime fails to run the file"):
-            return plain.run(list(outputs), feeds), opened.run(list(codes), feeds)
-
-    return run
-
-
-def opened(graph: Graph, content: bytes) -> tuple[OnnxRuntime, OnnxRuntime]:
-    """The file unchanged, and with the codes of all results as its outputs."""
-    inner, names = inner_names(graph), graph.results()
-    wanted = [(each.name, each.tensor, each.order) for each in ends(graph)[1]]
-    codes = [(f"{inner[name]}/codes", name, channels_first(range(len(graph.tensors[name].shape)))) for name in names]
-    plain = OnnxRuntime(graph, content, wanted)
-    return plain, OnnxRuntime(graph, with_codes_as_outputs(graph, content), codes)
-
-
-def with_codes_as_outputs(graph: Graph, content: bytes) -> bytes:
-    """The same model with the codes of all results as its outputs."""
-    onnx: Any = import_deploy("onnx", "onnx")
-    with _refusing("the file is damaged"):
-        model = onnx.load_model_from_string(content)
-    present = {output for node in model.graph.node for output in node.output}
-    inner = inner_names(graph)
-    missing = [name for name in graph.results() if f"{inner[name]}/codes" not in present]
-    if missing:
-        raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
-    del model.graph.output[:]
-    for name in graph.results():
-        tensor = graph.tensors[name]
-        stored = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(stored_dtype(tensor.dtype)))
-        order = channels_first(range(len(tensor.shape)))
-        codes = tensor_description(onnx, tensor, f"{inner[name]}/codes", stored, order)
-        model.graph.output.append(codes)
-    return bytes(model.SerializeToString())
+    parts = [_run(session, None, {name: array[row] for name, array in inputs.items()}) for row in rows]
+    return [np.concatenate(part) for part in zip(*parts, strict=True)]

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
+
+from ...display import shortened
 
 # The child can import what the parent can; -P: nothing else from the working directory. It gets half of the machine's
 # memory (or 4 GiB of addresses, as libraries reserve many and fill few), so that a small file that asks for all of it
@@ -68,6 +72,39 @@ def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float
     if child.returncode > 0:
         raise RuntimeRefusal(f"the runtime could not be run in another process: {''.join(said.splitlines()[-1:])}")
     return said
+
+
+def answer_of(function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+    """Calls a function of a module in another process, and returns what it returned, as JSON has it.
+
+    Raises:
+        RuntimeRefusal: as `try_in_a_child`, or what the function raised (RuntimeError, ValueError, ImportError), on one
+            line.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "answer.json")
+        said = try_in_a_child(_answer, path, function, arguments, seconds=seconds)
+        if not os.path.exists(path):
+            lines = [line for line in said.splitlines() if line.strip()] or ["no reason given"]
+            raise RuntimeRefusal(_on_one_line(lines[-1]))
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    if "error" in content:
+        raise RuntimeRefusal(_on_one_line(content["error"]))
+    return content["answer"]
+
+
+def _answer(path: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        content = {"answer": function(*arguments)}
+    except (RuntimeError, ValueError, ImportError) as error:
+        content = {"error": str(error)}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def _on_one_line(text: str) -> str:
+    return shortened(" ".join(text.split()), 300)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -59,6 +59,13 @@ class TrainedNetwork:
         inputs, values = self._called(batch)
         return inputs, [values[path] for path in self.plan.device_outputs]
 
+    def traced(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
+        """As `evaluated`, and the codes of every tensor that the device stores, as `stored_codes` has them."""
+        inputs, values = self._called(batch)
+        numbers, paths = self.numbers(), self.functional.stored_paths()
+        codes = {path: self.functional.codes(path, values[path], numbers) for path in paths}
+        return inputs, [values[path] for path in self.plan.device_outputs], codes
+
     def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
         values = self._run(inputs, True)

@@ -247,6 +247,14 @@ class PreparedModel(Owner):
         Args:
             batch: a tensor or an array, or a tuple of positional or a dictionary of keyword arguments.
         """
+        inputs, outputs, _ = self.traced(batch, codes=False)
+        return inputs, outputs
+
+    @torch.no_grad()
+    def traced(
+        self, batch: Any, codes: bool = True
+    ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
+        """As `evaluated`, and the codes of every tensor that the device stores, as `stored_codes` has them."""
         was_training, tree = self.training, self.plan.network.input_tree
         args, kwargs = self._beside(loading.arguments(batch))
         given = list(args) if tree is None else tree.flatten(*args, **kwargs)
@@ -258,7 +266,8 @@ class PreparedModel(Owner):
             self.train(was_training)
         results = [seen[path] for path in self.plan.device_outputs]
         inputs, outputs = ([each.cpu().numpy() for each in side] for side in (given, results))
-        return inputs, outputs
+        layers = self.layers() if codes else ()
+        return inputs, outputs, {path: layer.output_quantizer.codes(seen[path]) for path, layer in layers}
 
     def _beside(self, batch: Any) -> Any:
         """Arrays and tensors, however nested, as tensors on the model's device."""

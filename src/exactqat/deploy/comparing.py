@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One comparison for every file and runtime: what a runtime computes beside its simulation, some examples at a time.
+
+Each operator is simulated from the operands that the device had, which finds the one that differs instead of all that
+follow it; the results of the unchanged file are compared with the simulation of the whole network. `verify`, `inspect`
+and `reduce` are views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..device import Profile, profile_named
+from ..device.operator import FLOAT
+from ..device.tensor import RAW, dequantize, quantize
+from ..display import shortened
+from .comparison import Comparison, Tally
+from .formats.read_tflite import FileEnd, TfliteFile, to_file
+from .formats.tflite import with_outputs, with_outputs_at
+from .graph import Graph, Operator
+from .runtimes import open_runtime
+from .runtimes.trial import RuntimeRefusal
+from .simulate import EXACT, simulate, simulate_results
+
+Codes = Mapping[str, np.ndarray]
+
+
+class Opened(Protocol):
+    """A file on its runtime."""
+
+    def run(self, batch: Codes) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The codes of all tensors that the file holds, and the outputs of the unchanged file, by the graph's names."""
+
+
+class OpenedTflite:
+    """A .tflite file on its runtime, unchanged and with the result of every operator as an output.
+
+    Tensors inside a delegate cannot be read, and the interpreter's option to preserve them splits the delegate into
+    single operators. So the model whose outputs are all results runs delegated like the original one.
+    """
+
+    def __init__(self, graph: Graph, content: bytes, profile: str | Profile, file: TfliteFile | None = None) -> None:
+        """file: how another writer's file holds the graph; None: by the graph's own names.
+
+        Raises:
+            ValueError: the file lacks a tensor of the graph's. RuntimeRefusal: the runtime rejects the file.
+        """
+        self._graph = graph
+        if file is None:
+            self._inputs, self._outputs = (
+                [_own(graph, name) for name in side] for side in (graph.inputs, graph.outputs)
+            )
+            self._computed = graph.results()
+            opened = with_outputs(content, self._computed)
+        else:
+            self._inputs, self._outputs = list(file.inputs), list(file.outputs)
+            # An input that is the file's own is not computed.
+            own = {end.tensor for end in file.inputs if end.tensor == end.name}
+            names = (*graph.inputs, *graph.results())
+            self._computed = tuple(name for name in names if name not in own and name in file.positions)
+            opened = with_outputs_at(content, [file.positions[name] for name in self._computed])
+        inputs, outputs = (tuple(end.name for end in side) for side in (self._inputs, self._outputs))
+        in_order = file is not None
+        self._plain = open_runtime(content, inputs, outputs, profile, in_order)
+        self._whole = open_runtime(opened, inputs, self._computed, profile, in_order)
+
+    def run(self, batch: Codes) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        given = {end.name: to_file(self._graph, batch[end.tensor], end) for end in self._inputs}
+        stored = self._whole.run(given)
+        if len(next(iter(batch.values()))) == 1:
+            _need_shapes(self._graph, stored)
+        plain = self._plain.run(given)
+        return stored, {end.tensor: _from_file(self._graph, plain[end.name], end) for end in self._outputs}
+
+
+def _own(graph: Graph, name: str) -> FileEnd:
+    tensor = graph.tensors[name]
+    return FileEnd(name, tensor.shape, tensor.dtype, name, True)
+
+
+def _from_file(graph: Graph, array: np.ndarray, end: FileEnd) -> np.ndarray:
+    """Codes for what the file returns; a value between two codes is not a code."""
+    tensor = graph.tensors[end.tensor]
+    if end.dtype == FLOAT and tensor.dtype != FLOAT:
+        codes = quantize(np.nan_to_num(array, nan=-np.inf), tensor.quantization)
+        if not np.array_equal(dequantize(codes, tensor.quantization), array):
+            raise RuntimeRefusal(f"output {end.name!r} is not on its grid")
+        return codes
+    shifted = end.dtype == RAW != tensor.dtype
+    return (array.astype(np.int16) - 128).astype(np.int8) if shifted else array
+
+
+def _need_shapes(graph: Graph, stored: Codes) -> None:
+    """Refuses results to which a runtime gave other shapes: TFLite-Micro infers none that the file leaves open."""
+    for name, codes in stored.items():
+        whole = graph.tensors[name].shape
+        if codes.shape != whole:
+            raise RuntimeRefusal(
+                f"it takes {list(codes.shape)} for the shape of {shortened(name)!r}, which is {list(whole)} (convert "
+                "the model with a fixed batch)"
+            )
+
+
+class Comparing:
+    """Counts where a device's codes differ from its simulation.
+
+    Attributes:
+        operators: each result, simulated from the device's own operands.
+        outputs: the unchanged file's results beside the simulation of the whole network.
+    """
+
+    def __init__(self, graph: Graph, profile: str | Profile, claims: bool = True, all_reals: bool = True) -> None:
+        """claims: whether operators may be claimed to be exact. all_reals: whether results in real numbers are compared
+        where no equality is claimed, too."""
+        self.graph, self.profile = graph, profile_named(profile).name
+        self.operators = {name: Tally() for name in graph.results()}
+        self.outputs = {name: Tally() for name in graph.outputs}
+        self.kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
+        self._claims, self._all_reals = claims, all_reals
+        # What variables hold: as each operator leaves them from the device's operands, and in the whole simulation.
+        self._memory, self._whole = graph.initial_state(), graph.initial_state()
+
+    def claimed(self, name: str) -> bool:
+        """Whether a result is claimed to be exact."""
+        return self._claims and (self.kinds[name], self.profile) in EXACT
+
+    def add(
+        self,
+        batch: Codes,
+        device: Codes,
+        returned: Codes,
+        also: Sequence[str] = (),
+        done: Callable[[], None] = lambda: None,
+    ) -> dict[str, np.ndarray]:
+        """Compares some examples.
+
+        Args:
+            batch: of the inputs.
+            device: what the device computed; `returned`: what the unchanged file returned.
+            also: further tensors that are asked for.
+            done: called after each operator.
+
+        Returns:
+            What the whole network computes by the simulation: its outputs, and `also`.
+        """
+        graph, memory, stored = self.graph, self._memory, {**batch, **device}
+        agree = all(name in stored for name in (*graph.results(), *also))
+        for operator in graph.operators:
+            if self._is_compared(operator) or operator.outputs[0] not in device:
+                for name, codes in simulate_results(graph, operator, {**stored, **memory}, self.profile).items():
+                    if name in memory:
+                        memory[name] = codes
+                    elif name in device:
+                        agree &= self.operators[name].add(device[name], codes)
+                    else:  # the file has no codes of it
+                        stored[name] = codes
+            else:
+                agree = False
+            done()
+        memory |= graph.succeeding({**stored, **memory})
+        # If every operator agrees from the device's operands, the whole simulation is what the device had.
+        wanted = [*dict.fromkeys((*graph.outputs, *also))]
+        whole = stored if agree and not memory else simulate(
+            graph, batch, self.profile, wanted, state=self._whole, progress=False
+        )  # fmt: skip
+        for name, tally in self.outputs.items():
+            if self._all_reals or graph.tensors[name].dtype != FLOAT:
+                tally.add(returned[name], whole[name])
+        return {name: whole[name] for name in wanted}
+
+    def _is_compared(self, operator: Operator) -> bool:
+        """Results in real numbers are compared if their equality is claimed, or if all are asked for."""
+        real = self.graph.tensors[operator.outputs[0]].dtype == FLOAT
+        return self._all_reals or not real or (self.graph.measured_as(operator), self.profile) in EXACT
+
+    def rows(self) -> tuple[Comparison, ...]:
+        """One for each result of an operator."""
+        return tuple(
+            tally.comparison(name, self.kinds[name], self.claimed(name)) for name, tally in self.operators.items()
+        )
+
+    def output_rows(self, kind: str) -> tuple[Comparison, ...]:
+        """One for each output; they are claimed to be exact if all operators are."""
+        exact = all(map(self.claimed, self.kinds))
+        return tuple(tally.comparison(name, kind, exact) for name, tally in self.outputs.items())
+
+
+__all__ = ["Codes", "Comparing", "Opened", "OpenedTflite"]

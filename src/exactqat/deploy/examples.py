@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data as users have it, some examples at a time: arrays, loaders, generators and files, with or without targets."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..display import on_one_line, shortened
+
+# In a file: what the examples are, what they belong to, and what the targets are called.
+INPUTS, TARGETS, NAMES = "x", "y", "classes"
+# What the parts may be called, as folders and, after a bar, at the end of an array's name.
+PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
+# Parts that are taken where a file lacks the one asked for, the nearest first.
+INSTEAD = {"test": ("test", "validation"), "validation": ("validation", "train"), "train": ("train",)}
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a file holds.
+
+    Attributes:
+        inputs: an array, or several by name.
+        targets: one for each example; None: the file has none.
+    """
+
+    inputs: Any
+    targets: np.ndarray | None
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndarray:
+    """The arrays of an .npz file by name, or the array of an .npy file.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is not such a file.
+    """
+    name = shortened(Path(path).name)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(6)
+            if start and not start.startswith((b"PK", b"\x93NUMPY")):  # a pickle, whose code would run
+                raise ValueError("it is not an archive of arrays such as numpy.savez writes")
+            file.seek(0)
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                return content
+            arrays = {key: _array(content, key) for key in content.files}
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - archives and headers of arrays that are damaged raise nearly anything
+        reason = on_one_line(str(error) or type(error).__name__)
+        raise ValueError(f"{name} is not an .npz or .npy file of arrays ({reason})") from None
+    return arrays
+
+
+def _array(archive: Any, key: str) -> np.ndarray:
+    try:
+        array = archive[key]
+    except (ValueError, zipfile.BadZipFile) as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise ValueError(
+            f"{key} contains Python objects; save numbers or strings, such as {key}.astype(str)"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{key} is not an array")
+    return array
+
+
+def read_examples(path: str | os.PathLike[str], part: str = "test", targets_needed: bool = False) -> Examples:
+    """The examples of an .npz or .npy file, as `exactqat train --data` takes it and as it is described in
+    docs/data.md: inputs ``x``, or several by their own names, and targets ``y``; or ``x_train``, ``y_train``,
+    ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
+
+    Args:
+        part: which of them: train, validation or test; where it is missing, the nearest one.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is not such a file, or its arrays are not examples.
+    """
+    arrays = read_arrays(path)
+    if not isinstance(arrays, Mapping):
+        arrays = {INPUTS: arrays}
+    names = [str(name) for name in arrays.pop(NAMES, ())]
+    parts = {ending: key for key, endings in PART_NAMES.items() for ending in endings if f"{INPUTS}_{ending}" in arrays}
+    if parts and INPUTS not in arrays:
+        order = [ending for wanted in INSTEAD[part] for ending, of_part in parts.items() if of_part == wanted]
+        if not order:
+            raise ValueError(
+                f"{path} has no examples of the part {part}: it needs {INPUTS}_{part}, and holds {_listed(arrays)}"
+            )
+        held = {INPUTS: arrays[f"{INPUTS}_{order[0]}"]}
+        if f"{TARGETS}_{order[0]}" in arrays:
+            held[TARGETS] = arrays[f"{TARGETS}_{order[0]}"]
+        # Texts are numbered as in training.
+        labels = np.unique(arrays.get(f"{TARGETS}_train", held.get(TARGETS, np.zeros(0))))
+        arrays = held
+    else:
+        labels = np.unique(arrays.get(TARGETS, np.zeros(0)))
+    inputs = {name: array for name, array in arrays.items() if name != TARGETS}
+    if not inputs or (targets_needed and TARGETS not in arrays):
+        raise ValueError(
+            f"{path} must be an .npz file of the inputs and the classes {TARGETS}; it holds {_listed(arrays)}"
+        )
+    targets = arrays.get(TARGETS)
+    _check(path, inputs, targets)
+    if targets is not None and _are_texts(targets):
+        targets = _numbered(path, targets, names or [str(label) for label in labels])
+    return Examples(next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets)
+
+
+def _are_numbers(array: np.ndarray) -> bool:
+    real = np.issubdtype(array.dtype, np.number) and not np.issubdtype(array.dtype, np.complexfloating)
+    return real or array.dtype == np.bool_
+
+
+def _are_texts(array: np.ndarray) -> bool:
+    return np.issubdtype(array.dtype, np.character)
+
+
+def _check(path: str | os.PathLike[str], inputs: Mapping[str, np.ndarray], targets: np.ndarray | None) -> None:
+    for name, array in inputs.items():
+        if array.ndim == 0 or not _are_numbers(array) or not len(array):
+            raise ValueError(
+                f"{path}: {name} must hold numbers, an example in each row, got {array.dtype} of shape "
+                f"{list(array.shape)}"
+            )
+    counts = {name: len(array) for name, array in inputs.items()}
+    if targets is not None:
+        counts[TARGETS] = len(targets) if targets.ndim else 0
+        if not (_are_numbers(targets) or _are_texts(targets)):
+            raise ValueError(f"{path}: {TARGETS} must hold numbers or texts, got {targets.dtype}")
+    if len(set(counts.values())) > 1:
+        (first, count), *others = counts.items()
+        said = " and ".join(f"{name} {other}" for name, other in others)
+        raise ValueError(f"{path}: {first} has {count} examples and {said}; there must be as many of each")
+
+
+def _numbered(path: str | os.PathLike[str], targets: np.ndarray, names: list[str]) -> np.ndarray:
+    """Classes by their names, as numbers."""
+    places = {name: place for place, name in enumerate(names)}
+    strangers = sorted({str(target) for target in targets} - set(places))
+    if strangers:
+        raise ValueError(f"{path}: {TARGETS} holds the class {strangers[0]!r}, which is not one of {names}")
+    return np.array([places[str(target)] for target in targets], np.int64)
+
+
+def _listed(arrays: Iterable[str]) -> str:
+    return ", ".join(map(shortened, arrays)) or "nothing"
+
+
+# --- some examples at a time -----------------------------------------------------------------------------------------
+
+
+def leaves_of(batch: Any) -> list[Any]:
+    """The arrays in a batch, however it nests them."""
+    if isinstance(batch, Mapping):
+        return [leaf for each in batch.values() for leaf in leaves_of(each)]
+    if isinstance(batch, tuple | list):
+        return [leaf for each in batch for leaf in leaves_of(each)]
+    return [batch] if getattr(batch, "ndim", 0) else []
+
+
+def without_targets(batch: Any, inputs: int) -> Any:
+    """What a network of so many inputs takes of a batch: loaders give targets too, and perhaps weights."""
+    if not isinstance(batch, tuple | list) or not batch:
+        return batch
+    if len(leaves_of(batch)) == inputs and len(batch) <= inputs:
+        return batch
+    if len(leaves_of(batch[0])) == inputs:
+        return batch[0]
+    return batch[:inputs] if len(leaves_of(batch[:inputs])) == inputs else batch
+
+
+def examples_in(data: Any, inputs: int) -> int | None:
+    """How many examples data holds; None where only reading it tells."""
+    if not _at_once(data, inputs):
+        try:
+            return len(data.dataset)
+        except (AttributeError, TypeError):
+            return None
+    sizes = [len(leaf) for leaf in leaves_of(without_targets(data, inputs))]
+    return sizes[0] if sizes else 0
+
+
+def batches_of(data: Any, inputs: int, batch_size: int) -> Iterator[Any]:
+    """Data for a network of so many inputs, at most `batch_size` examples at a time, without targets.
+
+    Args:
+        data: all examples, nested as the network takes them (an array, several in a tuple or by name), with targets in
+            a tuple beside them or without; or a loader or another iterable of such batches, which is read once; or the
+            path of a file (`read_examples`).
+
+    Raises:
+        TypeError: it is something else. ValueError: there are no examples, or not as many for every input.
+    """
+    if is_file(data):
+        data = read_examples(data).inputs
+    empty = True
+    for batch in (data,) if _at_once(data, inputs) else _loaded(data):
+        given = without_targets(batch, inputs)
+        sizes = [len(leaf) for leaf in leaves_of(given)]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"data must contain the same number of examples for every input, got {sizes}")
+        for start in range(0, sizes[0] if sizes else 0, batch_size):
+            empty = False
+            yield _rows(given, slice(start, start + batch_size))
+    if empty:
+        raise ValueError("data contains no examples, so there is nothing to compare")
+
+
+def is_file(data: Any) -> bool:
+    """Whether data is the path of a file of examples."""
+    return isinstance(data, os.PathLike) or (isinstance(data, str) and data.endswith((".npz", ".npy")))
+
+
+def _at_once(data: Any, inputs: int) -> bool:
+    """Whether data is all examples, and not batches of them."""
+    if isinstance(data, list) and (any(isinstance(each, tuple) for each in data) or len(leaves_of(data)) != inputs):
+        return False
+    return isinstance(data, Mapping | tuple | list) or bool(getattr(data, "ndim", 0))
+
+
+def _loaded(data: Any) -> Iterator[Any]:
+    if isinstance(data, str | bytes) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise TypeError(f"data must be arrays, or a loader of batches of them, got {type(data).__name__}")
+    if hasattr(data, "__iter__"):
+        return iter(data)
+    return map(data.__getitem__, range(len(data)))  # such as keras.utils.PyDataset
+
+
+def _rows(batch: Any, rows: slice) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: _rows(value, rows) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [_rows(value, rows) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch[rows] if getattr(batch, "ndim", 0) else batch
