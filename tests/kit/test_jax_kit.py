@@ -454,6 +454,28 @@ def test_a_frozen_network_is_a_custom_call() -> None:
         export.export(evaluate)(params, x)
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_gradients_of_gradients_of_a_frozen_network_keep_the_curvature(train: bool) -> None:
+    x = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
+    held = weights(w=(6, 8), b=(8,), v=(8, 3))
+
+    def network(p: Any, x: Any) -> Any:
+        return jnp.tanh(x @ p["w"] + p["b"]) @ p["v"]
+
+    prepared = prepare(network, held, x)
+    params, state = prepared.freeze(*prepared.calibrate(*prepared.init(), [x]))
+
+    def penalty(function: Any, p: Any) -> Any:
+        return jnp.square(jax.grad(lambda x: function(p, x).sum())(jnp.asarray(x))).sum()
+
+    found = jax.grad(lambda p: penalty(lambda q, x: prepared.apply(q, state, x, train=train)[0], p))(params)["model"]
+    expected = jax.grad(lambda p: penalty(network, p))(held)
+    for name, theirs in expected.items():
+        ours, theirs = np.asarray(found[name]).ravel(), np.asarray(theirs).ravel()
+        assert ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs) > 0.98, name
+        assert 0.9 < np.linalg.norm(ours) / np.linalg.norm(theirs) < 1.1, name
+
+
 @pytest.mark.slow
 def test_a_program_outlives_the_model_it_computes() -> None:
     x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)

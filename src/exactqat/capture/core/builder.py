@@ -66,7 +66,7 @@ class Builder:
     """Sizes, values, constants and steps.
 
     Attributes:
-        prime: a number of examples that stands in for the batch while a model is traced; 0 where sizes that follow it
+        prime: the number of examples with which a model is traced, instead of any; 0 where sizes that follow it
             are `Batch`.
         steps, values, constants: of the network.
     """

@@ -92,7 +92,8 @@ def with_gradient_of(value: Array, gradient_of: Array) -> Array:
 
 @with_gradient_of.defjvp
 def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    return primals[0], tangents[1]
+    # By the function itself: gradients of gradients follow this rule, too.
+    return with_gradient_of(*primals), tangents[1]
 
 
 def on_host(function: HostFunction, like: Array, first: Sequence[Array], second: Sequence[Array]) -> Array:
@@ -182,10 +183,10 @@ def _with_gradient_of_rounding(steps: Array, sums: Array, scale: Array, grid: Ar
 
 @_with_gradient_of_rounding.defjvp
 def _(rounding: str, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    steps, sums, scale, grid = primals
+    _, sums, scale, grid = primals
     # The value is not computed again: nothing reads it.
     _, moved = jax.jvp(lambda each: _round_sums(each, scale, grid, rounding=rounding), (sums,), (tangents[1],))
-    return steps, moved
+    return _with_gradient_of_rounding(*primals, rounding), moved
 
 
 # --- over axes --------------------------------------------------------------------------------------------------------
