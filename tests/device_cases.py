@@ -96,6 +96,9 @@ def random_weights(rng: Random, shape: tuple[int, ...], axis: int, input_scale: 
     scale = random_scale(rng, exponent, exponent)
     if activation == "RELU6" and rng.integers(2):
         scale = np.float32(6 / (rng.integers(10, 256) + 0.5))  # the upper clamp is a tie
+    if count > 1 and rng.integers(6) == 0:  # channels that training killed
+        dead = rng.random(count) < rng.choice([0.1, 0.5])
+        filter_scale = np.where(dead, np.float32(2.0) ** rng.uniform(-95, -20, count), filter_scale)
     return {
         "filter": filter,
         "filter_scale": filter_scale,

@@ -176,12 +176,11 @@ class Weighted(DeviceOperator):
             normal = tensor.quantization.scale >= np.finfo(np.float32).tiny
             need(bool(np.all(normal)), f"{tensor.name!r} must not have a subnormal scale")
 
+        # Of a channel that training killed it can be as small as 1e-30: fixed point makes 0 of it.
         multiplier = (bias_scale / output.quantization.scale).astype(np.float64)
-        limits = self.scale_limits([tensor.dtype for tensor in (input, output)], attributes)
-        limits = replace(limits, highest=HIGHEST_MULTIPLIER)  # the sums of int16 are bounded below
-        fits = bool(np.all((multiplier >= limits.lowest) & (multiplier < limits.highest)))
-        message = f"input scale * filter scale / output scale must be {limits} for every channel"
-        need(fits, f"{message}, got {multiplier.min():g}..{multiplier.max():g}")
+        fits = bool(np.all(multiplier < HIGHEST_MULTIPLIER))  # the sums of int16 are bounded below
+        message = f"input scale * filter scale / output scale must be below {HIGHEST_MULTIPLIER} for every channel"
+        need(fits, f"{message}, got {multiplier.max():g}")
         bound = filter_reach(filter.data, axis, input) + np.abs(bias.data.astype(np.int64))
         # With int16 activations, kernels multiply 64-bit sums by 15 bits.
         bits, word = (31, "int32") if input.dtype == "int8" else (47, "48-bit")
