@@ -71,7 +71,7 @@ def forked(function: Any, *arguments: Any, seconds: float | None = None) -> str:
         written.seek(0)
         said = written.read().decode(errors="replace").strip()
     if status < 0:
-        raise trial.RuntimeRefusal(f"the runtime crashed on it ({signal.Signals(-status).name}), so it is damaged")
+        raise trial.RuntimeRefusal(f"the runtime crashed on it ({signal.Signals(-status).name})")
     if status:
         raise trial.RuntimeRefusal(f"the runtime could not be run in another process: {said.splitlines()[-1]}")
     return said

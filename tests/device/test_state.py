@@ -293,7 +293,7 @@ def of_a_constant(model: Any, operators: Any) -> None:
     ("change", "message"),
     [
         (without_first_values, "variable 'before' is read before it is assigned"),
-        (uncalled, r"it has 2 subgraphs \(main, first_values\); exactly one is supported, without control flow"),
+        (uncalled, "variable 'before' is read before it is assigned"),
         (called_too_late, "it uses variables before the subgraph runs that assigns their first values"),
         (computing, "its subgraph 'first_values', which runs once, has ADD"),
         (on_another_grid, "variable 'before' is read as .* and assigned"),

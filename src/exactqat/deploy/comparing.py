@@ -69,7 +69,7 @@ class OpenedTflite:
 
     def run(self, batch: Codes) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         given = {end.name: to_file(self._graph, batch[end.tensor], end) for end in self._inputs}
-        stored = self._whole.run(given)
+        stored = {name: _with_batch(self._graph, name, codes) for name, codes in self._whole.run(given).items()}
         if len(next(iter(batch.values()))) == 1:
             _need_shapes(self._graph, stored)
         plain = self._plain.run(given)
@@ -81,9 +81,14 @@ def _own(graph: Graph, name: str) -> FileEnd:
     return FileEnd(name, tensor.shape, tensor.dtype, name, True)
 
 
+def _with_batch(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:
+    """With the axis that the graph has in front of the file's, if it has one."""
+    return codes[None] if graph.tensors[name].shape == (1, *codes.shape) else codes
+
+
 def _from_file(graph: Graph, array: np.ndarray, end: FileEnd) -> np.ndarray:
     """Codes for what the file returns; a value between two codes is not a code."""
-    tensor = graph.tensors[end.tensor]
+    tensor, array = graph.tensors[end.tensor], _with_batch(graph, end.tensor, array)
     if end.dtype == FLOAT and tensor.dtype != FLOAT:
         codes = quantize(np.nan_to_num(array, nan=-np.inf), tensor.quantization)
         if not np.array_equal(dequantize(codes, tensor.quantization), array):

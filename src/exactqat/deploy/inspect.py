@@ -233,6 +233,7 @@ def inspect(
     seconds: float = SECONDS,
     progress: Callable[[str], None] | None = None,
     float_file: str | os.PathLike[str] | None = None,
+    signature: str = "",
 ) -> Inspection:
     """Says what is in a quantized .tflite file from any writer, and compares the devices on it, integer for integer.
 
@@ -257,11 +258,10 @@ def inspect(
     path = path_of_file(path)
     if path.suffix.lower() == ".onnx":
         raise Refusal(f"{shortened(path.name)} is an .onnx file; qat.inspect_onnx inspects it")
-    content = path.read_bytes()
-    file = read_content(content, path.name)
+    file = read_content(path.read_bytes(), path.name, signature)
     inputs, outputs = (tuple(_described(file.graph, end) for end in side) for side in (file.inputs, file.outputs))
     subject = Subject(
-        path.name, content, file.description, ".tflite", file.graph, file.inputs, inputs, outputs, file.words, file
+        path.name, file.content, file.description, ".tflite", file.graph, file.inputs, inputs, outputs, file.words, file
     )
     return inspect_subject(subject, data, examples, devices, seed, seconds, progress, float_file)
 

@@ -61,6 +61,8 @@ class FileOperator:
     def values(self, position: int) -> np.ndarray:
         """The integers of an operand that has to be a constant."""
         tensor = self.operand(position)
+        if 0 in tensor.shape:  # the shape of a scalar
+            return np.zeros(0, np.int64)
         if tensor.name not in self.known:
             raise Unreadable(f"operand {position} must be a constant")
         return self.known[tensor.name]

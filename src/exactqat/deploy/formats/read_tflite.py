@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from ...device.file_forms import (
     without_packing,
     without_wrapping,
 )
+from ...device.leading_axis import lacks_a_batch, with_leading_axis
 from ...device.operator import BOOL, FLOAT, Refusal, in_float, is_wide
 from ...device.profile import MICRO, REFERENCE, X86
 from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, Quantization, Tensor, code_range, dequantize
@@ -45,7 +47,7 @@ from ...engine.declared import by_declaration
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
 from .read_variables import WITHOUT_RESULTS, Variables, assigned, called_once
-from .tflite import IDENTIFIER, import_deploy
+from .tflite import IDENTIFIER, import_deploy, with_first_subgraph
 
 # Bytes per value, where there are several.
 _WIDTHS = {"int16": 2, "float16": 2, "int32": 4, "uint32": 4, FLOAT: 4, "int64": 8, "uint64": 8, "float64": 8}
@@ -67,6 +69,9 @@ DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
 # Also allowed for constants, which the file converts to float32.
 HALF = "float16"
 
+# What has subgraphs of its own: these are run by an operator, and that one stands for a subgraph.
+CONTROL_FLOW, COMPOSITE = ("WHILE", "IF", "CALL", "STABLEHLO_WHILE", "STABLEHLO_CASE"), "STABLEHLO_COMPOSITE"
+MOST_COMPOSITES = 1000
 # Operators that the schema lacks, by their names in files.
 CUSTOM = {each.custom_code: kind for kind, each in OPERATORS.items() if each.custom_code}
 
@@ -103,6 +108,8 @@ class TfliteFile:
         positions: of the graph's computed tensors in the file, which lacks some that only move codes.
         words: the number of the file's operators by name, including those that the graph lacks.
         description: as its writer gave it.
+        signatures: names of all its signatures; the graph is one of them.
+        content: the file, with the graph's subgraph in front, which is what interpreters run.
     """
 
     graph: Graph
@@ -111,10 +118,14 @@ class TfliteFile:
     positions: Mapping[str, int]
     words: Mapping[str, int]
     description: str
+    signatures: tuple[str, ...] = ()
+    content: bytes = b""
 
 
 def to_file(graph: Graph, codes: np.ndarray, end: FileEnd) -> np.ndarray:
-    """What the file takes for codes: at a grid's points, every rounding returns the code."""
+    """What the file takes for codes of one example: at a grid's points, every rounding returns the code."""
+    if graph.tensors[end.tensor].shape == (1, *end.shape):
+        codes = codes.reshape(end.shape)
     if end.dtype == FLOAT and codes.dtype != np.float32:
         return dequantize(codes, graph.tensors[end.tensor].quantization)
     return (codes.astype(np.int16) + 128).astype(np.uint8) if end.dtype == RAW != str(codes.dtype) else codes
@@ -126,28 +137,32 @@ def path_of_file(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def read_tflite(path: str | os.PathLike[str]) -> Graph:
+def read_tflite(path: str | os.PathLike[str], signature: str = "") -> Graph:
     """Reads a quantized .tflite file from any writer.
 
     Inputs and outputs of the graph are codes: where the file takes or returns real numbers (QUANTIZE and DEQUANTIZE at
     its ends) or uint8, the graph begins and ends on the adjacent grid. The batch size is 1, as in all graphs. What the
     file computes from shapes alone is computed here. Inputs and outputs have the names in the file's signature, if it
-    has one (`Graph.signature`); other metadata is kept (`Graph.metadata`).
+    has one (`Graph.signature`); other metadata is kept (`Graph.metadata`). Where the file's first axis is not a batch
+    of one, one example is all that the file takes at a time, with one more axis in front.
+
+    Args:
+        signature: the name of the signature to read, where the file has several; "": the one that interpreters run.
 
     Raises:
         OSError: the file cannot be read. TypeError: `path` is not a path.
         Refusal: the file is damaged, or holds something that cannot be computed exactly; the message lists all of it.
     """
     path = path_of_file(path)
-    return read_content(path.read_bytes(), path.name).graph
+    return read_content(path.read_bytes(), path.name, signature).graph
 
 
-def read_content(content: bytes, name: str = "the file") -> TfliteFile:
+def read_content(content: bytes, name: str = "the file", signature: str = "") -> TfliteFile:
     """As `read_tflite`, from a file's content; `name` is what messages call it."""
     try:
         # A damaged file's scales may have no quotient; the checks catch that.
         with np.errstate(all="ignore"):
-            return _Reader(content).read()
+            return _Reader(content, signature).read()
     except (Refusal, ImportError) as error:
         if isinstance(error, ImportError):
             raise
@@ -192,7 +207,7 @@ def names_of(tensors: Sequence[Tensor]) -> set[str]:
 class _Reader:
     """One file."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, signature: str) -> None:
         if len(content) < 8 or content[4:8] != IDENTIFIER:
             raise Refusal("it is not a .tflite file, which has TFL3 in bytes 4 to 7")
         self.schema: Any = import_deploy("ai_edge_litert.schema_py_generated")
@@ -200,8 +215,21 @@ class _Reader:
         self.left = MOST_READS * len(content) + 4096
         self.looks = MOST_LOOKS * len(content) + (64 << 20)
         self.model = self.schema.Model.GetRootAs(content, 0)
+        self.signatures = {
+            self.text(entry.SignatureKey()): (entry, int(entry.SubgraphIndex()))
+            for entry in self.entries(self.model, "SignatureDefs")
+        }
+        if signature and signature not in self.signatures:
+            raise Refusal(f"it has no signature {signature!r}; it has {', '.join(self.signatures) or 'none'}")
+        self.chosen = self.signatures[signature][1] if signature else 0
+        self.signature = signature or next((name for name, (_, at) in self.signatures.items() if at == 0), "")
+        self.content = with_first_subgraph(content, self.chosen)
+        self.model = self.schema.Model.GetRootAs(self.content, 0)
         self.problems = _Problems()
         self.words: dict[str, dict[int, str]] = {}
+        # Of composites: how many were read, and their own tensors.
+        self.depth = 0
+        self.parts: list[Tensor] = []
         # Of the subgraph being read.
         self.subgraph: Any = None
         self.tensors: list[Tensor] = []
@@ -253,7 +281,11 @@ class _Reader:
             raise Refusal(f"it is damaged: buffer {at} does not exist")
         buffer = self.model.Buffers(at)
         if buffer.Offset() > 1:
-            raise Refusal("its constants lie outside of the model, which is not supported")
+            # Constants of large models lie after it.
+            start, end = int(buffer.Offset()), int(buffer.Offset() + buffer.Size())
+            if end > len(self.content):
+                raise Refusal(f"it is damaged: a buffer ends at byte {end:,} of {len(self.content):,}")
+            return np.frombuffer(self.content, np.uint8)[start:end] if end > start else None
         length = buffer.DataLength()
         if not length:
             return None
@@ -270,16 +302,13 @@ class _Reader:
         subgraphs = self.entries(model, "Subgraphs")
         if not subgraphs:
             raise Refusal("it has no subgraph")
-        names = [self.text(each.Name()) or f"number {at}" for at, each in enumerate(subgraphs)]
+        self.subgraphs = subgraphs
         all_steps = self.read_subgraph(subgraphs[0])
-        if called_once(all_steps) != set(range(1, len(subgraphs))):
-            what = f"{len(subgraphs)} subgraphs ({listed(names)})"
-            raise Refusal(f"it has {what}; exactly one is supported, without control flow, and one that runs once")
         variables = Variables()
-        main = self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.unread, self.known
-        for subgraph, name in zip(subgraphs[1:], names[1:], strict=True):
-            variables.begun |= assigned(self.read_subgraph(subgraph), name)
-        self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.unread, self.known = main
+        for number in sorted(called_once(all_steps)):
+            with self.another_subgraph():
+                name = self.text(self.subgraph_at(number).Name()) or f"number {number}"
+                variables.begun |= assigned(self.read_subgraph(self.subgraph_at(number)), name)
         steps = variables.without(all_steps)
         for tensor in self.ends("Outputs"):
             if tensor.name in variables.tensors:
@@ -287,11 +316,21 @@ class _Reader:
         self.tensors = [variables.tensors.get(tensor.name, tensor) for tensor in self.tensors]
         self.known |= {name: tensor.data for name, tensor in variables.tensors.items() if tensor.data is not None}
         ends = [self.ends(side) for side in ("Inputs", "Outputs")]
+        self.used: dict[str, Tensor] = {tensor.name: tensor for tensor in (*self.tensors, *self.parts)}
+        # Names of tensors of the graph with one axis more than in the file, and of what else has the same values, by
+        # the name and whether it has more axes.
+        self.led: set[str] = set()
+        self.reshaped: dict[tuple[str, int], Tensor] = {}
         self.steps = self.with_all_axes(without_packing(without_wrapping(steps), names_of(ends[1])))
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
         self.readers.update(tensor.successor for tensor in variables.tensors.values() if tensor.successor)
         inputs, outputs, ending = self.find_ends(*ends)
+        for end in inputs:
+            tensor = self.used[end.tensor]
+            if lacks_a_batch(tensor.shape):
+                self.used[tensor.name] = replace(tensor, shape=(1, *tensor.shape))
+                self.led.add(tensor.name)
         operators = self.read_operators(ending)
         for side, found in (("input", inputs), ("output", outputs)):
             for end in found:
@@ -308,15 +347,69 @@ class _Reader:
         computed = {*graph.inputs, *graph.results()}
         positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
         words = dict(Counter(word for word, _ in all_steps))
-        return TfliteFile(graph, inputs, outputs, positions, words, self.text(model.Description()))
+        description = self.text(model.Description())
+        return TfliteFile(graph, inputs, outputs, positions, words, description, tuple(self.signatures), self.content)
+
+    def subgraph_at(self, number: int) -> Any:
+        if not 0 < number < len(self.subgraphs):
+            raise Refusal(f"it is damaged: subgraph {number} does not exist beside the one that is run")
+        return self.subgraphs[number]
+
+    @contextmanager
+    def another_subgraph(self) -> Iterator[None]:
+        """Within it, another subgraph can be read."""
+        main = self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.unread, self.known
+        yield
+        self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.unread, self.known = main
 
     def read_subgraph(self, subgraph: Any) -> list[tuple[str, FileOperator]]:
         """Its operators; `tensors` and everything else that belongs to a subgraph are then its own."""
         self.subgraph = subgraph
         self.tensors = self.read_tensors()
-        steps = [self.read_step(entry) for entry in self.entries(subgraph, "Operators")]
+        steps = [step for entry in self.entries(subgraph, "Operators") for step in self.read_step_or_parts(entry)]
         self.need_results(self.ends("Inputs"), steps)
         return steps
+
+    def read_step_or_parts(self, entry: Any) -> list[tuple[str, FileOperator]]:
+        """An operator, or those of the subgraph that a composite stands for: runtimes run them where no accelerator
+        knows the composite."""
+        word, step = self.read_step(entry)
+        if word in CONTROL_FLOW:
+            raise Refusal(f"it has control flow ({word}), which no graph can say")
+        table = entry.BuiltinOptions2()
+        if word != COMPOSITE or table is None:
+            return [(word, step)]
+        self.depth += 1
+        if self.depth > MOST_COMPOSITES:
+            raise Refusal("its composites hold one another")
+        options = self.schema.StableHLOCompositeOptions()
+        options.Init(table.Bytes, table.Pos)
+        outside = (self.open_batch, self.unknown_shape, self.unread, self.known)
+        with self.another_subgraph():
+            parts = self.read_subgraph(self.subgraph_at(options.DecompositionSubgraphIndex()))
+            inner = [*self.ends("Inputs"), *self.ends("Outputs")]
+            within = (self.open_batch, self.unknown_shape, self.unread, self.known)
+        outer = [tensor for tensor in (*step.inputs, *step.outputs) if tensor is not None]
+        if [tensor.shape for tensor in inner] != [tensor.shape for tensor in outer]:
+            raise Refusal(f"it is damaged: {word} has other shapes than its subgraph {list(map(str, inner))}")
+        ends = {tensor.name: end for tensor, end in zip(inner, outer, strict=True)}
+        renamed: dict[str, Tensor] = {}
+
+        def named(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None or tensor.name in ends:
+                return tensor and ends[tensor.name]
+            return renamed.setdefault(tensor.name, replace(tensor, name=f"{step.output.name}/{tensor.name}"))
+
+        made = [
+            (part, replace(each, inputs=tuple(map(named, each.inputs)), known=self.known,
+                           outputs=tuple(cast("Tensor", named(tensor)) for tensor in each.outputs)))
+            for part, each in parts
+        ]  # fmt: skip
+        for before, inside in zip(outside[:3], within[:3], strict=True):
+            before.update(renamed[name].name for name in inside if name in renamed)
+        self.known.update((renamed[name].name, data) for name, data in within[3].items() if name in renamed)
+        self.parts += renamed.values()
+        return made
 
     def ends(self, side: str) -> list[Tensor]:
         """The subgraph's "Inputs" or "Outputs"."""
@@ -330,7 +423,7 @@ class _Reader:
         fixed = {*self.known, *self.unread}
         for tensor in inputs:
             if tensor.name in fixed:
-                raise Refusal(f"it is damaged: input {shortened(tensor.name)!r} is a constant")
+                raise Refusal(f"input {shortened(tensor.name)!r} is also a constant, which runtimes overwrite")
         made = {*names_of(inputs), *fixed}
         later = {tensor.name for _, step in steps for tensor in step.outputs} - made
         for _, step in steps:
@@ -342,9 +435,9 @@ class _Reader:
             for tensor in step.outputs:
                 if 0 in tensor.shape and tensor.dtype not in ("int32", "int64"):  # a shape may have no axes
                     what = f"tensor {shortened(tensor.name)!r} has the shape {list(tensor.shape)}"
-                    raise Refusal(f"it is damaged: {what}, no values, and is computed")
+                    raise Refusal(f"{what}, no values, where something is computed")
                 if tensor.name in made:
-                    raise Refusal(f"it is damaged: tensor {shortened(tensor.name)!r} is written twice")
+                    raise Refusal(f"tensor {shortened(tensor.name)!r} is written twice, which no graph can say")
                 made.add(tensor.name)
 
     def with_all_axes(self, steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[str, FileOperator]]:
@@ -598,20 +691,17 @@ class _Reader:
             self.problems.add(f"an input in {tensor.dtype}, which is no quantized type", end.name)
         if not tensor.shape:
             self.problems.add(f"an {side} without axes", end.name)
-        elif side == "input" and tensor.shape[0] != 1:
-            self.problems.add(f"a fixed batch of {tensor.shape[0]}, where graphs take one example", end.name)
 
     # --- operators ------------------------------------------------------------------------------------------------
 
     def read_operators(self, passed: set[int]) -> list[Operator]:
         """The graph's operators; what is wrong with the file's becomes a problem."""
         made: list[Operator] = []
-        self.used: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}
         # By name: whether delegates and built-in kernels may differ in them.
         self.folded: dict[str, bool] = {}
         self.left_to_fold = MOST_FOLDED
         undone = self.find_undone()
-        self.of_the_file = set(map(id, self.tensors))
+        self.of_the_file = set(map(id, (*self.tensors, *self.parts)))
         number = 0
         while number < len(self.steps):
             word, step = self.steps[number]
@@ -626,14 +716,50 @@ class _Reader:
                     self.used[output.name] = self.used.get(operand.name, operand)
                 number += 1
                 continue
-            length = 1
-            try:
-                length, found = self.read_operator(number)
-                made += [] if found is None else [found]
-            except (Unreadable, Refusal) as error:
-                self.problems.add(str(error), step.output.name)
+            length, found = self.read_in_either_way(number)
+            made += found
             number += length
         return made
+
+    def read_in_either_way(self, number: int) -> tuple[int, list[Operator]]:
+        """`read_operator` with the file's axes, or else with one more in front, and what reshapes its operands."""
+        problems = []
+        for leading in (False, True):
+            self.between: list[Operator] = []
+            try:
+                length, found = self.read_operator(number, leading)
+            except (Unreadable, Refusal) as error:
+                problems.append(str(error))
+                for operator in self.between:
+                    del self.used[operator.outputs[0]]
+                self.reshaped = {key: tensor for key, tensor in self.reshaped.items() if tensor.name in self.used}
+                continue
+            if found is not None and leading:
+                self.led.update(found.outputs)
+            return length, self.between + ([] if found is None else [found])
+        self.problems.add(problems[0], self.steps[number][1].output.name)
+        return 1, []
+
+    def with_rank(self, tensor: Tensor, rank: int | None) -> Tensor:
+        """A tensor of the graph with the values of a computed one of the file: with the file's axes, or with so many,
+        those in front of size 1."""
+        # What the file lacks may have the name of another one.
+        tensor = self.used.get(tensor.name, tensor) if id(tensor) in self.of_the_file else tensor
+        shape = tensor.shape[1:] if tensor.name in self.led else tensor.shape
+        shape = shape if rank is None else (*[1] * (rank - len(shape)), *shape)
+        if shape == tensor.shape:
+            return tensor
+        if not shape:
+            raise Unreadable(f"{shortened(tensor.name)!r} has no axes")
+        if tensor.variable:
+            raise Unreadable(f"{shortened(tensor.name)!r} is a variable, whose axes are the file's")
+        key = tensor.name, len(shape)
+        if key not in self.reshaped:
+            name = next(each for number in count(len(shape)) if (each := f"{tensor.name}#{number}") not in self.used)
+            made = self.reshaped[key] = self.used[name] = replace(tensor, name=name, shape=shape)
+            self.between.append(Operator("RESHAPE", (tensor.name,), (name,), {"new_shape": shape}))
+            check_operator(self.between[-1], {tensor.name: tensor, name: made}, {tensor.name}, "RESHAPE")
+        return self.reshaped[key]
 
     def is_shape_arithmetic(self, word: str, step: FileOperator) -> bool:
         """Whether the operator computes with shapes alone; its result is then known."""
@@ -646,7 +772,8 @@ class _Reader:
             if tensor is None:
                 return False
             if word == SHAPE_OF and position == 0:
-                operands.append(np.array(self.used[tensor.name].shape, np.int64))
+                shape = self.used[tensor.name].shape[tensor.name in self.led :]
+                operands.append(np.array(shape, np.int64))
             elif tensor.name in self.known and tensor.dtype in ("int32", "int64"):
                 operands.append(self.known[tensor.name].astype(np.int64))
             else:
@@ -738,18 +865,21 @@ class _Reader:
             makers.update((tensor.name, (word, step)) for tensor in step.outputs)
         return found
 
-    def read_operator(self, number: int) -> tuple[int, Operator | None]:
+    def read_operator(self, number: int, leading: bool = False) -> tuple[int, Operator | None]:
         """How many of the file's operators make up the graph's next one, and that one; None if they make constants.
+
+        leading: with one axis more in front of those that the file says.
 
         Raises:
             Unreadable, Refusal: it cannot be read.
         """
-        for declaration in OPERATORS.values():
+        for declaration in () if leading else OPERATORS.values():
             for form in declaration.other_forms:
                 steps = self.chain(number, form)
                 found = declaration.read_steps(steps) if steps else None
                 if found is not None:
-                    return len(form), self.checked(declaration.kind, *found, steps[-1].outputs)
+                    known, attributes = [self.with_rank(tensor, None) for tensor in found[0]], found[1]
+                    return len(form), self.checked(declaration.kind, known, attributes, steps[-1].outputs)
         word, step = self.steps[number]
         for tensor in (*step.inputs, *step.outputs):
             if tensor is not None and not is_known(tensor):
@@ -763,7 +893,10 @@ class _Reader:
         computed = any(
             tensor is not None and tensor.data is None and tensor.name in self.known for tensor in step.inputs
         )
-        step = replace(step, inputs=tuple(tensor and self.used.get(tensor.name, tensor) for tensor in step.inputs))
+        if leading:
+            step = with_leading_axis(word, step, self.with_rank)
+        else:
+            step = replace(step, inputs=tuple(tensor and self.with_rank(tensor, None) for tensor in step.inputs))
         try:
             operands, attributes = declaration.read_operands(step), declaration.read_attributes(step)
         except (TypeError, ValueError, OverflowError) as error:
@@ -775,7 +908,7 @@ class _Reader:
             raise Unreadable(f"{word} with a variable, which it is not known to have")
         attributes |= {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
         filled = computed or any(tensor.name in self.folded for tensor in operands)
-        if filled and self.fold(declaration, operands, attributes, step.outputs, computed):
+        if filled and not leading and self.fold(declaration, operands, attributes, step.outputs, computed):
             return 1, None
         operator = self.checked(word, operands, attributes, step.outputs)
         # Operators that only move codes give the same ones in all kernels, and delegates leave int16 anyway.
@@ -891,7 +1024,7 @@ class _Reader:
     # --- the whole ------------------------------------------------------------------------------------------------
 
     def graph(self, operators: Sequence[Operator], inputs: Sequence[FileEnd], outputs: Sequence[FileEnd]) -> Graph:
-        takes, returns = (tuple(end.tensor for end in side) for side in (inputs, outputs))
+        takes, returns = (tuple(dict.fromkeys(end.tensor for end in side)) for side in (inputs, outputs))
         needed = {name for operator in operators for name in (*operator.inputs, *operator.outputs)}
         needed.update(takes, returns)
         variables = [self.used[name] for name in needed if self.used[name].successor]
@@ -928,19 +1061,19 @@ class _Reader:
     def read_signature(self, inputs: Sequence[FileEnd], outputs: Sequence[FileEnd]) -> Signature | None:
         """The names of the file's ends: ours with axes, or those of its first signature."""
         own = self.read_metadata().get(METADATA)
-        if own is not None:
+        if own is not None and not self.chosen:
             try:
                 return Signature.from_json(own)
             except ValueError:
                 return None
-        signatures = self.entries(self.model, "SignatureDefs")
-        if not signatures:
+        if self.signature not in self.signatures:
             return None
+        signature, _ = self.signatures[self.signature]
         sides = []
         for name, ends in (("Inputs", inputs), ("Outputs", outputs)):
             tensors = {end.name: end.tensor for end in ends}
             ports = []
-            for entry in self.entries(signatures[0], name):
+            for entry in self.entries(signature, name):
                 tensor = tensors.get(self.at(entry.TensorIndex()).name)
                 if tensor is None:
                     return None

@@ -409,6 +409,8 @@ class _Writer:
         return entry
 
 
+# Where a table of type Model says where its subgraphs are: in the third field.
+_SUBGRAPHS = 4 + 2 * 2
 # Where a table of type SubGraph says where its outputs are: in the third field, after two numbers of two bytes.
 _OUTPUTS = 4 + 2 * 2
 
@@ -433,6 +435,23 @@ def with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
     except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
+
+
+def with_first_subgraph(content: bytes, number: int) -> bytes:
+    """The same model with that subgraph in place of the first, which is what interpreters run."""
+    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    model = schema.Model.GetRootAs(content, 0)
+    if not 0 < number < model.SubgraphsLength():
+        return content
+    first = model._tab.Vector(model._tab.Offset(_SUBGRAPHS))
+    changed = bytearray(content)
+    places = [first, first + 4 * number]
+    # A list of tables holds how far each of them lies from its place in the list.
+    tables = [place + struct.unpack_from("<I", content, place)[0] for place in places]
+    struct.pack_into("<I", changed, places[0], tables[1] - places[0])
+    if tables[0] > places[1]:
+        struct.pack_into("<I", changed, places[1], tables[0] - places[1])
+    return bytes(changed)
 
 
 def with_outputs_at(content: bytes, positions: Sequence[int]) -> bytes:

@@ -38,7 +38,7 @@ class LiteRT:
             raise RuntimeRefusal(f"LiteRT rejects the file: {' '.join(str(error).split())}") from error
         self.inputs = indices_of(self.interpreter.get_input_details(), inputs, in_order)
         self.outputs = indices_of(self.interpreter.get_output_details(), outputs, in_order)
-        self.batch = 0
+        self.shapes: list[tuple[int, ...]] = []
 
     @staticmethod
     def interpreters() -> Any:
@@ -46,15 +46,15 @@ class LiteRT:
         return import_deploy("ai_edge_litert.interpreter")
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        size = next(iter(batch.values())).shape[0]
-        if size != self.batch:
+        shapes = [batch[name].shape for name in self.inputs]
+        if shapes != self.shapes:
             for name, index in self.inputs.items():
                 self.interpreter.resize_tensor_input(index, batch[name].shape)
             try:
                 self.interpreter.allocate_tensors()
             except RuntimeError as error:
                 raise RuntimeRefusal(f"LiteRT rejects the file: {error}") from error
-            self.batch = size
+            self.shapes = shapes
         for name, index in self.inputs.items():
             self.interpreter.set_tensor(index, batch[name])
         try:

@@ -35,8 +35,8 @@ class Micro:
         names = [(tensor.name or b"").decode("utf-8", "replace") for tensor in subgraph.tensors]
         self.inputs = _positions([names[index] for index in subgraph.inputs], inputs, in_order)
         self.outputs = _positions([names[index] for index in subgraph.outputs], outputs, in_order)
-        shapes = [subgraph.tensors[index].shape for index in subgraph.outputs]
-        self.shapes = [() if shape is None else tuple(int(size) for size in shape) for shape in shapes]
+        shapes = [() if tensor.shape is None else tuple(map(int, tensor.shape)) for tensor in subgraph.tensors]
+        self.taken, self.shapes = ([shapes[index] for index in side] for side in (subgraph.inputs, subgraph.outputs))
         try:
             self.interpreter: Any = runtime.Interpreter.from_bytes(content, arena_size=_arena(subgraph))
         except RuntimeError as error:
@@ -55,9 +55,14 @@ class Micro:
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self.outputs}
-        for example in range(next(iter(batch.values())).shape[0]):
+        # The rows that the file takes at a time; a scalar has none.
+        rows = {name: (self.taken[position] or (0,))[0] for name, position in self.inputs.items()}
+        first = next(iter(rows))
+        for example in range(len(batch[first]) // rows[first] if rows[first] else 1):
             for name, position in self.inputs.items():
-                self.interpreter.set_input(np.ascontiguousarray(batch[name][example : example + 1]), position)
+                start = example * rows[name]
+                codes = batch[name][start : start + rows[name]] if rows[name] else batch[name]
+                self.interpreter.set_input(codes.copy(), position)
             try:
                 self.interpreter.invoke()
             except RuntimeError as error:
@@ -70,7 +75,7 @@ class Micro:
                         f"{list(self.shapes[position])} (convert the model with a fixed batch)"
                     )
                 parts[name].append(found)
-        return {name: np.concatenate(part) for name, part in parts.items()}
+        return {name: np.concatenate(part) if part[0].ndim else part[0] for name, part in parts.items()}
 
 
 def _take(content: bytes, arena: int) -> None:

@@ -40,8 +40,7 @@ except Exception:
 
 
 class RuntimeRefusal(RuntimeError):
-    """The runtime rejects a file: it lacks an operator, or supports it only for other shapes, or the file is
-    damaged."""
+    """The runtime rejects a file: it lacks an operator, or supports it only for other shapes, or crashes on it."""
 
 
 def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> str:
@@ -68,7 +67,7 @@ def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float
     said = written.decode(errors="replace").strip()
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
-        raise RuntimeRefusal(f"the runtime crashed on it ({name}), so it is damaged")
+        raise RuntimeRefusal(f"the runtime crashed on it ({name})")
     if child.returncode > 0:
         raise RuntimeRefusal(f"the runtime could not be run in another process: {''.join(said.splitlines()[-1:])}")
     return said
