@@ -135,9 +135,13 @@ def with_leading_axis(word: str, step: FileOperator, whole: Callable[[Tensor, in
     return replace(step, inputs=tuple(inputs), outputs=outputs, option=option, known=values_by_name)
 
 
+# What gives a tensor the axes in front, or takes them away: it moves no code.
+RESHAPED = "RESHAPE"
+
+
 def lacks_a_batch(shape: Sequence[int]) -> bool:
     """Whether an input of this shape has no axis for a batch of one."""
     return not shape or shape[0] != 1
 
 
-__all__ = ["lacks_a_batch", "with_leading_axis"]
+__all__ = ["RESHAPED", "lacks_a_batch", "with_leading_axis"]

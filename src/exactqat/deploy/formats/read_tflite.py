@@ -38,7 +38,7 @@ from ...device.file_forms import (
     without_packing,
     without_wrapping,
 )
-from ...device.leading_axis import lacks_a_batch, with_leading_axis
+from ...device.leading_axis import RESHAPED, lacks_a_batch, with_leading_axis
 from ...device.operator import BOOL, FLOAT, Refusal, in_float, is_wide
 from ...device.profile import MICRO, REFERENCE, X86
 from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, Quantization, Tensor, code_range, dequantize
@@ -757,8 +757,8 @@ class _Reader:
         if key not in self.reshaped:
             name = next(each for number in count(len(shape)) if (each := f"{tensor.name}#{number}") not in self.used)
             made = self.reshaped[key] = self.used[name] = replace(tensor, name=name, shape=shape)
-            self.between.append(Operator("RESHAPE", (tensor.name,), (name,), {"new_shape": shape}))
-            check_operator(self.between[-1], {tensor.name: tensor, name: made}, {tensor.name}, "RESHAPE")
+            self.between.append(Operator(RESHAPED, (tensor.name,), (name,), {"new_shape": shape}))
+            check_operator(self.between[-1], {tensor.name: tensor, name: made}, {tensor.name}, RESHAPED)
         return self.reshaped[key]
 
     def is_shape_arithmetic(self, word: str, step: FileOperator) -> bool:
