@@ -136,8 +136,11 @@ def test_all_devices_beside_training_need_no_runtime(job: tuple[Path, Results]) 
     assert network["devices"][FORMER]["differing"] == 0 < network["devices"][NOW]["differing"]
     page = (out / "report.html").read_text()
     differing = network["devices"]["micro"]["logits_differing"]
-    assert "<td class=t>micro</td><td class=t>TFLite-Micro</td><td class=t>something else</td>" in page
-    assert f"<td>{differing:,} of 3,590</td>" in page
+    found = network["devices"]["micro"]
+    share, instead = 100 * found["differing"] / found["values"], 100 * found["trained_accuracy"]
+    words = f"{share:.2g} % of codes differ; {100 * found['accuracy']:.1f} instead of {instead:.1f} % right"
+    assert "micro (TFLite-Micro): the delivered networks" in page and words in page
+    assert f">✗ {differing:,} of 3,590</td>" in page
     assert "every integer is claimed to be equal" not in page and "claimed to be as simulated" in page
 
 
@@ -223,7 +226,7 @@ def test_a_job_is_trained_on_for_another_device(job: tuple[Path, Results], call:
     # The finished job's is there again, and is what it was.
     assert call("report", str(out))[0] == 0
     page = (out / "report.html").read_text()
-    assert f"--from {source} --device {NOW} --epochs-qat 3" in page and "were trained for" in page
+    assert f"--from {source} --device {NOW} --epochs-qat 3" in page and "which trained them for" in page
 
 
 @pytest.mark.slow
@@ -373,8 +376,8 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
 
     listed = findings.mistakes(results)["listed"]
     assert sorted(entry["file"] for entry in listed) == sorted(dataset.test.names)
-    page = report._mistaken_images(results)
-    assert all(f"<figcaption>{name}: shows" in page for name in dataset.test.names) and "numbered" not in page
+    found = report._mistakes(results)
+    assert {shown["name"] for shown in found["shown"]} == set(dataset.test.names) and found["named"]
 
 
 @pytest.mark.slow

@@ -90,8 +90,11 @@ def test_jobs_stand_side_by_side(jobs: Path, call: Call) -> None:
     assert ["", "two", "micro", "QAT, EMA ranges", "95.0%", "0.0", "none", *figures] in rows
     assert "McNemar's exact test" in output
     page = (jobs / "page.html").read_text()
-    assert "<tr class=delivered><td class=t>W4A4</td><td class=t>two</td>" in page and "prefers-color-scheme" in page
-    assert "<tr><td class=t>W4A4</td><td class=t>one</td>" in page
+    assert (
+        '<tr class="delivered"><th scope="row" class="t">W4A4</th><td class="t">two</td>' in page
+        and "prefers-color-scheme" in page
+    )
+    assert '<tr><th scope="row" class="t">W4A4</th><td class="t">one</td>' in page
     assert call("one", "two", "--html", "page.html")[0] == 2 and (jobs / "page.html").read_text() == page
 
 

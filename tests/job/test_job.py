@@ -42,6 +42,7 @@ from exactqat.job.models import NETWORKS  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import charts, findings  # noqa: E402
 from exactqat.report import job_page as report  # noqa: E402
+from exactqat.report.page import render  # noqa: E402
 
 PRECISIONS = ("w8a8", "w4a4", "w3a4")
 RUN = [sys.executable, "-m", "exactqat.cli"]
@@ -63,9 +64,18 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
         assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
         assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
     page = (out / "report.html").read_text()
-    # Two of accuracies, two of widths, one of noise, two of each training, two of ranges, two of weights, a matrix of
-    # each network, the layers of each that is delivered.
-    assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 2 + 2 + 1 + 2 * 4 + 2 + 2 + 4 + 3
+    # One of accuracies, two of sizes, one of noise, two of each training, two of ranges, two of weights, the layers of
+    # each network that is delivered.
+    assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 1 + 2 + 1 + 2 * 4 + 2 + 2 + 3
+    assert page.count('class="matrix"') == 4 and page.count("<details>") == 2 * 3
+    # Tables have captions and scopes, and whoever has no mouse can scroll them.
+    tables = page.count("<table")
+    assert tables == page.count("<caption>") == page.count('role="region" tabindex="0"') > 10
+    assert page.count('<th scope="row"') > 100 and not re.search(r"<th[ >](?!scope=)", page)
+    compared = json.loads((out / "metrics.json").read_text())["values_compared"]
+    assert f"✓ 0 of {compared:,} integers differ between the files" in page
+    # Values are shown next to the pointer.
+    assert len(re.findall(r"<title>(W\dA\d|float)[^<]*: \d", page)) > 20
     assert "http" not in page and "<image" not in page
     assert not list(out.rglob("*.tmp"))
     assert "all are equal" in page
@@ -142,12 +152,12 @@ def test_the_report_shows_mistakes_classes_and_parts(
     for code, row in enumerate(metrics["classes"]):
         assert row["class"] == str(code)
         assert row["w8a8"] == pytest.approx((answers[labels == code] == code).mean())
-        assert f"<td class=t>{code}</td><td>{row['images']}</td><td>{row['float']:.1%}</td>" in page
+        assert f'<th scope="row" class="t">{code}</th><td>{row["images"]}</td><td>{row["float"]:.1%}</td>' in page
     listed = metrics["mistakes"]["listed"]
     wrong = {entry["image"] for entry in listed if entry["answers"]["w8a8"] != entry["shows"]}
     assert metrics["mistakes"]["images"] == len(listed) and wrong == set(np.nonzero(answers != labels)[0].tolist())
     shown = re.findall(
-        r"<img alt='test image (\d+), which shows (\d)' src='(data:image/png;base64,[^']*)' class=small", page
+        r'<img alt="test image (\d+), which shows (\d)" src="(data:image/png;base64,[^"]*)" class=small', page
     )
     assert len(shown) == min(len(listed), report.SHOWN_IMAGES) and shown[0][0] == str(listed[0]["image"])
     image = Image.open(io.BytesIO(base64.b64decode(shown[0][2].split(",")[1])))
@@ -174,7 +184,7 @@ def guessed(accuracy: float, images: int, classes: int = 3) -> SimpleNamespace:
     answers = np.where(np.arange(images) < round(accuracy * images), labels, (labels + 1) % classes)
     split = SimpleNamespace(labels=torch.from_numpy(labels))
     test = type("Test", (SimpleNamespace,), {"__len__": lambda self: images})(**vars(split))
-    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test, reconstructs=False)
+    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test, reconstructs=False, noun="image")
     outcome = SimpleNamespace(device_predictions=labels, device_accuracy=0.34)
     return SimpleNamespace(
         dataset=dataset, float_test_accuracy=accuracy, float_predictions=answers, chosen=lambda precision: outcome,
@@ -200,43 +210,6 @@ def test_guessing_is_not_learning(accuracy: float, images: int, message: str) ->
     (warning,) = findings.warnings_on(guessed(accuracy, images))  # type: ignore[arg-type]
     assert message in warning
     assert findings.learned(guessed(accuracy, images).dataset, accuracy) == (accuracy == 0.9)
-
-
-def test_ticks_are_what_they_say() -> None:
-    percent, plain = charts.Exactly(percent=True), charts.Exactly()
-    assert percent.format_ticks([0.9, 0.925, 0.95]) == ["90.0%", "92.5%", "95.0%"]
-    assert percent.format_ticks([0.5, 1.0, 1.5]) == ["50%", "100%", ""]
-    assert plain.format_ticks([1.0970, 1.0972, 1.0974]) == ["1.0970", "1.0972", "1.0974"]
-    assert plain.format_ticks([0.0, 1e-5]) == ["0.00000", "0.00001"]
-
-
-def test_no_axis_of_accuracies_has_a_tick_beyond_all_right() -> None:
-    assert charts._accuracies_between(0.4, 1.12)[-1] < 1.0 + 1e-6
-    assert charts._accuracies_between(0.95, 1.0)[-1] == pytest.approx(1.0)
-    assert charts._accuracies_between(-0.1, 1.1)[0] == 0.0
-
-
-def test_no_name_lies_on_the_dashed_line_of_the_float_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [
-        SimpleNamespace(
-            network=network, activation_bits=8 if network == "w8a8" else 4, device_accuracy=accuracy,
-            packed_parameter_bytes=size, compressed_file_bytes=size,
-        )
-        for network, size, accuracy in (("w8a8", 9408, 0.986), ("w4a4", 5412, 0.9805), ("w3a4", 4413, 0.972))
-    ]  # fmt: skip
-    drawn = []
-    monkeypatch.setattr(charts.findings, "widths", lambda _: found)
-    monkeypatch.setattr(charts, "svg", lambda figure, _: drawn.append(figure) or "")
-    with charts.drawing():
-        charts.widths(SimpleNamespace(float_test_accuracy=0.989))  # type: ignore[arg-type]
-        for figure in drawn:
-            figure.draw_without_rendering()
-            (axes,) = figure.axes
-            _, height = axes.transData.transform((9408, 0.989))
-            assert len(axes.texts) == 3
-            for name in axes.texts:
-                box = name.get_window_extent()
-                assert not box.y0 < height < box.y1, name.get_text()
 
 
 def check_ticks_are_apart(figure: Figure) -> None:
@@ -732,7 +705,9 @@ def test_one_job_for_several_widths(
     table = said[said.index("What fewer bits cost and save") :]
     assert "W3A8" in table and f"{packed[-1]:,}" in table and max(map(len, table.splitlines()[:9])) <= 40
     page = (out / "report.html").read_text()
-    assert page.count("Accuracy of the delivered networks on the device, against size") == 4  # said and written
+    assert (
+        page.count("Accuracy of the delivered networks on the device, against the compressed file") == 2
+    )  # said and written
     assert "--weight-bits 8,3" in page and "W3A8</text>" in page
     # What is not given is as it was, and other bits are refused by name.
     finished_networks = {path: path.read_bytes() for path in out.rglob("*.tflite")}
@@ -868,12 +843,14 @@ def test_mistakes_among_many_classes_are_a_table() -> None:
     answers[3] = 5
     dataset = SimpleNamespace(class_names=names, test=SimpleNamespace(labels=labels))
     outcome = SimpleNamespace(device_predictions=answers)
-    page = report._confusion(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
-    assert "<tr><td class=t>class 3</td><td class=t>class 5</td><td>2</td></tr>" in page
-    assert page.count("<tr>") == 2 and "<svg" not in page
+    found = report._confusions(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
+    assert found["table"].rows == [(False, ["class 3", "class 5", "2"])] and not found["networks"]
 
 
 def test_images_that_were_left_out_are_named_in_the_report() -> None:
-    assert report._skipped([]) == ""
-    page = report._skipped([f"image <{number}>" for number in range(30)])
+    def shown(sentences: list[str]) -> str:
+        return render("skipped.html", dataset=SimpleNamespace(skipped=sentences), noun="image").strip()
+
+    assert shown([]) == ""
+    page = shown([f"image <{number}>" for number in range(30)])
     assert "30" in page and "image &lt;19&gt;" in page and "image &lt;20&gt;" not in page and "metrics.json" in page

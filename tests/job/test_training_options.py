@@ -39,6 +39,7 @@ from exactqat.job import (  # noqa: E402
 from exactqat.job.progress import Progress  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import findings, job_page  # noqa: E402
+from exactqat.report.page import escape  # noqa: E402
 from exactqat.report.results import History, Split  # noqa: E402
 from exactqat.report.text import option_of  # noqa: E402
 from exactqat.tune.network import Candidate  # noqa: E402
@@ -497,7 +498,7 @@ def test_all_options_in_one_job(dataset: data.Dataset, tmp_path: Path, one_netwo
     figures.write_metrics(results)
     page = job_page.written(results)
     for sentence in settings.training_sentences():
-        assert job_page.escape(sentence) in page
+        assert escape(sentence) in page
     assert "mirrored left to right" in page and "each counts the same" in page
     # The float network learned in so few steps, or the report says that it did not.
     again = pipeline.finished(settings.out, dataset=dataset)

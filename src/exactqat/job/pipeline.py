@@ -255,8 +255,9 @@ def check_learned(results: Results) -> None:
         return
     share = findings.chance(part)["accuracy"]
     raise NothingLearned(
-        f"the float network has learned nothing: {accuracy:.1%} of {len(part):,} validation images are right, and "
-        f"always naming the most frequent class gives {share:.1%}. {findings.TRY}. Continue this job as it is with "
+        f"the float network has learned nothing: {accuracy:.1%} of {len(part):,} validation "
+        f"{results.dataset.noun}s are right, and always naming the most frequent class gives {share:.1%}. "
+        f"{findings.to_try(results.dataset.noun)}. Continue this job as it is with "
         "--resume --keep-going"
     )
 

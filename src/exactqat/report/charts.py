@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's charts, drawn by matplotlib as vectors whose colors and letters are the page's.
+"""The report's charts, drawn by matplotlib as vectors whose colors and letters are the page's, with values on hover.
 
 Each is as wide as a phone's screen, so that its letters can be read there; the page shows them side by side where there
 is room.
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from torch import Tensor
 
 from ..deploy.comparison import Comparison
@@ -37,8 +38,8 @@ METHOD_COLORS = dict(
 METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^osP", strict=True))
 PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43", "#b02a37", "#6fa8dc", "#f2b77c", "#6b7280")
 PRECISION_LINES = ("-", "--", ":", "-.")
-# The most characters of a name in a picture, which has to fit the longest.
-DRAWN_LENGTH = 20
+# The most characters of a name in a picture, which has to fit the longest; the most points with values on hover.
+DRAWN_LENGTH, MOST_TIPS = 20, 400
 # Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown smaller than that.
 WIDTH, HEIGHT, SMALLEST = 4.6, 3.1, 0.85
 STYLE = {
@@ -48,6 +49,12 @@ STYLE = {
     # Names are names: dollar signs are not math, and a user's own text style is not used.
     "text.parse_math": False, "text.usetex": False, "axes.unicode_minus": True, "axes.formatter.use_mathtext": False,
 }  # fmt: skip
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.5g}%")
+# Axes with room beyond the possible shares.
+SHARE = FuncFormatter(lambda value, _: f"{100 * value:.5g}%" if -1e-9 < value < 1 + 1e-9 else "")
+NUMBER = FuncFormatter(lambda value, _: f"{value:.6g}")
+# An artist's id that becomes what is shown next to the pointer.
+TIP = "tip:"
 
 
 @contextmanager
@@ -59,7 +66,7 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def svg(figure: Figure, caption: str) -> str:
+def svg(figure: Figure, caption: str) -> Markup:
     """A figure of the page."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
@@ -69,6 +76,7 @@ def svg(figure: Figure, caption: str) -> str:
     drawn = buffer.getvalue()
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(rf'<g id="{TIP}([^"]*)">', lambda found: f"<g><title>{found[1]}</title>", drawn)
     # Other pictures on the page have the same ids; those that are referenced are made from what they name.
     drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
     drawn = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", drawn)
@@ -86,8 +94,7 @@ def svg(figure: Figure, caption: str) -> str:
     )
     for color in DARK:
         drawn = drawn.replace(color, variable(color))
-    broad = " class='broad'" if width > WIDTH * 72 else ""
-    return f"<figure{broad}>{drawn}<figcaption>{escape(caption)}</figcaption></figure>"
+    return Markup(f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>")
 
 
 def _figure(height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Axes]:
@@ -105,7 +112,14 @@ def _below(figure: Figure, axes: Axes, columns: int = 2) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns)
 
 
-def accuracies(results: Results) -> str:
+def _tips(axes: Axes, x: Sequence[float], y: Sequence[float], texts: Sequence[str]) -> None:
+    """Shows a text next to the pointer at each point."""
+    for across, up, text in list(zip(x, y, texts, strict=True))[:MOST_TIPS]:
+        (point,) = axes.plot([across], [up], "o", color=INK, alpha=0, markersize=11, markeredgewidth=0)
+        point.set_gid(TIP + shortened(text, 120))
+
+
+def accuracies(results: Results) -> Markup:
     """A bar for each network; quantized ones on the device."""
     rows: list[tuple[str, float, str]] = [("float32", results.float_test_accuracy, FLOAT_COLOR)]
     places = [0.0]
@@ -114,220 +128,100 @@ def accuracies(results: Results) -> str:
             places.append(places[-1] + (1.6 if position == 0 else 1.0))
             label = f"{precision.upper()} {outcome.method.title.removesuffix(' ranges')}"
             rows.append((label, outcome.device_accuracy, METHOD_COLORS[outcome.method.name]))
-    heights = [height for _, height, _ in rows]
+    shares = [share for _, share, _ in rows]
     # The differences are small: the axis starts below the lowest bar, and says so.
-    floor = max(0.0, np.floor((min(heights) - 0.03) * 20) / 20)
+    floor = max(0.0, np.floor((min(shares) - 0.03) * 20) / 20)
     figure, axes = _figure(1.1 + 0.21 * places[-1])
-    axes.barh(places, [height - floor for height in heights], left=floor, color=[color for *_, color in rows])
-    for place, height in zip(places, heights, strict=True):
-        axes.text(1.02, place, f"{height:.1%}", transform=axes.get_yaxis_transform(), va="center", fontsize=10)
-    axes.axvline(heights[0], color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's")
+    bars = axes.barh(places, [share - floor for share in shares], left=floor, color=[color for *_, color in rows])
+    for bar, place, (label, share, _) in zip(bars, places, rows, strict=True):
+        bar.set_gid(f"{TIP}{label}: {share:.2%}")
+        axes.text(1.02, place, f"{share:.1%}", transform=axes.get_yaxis_transform(), va="center", fontsize=10)
+    axes.axvline(shares[0], color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's")
     axes.set_yticks(places, [label for label, *_ in rows])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xlim(floor, floor + (max(max(heights), floor + 0.05) - floor) * 1.05)
+    axes.set_xlim(floor, min(1.0, floor + (max(max(shares), floor + 0.05) - floor) * 1.05))
     # Whole percentages, and few: names at the left may leave little room.
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(Exactly(percent=True))
+    axes.xaxis.set_major_formatter(PERCENT)
     axes.set_xlabel("test accuracy" + (f" (the axis starts at {floor:.0%})" if floor else ""))
     _below(figure, axes)
     _clean(axes, "x")
     return svg(figure, "Test accuracy of every network; quantized networks on the device. Dashed: the float network's.")
 
 
-class Exactly(Formatter):
-    """Ticks are exactly what they say, with as many decimals as all of them need.
-
-    Args:
-        percent: for shares, which end at 1.
-    """
-
-    def __init__(self, percent: bool = False) -> None:
-        self.percent = percent
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        shown = [value * (100 if self.percent else 1) for value in values]
-        largest = max(map(abs, shown), default=0.0)
-        for decimals in range(12):
-            if all(abs(round(value, decimals) - value) <= 1e-9 * largest for value in shown):
-                break
-        sign = "%" if self.percent else ""
-        return [
-            "" if self.percent and value > 100 + 1e-9 else f"{round(value, decimals) + 0.0:.{decimals}f}{sign}"
-            for value in shown
-        ]
-
-    def __call__(self, value: float, pos: int | None = None) -> str:
-        return self.format_ticks([value])[0]
-
-
-def accuracy_and_size(results: Results) -> str:
-    """Accuracy and size of each network."""
+def sizes(results: Results) -> list[Markup]:
+    """Accuracy against the bytes of all parameters, for all networks, and against the compressed file, for those that
+    are delivered."""
     figure, axes = _figure(3.5)
-    titled = set()
-    points = [(float(results.float_bytes), results.float_test_accuracy)]
-    tops: dict[float, tuple[float, str]] = {}
+    axes.plot(results.float_bytes, results.float_test_accuracy, "D", color=FLOAT_COLOR, markersize=7, label="float32")
+    packed = [(float(results.float_bytes), results.float_test_accuracy, "float32")]
+    titled = set[str]()
     for outcome in results.outcomes:
-        name = outcome.method.name
-        size, accuracy = findings.packed_bytes(outcome), outcome.device_accuracy
-        points.append((size, accuracy))
-        # Networks with equal weight bits are above one another.
-        top, label = tops.get(size, (0.0, outcome.precision.upper()))
-        alike = label == outcome.precision.upper()
-        tops[size] = max(top, accuracy), label if alike else f"W{results.settings.precisions[outcome.precision][0]}"
-        axes.plot(
-            size, accuracy, METHOD_MARKERS[name], color=METHOD_COLORS[name], markersize=7,
-            label=None if name in titled else outcome.method.title.removesuffix(" ranges"),
-        )  # fmt: skip
+        name, size, share = outcome.method.name, float(findings.packed_bytes(outcome)), outcome.device_accuracy
+        title = f"{outcome.precision.upper()} {outcome.method.title}"
+        label = None if name in titled else outcome.method.title.removesuffix(" ranges")
+        axes.plot(size, share, METHOD_MARKERS[name], color=METHOD_COLORS[name], markersize=7, label=label)
+        packed.append((size, share, title))
         titled.add(name)
-    axes.plot(*points[0], "D", color=FLOAT_COLOR, markersize=7, label="float32")
-    named = [(size, accuracy, name) for size, (accuracy, name) in tops.items()]
-    _size_axes(figure, axes, named, points, "bytes of all parameters, packed", 3)
-    return svg(
-        figure,
+    first = _size_picture(
+        figure, axes, packed, "bytes of all parameters, packed",
         "Accuracy against size: parameters packed at their own bits (files use 8-bit containers).",
+    )  # fmt: skip
+    figure, axes = _figure(3.5)
+    widths = [width for width in findings.widths(results) if width.compressed_file_bytes is not None]
+    for number, bits in enumerate(sorted({width.activation_bits for width in widths}, reverse=True)):
+        line = [width for width in widths if width.activation_bits == bits]
+        axes.plot(
+            [float(width.compressed_file_bytes or 0) for width in line],
+            [float(width.device_accuracy or 0) for width in line],
+            "o-", color=PRECISION_COLORS[number % len(PRECISION_COLORS)], label=f"{bits}-bit activations",
+        )  # fmt: skip
+    shown = [(float(w.compressed_file_bytes or 0), float(w.device_accuracy or 0), w.network.upper()) for w in widths]
+    for size, share, name in shown:
+        axes.annotate(name, (size, share), (0, 8), textcoords="offset points", ha="center", fontsize=10)
+    axes.axhline(
+        results.float_test_accuracy, color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's"
     )
+    second = _size_picture(
+        figure, axes, shown, "bytes of the compressed .tflite file",
+        "Accuracy of the delivered networks on the device, against the compressed file, as downloaded.",
+    )  # fmt: skip
+    return [first, second]
 
 
-def widths(results: Results) -> list[str]:
-    """Accuracy of what was delivered, against two sizes."""
-    found = [width for width in findings.widths(results) if width.device_accuracy is not None]
-    pictures = []
-    for size_of, label, caption in (
-        ("packed_parameter_bytes", "bytes of all parameters, packed", "weights packed at their own bits"),
-        ("compressed_file_bytes", "bytes of the compressed .tflite file", "the compressed file, as downloaded"),
-    ):
-        figure, axes = _figure(3.5)
-        lines = []
-        for number, bits in enumerate(sorted({width.activation_bits for width in found}, reverse=True)):
-            line = [
-                (float(getattr(width, size_of)), float(width.device_accuracy or 0.0), width.network.upper())
-                for width in found
-                if width.activation_bits == bits
-            ]
-            axes.plot(
-                [size for size, *_ in line], [accuracy for _, accuracy, _ in line], "o-",
-                color=PRECISION_COLORS[number % len(PRECISION_COLORS)], label=f"{bits}-bit activations",
-            )  # fmt: skip
-            lines.append(line)
-        points = [point for line in lines for point in line]
-        accuracy = results.float_test_accuracy
-        axes.axhline(accuracy, color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's")
-        sizes = [size for size, *_ in points]
-        lines.append([(0.85 * min(sizes), accuracy, ""), (1.15 * max(sizes), accuracy, "")])  # beyond the margins
-        _size_axes(figure, axes, points, [point[:2] for point in points], label, 2, lines)
-        pictures.append(svg(figure, f"Accuracy of the delivered networks on the device, against size: {caption}."))
-    return pictures
-
-
-def _size_axes(
-    figure: Figure,
-    axes: Axes,
-    named: Sequence[tuple[float, float, str]],
-    shown: Sequence[tuple[float, float]],
-    label: str,
-    columns: int,
-    lines: Sequence[Sequence[tuple[float, float, str]]] = (),
-) -> None:
-    """Sizes from left to right, accuracies upwards; `named`: names of points; `shown`: all points; `lines`: the
-    lines."""
-    sizes = [size for size, _ in shown]
+def _size_picture(
+    figure: Figure, axes: Axes, shown: Sequence[tuple[float, float, str]], label: str, caption: str
+) -> Markup:
+    """Sizes from left to right, accuracies upwards; `shown`: each point and what it is."""
+    bytes_of = [size for size, *_ in shown]
+    _tips(
+        axes, bytes_of, [share for _, share, _ in shown],
+        [f"{name}: {share:.2%}, {size:,.0f} bytes" for size, share, name in shown],
+    )  # fmt: skip
     axes.margins(x=0.12, y=0.22)
-    if max(sizes) > 3 * min(sizes):
+    if max(bytes_of) > 3 * min(bytes_of):
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(_sizes_between(min(sizes), max(sizes))))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_minor_locator(FixedLocator([]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(bytes_of) < 30 * min(bytes_of) else (1,)))
     else:
-        unit = 1024.0 ** np.floor(np.log2(max(sizes)) / 10)
-        low, high = (end / unit for end in axes.get_xlim())
-        ticks = MaxNLocator(4).tick_values(low, high)
-        axes.xaxis.set_major_locator(FixedLocator([tick * unit for tick in ticks if low <= tick <= high]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     # Accuracies that are all equal are shown side by side, not enlarged.
     low, high = axes.get_ylim()
     if high - low < 0.05:
         low, high = (low + high) / 2 - 0.025, (low + high) / 2 + 0.025
-    axes.set_ylim(max(low, -0.12 * (high - low)), min(high, 1 + 0.2 * (high - low)))
-    axes.yaxis.set_major_locator(FixedLocator(_accuracies_between(*axes.get_ylim())))
-    axes.yaxis.set_major_formatter(Exactly(percent=True))
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(SHARE)
     axes.set_xlabel(label)
     axes.set_ylabel("test accuracy")
-    _below(figure, axes, columns)
+    _below(figure, axes)
     _clean(axes)
-    _labelled(figure, axes, named, shown, lines)
+    return svg(figure, caption)
 
 
-def _labelled(
-    figure: Figure,
-    axes: Axes,
-    points: Sequence[tuple[float, float, str]],
-    shown: Sequence[tuple[float, float]],
-    lines: Sequence[Sequence[tuple[float, float, str]]],
-) -> None:
-    """Names points (x, y, name), each as near as possible without covering another name, marker or line."""
-    figure.draw_without_rendering()
-    unit = 72 / figure.dpi
-    inside = axes.get_window_extent()
-    taken = []
-    for x, y in shown:
-        across, up = axes.transData.transform((x, y)) * unit
-        taken.append((across - 4, up - 4, across + 4, up + 4))
-    for line in lines:
-        ends = [axes.transData.transform(point[:2]) * unit for point in line]
-        for start, end in zip(ends, ends[1:], strict=False):
-            for share in np.linspace(0, 1, 24):
-                across, up = start + share * (end - start)
-                taken.append((across - 1, up - 1, across + 1, up + 1))
-    for x, y, name in sorted(points, key=lambda point: (point[0], -point[1])):
-        across, up = axes.transData.transform((x, y)) * unit
-        half = 3.4 * len(name)
-        best: tuple[float, tuple[float, float], tuple[float, float, float, float]] | None = None
-        for rows in (1, -1, 2, -2, 3, -3, 4, -4, 5, -5):
-            for aside in (0, half + 6, -half - 6):
-                middle = (across + aside, up + 12 * rows - 1)
-                box = (middle[0] - half, middle[1] - 5, middle[0] + half, middle[1] + 6)
-                hidden = sum(
-                    max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
-                    * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
-                    for other in taken
-                )
-                outside = max(0.0, inside.y0 * unit - box[1]) + max(0.0, box[3] - inside.y1 * unit)
-                outside += max(0.0, inside.x0 * unit - box[0]) + max(0.0, box[2] - inside.x1 * unit)
-                cost = 0.5 * hidden + 100 * outside + abs(rows) + 0.5 * (aside != 0) + 0.1 * (rows < 0)
-                if best is None or cost < best[0]:
-                    best = (cost, (aside, 12 * rows - 1), box)
-        assert best is not None
-        _, offset, box = best
-        taken.append(box)
-        leader = {"arrowstyle": "-", "color": NOTE, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4}
-        axes.annotate(
-            name, (x, y), offset, textcoords="offset points", ha="center", va="center", color=INK, fontsize=10,
-            arrowprops=leader if abs(offset[1]) > 14 else None,
-        )  # fmt: skip
-
-
-def _accuracies_between(low: float, high: float) -> list[float]:
-    """Ticks of an axis that leaves room for names beyond the possible accuracies."""
-    return [tick for tick in MaxNLocator(6).tick_values(low, high) if max(low, 0.0) <= tick <= min(high, 1.0) + 1e-9]
-
-
-def _sizes_between(low: float, high: float) -> list[float]:
-    """Round sizes, each twice the one before, at least four steps apart on a screen."""
-    ticks = [2.0**power for power in range(int(np.ceil(np.log2(low))), int(np.floor(np.log2(high))) + 1)]
-    step = -(-len(ticks) // 5) or 1
-    return ticks[::step] or [low, high]
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    raise AssertionError
-
-
-def curves(results: Results) -> list[str]:
+def curves(results: Results) -> list[Markup]:
     """Loss and validation accuracy by epoch: of the float network, then of each precision."""
     groups = [("float", [("float", FLOAT_COLOR, results.float_history)])]
     for precision in results.settings.precisions:
@@ -340,18 +234,20 @@ def curves(results: Results) -> list[str]:
             groups.append((precision.upper(), trained))
     pictures = []
     for title, histories in groups:
-        for what in ("loss", "accuracy on the validation images"):
+        for what in ("loss", f"accuracy on the validation {results.dataset.noun}s"):
             figure, axes = _figure()
-            drawn = []
+            drawn: list[float] = []
             for number, (label, color, history) in enumerate(histories):
                 values = history.loss if what == "loss" else history.validation_accuracy
-                epochs = np.arange(1, len(values) + 1)
+                epochs = list(range(1, len(values) + 1))
                 # A line of one epoch would be invisible, as would one under another of the same width.
                 marker, wider = "o" if len(values) == 1 else "", len(histories) - 1 - number
                 axes.plot(
                     epochs, values, color=color, label=label, linewidth=1.4 + 1.6 * wider, marker=marker,
                     markersize=6 + 4 * wider,
                 )  # fmt: skip
+                shown = [f"{value:.4g}" if what == "loss" else f"{value:.2%}" for value in values]
+                _tips(axes, epochs, values, [f"{label}, epoch {epoch}: {text}" for epoch, text in enumerate(shown, 1)])
                 drawn += values
             frozen = {history.frozen_from for *_, history in histories if history.frozen_from}
             for number, epoch in enumerate(sorted(frozen)):
@@ -369,7 +265,7 @@ def curves(results: Results) -> list[str]:
                 room = max(0.01, 0.08 * (high - low))
                 axes.set_ylim(max(0.0, low - room), min(1.0 + room / 4, high + room))
                 axes.yaxis.set_major_locator(MaxNLocator(5))
-                axes.yaxis.set_major_formatter(Exactly(percent=True))
+                axes.yaxis.set_major_formatter(PERCENT)
             axes.set_title(f"{title}: {what}")
             if len(histories) > 1 or frozen:
                 _below(figure, axes)
@@ -383,13 +279,12 @@ def _loss_axis(axes: Axes, values: Sequence[float]) -> None:
     if min(values) > 0 and max(values) > 5 * min(values):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(FixedLocator([]))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_ylabel("logarithmic")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(Exactly())
+    axes.yaxis.set_major_formatter(NUMBER)
 
 
 def noise_by_layer(outcome: Outcome) -> dict[str, Comparison]:
@@ -398,7 +293,7 @@ def noise_by_layer(outcome: Outcome) -> dict[str, Comparison]:
     return {row.name: row for row in outcome.report.operators if row.device_sqnr is not None}
 
 
-def noise(outcomes: Sequence[Outcome]) -> str:
+def noise(outcomes: Sequence[Outcome]) -> Markup:
     """Signal to noise of what every layer stores, a row for each layer."""
     names = list(dict.fromkeys(name for outcome in outcomes for name in noise_by_layer(outcome)))
     positions = {name: position for position, name in enumerate(names)}
@@ -406,13 +301,14 @@ def noise(outcomes: Sequence[Outcome]) -> str:
     for number, outcome in enumerate(outcomes):
         color = PRECISION_COLORS[number % len(PRECISION_COLORS)]
         line = PRECISION_LINES[number // len(PRECISION_COLORS) % len(PRECISION_LINES)]
-        rows = noise_by_layer(outcome)
+        rows, title = noise_by_layer(outcome), outcome.precision.upper()
         places = [positions[name] for name in rows]
-        title = outcome.precision.upper()
         device = [np.nan if row.device_sqnr is None else row.device_sqnr for row in rows.values()]
         trained = [np.nan if row.trained_sqnr is None else row.trained_sqnr for row in rows.values()]
         axes.plot(device, places, color=color, linestyle=line, marker="o", markersize=4, label=f"{title}, device")
         axes.plot(trained, places, color=INK, linestyle="", marker="x", markersize=5)
+        texts = [f"{title}, {name}: {ratio:.1f} dB" for name, ratio in zip(rows, device, strict=True)]
+        _tips(axes, device, places, texts)
     axes.plot([], [], color=INK, linestyle="", marker="x", label="in training")
     axes.set_xlabel("signal to noise in dB")
     axes.set_yticks(range(len(names)), [_tail(name) for name in names], fontsize=10)
@@ -435,10 +331,7 @@ def _tail(name: str) -> str:
 def shown_layer(outcome: Outcome) -> tuple[str, WeightedLayer]:
     """The layer whose weights are shown: the widest depthwise one, or the widest if there is none."""
     layers = [(name, layer) for name, layer in outcome.model.layers() if isinstance(layer, WeightedLayer)]
-    return max(
-        layers,
-        key=lambda named: depthwise_and_channels(named[1]),
-    )
+    return max(layers, key=lambda named: depthwise_and_channels(named[1]))
 
 
 def depthwise_and_channels(layer: WeightedLayer) -> tuple[bool, int]:
@@ -452,7 +345,7 @@ def _channels_first(layer: WeightedLayer, weight: Tensor) -> Tensor:
     return weight.detach().movedim(layer.weight_axis, 0).flatten(1)
 
 
-def weight_ranges(outcome: Outcome) -> list[str]:
+def weight_ranges(outcome: Outcome) -> list[Markup]:
     """Ranges of every channel of one layer, before and after batch norm is folded in."""
     _, layer = shown_layer(outcome)
     weight = _channels_first(layer, layer.weight_source())
@@ -464,7 +357,9 @@ def weight_ranges(outcome: Outcome) -> list[str]:
         low, high = rows.amin(1).numpy()[order], rows.amax(1).numpy()[order]
         limit = magnitude.max()
         figure, axes = _figure()
-        axes.bar(np.arange(1, len(order) + 1), high - low, bottom=low, color=QAT_COLORS[0], width=1.0)
+        bars = axes.bar(np.arange(1, len(order) + 1), high - low, bottom=low, color=QAT_COLORS[0], width=1.0)
+        for bar, channel, lowest, highest in list(zip(bars, order, low, high, strict=True))[:MOST_TIPS]:
+            bar.set_gid(f"{TIP}channel {channel}: {lowest:.4g} to {highest:.4g}")
         axes.axhline(limit, color=BAD, linestyle="--", linewidth=1, label="range of one scale for the whole layer")
         axes.axhline(-limit, color=BAD, linestyle="--", linewidth=1)
         ratio = limit / max(magnitude[magnitude > 0].min(initial=np.inf), 1e-12)
@@ -480,7 +375,7 @@ def weight_ranges(outcome: Outcome) -> list[str]:
     return pictures
 
 
-def weights_on_grids(*outcomes: Outcome) -> list[str]:
+def weights_on_grids(*outcomes: Outcome) -> list[Markup]:
     """How often each code occurs in one layer, and where its weights were before rounding."""
     pictures = []
     for outcome in outcomes:
@@ -494,22 +389,23 @@ def weights_on_grids(*outcomes: Outcome) -> list[str]:
         limit = 2 ** (bits - 1) - 1
         # As many codes per bar as it takes to distinguish the bars, the same for each.
         width = {6: 3, 8: 15}.get(bits, 1)
-        edges = np.arange(-limit - 0.5, limit + 1, width).tolist()
+        edges = np.arange(-limit - 0.5, limit + 1, width)
         figure, axes = _figure()
-        axes.hist(
-            codes.ravel(), bins=edges, color=QAT_COLORS[0], rwidth=0.6 if limit < 16 else 0.95, label="after rounding"
-        )
+        counts, _, bars = axes.hist(
+            codes.ravel(), bins=edges.tolist(), color=QAT_COLORS[0], rwidth=0.6 if limit < 16 else 0.95,
+            label="after rounding",
+        )  # fmt: skip
+        for bar, start, count in zip(bars, edges, counts, strict=False):  # type: ignore[arg-type]
+            first, last = int(start + 0.5), int(start + width - 0.5)
+            codes_in_words = f"code {first}" if first == last else f"codes {first} to {last}"
+            bar.set_gid(f"{TIP}{codes_in_words}: {int(count):,} weights")
         # The same bins and one step more on both sides, in quarters: weights beyond the grid are clipped to it.
-        quarters = np.arange(edges[0] - width, edges[-1] + width * 1.01, width / 4).tolist()
+        quarters = np.arange(edges[0] - width, edges[-1] + width * 1.01, width / 4)
         axes.hist(
-            np.clip(steps.ravel(), quarters[0], quarters[-1]),
-            bins=quarters,
-            weights=np.full(steps.size, 4.0),
-            histtype="step",
-            color=INK,
-            linewidth=0.9,
+            np.clip(steps.ravel(), quarters[0], quarters[-1]), bins=quarters.tolist(),
+            weights=np.full(steps.size, 4.0), histtype="step", color=INK, linewidth=0.9,
             label="before rounding, four times as fine",
-        )
+        )  # fmt: skip
         if limit <= 7:
             axes.set_xticks(np.arange(-limit, limit + 1))
             for code in range(-limit, limit + 1):
@@ -522,40 +418,4 @@ def weights_on_grids(*outcomes: Outcome) -> list[str]:
         _below(figure, axes, 1)
         _clean(axes)
         pictures.append(svg(figure, f"Weights of all channels of {shortened(name, 80)}, in steps."))
-    return pictures
-
-
-def confusions(results: Results, outcomes: Sequence[Outcome]) -> list[str]:
-    """Confusion matrices, one for each network."""
-    labels = results.dataset.test.labels.numpy()
-    names = [shortened(name, DRAWN_LENGTH) for name in results.dataset.class_names]
-    answers = [("float32", results.float_predictions)]
-    answers += [(f"{outcome.precision.upper()}, device", outcome.device_predictions) for outcome in outcomes]
-    longest = max(map(len, names))
-    # Two-digit numbers fit, and so do names at the edges.
-    side = max(WIDTH, 0.34 * len(names) + 0.1 * longest + 0.6)
-    pictures = []
-    for title, answer in answers:
-        counts = np.zeros((len(names), len(names)), int)
-        np.add.at(counts, (labels, answer), 1)
-        figure, axes = _figure(side, side)
-        for row, column in zip(*np.nonzero(counts), strict=True):
-            right, count = row == column, counts[row, column]
-            # Right answers in one pale color, so that the few mistakes stand out.
-            color, alpha = (NOTE, 0.15) if right else (BAD, min(0.85, 0.2 + 0.08 * count))
-            axes.add_patch(
-                matplotlib.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, color=color, alpha=alpha, linewidth=0)
-            )
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=10)
-        axes.set_xlim(-0.5, len(names) - 0.5)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_aspect("equal")
-        axes.set_xticks(range(len(names)), names, rotation=90 if longest > 2 else 0)
-        axes.set_yticks(range(len(names)), names)
-        wrong = int(counts.sum() - np.trace(counts))
-        axes.set_title(f"{title}: {wrong:,} of {len(labels):,} wrong")
-        axes.set_xlabel("the network answers")
-        axes.set_ylabel("the image shows")
-        axes.tick_params(length=0)
-        pictures.append(svg(figure, f"{title}: true class and the network's answer. Red: mistakes."))
     return pictures

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..display import listed
 from .luck import NOTE, paired
-from .page import cards, escape, page, section, table
+from .page import Table, render
 from .text import option_of, option_value, shortened
 
 WRITTEN_LENGTH = 120
@@ -132,29 +132,32 @@ def sentences(jobs: Sequence[FinishedJob]) -> list[str]:
 
 def written(jobs: Sequence[FinishedJob]) -> str:
     """The page."""
-    changed = differing_settings(jobs)
     names = [shortened(job.name, WRITTEN_LENGTH) for job in jobs]
-    best = max(jobs, key=lambda job: max((n["device_accuracy"] for n in job.networks.values()), default=0.0))
-    top = max((n["device_accuracy"] for n in best.networks.values()), default=0.0)
-    settings = "<p>None: the jobs have the same settings.</p>"
-    if changed:
-        settings = table(["setting", *names], [(False, row) for row in changed], 1 + len(jobs))
-    notes = "".join(
-        f"<p class='note'>{escape(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences(jobs)
-    )
-    marked = []
+    accuracies = {job.name: max((n["device_accuracy"] for n in job.networks.values()), default=0.0) for job in jobs}
+    best = max(accuracies, key=lambda name: accuracies[name])
+    networks = []
     for row in rows(jobs):
         # The best of each precision, equals included.
         shares = [
-            job.networks[name]["device_accuracy"] for job in jobs for name in job.networks if name.upper() == row[0]
+            network["device_accuracy"]
+            for job in jobs
+            for name, network in job.networks.items()
+            if name.upper() == row[0]
         ]
-        top_of = f"{max(shares, default=2.0):.1%}"
-        marked.append((len(shares) > 1 and row[4] == top_of, [shortened(cell, WRITTEN_LENGTH) for cell in row]))
-    return page(
-        "exactqat: jobs compared",
-        "<h1>Jobs side by side</h1>"
-        f"<p class='lead'>{escape(', '.join(names))}</p>"
-        + cards([(str(len(jobs)), "jobs"), (f"{top:.1%}", f"the best on a device, of {shortened(best.name, 40)}")])
-        + section("Settings that differ", settings)
-        + section("Delivered networks", f"<div class='prose'>{table(HEADER, marked, TEXTS)}</div>{notes}"),
+        marked = len(shares) > 1 and row[4] == f"{max(shares):.1%}"
+        networks.append((marked, [shortened(cell, WRITTEN_LENGTH) for cell in row]))
+    changed = [(False, row) for row in differing_settings(jobs)]
+    return render(
+        "comparison.html",
+        title="exactqat: jobs compared",
+        names=names,
+        figures=[
+            (str(len(jobs)), "jobs"),
+            (f"{accuracies[best]:.1%}", f"the best on a device, of {shortened(best, 40)}"),
+        ],
+        settings=Table("Settings that differ, by job", ["setting", *names], changed, 1 + len(jobs))
+        if changed
+        else None,
+        networks=Table("Delivered networks; the best of each precision is marked", HEADER, networks, TEXTS, "wrap"),
+        notes=[sentence[0].upper() + sentence[1:] for sentence in sentences(jobs)],
     )

@@ -3,17 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..deploy.inspect import (
-    BESIDE_FLOAT,
-    DeviceFindings,
-    Inspection,
-    beside_float_rows,
-    collapse_in_words,
-    name_in_short,
-)
-from .page import cards, escape, page, section, table, warnings
+from ..deploy.inspect import BESIDE_FLOAT, Inspection, beside_float_rows, collapse_in_words, name_in_short
+from .page import Cell, Table, differing, render
 
 # Characters of a layer's name.
 NAME = 44
@@ -22,31 +13,28 @@ NAME = 44
 def file_page(found: Inspection) -> str:
     """The page's HTML; what the file calls its parts is escaped."""
     ran = [device for device in found.devices if device.values]
-    compared, differing = (sum(getattr(device, what) for device in ran) for what in ("values", "differing"))
-    figures = [
-        (f"{compared:,}", f"integers compared on {len(ran)} of {len(found.devices)} devices"),
-        (f"{differing:,}", "differ from the simulation"),
-        (f"{len(found.disagreements):,}", "pairs of devices that differ from each other"),
-        (f"{found.multiply_accumulates:,}", "multiply-adds of an example"),
-        (f"{found.flash_bytes:,}", "bytes of flash"),
-        ("–" if found.arena_bytes is None else f"{found.arena_bytes:,}", "bytes of arena on TFLite-Micro"),
-    ]
-    parts = [
-        f"<h1>{escape(found.name)}</h1>",
-        f"<p class='lead'>{escape(found.description or 'no description')}</p>",
-        warnings(_warnings(found)),
-        cards(figures),
-        section("Devices", _devices(found)),
-    ]
-    if found.disagreements:
-        parts.append(section("Where devices differ from each other, and why", _disagreements(found), "prose"))
-    parts.append(section("Layers", _layers(found, ran), "layers"))
-    if found.beside_float:
-        rows = [(False, row) for row in beside_float_rows(found, NAME)]
-        note = f"<p>{escape(collapse_in_words(found))}</p>"
-        parts.append(section("Beside the float network", note + table(BESIDE_FLOAT, rows, 2), "layers"))
-    parts.append(section("What it takes and returns", _ends(found), "prose"))
-    return page(f"{found.name}: what devices compute", "".join(parts))
+    compared, unequal = (sum(getattr(device, what) for device in ran) for what in ("values", "differing"))
+    float_rows = [(False, row) for row in beside_float_rows(found, NAME)] if found.beside_float else []
+    return render(
+        "file.html",
+        title=f"{found.name}: what devices compute",
+        found=found,
+        warnings=_warnings(found),
+        figures=[
+            (f"{compared:,}", f"integers compared on {len(ran)} of {len(found.devices)} devices"),
+            (f"{unequal:,}", "differ from the simulation"),
+            (f"{len(found.disagreements):,}", "pairs of devices that differ from each other"),
+            (f"{found.multiply_accumulates:,}", "multiply-adds of an example"),
+            (f"{found.flash_bytes:,}", "bytes of flash"),
+            ("–" if found.arena_bytes is None else f"{found.arena_bytes:,}", "bytes of arena on TFLite-Micro"),
+        ],
+        devices=_devices(found),
+        disagreements=_disagreements(found) if found.disagreements else None,
+        layers=_layers(found),
+        beside_float=Table("Beside the float network", BESIDE_FLOAT, float_rows, 2, "dense") if float_rows else None,
+        collapse=collapse_in_words(found) if float_rows else "",
+        words=", ".join(f"{count} {word}" for word, count in sorted(found.words.items())),
+    )
 
 
 def _warnings(found: Inspection) -> list[str]:
@@ -60,59 +48,48 @@ def _warnings(found: Inspection) -> list[str]:
     ]
 
 
-def _devices(found: Inspection) -> str:
-    rows = []
+def _devices(found: Inspection) -> Table:
+    rows: list[tuple[bool, list[str | Cell]]] = []
     for device in found.devices:
         reason = device.not_run or device.not_simulated
         claimed = "–" if reason else "yes" if all(row.exact for row in device.operators) else "not for all operators"
-        counts = ("–", "–") if reason else (f"{device.values:,}", f"{device.differing:,}")
-        rows.append((False, (device.title, reason or "it ran", claimed, *counts)))
-    header = ("device", "", "equality is claimed", "integers", "differ")
-    return f"<div class='prose'>{table(header, rows, 3)}</div><p class='note'>Each operator is simulated from the " \
-           f"operands that the device had, of {found.examples} examples.</p>"  # fmt: skip
+        cell = Cell("–") if reason else differing(device.differing, device.values)
+        rows.append((False, [device.title, reason or "it ran", claimed, cell]))
+    caption = f"Each operator, simulated from the operands that the device had, of {found.examples} examples"
+    return Table(caption, ("device", "outcome", "equality is claimed", "integers that differ"), rows, 3, "stack wrap")
 
 
-def _disagreements(found: Inspection) -> str:
+def _disagreements(found: Inspection) -> Table:
     alike: dict[tuple[str, ...], list[str]] = {}
-    for each in found.disagreements:
+    for disagreement in found.disagreements:
         row = (
-            f"{each.kind} {name_in_short(each.layer, NAME)}",
-            each.mechanism.sentence,
-            f"{each.differing:,} of {each.values:,}",
-            f"{each.outputs_differing:,} of {each.output_values:,}",
+            f"{disagreement.kind} {name_in_short(disagreement.layer, NAME)}",
+            disagreement.mechanism.sentence,
+            f"{disagreement.differing:,} of {disagreement.values:,}",
+            f"{disagreement.outputs_differing:,} of {disagreement.output_values:,}",
         )
-        alike.setdefault(row, []).append(" / ".join(each.profiles))
+        alike.setdefault(row, []).append(" / ".join(disagreement.profiles))
     rows = [(False, ("; ".join(pairs), *row)) for row, pairs in alike.items()]
-    return table(("devices", "from", "because of", "codes there", "codes of the outputs"), rows, 3)
+    header = ("devices", "from", "because of", "codes there", "codes of the outputs")
+    return Table("Pairs of devices, and the first layer in which they differ", header, rows, 3, "stack wrap")
 
 
-def _layers(found: Inspection, ran: Sequence[DeviceFindings]) -> str:
+def _layers(found: Inspection) -> Table:
+    ran = [device for device in found.devices if device.values]
     by_device = [{row.name: row for row in device.operators} for device in ran]
-    first = {each.layer for each in found.disagreements}
-    rows = []
+    first = {disagreement.layer for disagreement in found.disagreements}
+    rows: list[tuple[bool, list[str | Cell]]] = []
     for number, layer in enumerate(found.layers):
-        cells = [
-            str(number),
-            name_in_short(layer.result, NAME),
-            layer.kind,
-            "x".join(map(str, layer.shape)),
-            layer.dtype,
-        ]
+        cells: list[str | Cell] = [str(number), name_in_short(layer.result, NAME), layer.kind]
+        cells += ["x".join(map(str, layer.shape)), layer.dtype]
         cells += ["–" if layer.weight_bits is None else str(layer.weight_bits), f"{layer.multiply_accumulates:,}"]
         for results in by_device:
             row = results.get(layer.result)
-            cells.append("–" if row is None or not row.values else f"{row.differing:,} of {row.values:,}")
+            cells.append(Cell("–") if row is None else differing(row.differing, row.values))
         rows.append((layer.result in first, cells))
-    header = ["", "result", "operator", "shape", "stored in", "bits of weights", "multiply-adds"]
-    note = "Marked: the first layer in which two devices differ." if first else ""
-    table_of = table([*header, *(f"differ on {device.profile}" for device in ran)], rows, 5)
-    return f"{table_of}<p class='note'>{note}</p>"
-
-
-def _ends(found: Inspection) -> str:
-    lines = [f"takes {end}" for end in found.inputs] + [f"returns {end}" for end in found.outputs]
-    words = ", ".join(f"{count} {word}" for word, count in sorted(found.words.items()))
-    return "".join(f"<p>{escape(line)}</p>" for line in [*lines, f"Operators of the file: {words}"])
+    header = ["number", "result", "operator", "shape", "stored in", "bits of weights", "multiply-adds"]
+    caption = "Layers" + ("; marked: the first in which two devices differ" if first else "")
+    return Table(caption, [*header, *(f"differ on {device.profile}" for device in ran)], rows, 5, "dense")
 
 
 __all__ = ["file_page"]

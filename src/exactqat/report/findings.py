@@ -24,11 +24,13 @@ FEWER_BITS_MAY_COST = 0.01
 MISTAKES_LISTED = 1000
 
 
-# What to do about a network that has learned nothing.
-TRY = (
-    "Try more epochs (--epochs-float), another learning rate (--lr), more images of every class, larger ones "
-    "(--image-size), another network (--model), pretrained weights (--weights); and check some images and their labels"
-)
+def to_try(noun: str) -> str:
+    """What to do about a network that has learned nothing."""
+    larger = ", larger ones (--image-size)" if noun == "image" else ""
+    return (
+        f"Try more epochs (--epochs-float), another learning rate (--lr), more {noun}s of every class{larger}, another "
+        f"network (--model), pretrained weights (--weights); and check some {noun}s and their labels"
+    )
 
 
 def chance(part: Split) -> dict[str, float]:
@@ -65,34 +67,33 @@ def warnings_on(results: Results) -> list[str]:
     if dataset.reconstructs:
         # Answers depend on a threshold there; `passing` reports what does not.
         return []
-    guess, images = guessing(dataset), len(dataset.test)
-    found = []
+    guess, tests, noun = guessing(dataset), len(dataset.test), dataset.noun
+    sentences = []
     guessed, of_float = f"{guess['accuracy']:.1%}", f"{results.float_test_accuracy:.1%}"
     if guess["needed"] >= 1:
-        found.append(
-            f"{images:,} test images, {guessed} of them of one class, are too few to tell whether it learned anything; "
+        sentences.append(
+            f"{tests:,} test {noun}s, {guessed} of them of one class, are too few to tell whether it learned anything; "
             "use more"
         )
     elif not learned(dataset, results.float_test_accuracy):
-        found.append(
-            f"the float network has not learned to distinguish the classes: {of_float} of {images:,} test images are "
-            f"right, and always naming the most frequent class gives {guessed}. {TRY}"
+        sentences.append(
+            f"the float network has not learned to distinguish the classes: {of_float} of {tests:,} test {noun}s are "
+            f"right, and always naming the most frequent class gives {guessed}. {to_try(noun)}"
         )
     else:
         for precision in results.settings.precisions:
             accuracy = results.chosen(precision).device_accuracy
             if not learned(dataset, accuracy):
-                found.append(
-                    f"the {precision.upper()} network is no better than guessing: {accuracy:.1%} of {images:,} test "
-                    f"images are right, of float's {of_float}. Try more epochs (--epochs-qat) or more bits "
-                    "(--weight-bits, --activation-bits)"
+                sentences.append(
+                    f"the {precision.upper()} network is no better than guessing: {accuracy:.1%} of {tests:,} test "
+                    f"{noun}s are right, of float's {of_float}. Try more epochs (--epochs-qat) or more bits (--bits)"
                 )
-    if not found and guess["accuracy"] < results.float_test_accuracy:
+    if not sentences and guess["accuracy"] < results.float_test_accuracy:
         absent = [row["class"] for row in per_class(results) if row["float"] == 0]
         if absent:
             names = ", ".join(f"'{name}'" for name in absent[:5]) + (" and others" if len(absent) > 5 else "")
-            found.append(f"the float network recognizes no image of class {names}")
-    return found
+            sentences.append(f"the float network recognizes no {noun} of class {names}")
+    return sentences
 
 
 def per_class(results: Results) -> list[dict[str, Any]]:
@@ -275,12 +276,9 @@ def packed_bytes(outcome: Outcome) -> int:
 
 def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
     """How likely an anomaly (label 1) is to score higher than a normal example (label 0); a tie counts half."""
-    order = np.unique(scores)
-    positions = np.searchsorted(order, scores)
-    anomalies = np.bincount(positions[labels == 1], minlength=len(order))
-    normal = np.bincount(positions[labels == 0], minlength=len(order))
-    below = np.cumsum(normal) - normal
-    return float((anomalies * (below + normal / 2)).sum() / (anomalies.sum() * normal.sum()))
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels, scores))
 
 
 def passing(results: Results) -> list[tuple[bool, str]]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DIR/report.html: a report on the job in one file, with all pictures, for readers who did not run it."""
+"""DIR/report.html: a report on the job in one file, with all pictures, for readers who did not run it.
+
+The page is `templates/job.html`; here is what it shows.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -17,8 +21,7 @@ from ..device.profile import that_run
 from ..qat import WeightedLayer
 from . import charts, findings, layer_graph
 from .luck import Paired
-from .page import cards, escape, page, section, table, warnings
-from .page import charts as side_by_side
+from .page import Cell, Table, differing, render
 from .results import Outcome, Results
 from .text import shortened
 
@@ -76,37 +79,34 @@ def result_rows(results: Results) -> list[Row]:
 def closing_sentences(results: Results) -> list[tuple[bool, str]]:
     """How many integers were compared, and with what result: the files on the runtime, the device compared with
     training, and which device that is. Each says whether it is good news."""
-    networks, images = len(results.outcomes), len(results.dataset.test)
+    networks, tests, noun = len(results.outcomes), len(results.dataset.test), results.dataset.noun
     device = results.settings.device
 
-    def verdict(differing: int) -> str:
-        return "all are equal" if differing == 0 else f"{differing:,} of them differ"
+    def verdict(count: int) -> str:
+        return "all are equal" if count == 0 else f"{count:,} of them differ"
 
     title = PROFILES[device].title
     ran = (
-        f"{results.values_compared:,} integers (every layer's output of {networks} networks on all {images} test "
-        f"images) were compared between our simulation and the runtime ({PROFILES[results.ran_as].title}): "
+        f"{results.values_compared:,} integers (every layer's output of {networks} networks on all {tests} test "
+        f"{noun}s) were compared between our simulation and the runtime ({PROFILES[results.ran_as].title}): "
         f"{verdict(results.values_differing)}."
     )
     trained = (
         f"{results.training_values:,} integers were compared between training and what {title} computes: "
         f"{verdict(results.training_differing)}."
     )
-    found = [(results.values_differing == 0, ran), (results.training_differing == 0, trained)]
+    sentences = [(results.values_differing == 0, ran), (results.training_differing == 0, trained)]
     wrong, fed = results.predictions
     if wrong:
-        found.append(
-            (False, f"Fed with the images, the files return different integers from the models: {wrong:,} of {fed:,}.")
+        sentences.append(
+            (False, f"Fed with the {noun}s, the files return other integers than the models: {wrong:,} of {fed:,}.")
         )
-    found += findings.passing(results)
+    sentences += findings.passing(results)
     formerly = f", starting from a job trained for {results.formerly}" if results.formerly else ""
     named = f"Trained for {device}{formerly}."
     if results.ran_as != device:
-        return [
-            *found,
-            (False, f"{named} The files were not run there: this machine does not have {title}."),
-        ]
-    return [*found, (True, named)]
+        return [*sentences, (False, f"{named} The files were not run there: this machine does not have {title}.")]
+    return [*sentences, (True, named)]
 
 
 def written(results: Results) -> str:
@@ -118,204 +118,56 @@ def written(results: Results) -> str:
 def _page(results: Results) -> str:
     dataset, settings = results.dataset, results.settings
     best = [results.chosen(precision) for precision in settings.precisions]
-    finest, coarsest = best[0], best[-1]
-    trained = [o.report for o in results.outcomes if o.method.trained and o.report is not None]
-    rounding, rounded = sum(r.training_differing for r in trained), sum(r.training_values for r in trained)
-    figures = [
-        (f"{results.float_test_accuracy:.1%}", "float32 network, test images"),
-        *((f"{o.device_accuracy:.1%}", f"{o.precision.upper()} on {settings.device}") for o in best),
-        (f"{results.values_differing:,}", f"of {results.values_compared:,} integers differ from our simulation"),
-        (f"{results.training_differing:,}", f"of {results.training_values:,} integers differ from training"),
-    ]
+    trained = [outcome.report for outcome in results.outcomes if outcome.method.trained and outcome.report is not None]
     of_weights, of_activations = (sorted(set(bits), reverse=True) for bits in zip(*settings.widths, strict=True))
-    precisions = (
-        f"a weight of {_listed(of_weights)} bits one of {_listed([2**bits - 1 for bits in of_weights])} codes, an "
-        f"activation of {_listed(of_activations)} bits one of {_listed([2**bits for bits in of_activations])}"
-    )
-    name, layer = charts.shown_layer(finest)
-    task = f"to distinguish {len(dataset.class_names)} classes of images"
-    if dataset.reconstructs:
-        task = "to give normal examples back, and so to find anomalies"
-    verb = "learned" if findings.learned(dataset, results.float_test_accuracy) else "was trained"
-    sections = [
-        section(
-            "What happened",
-            f"<p>The network <em>{escape(settings.model)}</em> ({results.float_bytes // 4:,} parameters) {verb} "
-            f"{task}, with the data set "
-            f"<em>{escape(dataset.name)}</em> ({len(dataset.train):,} training images, {len(dataset.validation):,} "
-            f"validation images, {len(dataset.test):,} test images). "
-            "Phones and microcontrollers compute fastest with small integers, not with real numbers, so the network "
-            "was <strong>quantized</strong>: every weight and every stored activation becomes a code on a grid, "
-            f"{precisions} (W4A8: weights of 4 bits, activations of 8).</p>"
-            "<ol><li><strong>Post-training quantization</strong> (PTQ) measures ranges of the float network's values "
-            "and rounds. It needs no training, but costs accuracy when there are few codes. Ranges are the extremes "
-            "over the training images (min/max), or are narrowed to minimize the combined error of rounding and "
-            "clipping (least-error). A search (--ptq) also equalizes channels, corrects biases and rounds weights by "
-            "what the device computes.</li>"
-            "<li><strong>Quantization-aware training</strong> (QAT) continues training with rounding inside the "
-            "network, so that the weights adapt to the grid. Ranges either follow the data (EMA: an exponential moving "
-            "average of the extremes), or start as least-error ranges and are trained like weights (learned).</li>"
-            "<li>Every network is <strong>lowered</strong> to integer operators, written as <code>model.tflite</code>, "
-            f"run by the device runtime ({escape(PROFILES[results.ran_as].title)}), and <strong>every integer of every "
-            "layer</strong> is compared with an independent integer simulation, and the simulation with what training "
-            "computed.</li></ol>" + _origin(results) + _fit(results) + _manner(results) + _skipped(dataset.skipped),
+    layer_name, layer = charts.shown_layer(best[0])
+    return render(
+        "job.html",
+        title=f"exactqat: {dataset.name}",
+        results=results,
+        dataset=dataset,
+        settings=settings,
+        noun=dataset.noun,
+        best=best,
+        profiles=PROFILES,
+        findings=findings,
+        charts=charts,
+        sizes=charts.sizes(results),
+        learned=findings.learned(dataset, results.float_test_accuracy),
+        closing=closing_sentences(results),
+        guess=findings.guessing(dataset),
+        rounding=(sum(report.training_differing for report in trained), sum(r.training_values for r in trained)),
+        weight_bits=_listed(of_weights),
+        weight_codes=_listed([2**bits - 1 for bits in of_weights]),
+        activation_bits=_listed(of_activations),
+        activation_codes=_listed([2**bits for bits in of_activations]),
+        fit=[] if results.fit is None else results.fit.sentences(shortened(settings.weights, WRITTEN_LENGTH)),
+        origin=shortened(settings.from_job, WRITTEN_LENGTH) if settings.from_job is not None else "",
+        result_table=_result_table(results),
+        width_table=Table(
+            "The delivered networks: accuracy, and bytes on the device", findings.WIDTHS_HEADER,
+            [(False, row) for row in findings.width_rows(results)], 1, "stack",
         ),
-        section(
-            "Results",
-            _result_table(results)
-            + "".join(
-                f"<p class='{'good' if good else 'bad'}'>{escape(sentence)}</p>"
-                for good, sentence in closing_sentences(results)
-            )
-            + f"<p class='note'>{escape(findings.LUCK_NOTE)}</p>"
-            "<p class='note'>★ marks the delivered networks, chosen by the lowest validation loss. Input and logits "
-            "have 8 bits unless rules say otherwise. Weights and activations of fewer bits are in 8-bit containers, so "
-            "their files are not smaller. The float32 size is four bytes per parameter, without file overhead. "
-            f"{_guessing(results)}</p>" + side_by_side(charts.accuracies(results), charts.accuracy_and_size(results)),
-        ),
-        section(
-            "What fewer bits cost and save",
-            _width_table(results)
-            + f"<p class='note'>{escape(findings.WIDTHS_NOTE)} Fewer activation bits save none of these bytes; they "
-            "are for devices that compute with them.</p>" + side_by_side(*charts.widths(results)),
-        ),
-        section(
-            "Does training see what the device computes?",
-            "<p>Training computes in float with added rounding (fake quantization). In its last phase, batch norm is "
-            "folded, ranges are fixed, biases are on the device's int32 grid, and the network computes the integers of "
-            f"the device itself, here those of <code>{escape(settings.device)}</code>: "
-            f"{escape(PROFILES[settings.device].title)}. {_rounding_sentence(rounding, rounded)}</p>"
-            + _devices_table(results, best),
-        ),
-        section(
-            "Which layer hurts",
-            "<p>The signal is what the same weights give without quantization; the noise is what rounding and clipping "
-            "change, on the first test images. Every figure includes the noise of earlier layers, so look for drops in "
-            "a curve. 6 dB are a factor of two, about one more bit.</p><ul>"
-            + "".join(f"<li>{_weakest(outcome)}</li>" for outcome in best)
-            + "</ul>"
-            + charts.noise(best),
-        ),
-        section(
-            "Training curves",
-            side_by_side(*charts.curves(results))
-            + "<p class='note'>After a dashed line, batch norm and ranges are frozen, biases are on the int32 "
-            "grid, and the network computes the device's integers.</p>",
-        ),
-        section(
-            "Why each channel has its own scale",
-            f"<p>The {charts.depthwise_and_channels(layer)[1]} channels of <code>{escape(name)}</code> need ranges of "
-            "different widths. One scale for the whole layer (dashed) would leave narrow channels only a few codes. "
-            "Folding batch norm multiplies every channel by its own factor; with per-channel scales this changes the "
-            "scales but not a single integer code.</p>" + side_by_side(*charts.weight_ranges(finest)),
-        ),
-        section(
-            "Weights on their grid",
-            "<p>Weights in units of their channel's step: outline before rounding, filled after rounding. With fewer "
-            "bits, the weights of a channel share fewer codes; if there are few, they are drawn as lines.</p>"
-            + side_by_side(*charts.weights_on_grids(*([finest, coarsest] if finest is not coarsest else [finest]))),
-        ),
-        section("Confused classes", _class_table(results) + _confusion(results, best)),
-        section("Misclassified images", _mistaken_images(results)),
-        section(
-            "What it takes, and where it computes the same",
-            _ends(best[0]) + _footprint_table(best) + _parts_table(best) + _claims(best),
-        ),
-    ]
-    sections.append(
-        section(
-            "What the device runs",
-            "<p>Every box is an operator of the file, in execution order: its window, its stride if not 1, its fused "
-            "activation, the layer's path, the shape of its output, the bits of weights (W) and outputs (A), and its "
-            "share of all multiply-adds, as a number and as a bar. The lines on the left connect tensors with their "
-            "readers. In long networks a box is a module.</p>"
-            + side_by_side(*(_layer_graph(outcome) for outcome in best)),
-        )
-    )
-    for outcome in best:
-        sections.append(
-            section(f"Layers of the delivered {outcome.precision.upper()} network", _layer_table(outcome), "layers")
-        )
-    resumed = f" in {results.runs} runs, each continued from a checkpoint" if results.runs > 1 else ""
-    sections.append(
-        section(
-            "Reproduce this job",
-            f"<pre>{escape(chr(10).join(settings.commands()))}</pre>"
-            "<p class='note'>The first command moves the existing job aside first. The whole job took "
-            f"{results.seconds:.0f} seconds{resumed}. The same seed on the same "
-            "machine gives the same bits. All figures are in <code>metrics.json</code>, with every network's answer to "
-            "every test image.</p>",
-        )
-    )
-    return page(
-        f"exactqat: {dataset.name}",
-        f"<h1>What was trained is {'' if results.equal else 'not '}what the device computes</h1>"
-        f"<p class='lead'>exactqat on <em>{escape(dataset.name)}</em>, seed {settings.seed}</p>"
-        f"<p><strong>{escape(findings.recommendation(results))}</strong></p>"
-        f"{warnings(findings.warnings_on(results))}{cards(figures)}{''.join(sections)}",
-    )
-
-
-def _rounding_sentence(differing: int, values: int) -> str:
-    """How much of what training stored differs from the device."""
-    if not values:
-        return "No QAT network was compared."
-    return (
-        f"Over all layers of all QAT networks and all test images, <strong>{differing:,} of {values:,}</strong> stored "
-        f"values ({differing / values:.4%}) differ from the simulation's."
-    )
-
-
-def _guessing(results: Results) -> str:
-    guess = findings.guessing(results.dataset)
-    return (
-        f"Always naming the most frequent class would give {guess['accuracy']:.1%}; an accuracy above "
-        f"{min(guess['needed'], 1):.1%} is more than chance."
-    )
-
-
-def _fit(results: Results) -> str:
-    """What training started from."""
-    if results.fit is None:
-        return ""
-    first, *rest = results.fit.sentences(shortened(results.settings.weights, WRITTEN_LENGTH))
-    listed = "".join(f"<li>{escape(sentence.strip())}</li>" for sentence in rest)
-    return f"<p>{escape(first)}.</p><ul class='note'>{listed}</ul>"
-
-
-def _skipped(sentences: Sequence[str]) -> str:
-    """How many images were skipped, and the first of them by name."""
-    if not sentences:
-        return ""
-    shown = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences[:20])
-    more = "<li>… all are listed in metrics.json</li>" if len(sentences) > 20 else ""
-    return f"<p class='note'>Images that could not be used: {len(sentences):,}</p><ul class='note'>{shown}{more}</ul>"
-
-
-def _result_table(results: Results) -> str:
-    header = [
-        "network", "method", "in PyTorch", "on the device", "points to float", "difference", "bytes",
-        "compared on the runtime", "differ", "compared with training", "differ",
-    ]  # fmt: skip
-    rows = [
-        (
-            row.delivered,
-            [
-                row.network,
-                row.method + (" ★" if row.delivered else ""),
-                f"{row.test_accuracy:.1%}",
-                "–" if row.device_accuracy is None else f"{row.device_accuracy:.1%}",
-                *(("–", "–") if row.paired is None else (row.paired.points(), row.paired.verdict())),
-                f"{row.file_bytes:,}",
-                *(
-                    "–" if count is None else f"{count:,}"
-                    for count in (row.compared, row.differing, row.training_compared, row.training_differing)
-                ),
-            ],
-        )
-        for row in result_rows(results)
-    ]
-    return table(header, rows, 2)
+        devices=_devices(results, best),
+        weakest=[_weakest(outcome) for outcome in best],
+        layer=(layer_name, charts.depthwise_and_channels(layer)[1]),
+        on_grids=charts.weights_on_grids(*(best[:1] + best[-1:] if len(best) > 1 else best)),
+        class_table=_class_table(results),
+        matrices=_confusions(results, best),
+        mistakes=_mistakes(results),
+        ports=[
+            [port.described(best[0].graph.tensors[port.tensor]) for port in side]
+            for side in (best[0].graph.signature.inputs, best[0].graph.signature.outputs)
+        ],
+        footprint_tables=_footprint_tables(best),
+        not_measured=dict.fromkeys(o.footprint.why_not for o in best if o.footprint and o.footprint.why_not),
+        claims=_claims(best),
+        layers=[
+            (outcome.precision.upper(), len(outcome.graph.operators), _layer_graph(outcome), _layer_table(outcome))
+            for outcome in best
+        ],
+        shifted=any(operator.kind == "QUANTIZE" for outcome in best for operator in outcome.graph.operators),
+    )  # fmt: skip
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -324,149 +176,107 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _width_table(results: Results) -> str:
-    rows = [(False, row) for row in findings.width_rows(results)]
-    return table(findings.WIDTHS_HEADER, rows, 1)
-
-
-def _ends(outcome: Outcome) -> str:
-    """What a program passes to the files, and what it gets back."""
-    graph = outcome.graph
-    sides = (graph.signature.inputs, graph.signature.outputs)
-    takes, gives = (
-        ", ".join(f"<code>{escape(port.described(graph.tensors[port.tensor]))}</code>" for port in side)
-        for side in sides
-    )
-    return (
-        f"<p>The files take {takes} and return {gives}, in integers: names and axes are the network's, after "
-        "&ldquo;as&rdquo; the file's. Their metadata contains the same.</p>"
-    )
-
-
-def _footprint_table(outcomes: Sequence[Outcome]) -> str:
-    """What the delivered networks need on a microcontroller."""
-    header = ["network", "operators", "flash bytes", "arena bytes", "multiply-adds"]
-    rows: list[tuple[bool, Sequence[str]]] = []
-    missing: dict[str, None] = {}
-    for outcome in outcomes:
-        taken = outcome.footprint
-        assert taken is not None
-        arena = "–" if taken.arena_bytes is None else f"{taken.arena_bytes:,}"
-        operators = ", ".join(f"{count} {kind}" for kind, count in sorted(taken.operators.items()))
-        cells = [
-            outcome.precision.upper(),
-            operators,
-            f"{taken.flash_bytes:,}",
-            arena,
-            f"{taken.multiply_accumulates:,}",
-        ]
-        rows.append((False, cells))
-        if taken.why_not:
-            missing[taken.why_not] = None
-    note = (
-        "The arena is the memory for all tensors: the smallest in which TFLite-Micro's interpreter ran the network "
-        "here, with eight-byte pointers; a microcontroller with four-byte pointers needs somewhat less. "
-        "<code>exactqat export DIR --c-array</code> writes the network as a C header, with a recorded input and the "
-        "output that TFLite-Micro returns for it."
-    )
-    reasons = "".join(f"<p class='note'>{escape(reason)}.</p>" for reason in missing)
-    return f"<div class='prose'>{table(header, rows, 2)}</div>{reasons}<p class='note'>{note}</p>"
-
-
-def _parts_table(outcomes: Sequence[Outcome]) -> str:
-    """What the bytes of the delivered files contain."""
-    kinds = list(dict.fromkeys(kind for o in outcomes if o.footprint for kind in o.footprint.parts))
-    rows = []
-    for outcome in outcomes:
-        taken = outcome.footprint
-        assert taken is not None
-        parts = [f"{taken.parts.get(kind, 0):,}" for kind in kinds]
-        rows.append((False, [outcome.precision.upper(), f"{taken.flash_bytes:,}", *parts]))
-    return (
-        "<h3>What the bytes of the files are</h3>"
-        + table(["network", "file", *kinds], rows, 1)
-        + "<p class='note'>Weights take a byte each, whatever their bits; each channel has a scale, a zero point "
-        "of eight bytes, and a bias of four. Names and structure grow with the number of layers, not with their "
-        "width.</p>"
+def _result_table(results: Results) -> Table:
+    rows: list[tuple[bool, Sequence[str | Cell]]] = []
+    for row in result_rows(results):
+        shown = row.test_accuracy if row.device_accuracy is None else row.device_accuracy
+        paired = Cell("–") if row.paired is None else Cell(row.paired.points(), row.paired.verdict())
+        rows.append(
+            (
+                row.delivered,
+                [
+                    Cell(row.network, f"{row.file_bytes:,} bytes"),
+                    row.method + (" ★" if row.delivered else ""),
+                    Cell(f"{shown:.1%}", f"in PyTorch {row.test_accuracy:.2%}"),
+                    paired,
+                    differing(row.differing, row.compared),
+                    differing(row.training_differing, row.training_compared),
+                ],
+            )
+        )
+    header = (
+        "network", "method", "accuracy on the device", "points to float", "file and simulation differ",
+        "device and training differ",
+    )  # fmt: skip
+    return Table(
+        f"Every network on {len(results.dataset.test):,} test {results.dataset.noun}s", header, rows, 2, "stack"
     )
 
 
-def _manner(results: Results) -> str:
-    """How the networks were trained."""
-    said = " ".join(results.settings.training_sentences())
-    return f"<p>{escape(said)} Every epoch&rsquo;s figures are in <code>training/*.csv</code>.</p>"
-
-
-def _origin(results: Results) -> str:
-    """Which job's networks training continued from."""
-    settings = results.settings
-    if settings.from_job is None:
-        return ""
-    return (
-        f"<p>The networks come from the job in <code>{escape(shortened(settings.from_job, WRITTEN_LENGTH))}</code>, "
-        f"which trained them for <code>{escape(results.formerly)}</code>; their last phase was "
-        f"repeated for <code>{escape(settings.device)}</code>.</p>"
-    )
-
-
-def _devices_table(results: Results, outcomes: Sequence[Outcome]) -> str:
-    """What every device computes for the delivered networks, compared with training."""
-    rows: list[tuple[bool, Sequence[str]]] = []
-    images = 0
-    for outcome in outcomes:
-        for device, found in outcome.elsewhere.items():
-            here = device == results.settings.device
-            cells = [outcome.precision.upper(), device, PROFILES[device].title]
-            if isinstance(found, str):
-                rows.append((here, [*cells, f"not simulated: {found}", "–", "–", "–", "–"]))
+def _devices(results: Results, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """What every device computes for the delivered networks, compared with training; the job's own device first."""
+    shown = []
+    own = results.settings.device
+    for device in sorted({name: None for o in outcomes for name in o.elsewhere}, key=lambda name: name != own):
+        rows: list[tuple[bool, Sequence[str | Cell]]] = []
+        tests = 0
+        for outcome in outcomes:
+            beside = outcome.elsewhere.get(device)
+            if beside is None:
                 continue
-            images = len(found.labels)
-            equal = "what was trained" if found.differing == 0 else "something else"
-            cells += [equal, f"{found.differing:,} of {found.values:,}"]
-            cells += [f"{found.logits.differing:,} of {found.logits.values:,}", f"{found.device_accuracy:.1%}"]
-            cells += [f"{found.answers_differing:,}"]
-            rows.append((here, cells))
-    header = [
-        "network", "device", "runtime", "computes", "integers that differ from training", "logits that differ",
-        "accuracy", "answers changed",
-    ]  # fmt: skip
-    return (
-        "<p>Each device computes the same file in its own way. This table shows the delivered networks on the first "
-        f"{images:,} test images, by each device's exact simulation; the device that they were trained for is marked. "
-        "If a device computes other integers, its accuracy is not what training measured.</p>"
-        + table(header, rows, 4)
-        + "<p class='note'>To retrain the last phase for another device: <code>exactqat train --from DIR "
-        "--device micro --out DIR-micro</code>.</p>"
-    )
+            if isinstance(beside, str):
+                rows.append((False, [outcome.precision.upper(), f"not simulated: {beside}", "–", "–", "–"]))
+                continue
+            tests = len(beside.labels)
+            rows.append(
+                (
+                    False,
+                    [
+                        outcome.precision.upper(),
+                        Cell(beside.in_words(), tone="bad" if beside.differing else "good"),
+                        differing(beside.differing, beside.values),
+                        differing(beside.logits.differing, beside.logits.values),
+                        Cell(f"{beside.answers_differing:,}", f"accuracy {beside.device_accuracy:.2%}"),
+                    ],
+                )
+            )
+        noun = results.dataset.noun
+        table = Table(
+            f"{device} ({PROFILES[device].title}): the delivered networks on the first {tests:,} test {noun}s",
+            ("network", "computes", "integers that differ from training", "logits that differ", "answers changed"),
+            rows, 2, "stack wrap",
+        )  # fmt: skip
+        shown.append({"name": device, "own": device == own, "table": table})
+    return shown
 
 
-def _claims(outcomes: Sequence[Outcome]) -> str:
-    """On which devices files are claimed to run as simulated, and which operators prevent the claim elsewhere."""
-    lines = []
+def _footprint_tables(outcomes: Sequence[Outcome]) -> list[Table]:
+    """What the delivered networks need on a microcontroller, and what the bytes of their files contain."""
+    needs: list[tuple[bool, Sequence[str | Cell]]] = []
+    parts: list[tuple[bool, Sequence[str | Cell]]] = []
+    kinds = list(dict.fromkeys(kind for outcome in outcomes if outcome.footprint for kind in outcome.footprint.parts))
+    for outcome in outcomes:
+        footprint, name = outcome.footprint, outcome.precision.upper()
+        assert footprint is not None
+        arena = "–" if footprint.arena_bytes is None else f"{footprint.arena_bytes:,}"
+        operators = ", ".join(f"{count} {kind}" for kind, count in sorted(footprint.operators.items()))
+        flash = f"{footprint.flash_bytes:,}"
+        needs.append((False, [name, operators, flash, arena, f"{footprint.multiply_accumulates:,}"]))
+        parts.append((False, [name, flash, *(f"{footprint.parts.get(kind, 0):,}" for kind in kinds)]))
+    header = ("network", "operators", "flash bytes", "arena bytes", "multiply-adds")
+    return [
+        Table("What the delivered networks need on a microcontroller", header, needs, 2, "stack wrap"),
+        Table("What the bytes of the files are", ("network", "file", *kinds), parts, 1, "stack"),
+    ]
+
+
+def _claims(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
+    """For each device its title, its name, and whether files are claimed to run there as simulated, or which operators
+    prevent that."""
+    claims = []
     for device in that_run(".tflite"):
         missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
         claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
-        lines.append(f"<li>{escape(PROFILES[device].title)} (<code>{device}</code>): {escape(claim)}</li>")
-    return (
-        "<p>These files were run on the machine that ran this job. We claim that they run as simulated on another "
-        "device if every operator of the networks was compared with that device over many random cases, without a "
-        "single difference. Whether a device computes what was trained is a separate question: see above.</p>"
-        f"<ul>{''.join(lines)}</ul><p class='note'>To compare yourself: <code>exactqat verify DIR --device "
-        "micro</code>, "
-        "<code>--device xnnpack-arm64</code>.</p>"
-    )
+        claims.append((PROFILES[device].title, device, claim))
+    return claims
 
 
-def _layer_table(outcome: Outcome) -> str:
+def _layer_table(outcome: Outcome) -> Table:
     assert outcome.report is not None
     compared = {comparison.name: comparison for comparison in outcome.report.operators}
     bits = _bits_of_layers(outcome)
-    header = [
-        "layer", "operator", "result", "bits of weights", "of result", "weight scales", "scale", "zero point",
-        "multiply-adds", "dB trained", "dB device", "integers compared", "differ",
-    ]  # fmt: skip
     activations = {"RELU": ", relu", "RELU6": ", relu6"}
-    rows = []
+    rows: list[tuple[bool, Sequence[str | Cell]]] = []
     for summary, operator in zip(outcome.graph.summary(), outcome.graph.operators, strict=True):
         name = str(summary["output"])
         weight_bits, result_bits = bits[name]
@@ -474,38 +284,31 @@ def _layer_table(outcome: Outcome) -> str:
         if weight_bits is not None:
             scale = outcome.graph.tensors[operator.inputs[1]].quantization.scale
             scales = f"{scale.min():.2g} … {scale.max():.2g}"
+        comparison = compared[name]
         rows.append(
             (
                 False,
                 [
                     name,
                     operator.kind + activations.get(str(summary["activation"]), ""),
+                    differing(comparison.differing, comparison.values),
                     str(summary["shape"]),
-                    "–" if weight_bits is None else str(weight_bits),
-                    "–" if result_bits is None else str(result_bits),
-                    scales,
-                    f"{float(summary['scale']):.4g}",
-                    str(summary["zero_point"]),
+                    f"{weight_bits or '–'} / {result_bits or '–'}",
+                    Cell(f"{float(summary['scale']):.4g}, {summary['zero_point']}", f"scales of weights: {scales}"),
                     f"{int(summary['multiply_accumulates']):,}",
-                    _decibels(compared[name].trained_sqnr),
-                    _decibels(compared[name].device_sqnr),
-                    f"{compared[name].values:,}",
-                    f"{compared[name].differing:,}",
+                    f"{_decibels(comparison.trained_sqnr)} / {_decibels(comparison.device_sqnr)}",
                 ],
             )
         )
     whole = outcome.report.outputs[0]
     work = sum(outcome.graph.multiply_accumulates(operator) for operator in outcome.graph.operators)
-    rows.append((True, ["whole network", *[""] * 7, f"{work:,}", "", "", f"{whole.values:,}", f"{whole.differing:,}"]))
-    note = (
-        "<p class='note'>A QUANTIZE of equal scale after a layer shifts codes of fewer bits to the other end of int8, "
-        "where the device's own saturation is the lower clamp of training. Every layer is computed from the operands "
-        "that the device itself had; the last row compares the unchanged file from input to logits.</p>"
-        if any(operator.kind == "QUANTIZE" for operator in outcome.graph.operators)
-        else "<p class='note'>Every layer is computed from the operands that the device itself had; the last row "
-        "compares the unchanged file from input to logits.</p>"
-    )
-    return table(header, rows, 2) + note
+    last = ["whole network", "", differing(whole.differing, whole.values), "", "", "", f"{work:,}", ""]
+    header = (
+        "layer", "operator", "integers that differ", "result", "bits of weights / result", "scale, zero point",
+        "multiply-adds", "dB trained / device",
+    )  # fmt: skip
+    caption = f"Layers of the delivered {outcome.precision.upper()} network"
+    return Table(caption, header, [*rows, (True, last)], 2, "dense")
 
 
 def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]]:
@@ -524,19 +327,20 @@ def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]
 
 def _layer_graph(outcome: Outcome) -> str:
     """The delivered network's operators, and which reads which."""
-    said = {
+    words = {
         name: " ".join(f"{what}{bits}" for what, bits in zip("WA", pair, strict=True) if bits is not None)
         for name, pair in _bits_of_layers(outcome).items()
     }
-    return layer_graph.picture(outcome.graph, f"{outcome.precision.upper()}: the operators of the file.", said)
+    return layer_graph.picture(outcome.graph, f"{outcome.precision.upper()}: the operators of the file.", words)
 
 
 def _decibels(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.1f}"
 
 
-def _weakest(outcome: Outcome) -> str:
-    """Where the signal-to-noise ratio falls most from a layer's operands to its result."""
+def _weakest(outcome: Outcome) -> tuple[str, str, str]:
+    """The network, the layer in which the signal-to-noise ratio falls most from its operands to its result (empty:
+    nothing has noise), and by how much."""
     rows = charts.noise_by_layer(outcome)
     # Ratios of all tensors; an operator that merely moves codes passes on its operand's.
     ratios = {name: row.device_sqnr for name, row in rows.items() if row.device_sqnr is not None}
@@ -550,25 +354,23 @@ def _weakest(outcome: Outcome) -> str:
             falls[name] = before - ratios[name]
         else:
             ratios[name] = before
-    title = escape(outcome.precision.upper())
     if not falls:
-        return f"{title}: no layer has noise"
+        return outcome.precision.upper(), "", ""
     worst = max(falls, key=lambda name: falls[name])
     last = rows.get(outcome.graph.outputs[0])
     logits = f"; the logits end at {last.device_sqnr:.1f} dB" if last is not None else ""
-    return (
-        f"{title}: the largest drop is in <code>{escape(worst)}</code>, by {falls[worst]:.1f} dB to "
-        f"{ratios[worst]:.1f} dB{logits}"
-    )
+    return outcome.precision.upper(), worst, f"{falls[worst]:.1f} dB to {ratios[worst]:.1f} dB{logits}"
 
 
-def _class_table(results: Results) -> str:
+def _class_table(results: Results) -> Table:
     """The share of each class's images classified correctly, for each network."""
-    found = findings.per_class(results)
+    classes = findings.per_class(results)
     networks = ["float", *results.settings.precisions]
-    if len(found) > LISTED_CLASSES:
-        found.sort(key=lambda row: sum(1.0 if row[network] is None else row[network] for network in networks))
-        found = found[:LISTED_CLASSES]
+    noun, more = results.dataset.noun, ""
+    if len(classes) > LISTED_CLASSES:
+        classes.sort(key=lambda row: sum(1.0 if row[network] is None else row[network] for network in networks))
+        more = f"; {len(classes) - LISTED_CLASSES:,} more, with fewer mistakes, are in metrics.json"
+        classes = classes[:LISTED_CLASSES]
     rows = [
         (
             False,
@@ -578,52 +380,36 @@ def _class_table(results: Results) -> str:
                 *("–" if row[network] is None else f"{row[network]:.1%}" for network in networks),
             ],
         )
-        for row in found
+        for row in classes
     ]
-    header = ["the image shows", "test images", "float32", *(f"{name.upper()}, device" for name in networks[1:])]
-    more = len(results.dataset.class_names) - len(found)
-    note = f"<p class='note'>{more:,} more classes, with fewer mistakes, are in metrics.json.</p>" if more else ""
-    return f"<p>Accuracy by class.</p>{table(header, rows, 1)}{note}"
+    header = [f"the {noun} shows", f"test {noun}s", "float32", *(f"{name.upper()}, device" for name in networks[1:])]
+    return Table(f"Accuracy by class{more}", header, rows, 1)
 
 
-def _mistaken_images(results: Results) -> str:
-    """The images themselves, those that most networks get wrong first."""
-    found = findings.mistaken(results)
-    if not found:
-        return "<p>None: the float network and the delivered networks classify every test image correctly.</p>"
-    labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
-    photos = results.dataset.test.names
+def _mistakes(results: Results) -> dict[str, Any]:
+    """How many test images are misclassified, and the first of them: those that most networks get wrong."""
+    mistaken = findings.mistaken(results)
+    part, names = results.dataset.test, results.dataset.class_names
     shown = []
-    for image in found[:SHOWN_IMAGES]:
-        truth = names[labels[image]]
-        answered = Counter(answer for answer in findings.answers_to(results, image).values())
-        wrong = {
-            answer: [network for network, given in findings.answers_to(results, image).items() if given == answer]
-            for answer in answered
-            if answer != truth
-        }
-        said = "".join(
-            f"<br>{escape(shortened(answer, charts.DRAWN_LENGTH))}: "
-            + escape(", ".join("float32" if network == "float" else network.upper() for network in networks))
-            for answer, networks in wrong.items()
-        )
-        source, small = _picture_of(results.dataset.test.images[image], results.dataset.value_range)
-        called = photos[image] if photos else str(image)
-        what = f"{'photo' if photos else 'test image'} {called}, which shows {truth}"
+    for image in mistaken[:SHOWN_IMAGES]:
+        truth = names[part.labels[image]]
+        networks: dict[str, list[str]] = {}
+        for network, answer in findings.answers_to(results, image).items():
+            if answer != truth:
+                networks.setdefault(answer, []).append("float32" if network == "float" else network.upper())
+        source, small = _picture_of(part.images[image], results.dataset.value_range)
+        called = part.names[image] if part.names else str(image)
+        what = f"{'photo' if part.names else f'test {results.dataset.noun}'} {called}, which shows {truth}"
         shown.append(
-            f"<figure><img alt='{escape(shortened(what, WRITTEN_LENGTH))}' src='{source}'"
-            f"{' class=small' if small else ''}><figcaption>{escape(shortened(called, WRITTEN_LENGTH))}: shows "
-            f"<strong>{escape(shortened(truth, charts.DRAWN_LENGTH))}</strong>{said}</figcaption></figure>"
-        )
-    those = "shown are those" if len(found) > len(shown) else "shown first are those"
-    return (
-        f"<p>{len(found):,} of {len(labels):,} test images are misclassified by the float network or a delivered one; "
-        f"{those} that most of them get wrong, with each network's answer. Check whether their labels are "
-        f"right.</p><div class='gallery'>{''.join(shown)}</div>"
-        "<p class='note'>"
-        + ("" if photos else "Images are numbered from 0 in the order of the test part; ")
-        + "metrics.json lists them.</p>"
-    )
+            {
+                "source": source, "small": small, "what": shortened(what, WRITTEN_LENGTH),
+                "name": shortened(called, WRITTEN_LENGTH), "truth": shortened(truth, charts.DRAWN_LENGTH),
+                "answers": [
+                    (shortened(answer, charts.DRAWN_LENGTH), ", ".join(given)) for answer, given in networks.items()
+                ],
+            }
+        )  # fmt: skip
+    return {"count": len(mistaken), "of": len(part.labels), "shown": shown, "named": bool(part.names)}
 
 
 def _picture_of(image: Tensor, value_range: tuple[float, float]) -> tuple[str, bool]:
@@ -643,17 +429,24 @@ def _picture_of(image: Tensor, value_range: tuple[float, float]) -> tuple[str, b
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", side < IMAGE_SIDE
 
 
-def _confusion(results: Results, outcomes: Sequence[Outcome]) -> str:
-    labels = results.dataset.test.labels.numpy()
-    names = results.dataset.class_names
-    if len(names) <= MATRIX_CLASSES:
-        return side_by_side(*charts.confusions(results, outcomes))
-    mistakes: Counter[tuple[int, int]] = Counter()
-    for outcome in outcomes:
-        answers = outcome.device_predictions
-        mistakes.update((int(a), int(b)) for a, b in zip(labels, answers, strict=True) if a != b)
-    names = tuple(shortened(name, WRITTEN_LENGTH) for name in names)
-    rows = [(False, [names[shown], names[answer], f"{count}"]) for (shown, answer), count in mistakes.most_common(15)]
-    return "<p>The most frequent mistakes of the delivered networks together, on the device.</p>" + table(
-        ["the image shows", "the network answers", "times"], rows, 2
-    )
+def _confusions(results: Results, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """For each network how often each class got each answer; beyond MATRIX_CLASSES the most frequent mistakes."""
+    labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
+    if len(names) > MATRIX_CLASSES:
+        mistakes: Counter[tuple[int, int]] = Counter()
+        for outcome in outcomes:
+            pairs = zip(labels, outcome.device_predictions, strict=True)
+            mistakes.update((int(truth), int(answer)) for truth, answer in pairs if truth != answer)
+        short = [shortened(name, WRITTEN_LENGTH) for name in names]
+        rows = [(False, [short[truth], short[given], f"{count}"]) for (truth, given), count in mistakes.most_common(15)]
+        caption = "The most frequent mistakes of the delivered networks together, on the device"
+        return {"table": Table(caption, ("true class", "the network's answer", "times"), rows, 2), "networks": []}
+    answers = {f"{outcome.precision.upper()}, device": outcome.device_predictions for outcome in outcomes}
+    matrices = []
+    for title, given in ({"float32": results.float_predictions} | answers).items():
+        counts = np.zeros((len(names), len(names)), int)
+        np.add.at(counts, (labels, given), 1)
+        wrong = int(counts.sum() - np.trace(counts))
+        matrices.append((f"{title}: {wrong:,} of {len(labels):,} wrong", counts.tolist()))
+    short = [shortened(name, charts.DRAWN_LENGTH) for name in names]
+    return {"table": None, "networks": matrices, "names": short, "long": max(map(len, short)) > 2}

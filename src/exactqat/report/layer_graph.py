@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
+
+from markupsafe import Markup
 
 from ..deploy.graph import Graph, Operator
 from ..device import OPERATORS
-from .page import DARK, INK, LINE, NOTE, PAPER, escape, variable
+from .page import NOTE, PAPER, render, variable
 from .text import shortened
 
 # The most rows, beyond which modules are drawn instead of their operators.
@@ -77,25 +80,13 @@ def rows(graph: Graph, bits: Mapping[str, str] | None = None, most: int | None =
     return drawn
 
 
-def picture(graph: Graph, caption: str, bits: Mapping[str, str] | None = None, most: int | None = MOST_ROWS) -> str:
+def picture(graph: Graph, caption: str, bits: Mapping[str, str] | None = None, most: int | None = MOST_ROWS) -> Markup:
     """The graph as a figure of the page; if rows are modules, all operators are in a collapsed section below."""
     shown = rows(graph, bits, most)
-    drawn = _figure(graph, shown, caption)
-    if all(len(row.operators) <= 1 for row in shown):
-        return drawn
-    whole = rows(graph, bits, None)
-    return (
-        f"<div>{drawn}<details><summary>All {len(graph.operators):,} operators</summary>"
-        f"{_figure(graph, whole, f'{caption} Every operator.')}</details></div>"
-    )
-
-
-def svg(graph: Graph, bits: Mapping[str, str] | None = None, most: int | None = MOST_ROWS, dark: bool = False) -> str:
-    """The graph as a standalone picture, with the colors of a light or a dark page."""
-    drawn = _svg(rows(graph, bits, most), graph, "The network's operators.")
-    for color, other in DARK.items():
-        drawn = drawn.replace(variable(color), other if dark else color)
-    return drawn.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' font-family='system-ui, sans-serif' ", 1)
+    figures = [_figure(graph, shown, caption)]
+    if any(len(row.operators) > 1 for row in shown):
+        figures.append(_figure(graph, rows(graph, bits, None), f"{caption} Every operator."))
+    return Markup(render("layer_graph.html", figures=figures, operators=len(graph.operators), width=WIDTH, box=BOX))
 
 
 def _shape(graph: Graph, name: str) -> str:
@@ -202,11 +193,8 @@ def ways(drawn: Sequence[Row]) -> list[int]:
     return places
 
 
-def _figure(graph: Graph, drawn: Sequence[Row], caption: str) -> str:
-    return f"<figure>{_svg(drawn, graph, caption)}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _svg(drawn: Sequence[Row], graph: Graph, caption: str) -> str:
+def _figure(graph: Graph, drawn: Sequence[Row], caption: str) -> dict[str, Any]:
+    """What `templates/layer_graph.html` draws: boxes, dots, and the lines between them."""
     places = ways(drawn)
     most = max(places, default=0) + 1
     gap = min(WAY_GAP, WAYS_WIDTH / max(most - 1, 1))
@@ -214,65 +202,40 @@ def _svg(drawn: Sequence[Row], graph: Graph, caption: str) -> str:
     y = [number * ROW + BOX / 2 + 3 for number in range(len(drawn))]
     left = FIRST_WAY + (most - 1) * gap + 12
     work = sum(row.work or 0 for row in drawn)
-    ends = set(graph.outputs)
-    lines, dots, boxes = [], [], []
+    lines, boxes = [], []
     for number, row in enumerate(drawn):
         for source in row.sources:
             # Down its own path, then over to the reader, in the gap above it.
             turn = y[number] - ROW * 0.55
             way = f"M{x[source]:.1f} {y[source]:.1f}V{turn:.1f}"
-            way += (
-                f"V{y[number]:.1f}"
-                if x[source] == x[number]
-                else f"C{x[source]:.1f} {y[number]:.1f} {x[number]:.1f} {turn:.1f} {x[number]:.1f} {y[number]:.1f}"
-            )
-            lines.append(f"<path d='{way}'/>")
-        is_output = bool(ends.intersection(row.operators)) or (row.work is None and row.name in ends)
-        radius = 5 if is_output or row.work is None else 3.5
-        fill = variable(PAPER if row.work is None or is_output else row.color)
-        dots.append(
-            f"<circle cx='{x[number]:.1f}' cy='{y[number]:.1f}' r='{radius}' fill='{fill}' "
-            f"stroke='{variable(row.color)}' stroke-width='2'/>"
-        )
-        boxes.append(_box(row, left, y[number] - BOX / 2, work, is_output))
-    height = len(drawn) * ROW
-    return (
-        f"<svg viewBox='0 0 {WIDTH} {height}' role='img' aria-label='{escape(caption)}' "
-        f"style='min-width:{WIDTH * 0.85:.0f}px;max-width:{WIDTH * 1.45:.0f}px'>"
-        f"<g fill='none' stroke='{variable(NOTE)}' stroke-width='1.6'>{''.join(lines)}</g>"
-        f"{''.join(dots)}{''.join(boxes)}</svg>"
-    )
+            over = f"C{x[source]:.1f} {y[number]:.1f} {x[number]:.1f} {turn:.1f} {x[number]:.1f} {y[number]:.1f}"
+            lines.append(way + (f"V{y[number]:.1f}" if x[source] == x[number] else over))
+        boxes.append({"x": x[number], "y": y[number], **_box(row, graph, left, work)})
+    return {"caption": caption, "height": len(drawn) * ROW, "left": left, "lines": lines, "boxes": boxes}
 
 
-def _box(row: Row, left: float, top: float, work: int, is_output: bool) -> str:
+def _box(row: Row, graph: Graph, left: float, work: int) -> dict[str, Any]:
+    """The texts of a box, as far as they fit, its colors, and the length of its bar."""
     width = WIDTH - left - 3
     share = (row.work or 0) / work if work else 0.0
-    right = WIDTH - 11
-    said = row.bits
+    is_output = bool(set(graph.outputs).intersection((*row.operators, row.name)))
     # A share that would round to nothing is left out.
     percent = f"{share:.1%}" if share >= 0.0005 else ""
-    what = _fitting(row.title, width - 24 - SMALL_LETTER * len(said), LETTER)
-    shape = f"{row.shape}{' → output' if is_output and row.work is not None else ''}"
-    beside = SMALL_LETTER * (len(shape) + len(percent) + 3)
-    name = _fitting(row.name, width - 24 - beside, SMALL_LETTER, tail=True)
-    full = f"{row.title} · {row.name} · {row.shape}" + (f" · {row.bits}" if row.bits else "")
-    if row.work:
-        full += f" · {row.work:,} multiply-adds ({share:.1%})"
-    bar = (
-        f"<rect x='{left + 4:.1f}' y='{top + BOX - 3.5:.1f}' width='{max(share * (width - 4), 0.0):.1f}' height='3.5' "
-    )
-    return (
-        f"<g><title>{escape(full)}</title>"
-        f"<rect x='{left:.1f}' y='{top:.1f}' width='{width:.1f}' height='{BOX}' rx='3' fill='{variable(PAPER)}' "
-        f"stroke='{variable(LINE)}'/>"
-        f"<rect x='{left:.1f}' y='{top:.1f}' width='4' height='{BOX}' rx='1.5' fill='{variable(row.color)}'/>"
-        + (f"{bar}fill='{variable(row.color)}' opacity='0.45'/>" if percent else "")
-        + _text(left + 11, top + 14.5, what, INK, 11)
-        + _text(right, top + 14.5, said, INK, 10, end=True)
-        + _text(left + 11, top + 28.5, name, NOTE, 10)
-        + _text(right, top + 28.5, f"{shape}{' · ' if percent else ''}{percent}", NOTE, 10, end=True)
-        + "</g>"
-    )
+    shape = f"{row.shape}{' → output' if is_output and row.work is not None else ''}{' · ' if percent else ''}{percent}"
+    hover = [row.title, row.name, row.shape, *([row.bits] if row.bits else [])]
+    hover += [f"{row.work:,} multiply-adds ({share:.1%})"] if row.work else []
+    is_end = is_output or row.work is None
+    return {
+        "title": _fitting(row.title, width - 24 - SMALL_LETTER * len(row.bits), LETTER),
+        "name": _fitting(row.name, width - 24 - SMALL_LETTER * (len(shape) + 3), SMALL_LETTER, tail=True),
+        "bits": row.bits,
+        "shape": shape,
+        "hover": " · ".join(hover),
+        "bar": share * (width - 4) if percent else 0.0,
+        "color": variable(row.color),
+        "fill": variable(PAPER if is_end else row.color),
+        "radius": 5 if is_end else 3.5,
+    }
 
 
 def _fitting(text: str, room: float, letter: float, tail: bool = False) -> str:
@@ -282,8 +245,3 @@ def _fitting(text: str, room: float, letter: float, tail: bool = False) -> str:
     if len(text) <= most:
         return text
     return "…" + text[1 - most :] if tail else text[: most - 1] + "…"
-
-
-def _text(x: float, y: float, text: str, color: str, size: int, end: bool = False) -> str:
-    anchor = " text-anchor='end'" if end else ""
-    return f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{variable(color)}'{anchor}>{escape(text)}</text>"

@@ -7,8 +7,7 @@ the others: if the networks were equally good, each of these images would be as 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,8 @@ import numpy as np
 # A difference counts if equally good networks would differ this much in fewer than one of twenty test sets.
 SIGNIFICANCE = 0.05
 NOTE = (
-    "the difference in accuracy on the same test images, with its 95 % interval, and the probability p that "
-    "equally good networks differ this much (McNemar's exact test, on the images that only one of them gets "
+    "the difference in accuracy on the same test examples, with its 95 % interval, and the probability p that "
+    "equally good networks differ this much (McNemar's exact test, on those that only one of them gets "
     "right). Training varies from seed to seed too: compare more than one."
 )
 
@@ -75,38 +74,16 @@ def paired(right: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarra
     Raises:
         ValueError: they do not cover the same images, or there are none.
     """
+    from scipy.stats import binomtest
+
     own, others = np.asarray(right, bool), np.asarray(other, bool)
     if own.shape != others.shape or own.ndim != 1 or not own.size:
         raise ValueError(f"right and other must cover the same images, got shapes {own.shape} and {others.shape}")
     gained, lost = int((own & ~others).sum()), int((others & ~own).sum())
     disagree = gained + lost
-    p = min(1.0, 2 * _at_most(min(gained, lost), disagree, 0.5)) if disagree else 1.0
-    # The share of these images that favors the network, by Clopper and Pearson: the same test for other shares.
-    tail = SIGNIFICANCE / 2
-    least = _share(lambda share: 1 - _at_most(gained - 1, disagree, share) < tail) if gained else 0.0
-    most = _share(lambda share: _at_most(gained, disagree, share) >= tail) if lost else 1.0
-    low, high = ((2 * share - 1) * disagree / own.size for share in (least, most))
-    return Paired(own.size, gained, lost, (gained - lost) / own.size, low, high, p)
-
-
-def _at_most(count: int, trials: int, share: float) -> float:
-    """Probability of at most `count` successes among independent trials."""
-    if count < 0 or share >= 1:
-        return 0.0 if count < trials else 1.0
-    if count >= trials or share <= 0:
-        return 1.0
-    logs = [
-        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
-        + k * math.log(share) + (trials - k) * math.log1p(-share)
-        for k in range(count + 1)
-    ]  # fmt: skip
-    return min(1.0, math.fsum(map(math.exp, logs)))
-
-
-def _share(holds_below: Callable[[float], bool]) -> float:
-    """Where a condition on a share, which holds up to some share, stops holding."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds_below(middle) else (low, middle)
-    return (low + high) / 2
+    if not disagree:
+        return Paired(own.size, 0, 0, 0.0, 0.0, 0.0, 1.0)
+    test = binomtest(gained, disagree)
+    interval = test.proportion_ci(1 - SIGNIFICANCE, "exact")
+    low, high = (float((2 * share - 1) * disagree / own.size) for share in (interval.low, interval.high))
+    return Paired(own.size, gained, lost, (gained - lost) / own.size, low, high, float(test.pvalue))

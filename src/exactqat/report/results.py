@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,6 +89,7 @@ class Dataset:
         skipped: one sentence for each image that could not be used.
         reconstructs: the network is to reconstruct its input; training and validation are normal (class 0), and an
             example that it cannot reconstruct is an anomaly (class 1).
+        noun: what an example is called, such as image or sound.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Dataset:
     test: Split
     skipped: tuple[str, ...] = ()
     reconstructs: bool = False
+    noun: str = "image"
 
     @property
     def outputs(self) -> int:
@@ -168,9 +170,13 @@ class Beside:
         """Images that the device classifies differently than the trained network."""
         return int((self.trained_answers != self.device_answers).sum())
 
-    def in_report(self, report: Report) -> Report:
-        """A report on the file, completed with it."""
-        return replace(report, training=self.tensors)
+    def in_words(self) -> str:
+        """What the device computes, for a table."""
+        if not self.differing:
+            return "what was trained"
+        share = 100 * self.differing / self.values
+        accuracies = f"{100 * self.device_accuracy:.1f} instead of {100 * self.trained_accuracy:.1f} % right"
+        return f"{share:.2g} % of codes differ; {accuracies}"
 
     def accuracies(self) -> str:
         """A clause on the answers."""
