@@ -243,10 +243,6 @@ def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, Results], call: C
             [*new[:3], "--device", NOW, "--out", str(source), "--restart"],
             "--out and --from must be different directories",
         ),
-        (
-            ["train", "--profile", "micro", "--out", str(tmp_path / "new")],
-            "--profile is now called --device: use --device m",
-        ),
     ):
         status, output, errors = call(*arguments)
         assert status == 2 and message in " ".join(errors.split()), (arguments, errors)

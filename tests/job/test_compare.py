@@ -18,7 +18,6 @@ import pytest
 pytest.importorskip("typer")
 
 from exactqat import cli  # noqa: E402
-from exactqat.cli import terminal  # noqa: E402
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -82,12 +81,12 @@ def test_jobs_stand_side_by_side(jobs: Path, call: Call) -> None:
     assert status == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
     assert ["--seed", "0", "1"] in rows and not any("--data" in row for row in rows)
-    figures = ["23,064", "9,664", "110,832", "0", "0"]
-    where = rows.index(["W4A4", "one", "micro", "QAT, EMA ranges", "90.0%", "–", "–", *figures])
-    shown = ["", "two", "micro", "QAT, EMA ranges", "93.5%", "+3.6 (+1.8 to +3.6)", "not chance, p<0.001", *figures]
-    assert rows[where + 1] == shown
+    figures = ["23,064", "0", "0"]
+    where = rows.index(["W4A4", "one", "90.0%", "–", *figures])
+    assert rows[where + 1] == ["", "two", "93.5%", "+3.6, p<0.001", *figures]
     # Of a row that answers as the first job's does, nothing can be chance.
-    assert ["", "two", "micro", "QAT, EMA ranges", "95.0%", "0.0", "none", *figures] in rows
+    assert ["", "two", "95.0%", "0.0, none", *figures] in rows
+    assert max(map(len, output[output.index("Delivered") :].splitlines()[1:12])) <= 80
     assert "McNemar's exact test" in output
     page = (jobs / "page.html").read_text()
     assert (
@@ -131,7 +130,7 @@ def test_three_and_more_jobs_and_options_anywhere(jobs: Path, call: Call) -> Non
     shutil.copytree("two", "three")
     shutil.copytree("two", "four")
     status, output, _ = call("one", "two", "--html", "page.html", "three", "four")
-    assert status == 0 and output.count("+3.6 (") == 3
+    assert status == 0 and output.count("+3.6, ") == 3
     assert call("one", "two", "three", "--htlm", "page.html")[0] == 2
 
 
@@ -188,8 +187,7 @@ def test_terminals_without_unicode_show_plain_signs(jobs: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     rows = [line for line in done.stdout.splitlines() if line.startswith(("|", "+"))]
     assert "\\u" not in done.stdout and {len(row) for row in rows[-6:]} == {len(rows[-1])}
-    assert re.search(r"\| float32 \| one +\| .* - \|", done.stdout)
-    assert terminal._in_their_place(UnicodeEncodeError("ascii", "a★…–é\udc80", 1, 6, "")) == (r"*...-\xe9\udc80", 6)
+    assert re.search(r"\| float32 +\| one +\| .* - \|", done.stdout)
 
 
 WILD = [None, True, -1, 2.5, float("nan"), float("inf"), 10**30, "x", [], {}, [[1]], {"a": 1}]

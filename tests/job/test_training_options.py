@@ -131,7 +131,7 @@ def test_a_setting_is_declared_once() -> None:
     assert options.class_weights_in('{"a": 2.0, "b": 1.0}') == settings.class_weights
     with pytest.raises(ValueError, match="freeze_base needs weights"):
         Settings(Path("x"), freeze_base=True)
-    with pytest.raises(ValueError, match="rules cannot be combined with weight_bits or activation_bits"):
+    with pytest.raises(ValueError, match="rules cannot be combined with weight_bits"):
         Settings(Path("x"), rules="* W8A8", weight_bits=4)
     planned = Settings(Path("x"), rules="stem.*  W8A16\n*  W4A8 ranges=learned", distill="0.5:2:stem, block.*")
     assert planned.rules == "stem.* W8A16; * W4A8 ranges=learned" and planned.distill == "0.5:2:stem,block.*"

@@ -5,23 +5,23 @@ Annotations are evaluated here: typer reads them inside `command_line`, where it
 """
 
 import contextlib
+import functools
 import inspect
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+from ..job import options
 from . import accuracy, commands
-from .terminal import FRAMED, columns, console_of, is_terminal, say
+from .terminal import columns, console_of, is_terminal, say
 from .train_options import with_settings
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 INSTALL = "pip install 'exactqat[job]'"
+Answer = TypeVar("Answer", bound=Callable[..., bool | None])
 
 
 class Negative(SystemExit):
@@ -29,29 +29,6 @@ class Negative(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(1)
-
-
-class IntegersDiffer(Negative):
-    """Integers that should be equal are not."""
-
-
-class DoesNotPass(Negative):
-    """A network does not meet its requirements."""
-
-
-def _in_lines_of_their_own(command_class: Any) -> Any:
-    """A command whose help has no columns: options stand above what they mean."""
-
-    class Narrow(command_class):
-        def get_help(self, context: Any) -> str:
-            class Formatter(context.formatter_class):
-                def write_dl(self, rows: Any, *given: Any, **options: Any) -> None:
-                    super().write_dl(rows, col_max=4, col_spacing=2)
-
-            context.formatter_class = Formatter
-            return str(super().get_help(context))
-
-    return Narrow
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -78,8 +55,8 @@ def version() -> str:
 def command_line() -> Any:
     import typer
 
-    # Boxes need room, and cut sentences into pieces that no program downstream reassembles.
-    framed = is_terminal(sys.stdout) and is_terminal(sys.stderr) and columns() >= FRAMED
+    # Boxes cut sentences into pieces that no program downstream reassembles.
+    framed = is_terminal(sys.stdout) and is_terminal(sys.stderr)
 
     def written(text: str) -> str:
         return text if framed else text.replace("**", "")
@@ -92,12 +69,28 @@ def command_line() -> Any:
         ),
         epilog=written("Start with: **exactqat train --out runs/digits** (about a minute and a half on two cores)"),
         rich_markup_mode="markdown" if framed else None,
-        context_settings={} if framed else {"terminal_width": min(columns(), 100)},
+        context_settings={"help_option_names": ["-h", "--help"], "terminal_width": min(columns(), 100)},
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
-    errors = console_of(stderr=True)
+
+    def command(name: str | None = None, short_help: str = "", **options: Any) -> Callable[[Answer], Answer]:
+        """Registers a command whose answer False is status 1; what is known to fail ends with one message and 2."""
+
+        def registered(function: Answer) -> Answer:
+            @functools.wraps(function)
+            def answered(*given: Any, **named: Any) -> None:
+                with _failures():
+                    answer = function(*given, **named)
+                if answer is False:
+                    raise Negative
+
+            text = written(inspect.cleandoc(function.__doc__ or ""))
+            application.command(name, short_help=short_help, help=text, **options)(answered)
+            return function
+
+        return registered
+
     # Options shared by several commands.
     Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")]
     Judged = Annotated[
@@ -132,14 +125,14 @@ def command_line() -> Any:
             raise typer.Exit
 
     @application.callback()
-    def options(
+    def program(
         version: Annotated[
             bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
         ] = False,
     ) -> None:
         pass
 
-    @application.command(short_help="Train, quantize, deploy and verify a network.")
+    @command(short_help="Train, quantize, deploy and verify a network.", context_settings={"allow_extra_args": True})
     @with_settings
     def train(
         context: typer.Context,
@@ -155,7 +148,6 @@ def command_line() -> Any:
             str,
             typer.Option(help="Where to train: cpu, or cuda (needs a GPU)."),
         ] = "cpu",
-        profile: Annotated[str | None, typer.Option(hidden=True)] = None,
         resume: Annotated[
             bool,
             typer.Option(
@@ -182,7 +174,7 @@ def command_line() -> Any:
         ] = False,
         quiet: Annotated[bool, typer.Option("--quiet", help="Only print the table and the closing sentence.")] = False,
         **settings: Any,
-    ) -> None:
+    ) -> bool:
         """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare **every integer** with
         the device runtime.
 
@@ -197,26 +189,24 @@ def command_line() -> Any:
             for name, value in settings.items()
             if getattr(context.get_parameter_source(name), "name", "") not in ("DEFAULT", "DEFAULT_MAP")
         }
-        equal = True
-        with _failures(errors):
-            if profile is not None:
-                raise ValueError(f"--profile is now called --device: use --device {profile}")
-            equal = commands.train(
-                out, given, resume, restart, quiet, accelerator, keep_going=keep_going, tensorboard=tensorboard
-            )
-        if not equal:
-            raise IntegersDiffer
+        if context.args:
+            # As a list without commas is written: --bits 8x8 4x4.
+            if "bits" not in given or not all(re.fullmatch(r"[0-9]+x[0-9]+", word) for word in context.args):
+                raise typer.BadParameter(f"unexpected: {' '.join(context.args)}")
+            given["bits"] = options.pairs([*given["bits"], *context.args])
+        return commands.train(
+            out, given, resume, restart, quiet, accelerator, keep_going=keep_going, tensorboard=tensorboard
+        )
 
-    @application.command(short_help="Write DIR/report.html again, without training.")
+    @command(short_help="Write DIR/report.html again, without training.")
     def report(
         directory: Directory,
         model: Model = None,
     ) -> None:
         """Write DIR/report.html again: reload, evaluate and compare the networks in DIR without training."""
-        with _failures(errors):
-            commands.report(directory, model)
+        commands.report(directory, model)
 
-    @application.command(short_help="Write the files of DIR again: .tflite, .onnx, C headers.")
+    @command(short_help="Write the files of DIR again: .tflite, .onnx, C headers.")
     def export(
         directory: Directory,
         model: Model = None,
@@ -245,14 +235,12 @@ def command_line() -> Any:
     ) -> None:
         """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no
         data."""
-        with _failures(errors):
-            if name is not None and not c_array:
-                raise ValueError("--name is for the C header: add --c-array")
-            if device is not None and not c_array:
-                raise ValueError("--device is for the C header: add --c-array")
-            commands.export(directory, model, c_array, name, device or "micro")
+        for option, value in (("--name", name), ("--device", device)):
+            if value is not None and not c_array:
+                raise ValueError(f"{option} is for the C header: add --c-array")
+        commands.export(directory, model, c_array, name, device or "micro")
 
-    @application.command(short_help="Compare DIR's files with the device again.")
+    @command(short_help="Compare DIR's files with the device again.")
     def verify(
         directory: Directory,
         model: Model = None,
@@ -266,19 +254,15 @@ def command_line() -> Any:
             ),
         ] = None,
         quiet: Annotated[bool, typer.Option("--quiet", help="Only print the closing sentence.")] = False,
-    ) -> None:
+    ) -> bool:
         """Run DIR's files on the device runtime again, and compare **every integer** with the checkpoints' simulation,
         and the device with what was trained.
 
         Exit status 1 if any integer differs, in either comparison; 2 if anything else goes wrong.
         """
-        equal = True
-        with _failures(errors):
-            equal = commands.verify(directory, quiet, model, device)
-        if not equal:
-            raise IntegersDiffer
+        return commands.verify(directory, quiet, model, device)
 
-    @application.command("inspect", short_help="Say what is in a quantized file and where devices differ.")
+    @command("inspect", short_help="Say what is in a quantized file and where devices differ.")
     def inspect_file(
         file: Annotated[
             Path, typer.Argument(metavar="FILE", help="A quantized .tflite or .onnx file, whoever wrote it.")
@@ -316,20 +300,16 @@ def command_line() -> Any:
                 help="Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.",
             ),
         ] = None,
-    ) -> None:
+    ) -> bool:
         """Say what is in a quantized .tflite or .onnx file, run it on every runtime of this machine beside the
         simulation, and say which devices compute different codes, from which layer on.
 
         Exit status 1 if an integer differs where equality is claimed; 2 if the file cannot be read, with every reason,
         or if nothing could be compared.
         """
-        equal = True
-        with _failures(errors):
-            equal = commands.inspect(file, data, examples, device, seed, as_json, float_file, html, reduce)
-        if not equal:
-            raise IntegersDiffer
+        return commands.inspect(file, data, examples, device, seed, as_json, float_file, html, reduce)
 
-    @application.command(short_help="Say whether networks are good enough on their devices.")
+    @command(short_help="Say whether networks are good enough on their devices.")
     def gate(
         path: Judged,
         data: TestExamples = None,
@@ -365,21 +345,17 @@ def command_line() -> Any:
         precision: Precision = None,
         model: Model = None,
         as_json: AsJson = False,
-    ) -> None:
+    ) -> bool:
         """Say whether networks reach what is asked of them on their devices, for scripts and continuous integration.
 
         Exit status 0 if all do, 1 if one does not, 2 if anything goes wrong.
         """
-        passes = True
-        with _failures(errors):
-            passes = accuracy.gate(
-                path, data, device, min_accuracy, max_differ, beside, precision, model, run, as_json, metric,
-                (min_score, max_score),
-            )  # fmt: skip
-        if not passes:
-            raise DoesNotPass
+        return accuracy.gate(
+            path, data, device, min_accuracy, max_differ, beside, precision, model, run, as_json, metric,
+            (min_score, max_score),
+        )  # fmt: skip
 
-    @application.command(short_help="Say which layers cost accuracy on the device, and why.")
+    @command(short_help="Say which layers cost accuracy on the device, and why.")
     def tune(
         path: Judged,
         data: OtherExamples = None,
@@ -431,42 +407,35 @@ def command_line() -> Any:
         seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
         model: Model = None,
         as_json: AsJson = False,
-    ) -> None:
+    ) -> bool:
         """Say which layers cost accuracy on the device, how much and why, in the device's own integers.
 
         With --plan: find the bits of each layer instead. Exit status 1 if no plan keeps to the budgets; the nearest
         is written then.
         """
-        met = True
-        with _failures(errors):
-            budgets = {
-                "max_drop": max_drop,
-                "flash": flash,
-                "arena": arena,
-                "multiply_adds": multiply_adds,
-                "cycles": cycles,
-            }
-            if plan is not None:
-                met = accuracy.plan(
-                    path, data, device, precision, model, examples, picture, plan, budgets, as_json, metric,
-                    lower_is_better,
-                )  # fmt: skip
-            else:
-                accuracy.tune(
-                    path, data, device, precision, model, examples, picture, search, budget, seed, budgets, as_json,
-                    metric, lower_is_better,
-                )  # fmt: skip
-        if not met:
-            raise DoesNotPass
+        budgets = {
+            "max_drop": max_drop, "flash": flash, "arena": arena, "multiply_adds": multiply_adds, "cycles": cycles,
+        }  # fmt: skip
+        if plan is not None:
+            return accuracy.plan(
+                path, data, device, precision, model, examples, picture, plan, budgets, as_json, metric,
+                lower_is_better,
+            )  # fmt: skip
+        accuracy.tune(
+            path, data, device, precision, model, examples, picture, search, budget, seed, budgets, as_json, metric,
+            lower_is_better,
+        )  # fmt: skip
+        return True
 
-    @application.command(short_help="Say whether a model can run on a device.")
+    @command(short_help="Say whether a model can run on a device.")
     def check(
         model: Annotated[
             str,
             typer.Argument(
                 metavar="MODEL",
-                help="package.module:name of a PyTorch, Keras or Flax model, or of a function without arguments that "
-                "returns one; for JAX, of one that returns the function or module and its parameters.",
+                help="package.module:name of a PyTorch, Keras or Flax model, or of a function that returns one, "
+                "without arguments or, as train --model takes it, of shape and classes; for JAX, of one that returns "
+                "the function or module and its parameters; timm/NAME or torchvision/NAME.",
             ),
         ],
         example: Annotated[
@@ -477,25 +446,24 @@ def command_line() -> Any:
                 "know their sizes need none.",
             ),
         ] = None,
+        classes: Annotated[int, typer.Option(min=1, help="What a function of shape and classes is called with.")] = 10,
         device: Annotated[
             str, typer.Option(help="Device to check for: xnnpack-x86, xnnpack-arm64, reference, micro.")
         ] = "xnnpack-x86",
         keep_final_activation: Annotated[
             bool, typer.Option("--keep-final-activation", help="Keep a final softmax or sigmoid in the file.")
         ] = False,
-    ) -> None:
+    ) -> bool:
         """Say whether a model can run on a device, as which operators and how large, without training it. Runs the code
         of the module that MODEL names.
 
-        Exit status 2 if it cannot, with every place and what to do instead.
+        Exit status 1 if it cannot, with every place and what to do instead; 2 if there is no such model.
         """
-        with _failures(errors):
-            commands.check(model, [_shape(text) for text in example or []], device, keep_final_activation)
+        shapes = [_shape(text) for text in example or []]
+        return commands.check(model, shapes, classes, device, keep_final_activation)
 
     # The third directory and those after it are extra arguments: help on a list of them would name Python's type.
-    @application.command(
-        context_settings={"allow_extra_args": True}, short_help="Compare finished jobs: settings and networks."
-    )
+    @command(context_settings={"allow_extra_args": True}, short_help="Compare finished jobs: settings and networks.")
     def compare(
         context: typer.Context,
         first: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished job.")],
@@ -506,10 +474,9 @@ def command_line() -> Any:
     ) -> None:
         """Compare finished jobs: the settings that differ, and their delivered networks. Only reads metrics.json and
         job.json, no data or networks."""
-        with _failures(errors):
-            commands.compare([first, second, *map(Path, context.args)], html)
+        commands.compare([first, second, *map(Path, context.args)], html)
 
-    @application.command(
+    @command(
         # Everything, --help too, is bench/'s.
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         add_help_option=False,
@@ -521,23 +488,16 @@ def command_line() -> Any:
     ) -> None:
         """Time the kernels against TensorFlow, PyTorch and JAX, or a training step with --step. Needs a checkout of the
         sources; all other options are passed to its bench/run.py or bench/step.py."""
-        with _failures(errors):
-            try:
-                script = _bench_script("step.py" if step else "run.py")
-            except ValueError as error:
-                if "--help" not in context.args:
-                    raise
-                typer.echo(context.get_help())
-                say(errors, f"The options of the benchmarks cannot be shown: {error}")
-                return
+        try:
+            script = _bench_script("step.py" if step else "run.py")
+        except ValueError as error:
+            if not {"-h", "--help"}.intersection(context.args):
+                raise
+            typer.echo(context.get_help())
+            say(console_of(stderr=True), f"The options of the benchmarks cannot be shown: {error}")
+            return
         raise typer.Exit(2 if subprocess.run([sys.executable, str(script), *context.args]).returncode else 0)
 
-    if not framed and columns() < FRAMED:
-        application.info.cls = _in_lines_of_their_own(typer.core.TyperGroup)
-        for command in application.registered_commands:
-            command.cls = _in_lines_of_their_own(typer.core.TyperCommand)
-    for command in application.registered_commands:
-        command.help = written(inspect.cleandoc(getattr(command.callback, "__doc__", None) or ""))
     return application
 
 
@@ -555,26 +515,26 @@ def _bench_script(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _failures(errors: "Console") -> Iterator[None]:
+def _failures() -> Iterator[None]:
     """Expected failures end with one clear message; anything else is a defect and keeps its traceback; status 2."""
     import typer
 
-    def fail(*parts: str | tuple[str, str]) -> None:
-        say(errors, *parts)
+    def fail(first: str, rest: str) -> None:
+        say(console_of(stderr=True), (first, "bold red"), rest)
 
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("exactqat"):
             raise
-        fail(("error:", "bold red"), f" {error.name} is not installed. Install it with: {INSTALL}")
+        fail("error:", f" {error.name} is not installed. Install it with: {INSTALL}")
     except KeyboardInterrupt:
-        fail(("stopped", "bold red"), " by the keyboard; continue training with --resume")
+        fail("stopped", " by the keyboard; continue training with --resume")
         raise typer.Exit(130) from None
     except (ValueError, OSError, RuntimeError, ImportError, EOFError, MemoryError) as error:
         if os.environ.get("EXACTQAT_TRACEBACK"):
             raise
-        fail(("error:", "bold red"), f" {error or type(error).__name__}")
+        fail("error:", f" {error or type(error).__name__}")
     else:
         return
     raise typer.Exit(2)

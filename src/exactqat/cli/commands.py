@@ -44,12 +44,13 @@ def train(
     keep_going: bool = False,
     tensorboard: bool = False,
 ) -> bool:
-    """Trains, and returns whether all integers are equal."""
+    """Trains, and returns whether all integers are equal and every network passes what its recipe requires."""
     import torch
 
-    from ..job import devices, figures, logs, pipeline, processes, recipes, store, training
+    from ..job import devices, figures, files, logs, pipeline, processes, recipes, store, training
     from ..job.progress import Progress
     from ..job.settings import Settings
+    from ..report import findings
     from ..report.text import shell_word
 
     if resume and restart:
@@ -75,6 +76,7 @@ def train(
         logs.check_tensorboard()
     # Again once the directory is locked; this avoids reading the data.
     store.check_free(out, resume, restart)
+    files.check_writable(out)
     if again:
         # What is not given stays as it was; what is given is compared.
         settings = replace(store.stored_settings(out, given.get("model")), **given)
@@ -93,19 +95,19 @@ def train(
             for sentence in settings.training_sentences():
                 say(console, sentence)
         dataset = pipeline.load_for(settings)
-        _print_skipped(errors, dataset.skipped)
+        _print_skipped(errors, dataset.skipped, settings.noun)
         with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
-            task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset))
+            task = bars.add_task("float training", total=pipeline.total_steps(settings, dataset), figures="", epoch="")
             phases = Phases(lambda sentence: None if quiet else say(console, sentence))
 
             def begin(text: str) -> None:
                 phases.begin(text)
-                bars.update(task, description=text, figures=None, epoch="")
+                bars.update(task, description=text, figures="", epoch="")
 
             def epoch(name: str, history: History, epochs: int) -> None:
                 loss, right, done = history.loss[-1], history.validation_accuracy[-1], len(history.loss)
-                bars.update(task, figures=(loss, right), epoch=f"epoch {done}/{epochs}")
-                sentence = f"loss {loss:.4g}, {right:.1%} of the validation images right"
+                bars.update(task, figures=f"loss {loss:.3g}, {right:.1%} right", epoch=f"epoch {done}/{epochs}")
+                sentence = f"loss {loss:.4g}, {right:.1%} of the validation {settings.noun}s right"
                 phases.figures = f"{counted(done, 'epoch')}, {sentence}, "
                 if bars.disable and not quiet:
                     frozen = history.frozen_from is not None and done > history.frozen_from
@@ -142,17 +144,17 @@ def train(
             say(console, "\nReport with pictures: ", (str(report_path), "bold"), whole=True)
             verify = f"exactqat verify {shell_word(out)}"
             say(console, "To compare again at any time: ", (verify, "bold"), whole=True)
-    return results.equal
+    return results.equal and all(passes for passes, _ in findings.passing(results))
 
 
-def _print_skipped(console: Console, skipped: Sequence[str]) -> None:
+def _print_skipped(console: Console, skipped: Sequence[str], noun: str = "image") -> None:
     shown = 20
     for sentence in skipped[:shown]:
         say(console, f"skipped {sentence}")
     if len(skipped) > shown:
         say(console, f"… and {len(skipped) - shown:,} more, all listed in metrics.json")
     if skipped:
-        say(console, (f"images that could not be used: {len(skipped):,}", "bold"))
+        say(console, (f"{noun}s that could not be used: {len(skipped):,}", "bold"))
 
 
 def report(directory: Path, model: str | None = None) -> None:
@@ -203,40 +205,45 @@ def _warn_of_unfinished(directory: Path) -> None:
         say(console_of(stderr=True), ("warning: ", "bold yellow"), f"{sentence}. These are its networks so far.")
 
 
-def check(name: str, shapes: Sequence[tuple[int, ...]], device: str, keep_final_activation: bool) -> None:
+def check(name: str, shapes: Sequence[tuple[int, ...]], classes: int, device: str, keep_final_activation: bool) -> bool:
+    """Prints what a model becomes on a device, or why it cannot run there, and returns whether it can."""
     import numpy as np
 
     from ..job.imported import built
+    from ..job.models import is_known, network
     from ..qat.dry_run import HEADER, explain
     from ..train.core.frameworks import framework_of
 
-    model, variables = built(name)
+    shape = shapes[0][1:] if shapes else ()
+    model, variables = (network(name, shape, classes), None) if is_known(name) else built(name, shape, classes)
     inputs: list[Any] = [np.zeros(shape, np.float32) for shape in shapes]
     if framework_of(model) == "torch":
         import torch
 
-        inputs = [torch.from_numpy(each) for each in inputs]
+        inputs = [torch.from_numpy(array) for array in inputs]
     example = None if not inputs else inputs[0] if len(inputs) == 1 else tuple(inputs)
     try:
-        found = explain(
+        answer = explain(
             model, example, variables=variables, device=device, keep_final_activation=keep_final_activation or None
         )
     except TypeError as error:
         raise ValueError(f"{error} (--example SHAPE gives an input's shape)" if not inputs else str(error)) from error
-    if not found:
-        raise ValueError(" ".join(found.sentences()))
     console = console_of()
-    show_table(console, f"{name} on {device}", HEADER, [(row, "") for row in found.rows()], texts=3)
-    for sentence in found.sentences():
+    if answer:
+        show_table(console, f"{name} on {device}", HEADER, [(row, "") for row in answer.rows()], texts=3)
+    for sentence in answer.sentences():
         say(console, sentence)
+    return bool(answer)
 
 
 def compare(directories: Sequence[Path], html: Path | None) -> None:
     from ..job import figures, files
     from ..report import comparison as compare
 
-    if html is not None and (html.exists() or html.is_symlink()):
-        raise ValueError(f"{html} already exists and is not replaced")
+    if html is not None:
+        if html.exists() or html.is_symlink():
+            raise ValueError(f"{html} already exists and is not replaced")
+        files.check_writable(html)
     console = console_of()
     jobs = [figures.read(directory) for directory in directories]
     if html is not None:
@@ -247,10 +254,8 @@ def compare(directories: Sequence[Path], html: Path | None) -> None:
         show_table(console, "Settings that differ", header, changed, texts=1)
     else:
         say(console, "The jobs have the same settings.")
-    networks: list[TableRow] = [(row, "") for row in compare.rows(jobs)]
-    show_table(
-        console, "Delivered networks, on the device", compare.HEADER, networks, texts=compare.TEXTS, grouped=True
-    )
+    networks: list[TableRow] = [(row, "") for row in compare.short_rows(jobs)]
+    show_table(console, "Delivered networks, on the device", compare.SHORT_HEADER, networks, texts=2, grouped=True)
     for sentence in compare.sentences(jobs):
         say(console, f"{sentence}.")
     if html is not None:
@@ -275,13 +280,14 @@ def _print_results(console: Console, results: Results) -> None:
         ]
         rows.append((cells, "bold" if row.delivered else ""))
     device, tests = results.settings.device, len(results.dataset.test)
-    title = f"{results.dataset.name}: accuracy on {tests} test images on {device}, and how many integers differ"
+    noun = results.dataset.noun
+    title = f"{results.dataset.name}: accuracy on {tests} test {noun}s on {device}, and how many integers differ"
     header = ("network", "method", "accuracy", "to float", "runtime", "training")
     show_table(console, title, header, rows, texts=2, grouped=True)
     explained = (
         "PTQ: post-training quantization. QAT: quantization-aware training. The second part names the source of the "
         "ranges. "
-        "★ delivered (lowest validation loss). To float: difference in points on the same test images, and the "
+        f"★ delivered (lowest validation loss). To float: difference in points on the same test {noun}s, and the "
         "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
         "the file differs from its simulation; training: integers in which the device differs from what was trained. "
         "Input and logits keep 8 bits unless rules say otherwise; codes of fewer bits are stored in 8-bit containers. "
@@ -354,7 +360,7 @@ def verify(directory: Path, quiet: bool, model: str | None = None, device: str |
     console = console_of()
     torch.set_num_threads(1)
     with native_messages_kept_back(), bars_on(console, disable=quiet) as bars:
-        task = bars.add_task("comparing", total=None)
+        task = bars.add_task("comparing", total=None, figures="", epoch="")
         progress = Progress(
             begin=lambda text: bars.reset(task, description=text, total=None),
             compared=lambda done, all: bars.update(task, completed=done, total=all),
@@ -401,8 +407,12 @@ def inspect(
     from ..deploy.formats.tflite import write_whole
     from ..deploy.inspect import inspect as inspect_file
     from ..deploy.reduce import reduce
+    from ..job import files
     from ..report.file_page import file_page
 
+    for path in (html, reduced):
+        if path is not None:
+            files.check_writable(path)
     console, errors = console_of(), console_of(stderr=True)
     arrays = None if data is None else read_arrays(data)
     is_onnx = file.suffix.lower() == ".onnx"

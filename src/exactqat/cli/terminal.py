@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import os
@@ -21,10 +20,14 @@ if TYPE_CHECKING:
     from rich.status import Status
     from rich.text import Text
 
+# Columns that any output needs, and from which a bar has room.
+NARROWEST, WIDE = 20, 90
+# Replacements for our own symbols where these cannot be printed.
+PLAIN = str.maketrans({"–": "-", "★": "*", "…": "...", "✓": "+", "✗": "!"})
+
 
 def open_streams() -> None:
     """A program may be started without streams, and a name that cannot be encoded must not end it."""
-    codecs.register_error("exactqat", _in_their_place)
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -34,31 +37,11 @@ def open_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="exactqat")
-    _check_columns()
-
-
-# Replacements for our own symbols where these cannot be printed; names are escaped.
-IN_THEIR_PLACE = {"–": "-", "★": "*", "…": "..."}
-
-
-def _in_their_place(error: UnicodeError) -> tuple[str, int]:
-    """A handler of encoding errors."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    signs = error.object[error.start : error.end]
-    return "".join(
-        IN_THEIR_PLACE.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs
-    ), error.end
-
-
-def _check_columns() -> None:
-    """COLUMNS may hold anything; rich takes it literally, and prints nothing at all in 0 columns."""
-    given = os.environ.get("COLUMNS", "")
+            stream.reconfigure(errors="backslashreplace")
+    # COLUMNS may hold anything; rich takes it literally, and prints nothing at all in 0 columns.
+    given = os.environ.pop("COLUMNS", "")
     if re.fullmatch(r"0*[1-9][0-9]{0,4}", given, re.ASCII):
         os.environ["COLUMNS"] = str(max(NARROWEST, int(given)))
-    else:
-        os.environ.pop("COLUMNS", None)
 
 
 def to_nobody(stream: IO[str]) -> None:
@@ -92,10 +75,6 @@ def line_of(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*((printable(text), style) for text, style in styled))
 
 
-# Columns that any output needs, from which boxes are drawn, and from which a bar has room.
-NARROWEST, FRAMED, WIDE = 20, 70, 90
-
-
 def is_terminal(stream: IO[str]) -> bool:
     """Whether it is a terminal that a person looks at, one whose TERM is usable."""
     try:
@@ -116,27 +95,7 @@ def columns() -> int:
 def say(console: Console, *parts: str | tuple[str, str], whole: bool = False) -> None:
     """A sentence. On a terminal, lines break between words; elsewhere, and if it is to be copied `whole`, it is one
     line."""
-    sentence = line_of(*parts)
-    ends = [] if whole or not _in_terminal(console) else _ends(sentence.plain, console.width)
-    for line in sentence.divide(ends):
-        line.rstrip()
-        console.print(line, soft_wrap=True)
-
-
-def _ends(text: str, width: int) -> list[int]:
-    """Where to break a text so that no line is wider and no word is cut."""
-    from rich.cells import cell_len
-
-    ends, column = [], 0
-    for word in re.finditer(r"\s*\S+", text):
-        if "\n" in word[0]:
-            column = 0
-        if column and column + cell_len(word[0]) > width:
-            ends.append(word.end() - len(word[0].lstrip()))
-            column = cell_len(word[0].lstrip())
-        else:
-            column += cell_len(word[0].split("\n")[-1])
-    return ends
+    console.print(line_of(*parts), soft_wrap=whole or not _in_terminal(console))
 
 
 # A text, or a text and its style; the cells of a row and the row's style.
@@ -147,8 +106,8 @@ TableRow = tuple[Sequence[Cell], str]
 def show_table(
     console: Console, title: str, header: Sequence[str], rows: Sequence[TableRow], texts: int, grouped: bool = False
 ) -> None:
-    """A table if it fits, if needed with one word of its header per line; on a narrower terminal (or with COLUMNS) one
-    paragraph for each row.
+    """A table if its numbers fit, in which texts and headers may take several lines; on a narrower terminal (or with
+    COLUMNS) one paragraph for each row.
 
     Args:
         texts: how many of the first columns hold text; the others hold numbers.
@@ -158,42 +117,35 @@ def show_table(
     from rich.table import Table
     from rich.text import Text
 
-    def table_of(names: Sequence[Text]) -> tuple[Table, int]:
-        """The table, and the columns it needs."""
-        table = Table()
-        for column, name in enumerate(names):
-            table.add_column(name, justify="left" if column < texts else "right", no_wrap=True)
-        previous: Cell | None = None
-        for cells, style in rows:
-            first = cells[0]
-            if grouped and previous is not None and first != previous:
-                table.add_section()
-            shown = ["" if grouped and first == previous else first, *cells[1:]]
-            table.add_row(*map(line_of, shown), style=style or None)
-            previous = first
-        return table, Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    plain = not console.encoding.startswith("utf")
 
+    def shown(cell: Cell) -> Text:
+        text, style = (cell, "") if isinstance(cell, str) else cell
+        return line_of((text.translate(PLAIN) if plain else text, style))
+
+    table = Table()
+    for column, name in enumerate(header):
+        table.add_column(shown(name), justify="left" if column < texts else "right", no_wrap=False)
+    previous: Cell | None = None
+    for cells, style in rows:
+        if grouped and previous is not None and cells[0] != previous:
+            table.add_section()
+        first = "" if grouped and cells[0] == previous else cells[0]
+        table.add_row(*map(shown, [first, *cells[1:]]), style=style or None)
+        previous = cells[0]
     say(console, (title, "italic"))
-    table, needed = table_of([line_of(name) for name in header])
-    if needed > console.width and not _in_terminal(console) and "COLUMNS" not in os.environ:
-        console.width = needed
-    if needed > console.width:
-        table, needed = table_of([Text("\n").join(map(line_of, name.split())) for name in header])
-    if needed <= console.width:
+    needed = Measurement.get(console, console.options.update(max_width=10_000), table)
+    if needed.maximum > console.width and not _in_terminal(console) and "COLUMNS" not in os.environ:
+        console.width = needed.maximum
+    if needed.minimum <= console.width:
         console.print(table)
         return
     for cells, style in rows:
-        line = Text(" ").join(line_of(cell) for cell in cells[:texts])
+        line = Text(" ").join(map(shown, cells[:texts]))
         line.stylize(style)
         console.print(line, overflow="fold")
-        line = Text()
-        for label, cell in zip(header[texts:], cells[texts:], strict=True):
-            pair = Text.assemble("  ", (label, "dim"), " ", line_of(cell))
-            if line.cell_len + pair.cell_len > console.width and line:
-                console.print(line, overflow="fold")
-                line = Text()
-            line.append_text(pair)
-        console.print(line, overflow="fold")
+        pairs = [Text.assemble((label, "dim"), " ", shown(cell)) for label, cell in zip(header, cells, strict=True)]
+        console.print(Text("  ").join(pairs[texts:]), overflow="fold")
 
 
 def counted(number: int, what: str) -> str:
@@ -249,48 +201,27 @@ def native_messages_kept_back() -> Iterator[None]:
 
 def bars_on(console: Console, disable: bool) -> Progress:
     """The current work, how far it is, the last epoch's number, loss and accuracy, and the time left; gone when it
-    ends. A task's field `figures` holds the two numbers, or None, and `epoch` a text such as "epoch 3/6". On a terminal
-    only.
+    ends. A task's field `figures` is a text such as "loss 0.12, 93.1% right", and `epoch` one such as "epoch 3/6". On a
+    terminal only.
 
     The time left is estimated from the last hour, so it is also shown during phases without training.
     """
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TimeRemainingColumn
-    from rich.text import Text
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    from ..report.text import shortened
-
-    def figures(task: Task) -> str:
-        if task.fields.get("figures") is None:
-            return ""
-        loss, right = task.fields["figures"]
-        return f"loss {loss:.3g}, {right:.1%} right" if console.width >= WIDE else f"{loss:.3g} {right:.1%}"
-
-    # The width is queried at every drawing, as windows may be resized.
-    class Words(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            epoch = task.fields.get("epoch") or ""
-            epoch = f" {epoch if console.width >= WIDE else epoch.removeprefix('epoch ')}" if epoch else ""
-            room = max(8, console.width - (37 if console.width >= WIDE else 16) - len(figures(task)))
-            if room < 8 + len(epoch):
-                epoch = ""
-            return Text(shortened(task.description, min(room - len(epoch), 44)) + epoch)
-
-    class Bar(BarColumn):
-        def render(self, task: Task) -> Any:
-            return super().render(task) if console.width >= WIDE else Text("")
-
-    class Figures(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(figures(task))
-
+    work = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    parts: list[Any] = [TextColumn("{task.description}", table_column=work, markup=False)]
+    if console.width >= WIDE:
+        parts += [TextColumn("{task.fields[epoch]}", markup=False), BarColumn(20)]
+    parts += [TaskProgressColumn()]
+    if console.width >= WIDE // 2:
+        parts += [TextColumn("{task.fields[figures]}", markup=False)]
     return Progress(
-        Words(),
-        Bar(bar_width=20),
-        TaskProgressColumn(),
-        Figures(),
-        TimeRemainingColumn(),
+        *parts,
+        TimeRemainingColumn(compact=True),
         console=console,
         transient=True,
+        expand=True,
         speed_estimate_period=3600,
         disable=disable or not _in_terminal(console),
     )

@@ -39,9 +39,14 @@ def _option(setting: Field[Any]) -> Any:
     about = setting.metadata
     names = about["names"] or (option_of(setting.name),)
     if setting.type == "bool":
-        return Annotated[bool, typer.Option(*names, help=about["help"])]
+        return Annotated[bool, typer.Option(*names, help=about["help"], rich_help_panel=about["group"])]
     metavar = about["metavar"] or ("INTEGER" if str(setting.type).startswith("int") else setting.name.upper())
-    return Annotated[Any, typer.Option(*names, parser=_reader(setting), metavar=metavar, help=about["help"])]
+    return Annotated[
+        Any,
+        typer.Option(
+            *names, parser=_reader(setting), metavar=metavar, help=about["help"], rich_help_panel=about["group"]
+        ),
+    ]
 
 
 def _reader(setting: Field[Any]) -> Callable[[str], Any]:

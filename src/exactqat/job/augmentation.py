@@ -95,7 +95,9 @@ def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, 
     return images
 
 
-def sentence(names: Sequence[str]) -> str:
+def sentence(names: Sequence[str], noun: str = "image") -> str:
     """What is applied."""
     said = [AUGMENTATIONS[name] for name in names if name != "none"]
-    return f"Training images are changed at random: {'; '.join(said)}." if said else "Training images are not changed."
+    if not said:
+        return f"Training {noun}s are not changed."
+    return f"Training {noun}s are changed at random: {'; '.join(said)}."

@@ -73,6 +73,19 @@ def cannot_write(path: Path, error: OSError) -> OSError:
     return OSError(f"{path} cannot be written: {error.strerror or error}{kept}{advice}")
 
 
+def check_writable(path: Path) -> None:
+    """Refuses a file or a folder that cannot be written, before any work: by the first folder above it that exists.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    above = path if path.is_dir() else next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written: {above} is not a folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written: Permission denied in {above}")
+
+
 def check_file(path: Path) -> None:
     """Refuses files that never end, such as a pipe or a device.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -28,23 +29,28 @@ def imported(name: str) -> Any:
         raise ValueError(f"model {name!r} cannot be loaded: {described(error)}") from error
 
 
-def built(name: str) -> tuple[Any, Any]:
+def built(name: str, shape: Sequence[int], classes: int) -> tuple[Any, Any]:
     """A model and its variables, None if it holds them itself.
 
     Args:
-        name: of a model, or of a class or function without arguments that makes one; for JAX, of a function that
-            returns a pair, the model and its variables.
+        name: of a model, or of a class or function that makes one: of two arguments, which are the shape of an input
+            without the batch and the number of classes, or of none. For JAX, it returns a pair, the model and its
+            variables.
 
     Raises:
         ValueError: it cannot be loaded, or fails.
     """
-    found = imported(name)
-    if inspect.isclass(found) or inspect.isfunction(found):
+    made = imported(name)
+    if inspect.isclass(made) or inspect.isfunction(made):
+        needed = [p for p in inspect.signature(made).parameters.values() if p.default is p.empty]
+        takes = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
+        arguments = (tuple(shape), classes) if takes else ()
         try:
-            found = found()
+            made = made(*arguments)
         except (Exception, SystemExit) as error:
-            raise ValueError(f"model {name!r} failed when called without arguments: {described(error)}") from error
-    model, variables = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+            called = ", ".join(map(str, arguments)) or "no arguments"
+            raise ValueError(f"model {name!r} failed when called with {called}: {described(error)}") from error
+    model, variables = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     return model, variables
 
 

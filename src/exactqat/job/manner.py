@@ -194,9 +194,9 @@ def quantized_groups(model: qat.PreparedModel, options: Options, fine: bool) -> 
     return qat.parameter_groups(model, rate, of_ranges)
 
 
-def sentences(options: Options) -> list[str]:
-    """How the networks are trained, for readers: image augmentation always, the rest if it is not the default."""
-    said = [augmentation.sentence(options.augment)]
+def sentences(options: Options, noun: str = "image") -> list[str]:
+    """How the networks are trained, for readers: augmentation always, the rest if it is not the default."""
+    said = [augmentation.sentence(options.augment, noun)]
     if options.optimizer != "adam" or options.schedule != "cosine":
         said.append(f"Optimizer: {OPTIMIZERS[options.optimizer]}; the learning rate {SCHEDULES[options.schedule]}.")
     rates = {"in float training": options.lr, "in quantization-aware training": options.lr_qat}

@@ -8,7 +8,9 @@ padding. The last layer is always called ``classifier``.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from ..qat import Conv2d, DepthwiseConv2d
 from ..report.text import shell_word
 from ..train.torch.primitives import overruns_channels_last
-from .imported import described, imported
+from .imported import built, described, imported
 
 Shape = Sequence[int]
 
@@ -263,40 +265,80 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
-def builder(name: str) -> Callable[[Shape, int], nn.Module]:
-    """The function that builds the network of that name; see `network`. For a user's network it imports the module.
+# Packages whose models are used if they are named, and how they build one.
+LIBRARIES: dict[str, Callable[[str, Shape, int], nn.Module]] = {}
+
+
+def _library(function: Callable[[str, Shape, int], nn.Module]) -> Callable[[str, Shape, int], nn.Module]:
+    LIBRARIES[function.__name__] = function
+    return function
+
+
+@_library
+def timm(name: str, shape: Shape, classes: int) -> nn.Module:
+    from timm import create_model
+
+    return create_model(name, pretrained=False, in_chans=shape[0], num_classes=classes)
+
+
+@_library
+def torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
+    from torchvision.models import get_model
+
+    return get_model(name, weights=None, num_classes=classes)
+
+
+def is_known(name: str) -> bool:
+    """Whether a network is one of NETWORKS or of LIBRARIES: building it runs no code of the user's or of a file's.
+
+    Names of LIBRARIES are architectures; other names, with which timm would download a model, are not allowed.
+    """
+    package, _, architecture = name.partition("/")
+    return name in NETWORKS or (package in LIBRARIES and re.fullmatch(r"[\w.]+", architecture, re.ASCII) is not None)
+
+
+def check_name(name: str) -> None:
+    """Refuses a name of no network; for a user's network it imports the module.
 
     Raises:
-        ValueError: there is no such network.
+        ValueError: there is no such network, or its package is not installed.
     """
-    if name in NETWORKS:
-        return NETWORKS[name]
+    if is_known(name):
+        package = name.partition("/")[0]
+        if package in LIBRARIES and importlib.util.find_spec(package) is None:
+            raise ValueError(f"model {name} needs the package {package}, which is not installed: pip install {package}")
+        return
     if ":" not in name:
-        raise ValueError(f"model must be one of {', '.join(NETWORKS)} or 'package.module:function', got {name!r}")
-    function: Callable[[Shape, int], nn.Module] = imported(name)
-    return function
+        libraries = ", ".join(f"{package}/NAME" for package in LIBRARIES)
+        raise ValueError(
+            f"model must be one of {', '.join(NETWORKS)}, {libraries} or 'package.module:function', got {name!r}"
+        )
+    imported(name)
 
 
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
     """Builds an untrained network by name.
 
     Args:
-        name: one of NETWORKS, or ``"package.module:function"`` for a function that takes `shape` and `classes`. That
-            runs the function: a name from a file has to go through `named_in` first.
+        name: one of NETWORKS, a model of one of LIBRARIES such as ``"timm/mobilenetv3_small_100"``, or
+            ``"package.module:function"``, see `imported.built`. That runs the function: a name from a file has to go
+            through `named_in` first.
         shape: of one input, without the batch: (channels, height, width) or (features,).
         classes: number of outputs.
 
     Raises:
         ValueError: there is no such network, or the function fails or does not return a module.
     """
-    function = builder(name)
+    check_name(name)
     if name in NETWORKS:
-        return function(tuple(shape), classes)
-    try:
-        model = function(tuple(shape), classes)
-    except (Exception, SystemExit) as error:
-        failed = f"model {name!r} failed when called with {tuple(shape)}, {classes}: {described(error)}"
-        raise ValueError(failed) from error
+        return NETWORKS[name](tuple(shape), classes)
+    if is_known(name):
+        package, _, architecture = name.partition("/")
+        try:
+            return LIBRARIES[package](architecture, tuple(shape), classes)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises for a name or a shape
+            raise ValueError(f"model {name} cannot be built: {described(error)}") from error
+    model, _ = built(name, shape, classes)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -305,17 +347,17 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
 def named_in(file: Path, name: str, given: str | None) -> str:
     """The network that a file names, if it may be built.
 
-    A file must not decide what code runs: it names one of NETWORKS, or the one that the user also named.
+    A file must not decide what code runs: it names a known network, or the one that the user also named.
 
     Args:
-        given: the user's name for it, which may be left out for those in NETWORKS.
+        given: the user's name for it, which may be left out for known ones, see `is_known`.
 
     Raises:
         ValueError: the user has not named it, or has named another.
     """
     if given is not None and given != name:
         raise ValueError(f"{file} names the network {name!r}, which is not --model {given}")
-    if given is None and name not in NETWORKS:
+    if given is None and not is_known(name):
         raise ValueError(
             f"{file} names the network {name!r}, which is not one of exactqat's own ({', '.join(NETWORKS)}). "
             f"Code that a file names is not run. If you trust it, name it yourself: "

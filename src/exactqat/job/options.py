@@ -8,6 +8,7 @@ heavy, so that help responds at once.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -101,7 +102,7 @@ def rate(value: Any) -> float:
     return found
 
 
-def bits(given: Any) -> int | tuple[int, ...]:
+def widths(given: Any) -> int | tuple[int, ...]:
     """How many bits, the most first: one number, or several."""
     widths = given if isinstance(given, list | tuple) else [given]
     if not widths:
@@ -115,11 +116,20 @@ def bits(given: Any) -> int | tuple[int, ...]:
     return several if len(several) > 1 else several[0]
 
 
-def bits_in(text: str) -> list[int]:
+def widths_in(text: str) -> list[int]:
     """Bits separated by commas."""
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text, re.ASCII):
         raise ValueError(f"must be a number from 2 to 8, or several such as 8,6,4, got {text!r}")
     return [int(each) for each in text.split(",")]
+
+
+def pairs(given: Any) -> tuple[str, ...]:
+    """Bits of weights and activations, such as ("8x8", "4x4"), the most first."""
+    words = re.split(r"[\s,]+", given.strip()) if isinstance(given, str) else given
+    fits = isinstance(words, list | tuple) and words and all(isinstance(word, str) for word in words)
+    if not fits or not all(re.fullmatch(rf"[{FEWEST_BITS}-{MOST_BITS}]x[{FEWEST_BITS}-{MOST_BITS}]", w) for w in words):
+        raise ValueError(f"must be pairs of {FEWEST_BITS} to {MOST_BITS} bits such as 8x8 4x4, got {given!r}")
+    return tuple(sorted(set(words), reverse=True))
 
 
 def augmentations(given: Any) -> tuple[str, ...]:
@@ -254,6 +264,8 @@ def _option(
     read: Callable[[str], Any] | None = None,
     names: Sequence[str] = (),
     path: bool = False,
+    *,
+    group: str,
 ) -> Any:
     """A field.
 
@@ -265,13 +277,20 @@ def _option(
         read: parses a text into a value; by default `check` takes the text.
         names: on the command line, if not the field's own.
         path: the value names a file or a folder.
+        group: of options in the help.
     """
     return field(
         default=default,
         metadata={
             "check": check, "help": help, "metavar": metavar, "read": read, "names": tuple(names), "path": path,
+            "group": group,
         },
     )  # fmt: skip
+
+
+_DATA, _NETWORK, _BITS = (functools.partial(_option, group=name) for name in ("Data", "Network", "Bits"))
+_TRAINING, _RATES = (functools.partial(_option, group=name) for name in ("Training", "Learning rates and losses"))
+_DEVICE = functools.partial(_option, group="Device and search")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,32 +301,32 @@ class Options:
         ValueError: one is not allowed.
     """
 
-    data: str = _option(
+    data: str = _DATA(
         "digits",
         text,
         "digits (scikit-learn's, needs no download), glyphs (rendered letters), an .npz file with x and y, or a folder "
         "with one folder of images per class (or with train, val and test folders that contain them).",
     )
-    split: str | None = _option(
+    split: str | None = _DATA(
         None,
         split,
         "Parts of the images for training, validation and test, and a seed that decides which; for data that are not "
         "divided yet. By default 65/15/20:0.",
         "TRAIN/VALIDATION/TEST[:SEED]",
     )
-    recipe: str | None = _option(
+    recipe: str | None = _NETWORK(
         None,
         text,
         "Network, sizes, training and pass mark of a benchmark, for your --data: mlperf-tiny/kws, mlperf-tiny/vww, "
-        "mlperf-tiny/ic or mlperf-tiny/ad. Other options replace what it says.",
+        "mlperf-tiny/ic or mlperf-tiny/ad. Other options replace what it says. Status 1 if the mark is missed.",
     )
-    model: str = _option(
+    model: str = _NETWORK(
         "small_mobilenet",
         text,
-        "small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, mobilenet_v3_small, resnet8 or autoencoder, or "
-        "module:function that builds a network.",
+        "small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, mobilenet_v3_small, resnet8 or autoencoder; timm/NAME or "
+        "torchvision/NAME, if that package is installed; or module:function that builds a network.",
     )
-    weights: str | None = _option(
+    weights: str | None = _NETWORK(
         None,
         text,
         "Weights to start float training from: a state dict written by torch.save, or safetensors. Tensors that match "
@@ -315,29 +334,36 @@ class Options:
         "FILE",
         path=True,
     )
-    freeze_base: bool = _option(
+    freeze_base: bool = _NETWORK(
         False,
         switch,
         "With --weights: float training leaves what the file gave as it is and trains the rest, such as a new last "
         "layer; the last layer alone if the file gave everything. Quantization-aware training then trains all of it.",
     )
-    weight_bits: Any = _option(
+    weight_bits: Any = _BITS(
         None,
-        bits,
+        widths,
         "Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of W8A8, W4A4 and W3A4.",
         "BITS[,BITS...]",
-        bits_in,
+        widths_in,
         ("--weight-bits", "-w"),
     )
-    activation_bits: Any = _option(
+    activation_bits: Any = _BITS(
         None,
-        bits,
+        widths,
         "Likewise for activations (8 if only weights are given); each width is combined with each of the weights'.",
         "BITS[,BITS...]",
-        bits_in,
+        widths_in,
         ("--activation-bits", "-a"),
     )
-    rules: str | None = _option(
+    bits: tuple[str, ...] | None = _BITS(
+        None,
+        pairs,
+        "Bits of weights and of activations in pairs, such as 8x8 4x4 3x4, which is the default; a network for each.",
+        "WxA [WxA...]",
+        names=("--bits", "-b"),
+    )
+    rules: str | None = _BITS(
         None,
         rules,
         "A text file with the bits of each layer, as exactqat tune --plan writes it; instead of W8A8, W4A4 and W3A4. "
@@ -346,17 +372,17 @@ class Options:
         rules_in,
         path=True,
     )
-    image_size: int | None = _option(
+    image_size: int | None = _DATA(
         None, whole(1, 2**14), "Height and width to which images are scaled, in pixels.", read=integer_in
     )
-    augment: tuple[str, ...] = _option(
+    augment: tuple[str, ...] = _DATA(
         ("shift",),
         augmentations,
         "How training images are changed at random each time they are drawn: none, or some of "
         f"{', '.join(AUGMENTATIONS)}.",
         "NAME[,NAME...]",
     )
-    class_weights: Any = _option(
+    class_weights: Any = _RATES(
         None,
         class_weights,
         "How much each class counts in the loss: balanced (rare ones more, so that all count the same), or a file of "
@@ -364,16 +390,18 @@ class Options:
         "balanced|FILE",
         class_weights_in,
     )
-    batch_size: int = _option(64, whole(2, 2**31 - 1), "Images per training step, over all processes.", read=integer_in)
-    epochs_float: int = _option(60, whole(1, 2**31 - 1), "Epochs of float training.", read=integer_in)
-    epochs_qat: int = _option(
+    batch_size: int = _TRAINING(
+        64, whole(2, 2**31 - 1), "Images per training step, over all processes.", read=integer_in
+    )
+    epochs_float: int = _TRAINING(60, whole(1, 2**31 - 1), "Epochs of float training.", read=integer_in)
+    epochs_qat: int = _TRAINING(
         80,
         whole(1, 2**31 - 1),
         "Epochs of each quantization-aware training, the last third of them frozen; at 8 bits a quarter of that, for "
         "fine-tuning.",
         read=integer_in,
     )
-    early_stopping: int | None = _option(
+    early_stopping: int | None = _TRAINING(
         None,
         whole(1, 2**31 - 1),
         "End a training after so many epochs without a lower validation loss. In quantization-aware training frozen "
@@ -381,29 +409,29 @@ class Options:
         "EPOCHS",
         integer_in,
     )
-    optimizer: str = _option("adam", one_of(OPTIMIZERS), f"{', '.join(OPTIMIZERS)}: what trains the weights.")
-    lr: float | None = _option(
+    optimizer: str = _RATES("adam", one_of(OPTIMIZERS), f"{', '.join(OPTIMIZERS)}: what trains the weights.")
+    lr: float | None = _RATES(
         None,
         rate,
         "Learning rate of float training. By default 0.004, or 0.001 from given --weights; with sgd ten times that.",
         "RATE",
     )
-    lr_qat: float | None = _option(
+    lr_qat: float | None = _RATES(
         None,
         rate,
         "Learning rate of quantization-aware training. By default 0.001, or 0.0003 at 8 bits; with sgd ten times that.",
         "RATE",
     )
-    lr_ranges: float | None = _option(
+    lr_ranges: float | None = _RATES(
         None,
         rate,
         "Learning rate of learned ranges, of weights a fifth. By default 0.003, whatever the optimizer.",
         "RATE",
     )
-    schedule: str = _option(
+    schedule: str = _RATES(
         "cosine", one_of(SCHEDULES), f"{', '.join(SCHEDULES)}: how learning rates change over a training."
     )
-    distill: str | None = _option(
+    distill: str | None = _RATES(
         None,
         distillation,
         "Quantization-aware training also learns the float network's answers: their share of the loss, above 0 and at "
@@ -411,31 +439,31 @@ class Options:
         "0.5:4:features.3,features.5.*.",
         "SHARE[:TEMPERATURE[:LAYERS]]",
     )
-    mixed_precision: bool = _option(
+    mixed_precision: bool = _TRAINING(
         False,
         switch,
         "Float training computes in bfloat16 where PyTorch's autocast does. Quantization-aware training stays in "
         "float32, where alone it computes what the device does.",
     )
-    device: str = _option(
+    device: str = _DEVICE(
         "xnnpack-x86",
         text,
         "Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 (LiteRT with "
         "XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro).",
     )
-    ptq: bool = _option(
+    ptq: bool = _DEVICE(
         False,
         switch,
         "Also search the best post-training quantization on the device's integers; it is delivered if its validation "
         "loss is the lowest.",
     )
-    from_search: bool = _option(
+    from_search: bool = _DEVICE(
         False,
         switch,
         "Start quantization-aware training from what such a search finds (ranges, equalized and corrected weights) "
         "instead of the calibrated network.",
     )
-    from_job: str | None = _option(
+    from_job: str | None = _DEVICE(
         None,
         text,
         "A finished job whose networks are retrained for --device with the same settings, by default for an eighth of "
@@ -444,7 +472,7 @@ class Options:
         names=("--from",),
         path=True,
     )
-    seed: int = _option(
+    seed: int = _TRAINING(
         0,
         whole(0, 2**63 - 1),
         "Seed for weights, order and changes of the images. The same seed gives the same bits.",
@@ -461,8 +489,9 @@ class Options:
             except ValueError as error:
                 raise ValueError(f"{each.name} {error}") from error
             object.__setattr__(self, each.name, kept)
-        if self.rules is not None and (self.weight_bits is not None or self.activation_bits is not None):
-            raise ValueError("rules cannot be combined with weight_bits or activation_bits: they say the bits")
+        ways = [name for name in ("rules", "bits", "weight_bits", "activation_bits") if getattr(self, name) is not None]
+        if len(ways) > 1 and ways != ["weight_bits", "activation_bits"]:
+            raise ValueError(f"{ways[0]} cannot be combined with {ways[1]}: both say the bits")
         if self.freeze_base and self.weights is None:
             raise ValueError("freeze_base needs weights: it freezes what the file of weights gave")
 

@@ -8,7 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ from .beside import LAYER_IMAGES, about, beside_training, input_codes, run_on_de
 from .judges import Judge
 from .logs import Logs, check_tensorboard
 from .manner import Manner, class_weights_of, float_manner, float_rate, manner_of, quantized_groups, quantized_manner
-from .models import builder
+from .models import check_name
 from .planned import last_layer, make_rules, untrained_network
 from .processes import ALONE, Processes
 from .progress import Progress
@@ -131,7 +131,8 @@ def run(
 
 def load_for(settings: Settings) -> Dataset:
     """The data of a job."""
-    return anomalies.load(settings.data, settings.image_size, settings.split, settings.reconstructs)
+    dataset = anomalies.load(settings.data, settings.image_size, settings.split, settings.reconstructs)
+    return replace(dataset, noun=settings.noun)
 
 
 def check_data(settings: Settings, dataset: Dataset, say: Callable[[str], None]) -> None:
@@ -150,9 +151,9 @@ def check_before_data(settings: Settings, resume: bool = False) -> None:
     """Refuses what is known to be wrong before all images are read: a missing network, unreadable weights.
 
     Raises:
-        FileNotFoundError, ValueError: see `models.builder` and `weights.check`.
+        FileNotFoundError, ValueError: see `models.check_name` and `weights.check`.
     """
-    builder(settings.model)
+    check_name(settings.model)
     if settings.weights is not None and not (resume and float_state(settings).exists()):
         check(Path(settings.weights))
 

@@ -27,6 +27,7 @@ class Recipe:
         classes: how many the benchmark has.
         data: what its inputs are.
         reconstructs: see `Dataset`.
+        noun: what an example is called.
     """
 
     mark: Mark
@@ -35,6 +36,7 @@ class Recipe:
     classes: int
     data: str
     reconstructs: bool = False
+    noun: str = "image"
 
 
 # int8, like the benchmark's own files. At 8 bits a quarter of `epochs_qat` is trained.
@@ -49,6 +51,7 @@ RECIPES = {
         (1, 49, 10),
         12,
         "10 MFCC features of 49 frames, [n, 49, 10]",
+        noun="sound",
     ),
     "mlperf-tiny/vww": Recipe(
         Mark("MLPerf Tiny, visual wake words", 0.80),
@@ -80,6 +83,7 @@ RECIPES = {
         2,
         "5 frames of 128 mel bands in a row, x_train, x_test [n, 640] and y_test",
         reconstructs=True,
+        noun="sound",
     ),
 }  # fmt: skip
 

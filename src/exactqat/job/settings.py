@@ -14,7 +14,7 @@ from ..report.results import Mark, Method
 from ..report.text import option_of, option_value, shell_word
 from . import manner, training
 from .devices import device_named
-from .models import NETWORKS
+from .models import is_known
 from .options import MIXED, MOST_BITS, Options, declared, stored
 from .recipes import chosen, recipe_named
 
@@ -94,6 +94,8 @@ class Settings(Options):
             of_weights, of_activations = zip(*self.widths, strict=True)
             return {MIXED: (min(of_weights), min(of_activations))}
         pairs: Sequence[tuple[int, int]] = PRECISIONS
+        if self.bits is not None:
+            pairs = [(int(pair[0]), int(pair[2])) for pair in self.bits]
         if self.weight_bits is not None or self.activation_bits is not None:
             of_weights, of_activations = (
                 (bits,) if isinstance(bits, int) else bits
@@ -134,13 +136,18 @@ class Settings(Options):
         """Whether the network is to reconstruct its input, and finds anomalies by what it cannot reconstruct."""
         return self.recipe is not None and recipe_named(self.recipe).reconstructs
 
+    @property
+    def noun(self) -> str:
+        """What an example of the data is called."""
+        return "image" if self.recipe is None else recipe_named(self.recipe).noun
+
     def training_sentences(self) -> list[str]:
         """How the networks are trained, for readers."""
         task = (
-            "The network learns to give normal examples back; one that it gives back worse than 95% of the training "
-            "examples counts as an anomaly."
+            f"The network learns to give normal {self.noun}s back; one that it gives back worse than 95% of the "
+            f"training {self.noun}s counts as an anomaly."
         )
-        return [task, *manner.sentences(self)] if self.reconstructs else manner.sentences(self)
+        return [task] * self.reconstructs + manner.sentences(self, self.noun)
 
     def stored(self) -> dict[str, Any]:
         """All settings but the directory, for job.json."""
@@ -160,7 +167,7 @@ class Settings(Options):
             if self.from_job is not None or value != defaults[key]
         )
         # The user vouches for a network that is not one of exactqat's own.
-        model = "" if self.model in NETWORKS else f" --model {shell_word(self.model)}"
+        model = "" if is_known(self.model) else f" --model {shell_word(self.model)}"
         if self.from_job is not None:
             options += model
         return f"exactqat train --restart --out {out}{options}", f"exactqat verify {out}{model}"

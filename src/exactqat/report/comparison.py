@@ -96,6 +96,19 @@ def rows(jobs: Sequence[FinishedJob]) -> list[list[str]]:
     return found
 
 
+# What of that fits a terminal of 80 columns.
+SHORT_HEADER = ("network", "job", "accuracy", "to the first", "bytes", "simulation", "training")
+
+
+def short_rows(jobs: Sequence[FinishedJob]) -> list[list[str]]:
+    """`rows` for a terminal, as SHORT_HEADER names their cells; the last two are integers that differ."""
+    short = []
+    for network, job, _, _, accuracy, points, verdict, bytes_, _, _, simulated, trained in rows(jobs):
+        difference = points if points == "–" else f"{points.partition(' ')[0]}, {verdict.rpartition(', ')[2]}"
+        short.append([network, job, accuracy, difference, bytes_, simulated, trained])
+    return short
+
+
 def _difference(job: FinishedJob, first: FinishedJob, network: str, accuracy: float, other: float) -> tuple[str, str]:
     """A job's network compared with the first job's, in percentage points, and whether that may be chance; only on the
     same images."""

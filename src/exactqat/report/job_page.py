@@ -302,7 +302,16 @@ def _layer_table(outcome: Outcome) -> Table:
         )
     whole = outcome.report.outputs[0]
     work = sum(outcome.graph.multiply_accumulates(operator) for operator in outcome.graph.operators)
-    last = ["whole network", "", differing(whole.differing, whole.values), "", "", "", f"{work:,}", ""]
+    last: list[str | Cell] = [
+        "whole network",
+        "",
+        differing(whole.differing, whole.values),
+        "",
+        "",
+        "",
+        f"{work:,}",
+        "",
+    ]
     header = (
         "layer", "operator", "integers that differ", "result", "bits of weights / result", "scale, zero point",
         "multiply-adds", "dB trained / device",
@@ -371,7 +380,7 @@ def _class_table(results: Results) -> Table:
         classes.sort(key=lambda row: sum(1.0 if row[network] is None else row[network] for network in networks))
         more = f"; {len(classes) - LISTED_CLASSES:,} more, with fewer mistakes, are in metrics.json"
         classes = classes[:LISTED_CLASSES]
-    rows = [
+    rows: list[tuple[bool, Sequence[str | Cell]]] = [
         (
             False,
             [
