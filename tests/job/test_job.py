@@ -296,7 +296,7 @@ def test_forty_columns_are_enough(one_network: Path) -> None:
     assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
     assert "\nstem.0 CONV_2D\nvalues " in shown
     refused = on_a_terminal(40, ["verify", "nowhere"])
-    assert "error: nowhere does not exist; run\n" in refused and max(map(len, refused.splitlines())) <= 40
+    assert "error: nowhere does not exist; run \n" in refused and max(map(len, refused.splitlines())) <= 40
     page = on_a_terminal(60, ["train", "-h"])
     assert max(map(len, page.splitlines())) <= 60 and "**" not in page
     assert all(f"─ {group} ─" in page for group in ("Data", "Network", "Bits", "Training", "Device and search"))

@@ -12,7 +12,7 @@ from ..job.options import declared
 from ..report.text import option_of, option_value
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+def with_settings(command: Callable[..., bool]) -> Callable[..., bool]:
     """The command with an option for each setting instead of its ``**settings``, after its required options."""
     signature = inspect.signature(command)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
