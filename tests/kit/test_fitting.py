@@ -28,7 +28,7 @@ def scale(grid, ends) -> np.float32:
     if grid.fixed is not None:
         return np.float32(grid.fixed[0])
     low, high = map(np.float32, ends)
-    if high - low < np.float32(2.0**-20):
+    if high - low < np.float32(2.0**-60):
         low, high = np.float32(0), np.float32(1)
     return np.float32(max(-low, high) / 32767) if grid.rule.is_int16 else np.float32((high - low) / (2**grid.bits - 1))
 
@@ -87,7 +87,7 @@ def test_ranges_of_all_sizes_fit_one_another(name: str, bits: int, seed: int) ->
     ends = {}
     for grid_name, grid in made.grids.items():
         # Products of sigmoids, whose grids are fixed, have no larger ranges.
-        low, high = -(10 ** rng.uniform(-9, 1)), 10 ** rng.uniform(-9, 1)
+        low, high = -(10 ** rng.uniform(-14, 1)), 10 ** rng.uniform(-14, 1)
         ends[grid_name] = (0.0, high) if grid.nonnegative else (low, high)
         if grid.fixed_range is not None:
             ends[grid_name] = grid.fixed_range
@@ -175,3 +175,56 @@ def test_freeze_says_what_it_moved() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         qat.freeze(prepared)  # nothing is left to move
+
+
+SIZES = [3e-13, 1e-9, 1e-7, 1e-5, 1e4]
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "keras"])
+@pytest.mark.parametrize("size", SIZES)
+def test_small_tensors_keep_their_ranges(framework: str, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Currents in microamperes, 24-bit samples over their peak: as many decibels as values near one."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((8, 3)).astype(np.float32)
+    x = (rng.uniform(0.1, 1, (64, 8)) * size).astype(np.float32)
+    factor = 1 / size
+    if framework == "jax":
+        pytest.importorskip("jax")
+        prepared = qat.jax.prepare(lambda p, x: (x * factor) @ p["w"], {"w": weight}, x[:2])
+        state = prepared.freeze(*prepared.calibrate(*prepared.init(), [x]))
+        given = np.asarray(prepared.apply(*state, x)[0])
+    elif framework == "keras":
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
+        keras = pytest.importorskip("keras")
+        inputs = keras.Input((8,))
+        network = keras.Model(inputs, keras.layers.Dense(3, use_bias=False)(inputs * factor))
+        network.layers[-1].kernel.assign(weight)
+        model = qat.keras.prepare(network)
+        qat.keras.calibrate(model, [x])
+        qat.keras.freeze(model)
+        given = np.asarray(keras.ops.convert_to_numpy(model(x)))
+    else:
+        layer = torch.nn.Linear(8, 3, bias=False)
+        layer.weight.data = torch.from_numpy(weight.T.copy())
+
+        class Scaled(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = layer
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.layer(x * factor)
+
+        prepared = qat.prepare(Scaled(), torch.from_numpy(x[:2]))
+        qat.calibrate(prepared, [torch.from_numpy(x)])
+        qat.freeze(prepared)
+        given = prepared.eval()(torch.from_numpy(x)).detach().numpy()
+    expected = (x.astype(np.float64) / size) @ weight
+    assert 10 * np.log10((expected**2).sum() / ((expected - given) ** 2).sum()) > 35
+
+
+def test_values_too_small_for_any_range_are_named() -> None:
+    prepared = qat.prepare(torch.nn.Linear(4, 2, bias=False), torch.randn(2, 4) * 1e-19)
+    qat.calibrate(prepared, [torch.randn(8, 4) * 1e-22])
+    with pytest.warns(qat.RangesMovedWarning, match="all values of 'input', .* are below 9e-19"):
+        qat.freeze(prepared)

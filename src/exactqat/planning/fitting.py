@@ -27,7 +27,8 @@ _ROUNDS = 64
 
 
 class RangesMovedWarning(UserWarning):
-    """Ranges were moved by `freeze`, as the device's operators cannot take them together."""
+    """Ranges were moved by `freeze`, as the device's operators cannot take them together, or values are too small for
+    any range."""
 
 
 @dataclass(frozen=True)

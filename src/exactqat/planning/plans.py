@@ -20,8 +20,10 @@ from ..display import listed, shortened
 from .network import Constant, Network, Place, Step
 from .rules import Rule
 
-# A narrower range has no usable scale; [0, 1] replaces it.
-SMALLEST_WIDTH = 2.0**-20
+# A narrower range has no usable scale, as products of scales have to be normal float32 numbers; [0, 1] replaces it.
+SMALLEST_WIDTH = 2.0**-60
+# A branch on a range so many times that of the sum that reads it is as good as zero.
+_DEAD = 2.0**-20
 # From the stand-in, sums on a narrower range could be too fine for the device, whose steps may differ by a factor below
 # 256: of two bits, the fewest there are, the stand-in's are thirds, and those of eight bits 255ths of the sum's range.
 _FINE = 2.0**-1
@@ -407,7 +409,8 @@ def branch_range(
     grids: tuple[Grid, Grid],
     where: Callable[[Any, Any, Any], Any],
 ) -> tuple[Any, Any]:
-    """The range (min, max) of a branch that was always zero, or nearly: as fine as that of the sum that reads it.
+    """The range (min, max) of a branch that was always zero, or nearly, beside the sum that reads it: as fine as that
+    of the sum.
 
     If the sum itself is close to zero, as in untrained deep networks, the branch's is wider: as wide as
     `_FINEST_BRANCH`, or as the sum can read. Every other range stays as it is. `grids`: those of branch and sum;
@@ -416,7 +419,7 @@ def branch_range(
     (low, high), (total_low, total_high) = branch, total
     width = total_high - total_low
     alive = width >= SMALLEST_WIDTH
-    dead = (high - low < SMALLEST_WIDTH) & alive & (width <= _FINE)
+    dead = (high - low < _DEAD * width) & alive & (width <= _FINE)
     steps = [2**grid.bits - 1 for grid in grids]
     most = max(1, 128 * steps[0] // steps[1])  # half of the factor by which the device's steps may differ
     wider = _FINEST_BRANCH / where(alive, width, SMALLEST_WIDTH)

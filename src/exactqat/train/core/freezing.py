@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...display import shortened
+from ...display import listed, shortened
 from ...planning.callers import users_line
 from ...planning.fitting import Ends, RangesMovedWarning, fitting_ranges, moved_sentence
-from ...planning.plans import Plan, branch_range
+from ...planning.plans import SMALLEST_WIDTH, Plan, branch_range
 
 # From this share of their initial values on, running statistics count as unsettled. Slightly wrong deviations are wrong
 # in every layer, and what one layer passes on is the next one's input.
@@ -89,7 +89,7 @@ def move_ranges(
     wanted: Callable[[], Mapping[tuple[str, int], float]],
 ) -> None:
     """Moves ranges that would leave a branch without codes (`branch_range`), or that the device's operators cannot take
-    together (`fitting_ranges`); warns of the latter (`RangesMovedWarning`).
+    together (`fitting_ranges`); warns of the latter, and of values too small for any range (`RangesMovedWarning`).
 
     Args:
         ends: (min, max) of every grid whose range is known. Trained ones may be beyond zero.
@@ -106,9 +106,17 @@ def move_ranges(
             if (low, high) != tuple(given):
                 known[branch] = (float(low), float(high))
                 move(branch, known[branch])
+    known = {name: each for name, each in known.items() if name in seen}
+    tiny = [repr(shortened(name)) for name, (low, high) in known.items() if 0 < high - low < SMALLEST_WIDTH]
+    if tiny:
+        warnings.warn(
+            f"all values of {listed(tiny)} are below {SMALLEST_WIDTH:.1g}, which no range holds, and count as zero: "
+            "multiply what they are computed from, such as the input, by a constant",
+            RangesMovedWarning,
+            stacklevel=users_line(),
+        )
     if not plan.has_a_device:
         return
-    known = {name: each for name, each in known.items() if name in seen}
     moved = fitting_ranges(plan, known, wanted())
     for name, each in moved.items():
         move(name, each)

@@ -2,10 +2,10 @@
 """Ranges: where the min and max of a quantized tensor come from, and how they move.
 
 Five rules hold for every policy. A range always contains zero, so that zero (padding, ReLU's floor) is represented
-exactly. A range narrower than `SMALLEST_WIDTH`, such as that of an all-zero tensor, has no usable scale; ``[0, 1]`` is
-used instead, both in training and on the device. A range of 16 bits is symmetric, because the zero point of int16 is 0.
-Values that are not finite do not move a range. Averages are float32, every operation rounded by itself: the same
-batches give the same bits in every framework, compiled or not.
+exactly. A range narrower than `SMALLEST_WIDTH` (2**-60), such as that of an all-zero tensor, has no usable scale;
+``[0, 1]`` is used instead, both in training and on the device. A range of 16 bits is symmetric, because the zero point
+of int16 is 0. Values that are not finite do not move a range. Averages are float32, every operation rounded by itself:
+the same batches give the same bits in every framework, compiled or not.
 """
 
 from __future__ import annotations
