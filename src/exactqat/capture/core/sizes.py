@@ -78,4 +78,18 @@ def for_examples(value: Any, examples: int) -> Any:
     return tuple(for_examples(entry, examples) for entry in value) if type(value) is tuple else value
 
 
-__all__ = ["Batch", "Shape", "Size", "exact", "for_examples"]
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape of a result of operands with these shapes.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    wide = [{size for size in column if size != 1} or {1} for column in columns]
+    if any(len(sizes) > 1 for sizes in wide):
+        raise ValueError(f"shapes {', '.join(map(str, shapes))} do not fit")
+    return tuple(sizes.pop() for sizes in wide)
+
+
+__all__ = ["Batch", "Shape", "Size", "broadcast", "exact", "for_examples"]

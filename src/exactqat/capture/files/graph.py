@@ -12,7 +12,7 @@ from ...device.tensor import INDICES
 from ...display import listed
 from ..core.builder import Moving
 from ..core.refusals import CaptureError, Refused
-from .reader import FileNetwork, Fixed, Reader, sizes_of
+from .reader import FileNetwork, Fixed, Reader
 
 # Steps of the activations that operators are fused with.
 _FUSED = dict(zip(ACTIVATIONS, ("", "relu", "relu6"), strict=True))
@@ -48,7 +48,7 @@ class GraphReader(Reader):
     """Attributes: items_by_name: of the graph's tensors."""
 
     def __init__(self, graph: Any) -> None:
-        super().__init__(sizes_of(tensor.shape for tensor in graph.tensors.values()))
+        super().__init__()
         self.graph = graph
         self.items_by_name: dict[str, Any] = {}
         for name, tensor in graph.tensors.items():

@@ -7,6 +7,7 @@ What depends on constants and shapes alone is computed here, by onnx' own refere
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +17,17 @@ import numpy as np
 from ...display import listed
 from ..core.builder import Moving
 from ..core.refusals import CaptureError, Refused
+from ..core.sizes import Batch, Shape, for_examples
 from . import onnx_moves, onnx_recurrent  # noqa: F401 - their handlers enter themselves
 from .onnx_grids import DEQUANTIZE, on_its_grid
 from .onnx_integers import in_real_numbers
 from .onnx_nodes import HANDLERS
-from .reader import FileNetwork, Fixed, Reader, sizes_of
+from .reader import FileNetwork, Fixed, Reader
 
 # Of what a file computes from constants alone.
 _MOST_VALUES = 2**27
+# Numbers of examples with which onnx infers shapes and computes with them: no size of the file's own is a multiple.
+_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011, 2017, 2027, 3001, 3011, 3019, 3023, 4001, 4003)
 
 
 def capture(content: bytes) -> FileNetwork:
@@ -82,7 +86,12 @@ class OnnxReader(Reader):
         held = {each.name: self.onnx.numpy_helper.to_array(each) for each in graph.initializer}
         given = [each for each in graph.input if each.name not in held]
         shapes = [self._shape(each) for each in given]
-        super().__init__(sizes_of([*shapes, *(each.shape for each in held.values())]))
+        super().__init__()
+        own = [tuple(shape) for shape in (*shapes, *(each.shape for each in held.values()))]
+        numbers = {*itertools.chain(*own), *map(math.prod, own)}
+        self._examples = next(
+            prime for prime in _PRIMES if not any(number and number % prime == 0 for number in numbers)
+        )
         self.model = model
         self.inputs = tuple(each.name for each in given)
         self.opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
@@ -158,7 +167,7 @@ class OnnxReader(Reader):
         """Substitutes for the results of a node without steps, so that the plan lists it with all others."""
         self._doubtful.update(node.output)
         read = [each for each in items if isinstance(each, Moving)]
-        shapes = self.shapes(node, [(self.prime, 1)] * len(node.output))
+        shapes = self.shapes(node, [(Batch(), 1)] * len(node.output))
         return self.unsupported(node.op_type, read, shapes, reason)
 
     def fold(self, node: Any) -> None:
@@ -170,7 +179,7 @@ class OnnxReader(Reader):
         helper = self.onnx.helper
         if any(each.HasField("g") or each.graphs for each in node.attribute):
             raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' is control flow, which networks have not")
-        most = max((math.prod(shape) for shape in self.shapes(node, [()])), default=0)
+        most = max((math.prod(self.in_numbers(shape)) for shape in self.shapes(node, [()])), default=0)
         if most > _MOST_VALUES:
             raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' holds {most:,} numbers")
         names = [name for name in dict.fromkeys(node.input) if name]
@@ -191,13 +200,25 @@ class OnnxReader(Reader):
         for each, result in zip(outputs, results, strict=True):
             self.known[each.name] = Fixed(each.name, np.asarray(result))
 
-    def shapes(self, node: Any, otherwise: Sequence[Sequence[int]] | None = None) -> list[tuple[int, ...]]:
+    def in_numbers(self, shape: Shape) -> tuple[int, ...]:
+        """A shape for the number of examples with which onnx computes."""
+        return tuple(for_examples(tuple(shape), self._examples))
+
+    def in_batches(self, shape: Sequence[int]) -> Shape:
+        """A shape that onnx has computed, as it is traced."""
+        return tuple(
+            Batch(size // self._examples) if size and size % self._examples == 0 else int(size) for size in shape
+        )
+
+    def shapes(self, node: Any, otherwise: Sequence[Shape] | None = None) -> list[Shape]:
         """Of a node's results, as traced, by onnx' own inference."""
         helper, types, data = self.onnx.helper, {}, {}
         for name in filter(None, node.input):
             item = self.known[name]
             dtype = np.dtype(item.dtype) if isinstance(item, Moving) else item.data.dtype
-            types[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), item.shape)
+            types[name] = helper.make_tensor_type_proto(
+                helper.np_dtype_to_tensor_dtype(dtype), self.in_numbers(item.shape)
+            )
             if isinstance(item, Fixed):
                 data[name] = self.onnx.numpy_helper.from_array(np.asarray(item.data), name)
         try:
@@ -206,7 +227,9 @@ class OnnxReader(Reader):
                 schema, node, types, data, opset_imports=list(self.model.opset_import)
             )
             return [
-                tuple(int(each.dim_value) for each in found[name].tensor_type.shape.dim) for name in node.output if name
+                self.in_batches([each.dim_value for each in found[name].tensor_type.shape.dim])
+                for name in node.output
+                if name
             ]
         except Exception as error:  # noqa: BLE001 - inference raises errors of its own
             if otherwise is not None:
@@ -219,17 +242,21 @@ class OnnxReader(Reader):
         """An operand; None: it is left out."""
         name = node.input[position] if position < len(node.input) else ""
         item = self.known[name] if name else None
-        if isinstance(item, Fixed) and self.batch_axes(item.shape):
+        if isinstance(item, Fixed) and self.batch_axes(self.in_batches(item.shape)):
             item = self._of_one.setdefault(name, Fixed(name, self.without_batch(item.data)))
         return item
 
     def without_batch(self, values: np.ndarray) -> np.ndarray:
         """What was made for every example of the batch, and is the same for all, of one."""
-        for axis in self.batch_axes(values.shape):
-            first = values.take(range(values.shape[axis] // self.prime), axis)
-            if np.array_equal(values, np.concatenate([first] * self.prime, axis)):
+        for axis in self.batch_axes(self.in_batches(values.shape)):
+            first = values.take(range(values.shape[axis] // self._examples), axis)
+            if np.array_equal(values, np.concatenate([first] * self._examples, axis)):
                 values = first
         return values
+
+    def require_no_batch(self, item: Fixed) -> None:
+        if self.batch_axes(self.in_batches(item.shape)):
+            raise Refused(f"'{item.name}' holds numbers for each example of a batch")
 
     def operand_numbers(self, node: Any, position: int) -> np.ndarray | None:
         """An operand that must be a constant; None: it is left out.

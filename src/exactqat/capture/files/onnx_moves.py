@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.builder import Moving
 from ..core.refusals import Refused
+from ..core.sizes import broadcast
 from .onnx_nodes import handles
 from .reader import Fixed
 
@@ -18,7 +19,7 @@ from .reader import Fixed
 @handles("Shape", "Size")
 def _shape(c: Any, node: Any) -> Any:
     x, given = c.item(node, 0), c.attributes(node)
-    sizes = c.for_one(x.shape) if c.one_example else x.shape
+    sizes = c.for_one(x.shape) if c.one_example else c.in_numbers(x.shape)
     if node.op_type == "Size":
         return Fixed(node.output[0], np.asarray(math.prod(sizes), np.int64))
     return Fixed(node.output[0], np.asarray(sizes[given.get("start", 0) : given.get("end")], np.int64))
@@ -28,7 +29,7 @@ def _reshaped(c: Any, x: Any, sizes: Sequence[int]) -> Any:
     """x under the file's own words for a shape, in which the batch may be fixed to one example."""
     if isinstance(x, Fixed):
         return Fixed(x.name, x.data.reshape(sizes))
-    whole = list(c.for_one(x.shape)) if c.one_example else list(x.shape)
+    whole = list(c.for_one(x.shape) if c.one_example else c.in_numbers(x.shape))
     sizes = [whole[at] if size == 0 and at < len(whole) else size for at, size in enumerate(sizes)]
     others = math.prod(size for size in sizes if size != -1)
     sizes = [math.prod(whole) // max(others, 1) if size == -1 else size for size in sizes]
@@ -37,7 +38,7 @@ def _reshaped(c: Any, x: Any, sizes: Sequence[int]) -> Any:
         if math.prod(sizes) != math.prod(c.for_one(x.shape)):
             raise Refused(f"a shape of {sizes} does not hold {list(c.for_one(x.shape))}")
         return c.reshaped(x, sizes)
-    return c.reshaped(x, sizes) if c.one_example else c.reshape(x, sizes)
+    return c.reshaped(x, sizes) if c.one_example else c.reshape(x, c.in_batches(sizes))
 
 
 @handles("Reshape")
@@ -121,7 +122,9 @@ def _slice(c: Any, node: Any) -> Any:
     axes = range(len(starts)) if columns[2] is None else columns[2].reshape(-1).tolist()
     steps = [1] * len(starts) if columns[3] is None else columns[3].reshape(-1).tolist()
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        axis, size = int(axis) % x.rank, x.shape[int(axis) % x.rank]
+        axis, size = int(axis) % x.rank, c.in_numbers(x.shape)[int(axis) % x.rank]
+        if axis == c.batch_axis(x.shape) and range(size)[int(start) : int(end) : int(step)] == range(size):
+            continue
         first, last, step = slice(int(start), int(end), int(step)).indices(size)
         if step == -1 and len(range(first, last, step)) == size:
             x = c.flip(x, (axis,))
@@ -149,7 +152,7 @@ def _pad(c: Any, node: Any) -> Any:
         raise Refused("it pads the batch")
     if not any(map(any, pairs)):
         return x
-    shape = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
+    shape = [size + sum(pair) if any(pair) else size for size, pair in zip(x.shape, pairs, strict=True)]
     return c.step("pad", [x], shape, padding=tuple(pairs), mode=mode, value=number)
 
 
@@ -176,7 +179,7 @@ def _gather(c: Any, node: Any) -> Any:
 @handles("Expand")
 def _expand(c: Any, node: Any) -> Any:
     x, sizes = c.item(node, 0), c.operand_numbers(node, 1)
-    shape = np.broadcast_shapes(x.shape, tuple(int(size) for size in sizes))
+    shape = broadcast(x.shape, c.in_batches(sizes))
     return x if shape == x.shape else c.step("expand", [x], shape, shape=c.for_one(shape))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ...device.arithmetic import same_padding
 from ..core.builder import Moving, entering
 from ..core.refusals import Refused
+from ..core.sizes import broadcast
 from .reader import Fixed
 
 Handler = Callable[[Any, Any], Any]
@@ -115,14 +116,14 @@ def _binary(c: Any, node: Any) -> Any:
     first, second = c.item(node, 0), c.item(node, 1)
     if _BINARY[node.op_type] == "add":
         return c.plus(first, second)
-    return c.step(_BINARY[node.op_type], [first, second], np.broadcast_shapes(first.shape, second.shape))
+    return c.step(_BINARY[node.op_type], [first, second], broadcast(first.shape, second.shape))
 
 
 @handles(*_MANY)
 def _several(c: Any, node: Any) -> Any:
     first, *others = (c.item(node, position) for position in range(len(node.input)))
     for each in others:
-        first = c.step(_MANY[node.op_type], [first, each], np.broadcast_shapes(first.shape, each.shape))
+        first = c.step(_MANY[node.op_type], [first, each], broadcast(first.shape, each.shape))
     return first
 
 

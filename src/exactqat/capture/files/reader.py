@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from ...planning.network import Constant, Network, Place
 from ..core.builder import ItemBuilder, Moving, free_name
 from ..core.functions import Curve
 from ..core.refusals import Refused
-from ..core.stand_ins import PRIMES, fitting
+from ..core.sizes import Batch, Shape, broadcast
 
 # In whole numbers and in real ones: constants hold what is not trained as they are.
 _REAL = "f"
@@ -86,9 +85,8 @@ class Reader(ItemBuilder[Fixed]):
         parameters, buffers, grids, codes: see `FileNetwork`.
     """
 
-    def __init__(self, sizes: Iterable[int]) -> None:
-        """sizes: all that are in the file."""
-        super().__init__(fitting(PRIMES, sizes)[0])
+    def __init__(self) -> None:
+        super().__init__()
         self.path = self.word = ""
         self.parameters: dict[str, np.ndarray] = {}
         self.buffers: dict[str, np.ndarray] = {}
@@ -135,8 +133,7 @@ class Reader(ItemBuilder[Fixed]):
         Raises:
             Refused: it holds something else for each example of a batch.
         """
-        if self.batch_axes(item.shape):
-            raise Refused(f"'{item.name}' holds numbers for each example of a batch")
+        self.require_no_batch(item)
         if id(item) not in self._named:
             name = free_name(path_of(item.name), self.constants, self._taken)
             self._named[id(item)] = (item, name)
@@ -149,11 +146,14 @@ class Reader(ItemBuilder[Fixed]):
                 (self.parameters if trained else self.buffers)[name] = item.data.astype(np.float32)
         return self._named[id(item)][1]
 
+    def require_no_batch(self, item: Fixed) -> None:
+        """Raises Refused if a constant holds something else for each example of a batch."""
+
     # --- what readers ask for -----------------------------------------------------------------------------------------
 
-    def traced(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def traced(self, shape: Sequence[int]) -> Shape:
         """The shape of so many rows of one example, as it is traced."""
-        return (shape[0] * self.prime, *shape[1:])
+        return (Batch(shape[0]), *shape[1:])
 
     def step(
         self, kind: str, operands: Sequence[Any], shape: Sequence[int], /, dtype: str = "float32", **attributes: Any
@@ -211,7 +211,7 @@ class Reader(ItemBuilder[Fixed]):
                 weight = next(item for item, name in self._named.values() if name == made.inputs[1])
                 operands = [self.items[str(made.inputs[0])], weight, replace(other, data=other.data.reshape(-1))]
                 return self.emit(made.kind, operands, x.shape, module=made.module, **made.attributes)
-        return self.step("add", [x, other], np.broadcast_shapes(x.shape, other.shape))
+        return self.step("add", [x, other], broadcast(x.shape, other.shape))
 
     def finished(
         self, inputs: Mapping[str, str], outputs: Mapping[str, Any], channels_first: bool = False
@@ -255,10 +255,4 @@ def _sampled(kind: str, operands: Sequence[Any], attributes: Mapping[str, Any]) 
         return np.asarray(KINDS[kind].compute([np.asarray(each, np.float64) for each in operands], attributes))
 
 
-def sizes_of(shapes: Iterable[Sequence[int]]) -> list[int]:
-    """All sizes, and their products, which reshapes make."""
-    found = [tuple(shape) for shape in shapes]
-    return [*itertools.chain(*found), *map(math.prod, found)]
-
-
-__all__ = ["FileNetwork", "Fixed", "Reader", "path_of", "sizes_of"]
+__all__ = ["FileNetwork", "Fixed", "Reader", "path_of"]
