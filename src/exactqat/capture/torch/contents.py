@@ -11,13 +11,22 @@ import torch
 
 from .expression import Node
 
+# In shapes and sizes, so many times the number of examples is so many times this number. It is a prime far above any
+# size of a model's own, and small enough that PyTorch counts the values of a tensor.
+BATCH = 2**24 - 3
+
 
 @dataclass(frozen=True)
 class Meta:
-    """Shape (the batch as the prime) and dtype of a result."""
+    """Shape (the batch as a multiple of `BATCH`) and dtype of a result.
+
+    Attributes:
+        mixed: a size follows the batch, but is not a multiple of it.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    mixed: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,7 @@ from ..core.refusals import MIXES, Refused
 from . import masks
 from .composition import COMPARISONS, composed, formula, is_composed, is_truth, uniform
 from .contents import Content, Meta
-from .converter import Converter, handles, require_fixed, require_numbers
-from .custom import UnitLengthOrZero
-from .gradients import with_gradient
+from .reader import Reader, handles, require_fixed, require_numbers
 from .schema import DROPOUTS, base_name
 
 aten = torch.ops.aten
@@ -28,27 +26,27 @@ _UNARY = named_by("aten")
 
 
 @handles(*_UNARY)
-def _unary(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _unary(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     require_numbers(c, a.self)
     return c.emit(_UNARY[base_name(c.applied)], [a.self], meta)
 
 
 @handles("round")
-def _round(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _round(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if getattr(a, "decimals", 0):
         raise Refused.argument("decimals", a.decimals, "0 is allowed")
     return c.emit("round", [a.self], meta)
 
 
 @handles("ceil", "trunc", "fix", "frac")
-def _ceil(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _ceil(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if base_name(c.applied) != "ceil":
         raise Refused("")
     down = c.emit("floor", [c.emit("neg", [a.self], meta)], meta)
     return c.emit("neg", [down], meta)
 
 
-def _clamped(c: Converter, x: Content, low: Any, high: Any, meta: Meta) -> Content:
+def _clamped(c: Reader, x: Content, low: Any, high: Any, meta: Meta) -> Content:
     require_numbers(c, x)
     for kind, bound in (("maximum", low), ("minimum", high)):
         if isinstance(bound, Content):
@@ -62,14 +60,14 @@ def _clamped(c: Converter, x: Content, low: Any, high: Any, meta: Meta) -> Conte
 
 
 @handles("clamp", "clip", "clamp_min", "clamp_max", "hardtanh")
-def _clamp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _clamp(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     low = getattr(a, "min", None) if not hasattr(a, "min_val") else a.min_val
     high = getattr(a, "max", None) if not hasattr(a, "max_val") else a.max_val
     return _clamped(c, a.self, low, high, meta)
 
 
 @handles("threshold")
-def _threshold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _threshold(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     require_numbers(c, a.self)
     if a.threshold != a.value:
         return c.emit("threshold", [a.self], meta, least=float(a.threshold), value=float(a.value))
@@ -89,21 +87,21 @@ _WITH_NUMBERS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 
 @handles(*_WITH_NUMBERS)
-def _with_numbers(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _with_numbers(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     require_numbers(c, a.self)
     kind, attributes = _WITH_NUMBERS[base_name(c.applied)]
     return c.emit(kind, [a.self], meta, **attributes(a))
 
 
 @handles("rrelu")
-def _rrelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _rrelu(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if a.training:
         raise Refused("its slope is random")
     return c.emit("leaky_relu", [a.self], meta, slope=(a.lower + a.upper) / 2)
 
 
 @handles("prelu", "_prelu_kernel")
-def _prelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _prelu(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     require_fixed(a.weight, "weight")
     weight = a.weight
     if base_name(c.applied) == "_prelu_kernel":
@@ -115,13 +113,13 @@ def _prelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("glu")
-def _glu(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _glu(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     first, second = c.call(aten.chunk.default, a.self, 2, a.dim)
     return c.call(aten.mul.Tensor, first, c.call(aten.sigmoid.default, second))
 
 
 @handles("exp2", "log2", "log10", "log1p", "expm1")
-def _by_exp_and_log(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _by_exp_and_log(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     name, x = base_name(c.applied), a.self
     if name == "exp2":
         return c.call(aten.exp.default, c.call(aten.mul.Tensor, x, math.log(2)))
@@ -133,7 +131,7 @@ def _by_exp_and_log(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("pow")
-def _pow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _pow(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x, exponent = a.self, a.exponent
     if isinstance(exponent, Content) and not exponent.is_value and not exponent.shape and not c.sources(exponent):
         exponent = c.data(exponent).item()
@@ -149,7 +147,7 @@ def _pow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return c.emit("pow", [x], meta, exponent=float(exponent))
 
 
-def _binary(c: Converter, kind: str, x: Any, y: Any, meta: Meta) -> Content:
+def _binary(c: Reader, kind: str, x: Any, y: Any, meta: Meta) -> Content:
     if meta.dtype.is_floating_point:
         x, y = (as_number(c, each, meta) if is_truth(each) else each for each in (x, y))
     require_numbers(c, x, y)
@@ -165,32 +163,32 @@ def _binary(c: Converter, kind: str, x: Any, y: Any, meta: Meta) -> Content:
     return c.emit(kind, [x, y], meta)
 
 
-def _scaled(c: Converter, x: Any, factor: float) -> Any:
+def _scaled(c: Reader, x: Any, factor: float) -> Any:
     if factor == 1:
         return x
     return c.call(aten.mul.Tensor, x, factor) if isinstance(x, Content) else x * factor
 
 
 @handles("add", "sub", "subtract")
-def _add(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _add(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     kind = "add" if base_name(c.applied) == "add" else "sub"
     return _binary(c, kind, a.self, _scaled(c, a.other, a.alpha), meta)
 
 
 @handles("rsub")
-def _rsub(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _rsub(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     return _binary(c, "sub", a.other, _scaled(c, a.self, a.alpha), meta)
 
 
 @handles("mul", "multiply")
-def _mul(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _mul(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if isinstance(a.self, Content) and a.self is a.other:
         return c.emit("square", [a.self], meta)
     return _binary(c, "mul", a.self, a.other, meta)
 
 
 @handles("div", "divide", "true_divide", "floor_divide")
-def _div(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _div(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     mode = "floor" if base_name(c.applied) == "floor_divide" else getattr(a, "rounding_mode", None)
     if mode == "trunc":
         raise Refused.argument("rounding_mode", mode, "None and 'floor' are allowed")
@@ -201,7 +199,7 @@ def _div(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return quotient if mode is None else c.emit("floor", [quotient], meta)
 
 
-def _normalize(c: Converter, a: SimpleNamespace, meta: Meta) -> Content | None:
+def _normalize(c: Reader, a: SimpleNamespace, meta: Meta) -> Content | None:
     """F.normalize, from the steps that it consists of: x / expand(clamp(norm(x)))."""
 
     def made_by(tensor: Any, kind: str) -> Any:
@@ -223,23 +221,23 @@ def _normalize(c: Converter, a: SimpleNamespace, meta: Meta) -> Content | None:
 
 
 @handles("maximum", "max.other", "fmax")
-def _maximum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _maximum(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     return _binary(c, "maximum", uniform(c, a.self), uniform(c, a.other), meta)
 
 
 @handles("minimum", "min.other", "fmin")
-def _minimum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _minimum(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     return _binary(c, "minimum", uniform(c, a.self), uniform(c, a.other), meta)
 
 
 @handles("addcmul", "addcdiv")
-def _addcmul(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _addcmul(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     operator = aten.mul.Tensor if base_name(c.applied) == "addcmul" else aten.div.Tensor
     return c.call(aten.add.Tensor, a.self, _scaled(c, c.call(operator, a.tensor1, a.tensor2), a.value))
 
 
 @handles("lerp")
-def _lerp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _lerp(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     difference = c.call(aten.sub.Tensor, a.end, a.self)
     return c.call(aten.add.Tensor, a.self, c.call(aten.mul.Tensor, difference, a.weight))
 
@@ -253,7 +251,7 @@ _LOGIC |= {f"__{name}__": name for name in ("and", "or", "xor")}
 
 
 @handles(*_COMPARISONS, *_LOGIC)
-def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _compare(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     """There is no step for truth values: this one vanishes where only a function of one value reads it."""
     name = base_name(c.applied)
     operands = [a.self, *([a.other] if hasattr(a, "other") else [])]
@@ -276,17 +274,17 @@ def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("heaviside")
-def _heaviside(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _heaviside(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     above = as_number(c, c.call(aten.gt.Scalar, a.self, 0.0), meta)
     return c.call(aten.where.self, c.call(aten.eq.Scalar, a.self, 0.0), a.values, above)
 
 
-def as_number(c: Converter, truth: Content, meta: Meta) -> Content:
+def as_number(c: Reader, truth: Content, meta: Meta) -> Content:
     """1 where it is true, else 0."""
     return composed(c, "where", [truth, 1.0, 0.0], {}, Meta(truth.shape, meta.dtype))
 
 
-def _parametric_relu(c: Converter, condition: Content, on: Any, off: Any, meta: Meta) -> Content | None:
+def _parametric_relu(c: Reader, condition: Content, on: Any, off: Any, meta: Meta) -> Content | None:
     """where(x > 0, x, slope * x) with slopes that are parameters."""
     test = condition.formula
     producer = c.producers.get(off.name) if isinstance(off, Content) and off.is_value else None
@@ -307,33 +305,15 @@ def _parametric_relu(c: Converter, condition: Content, on: Any, off: Any, meta: 
     return c.emit("prelu", [x, weight], meta, ("", "weight"), channel_axis=axis)
 
 
-def _unit_length_or_zero(c: Converter, mask: Content, chosen: Any, other: Any) -> Content | None:
-    """where(row is 0, 0, row of length 1): the length divides 0 as well, so only the gradient there is another one."""
-    if mask.formula.name != "eq" or uniform(c, chosen) != 0 or not isinstance(other, Content):
-        return None
-    largest, number = mask.formula.operands
-    unit, greatest = (c.producers.get(getattr(each, "name", "")) for each in (other, largest))
-    absolute = None if greatest is None else c.producers.get(greatest[1][0].name)
-    kinds = [each and each[0].kind for each in (unit, greatest, absolute)]
-    if number != 0 or unit is None or greatest is None or absolute is None or kinds != ["normalize", "amax", "abs"]:
-        return None
-    (x, *_), axis = unit[1], unit[0].attributes["axis"]
-    how = greatest[0].attributes
-    if absolute[1][0].name != x.name or tuple(how["axes"]) != (axis,) or not how["keep_dims"]:
-        return None
-    call = UnitLengthOrZero(axis, unit[0].attributes["epsilon"])
-    return with_gradient(c, other, call, 0, [x], "torch.where")
-
-
 @handles("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", "masked_fill")
-def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _where(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if hasattr(a, "mask"):
         mask, chosen, other = a.mask, a.value, a.self
     else:
         mask, chosen, other = a.condition, a.self, a.other
     if is_composed(mask) and meta.dtype.is_floating_point:
         chosen, other = (as_number(c, each, meta) if is_truth(each) else each for each in (chosen, other))
-        made = _parametric_relu(c, mask, chosen, other, meta) or _unit_length_or_zero(c, mask, chosen, other)
+        made = _parametric_relu(c, mask, chosen, other, meta)
         return composed(c, "where", [mask, chosen, other], {}, meta) if made is None else made
     if masks.is_mask(c, mask) and meta.dtype != torch.bool:
         return masks.chosen(c, mask, chosen, other, meta)
@@ -365,14 +345,14 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("softmax", "log_softmax", "_softmax", "_log_softmax", "special_softmax", "special_log_softmax")
-def _softmax(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _softmax(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axis = a.dim % max(len(a.self.shape), 1)
     c.keep_batch(a.self, [axis])
     return c.emit("log_softmax" if "log" in base_name(c.applied) else "softmax", [a.self], meta, axis=axis)
 
 
 @handles(*DROPOUTS, "native_dropout")
-def _dropout(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+def _dropout(c: Reader, a: SimpleNamespace, meta: Any) -> Any:
     x = a.input
     if not a.train or a.p == 0:
         return [x, None] if isinstance(meta, list) else x

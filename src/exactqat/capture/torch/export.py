@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch.export` of a model, and why it failed, where in the user's code."""
+"""`torch.export` of a model for a batch of any size, and why it failed, where in the user's code."""
 
 from __future__ import annotations
 
@@ -7,22 +7,45 @@ import contextlib
 import io
 import linecache
 import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
 from ...display import shortened
 from ...planning.network import Place
 from ..core.refusals import CaptureError, Refused, first_line
-from .gradients import Marked, marking
+from .finite import Finite
+from .sizes import Sizes
 from .steps import NOT_USERS
+
+NOT_FOLLOWED = (
+    "it makes a tensor of its input or its parameters in a way that cannot be followed, such as .data (take detach()), "
+    "torch.vmap, torch.autograd.grad, numpy() or tolist() in forward"
+)
+
+
+class _Plain:
+    """Files that say nothing about where a user's model is: PyTorch's and this package's."""
+
+    def __contains__(self, file: str) -> bool:
+        return file.startswith((*NOT_USERS, "<"))
+
+
+def _place_of(location: Any) -> Place:
+    frame = getattr(location, "framework_loc", None)
+    file = getattr(frame, "filename", "")
+    return Place("", file, frame.lineno) if file and file not in _Plain() else Place("")
 
 
 def takes(
@@ -46,12 +69,94 @@ def takes(
     return True
 
 
-def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Marked]:
+def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
+    """A model's program for a batch of any size, and what its sizes are.
+
+    Args:
+        args, kwargs: with `EXAMPLES` examples; the first axis of every tensor is the batch.
+
+    Raises:
+        CaptureError: PyTorch cannot export it, or what it computes depends on the number of examples.
+    """
+    shapes = torch.export.ShapesCollection()
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    for tensor in given:
+        shapes[tensor] = {0: torch.export.Dim.AUTO}
     try:
-        with silent(), states_of_lstm(), marking() as marked:
-            return torch.export.export(model, args, kwargs or None, strict=False), marked
+        with (
+            silent(),
+            states_of_lstm(),
+            checkpoints_run_once(),
+            as_written(),
+            # It chooses an order of products by the sizes as numbers.
+            torch.backends.opt_einsum.flags(enabled=False),
+            Finite(),
+            _in_users_words(),
+        ):
+            dynamic = shapes.dynamic_shapes(model, args, kwargs or None)
+            program = torch.export.export(model, args, kwargs or None, dynamic_shapes=dynamic, strict=False)
     except Exception as error:
+        if "fake tensor" in str(error):
+            raise CaptureError(f"the model cannot be captured: {NOT_FOLLOWED}") from None
         raise CaptureError(_explained(model, error)) from error
+    inputs = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]
+    tensors = [node.meta["val"] for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    sizes = Sizes(tensors)
+    environment = tensors[0].fake_mode.shape_env
+    if (size := next((int(t.shape[0]) for t in tensors if not sizes.is_free(t.shape[0])), None)) is not None:
+        raise CaptureError(f"the model cannot be captured: {_made_a_number(environment, size)}")
+    if (branch := sizes.branch(environment.guards)) is not None:
+        guard, examples = branch
+        raise CaptureError(
+            f"the model cannot be captured: {_place_of(guard.sloc)}: what it computes depends on the number of "
+            f"examples in the batch: PyTorch assumes {guard.expr}, where {' and '.join(sizes.rows)} is the size of the "
+            f"batch, which does not hold for {examples}; the device computes every example by itself"
+        )
+    return program, sizes
+
+
+def _made_a_number(environment: Any, size: int) -> str:
+    guards = (each for each in environment.guards if size in {n for n in each.expr.atoms() if n.is_Integer})
+    place = next((_place_of(each.sloc) for each in guards), Place(""))
+    return (
+        f"{place}: it needs the number of examples in the batch as a plain number, as len(...), int(...), range(...), "
+        "loops that go through the examples one by one and recurrent layers along the batch (without "
+        "batch_first=True) do; the device computes every example by itself: compute sizes from x.shape[0] with *, // "
+        "and math.floor"
+    )
+
+
+def _in_users_words() -> Any:
+    """What PyTorch notes about sizes carries the place in the user's files."""
+    return mock.patch.object(symbolic_shapes, "uninteresting_files", _Plain)
+
+
+def as_written() -> Any:
+    """Runs what torch.compile has made as it was written: what is compiled once calls something else next time."""
+    compiler = sys.modules.get("torch._dynamo")
+    return contextlib.nullcontext() if compiler is None else torch.compiler.set_stance("force_eager")
+
+
+# What runs before and after a checkpointed function: since PyTorch 2.15 another one.
+_WITHOUT_REENTRANCE = "_checkpoint_without_reentrant_generator"
+if hasattr(torch.utils.checkpoint, f"{_WITHOUT_REENTRANCE}_impl"):
+    _WITHOUT_REENTRANCE += "_impl"
+
+
+@contextlib.contextmanager
+def checkpoints_run_once() -> Iterator[None]:
+    """What checkpoints are given runs where they are called, and not again in the backward pass."""
+
+    def without_reentrance(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    checkpoint = torch.utils.checkpoint
+    with (
+        mock.patch.object(checkpoint.CheckpointFunction, "apply", lambda run, preserve, *given: run(*given)),
+        mock.patch.object(checkpoint, _WITHOUT_REENTRANCE, without_reentrance),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ class Node:
     """A result in the graph of what is computed without the input.
 
     `operator` is an operator's name ("aten.add.Tensor"), or one of: "source" (args: path), "data" (args: tensor),
-    "operand" (args: index), "item" (args: node, index), "function" (args: a function of an index and tensors, these).
+    "operand" (args: index), "item" (args: node, index).
     """
 
     operator: str
@@ -142,9 +142,6 @@ class Expression(nn.Module):
                 results.append(tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
             elif name == "operand":
                 results.append(operands[args[0]])
-            elif name == "function":
-                function, *arguments = args
-                results.append(function(*map(decode, arguments)))
             elif name == "item":
                 results.append(decode(args[0])[args[1]])
             else:

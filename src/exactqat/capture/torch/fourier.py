@@ -10,8 +10,8 @@ import torch
 
 from ..core.refusals import Refused
 from .contents import Content, Meta
-from .converter import Converter, handles, require_numbers
 from .expression import Node
+from .reader import Reader, handles, require_numbers
 from .schema import base_name
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ _AXES = {"": (-1,), "2": (-2, -1), "n": None}
 _TRANSFORMS = [f"fft_{kind}fft{axes}" for kind in ("", "i", "r") for axes in _AXES]
 
 
-def _along(c: Converter, x: Content, axis: int, matrix: torch.Tensor) -> Content:
+def _along(c: Reader, x: Content, axis: int, matrix: torch.Tensor) -> Content:
     """A product of fixed numbers [results, size] with an axis, which stays where it is."""
     rows = Content(Meta(tuple(matrix.shape), torch.float32), node=Node("data", (matrix.float(),)))
     made = c.call(aten.linear.default, c.call(aten.movedim.int, x, axis, -1), rows)
@@ -29,7 +29,7 @@ def _along(c: Converter, x: Content, axis: int, matrix: torch.Tensor) -> Content
     return moved
 
 
-def _parts(c: Converter, x: Content) -> tuple[Content, Content | None]:
+def _parts(c: Reader, x: Content) -> tuple[Content, Content | None]:
     """Real and imaginary part; None: 0."""
     if not x.meta.dtype.is_complex:
         require_numbers(c, x)
@@ -40,7 +40,7 @@ def _parts(c: Converter, x: Content) -> tuple[Content, Content | None]:
 
 
 @handles(*_TRANSFORMS)
-def _transform(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _transform(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     name = base_name(c.applied).removeprefix("fft_")
     x, rank = a.self, len(a.self.shape)
     given = a.dim if isinstance(a.dim, (list, tuple)) else range(rank) if a.dim is None else [a.dim]
@@ -78,7 +78,7 @@ def _transform(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("real", "imag", "view_as_real")
-def _part(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _part(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     real, imaginary = _parts(c, a.self)
     kind = base_name(c.applied)
     if imaginary is None:

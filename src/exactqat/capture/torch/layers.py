@@ -12,20 +12,20 @@ import torch
 from ..core.refusals import Refused
 from ..core.windows import each, windows
 from .contents import Content, Meta
-from .converter import CUMULATIVE, Converter, handles, require_fixed
 from .expression import Node
+from .reader import CUMULATIVE, Reader, handles, require_fixed
 from .schema import base_name
 
 aten = torch.ops.aten
 
 
-def _batched(c: Converter, x: Content, rank: int) -> None:
+def _batched(c: Reader, x: Content, rank: int) -> None:
     if len(x.shape) != rank or c.batch_axis(x) not in (0, None):
         raise Refused("the batch must be the first axis")
 
 
 @handles("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
-def _conv(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _conv(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     require_fixed(a.weight, "weight")
     require_fixed(a.bias, "bias")
     spatial = len(a.weight.shape) - 2
@@ -46,14 +46,14 @@ def _conv(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def _conv_transpose(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _conv_transpose(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     require_fixed(a.weight, "weight")
     require_fixed(a.bias, "bias")
     _batched(c, a.input, len(a.weight.shape))
     return _transposed(c, a, meta, len(a.weight.shape) - 2)
 
 
-def _transposed(c: Converter, a: SimpleNamespace, meta: Meta, spatial: int) -> Content:
+def _transposed(c: Reader, a: SimpleNamespace, meta: Meta, spatial: int) -> Content:
     padding = [(side, side) for side in each(a.padding, spatial)]
     how = windows(each(a.stride, spatial), padding, each(a.dilation, spatial))
     how |= {"output_padding": each(a.output_padding, spatial), "groups": a.groups, "channel_axis": 1}
@@ -61,7 +61,7 @@ def _transposed(c: Converter, a: SimpleNamespace, meta: Meta, spatial: int) -> C
 
 
 @handles("linear")
-def _linear(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _linear(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x, weight, bias = a.input, a.weight, a.bias
     if weight.is_value or (bias is not None and bias.is_value) or len(weight.shape) != 2 or not x.is_value:
         result = c.call(aten.matmul.default, x, c.call(aten.permute.default, weight, [1, 0][: len(weight.shape)]))
@@ -93,7 +93,7 @@ def _as_linear_weight(node: Node | None) -> Any:
 
 
 @handles("matmul", "mm", "bmm")
-def _matmul(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _matmul(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x, y = a.self, getattr(a, "other", None) or a.mat2
     if len(x.shape) == 1 or len(y.shape) == 1:
         x = c.call(aten.unsqueeze.default, x, 0) if len(x.shape) == 1 else x
@@ -109,7 +109,7 @@ def _matmul(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("addmm", "baddbmm", "addbmm", "addmv")
-def _addmm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _addmm(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if hasattr(a, "mat1") or hasattr(a, "batch1"):
         x, y = (a.mat1, a.mat2) if hasattr(a, "mat1") else (a.batch1, a.batch2)
     else:
@@ -124,7 +124,7 @@ def _addmm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("dot", "mv", "inner", "vdot")
-def _dot(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _dot(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     name = base_name(c.applied)
     if name != "inner":
         return c.call(aten.matmul.default, a.self, a.vec if name == "mv" else getattr(a, "tensor", None) or a.other)
@@ -135,7 +135,7 @@ def _dot(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("einsum")
-def _einsum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _einsum(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     terms, _, result = a.equation.replace(" ", "").partition("->")
     operands = terms.split(",")
     if "..." in a.equation:
@@ -169,7 +169,7 @@ def _without_ellipsis(operands: list[str], result: str, ranks: list[int], arrow:
     return expanded, longest + "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
 
 
-def _contract(c: Converter, x: Content, xs: str, y: Content, ys: str, needed: set[str]) -> tuple[Content, str]:
+def _contract(c: Reader, x: Content, xs: str, y: Content, ys: str, needed: set[str]) -> tuple[Content, str]:
     """One product of two operands of an einsum: what both have and the result needs leads, and matmul does the rest."""
     for name in [letter for letter in xs if letter not in ys and letter not in needed]:
         x, xs = c.call(aten.sum.dim_IntList, x, [xs.index(name)], False), xs.replace(name, "")
@@ -205,7 +205,7 @@ def _contract(c: Converter, x: Content, xs: str, y: Content, ys: str, needed: se
 
 
 @handles("batch_norm", "_native_batch_norm_legit", "native_batch_norm", "_batch_norm_impl_index")
-def _batch_norm(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+def _batch_norm(c: Reader, a: SimpleNamespace, meta: Any) -> Any:
     if isinstance(meta, list):
         return [_batch_norm(c, a, meta[0]), *[None] * (len(meta) - 1)]
     if a.running_mean is None or a.running_var is None:
@@ -235,7 +235,7 @@ def _batch_norm(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
 
 
 @handles("layer_norm", "native_layer_norm")
-def _layer_norm(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+def _layer_norm(c: Reader, a: SimpleNamespace, meta: Any) -> Any:
     if isinstance(meta, list):
         return [_layer_norm(c, a, meta[0]), None, None]
     rank = len(a.input.shape)
@@ -247,7 +247,7 @@ def _layer_norm(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
 
 
 @handles("rms_norm")
-def _rms_norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _rms_norm(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     rank = len(a.input.shape)
     axes = tuple(range(rank - len(a.normalized_shape), rank))
     c.keep_batch(a.input, axes)
@@ -257,7 +257,7 @@ def _rms_norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("group_norm")
-def _group_norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _group_norm(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if c.batch_axis(a.input) not in (0, None):
         raise Refused("the batch must be the first axis")
     operands = [a.input, a.weight, a.bias]
@@ -267,7 +267,7 @@ def _group_norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("instance_norm")
-def _instance_norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _instance_norm(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if c.batch_axis(a.input) not in (0, None):
         raise Refused("the batch must be the first axis")
     if not a.use_input_stats:
@@ -291,7 +291,7 @@ _INDICES = (
 
 
 @handles("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool1d_with_indices")
-def _max_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+def _max_pool(c: Reader, a: SimpleNamespace, meta: Any) -> Any:
     if isinstance(meta, list):
         indices = c.unsupported_part(a, meta, 1, _INDICES)
         return [_max_pool(c, a, meta[0]), indices]
@@ -307,7 +307,7 @@ def _max_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
 
 
 @handles("avg_pool3d")
-def _avg_pool_of_channels(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _avg_pool_of_channels(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     """A window over the first of three axes only, as local response normalization takes it."""
     window, strides, padding, _ = _pool_attributes(a, 3)
     if len(a.self.shape) != 5 or (window[1:], strides[1:], padding[1:]) != ((1, 1), (1, 1), (0, 0)):
@@ -320,7 +320,7 @@ def _avg_pool_of_channels(c: Converter, a: SimpleNamespace, meta: Meta) -> Conte
 
 
 @handles("avg_pool1d", "avg_pool2d")
-def _avg_pool(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _avg_pool(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x, spatial = a.self, 1 if "1d" in base_name(c.applied) else 2
     _batched(c, x, spatial + 2)
     window, strides, before, _ = _pool_attributes(a, spatial)
@@ -345,7 +345,7 @@ def _avg_pool(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 @handles(
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d"
 )
-def _adaptive_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+def _adaptive_pool(c: Reader, a: SimpleNamespace, meta: Any) -> Any:
     if isinstance(meta, list):
         indices = c.unsupported_part(a, meta, 1, _INDICES)
         return [_adaptive_pool(c, a, meta[0]), indices]
@@ -355,7 +355,7 @@ def _adaptive_pool(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
 
 
 @handles("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-def _resize_smoothly(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _resize_smoothly(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     raise Refused.argument("antialias", True, "False is allowed (pool before making it smaller)")
 
 
@@ -364,7 +364,7 @@ _UPSAMPLES = {"nearest": "nearest", "linear": "bilinear", "bilinear": "bilinear"
 
 @handles(*(f"upsample_{mode}" for mode in ("nearest1d", "nearest2d", "linear1d", "bilinear2d", "bicubic2d")))
 @handles("_upsample_nearest_exact1d", "_upsample_nearest_exact2d")
-def _resize(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _resize(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     name = base_name(c.applied)
     x = getattr(a, "input", None) or a.self
     _batched(c, x, 3 if name.endswith("1d") else 4)

@@ -13,15 +13,15 @@ from ..core.refusals import MIXES, Refused
 from . import masks
 from .composition import composed, is_truth
 from .contents import Content, Meta
-from .converter import Converter, handles, require_fixed
 from .expression import Node
+from .reader import Reader, handles, require_fixed
 from .schema import IDENTITIES, PERMUTES, RESHAPES, base_name, permutation, slice_bounds
 
 aten = torch.ops.aten
 
 
 @handles(*IDENTITIES)
-def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _identity(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if is_truth(a.self) and meta.dtype.is_floating_point:
         return composed(c, "where", [a.self, 1.0, 0.0], {}, meta)
     if masks.is_given(c, a.self) and meta.dtype == torch.bool:
@@ -33,12 +33,12 @@ def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("detach")
-def _detach(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _detach(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     return c.emit("identity", [a.self], meta, expression=None, stop_gradient=True)
 
 
 @handles(*RESHAPES)
-def _reshape(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _reshape(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x, shape = a.self, meta.shape
     if x.shape == shape:
         return x
@@ -56,18 +56,18 @@ def _reshape(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles(*PERMUTES)
-def _permute(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _permute(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axes = permutation(base_name(c.applied), a, len(a.self.shape))
     return a.self if axes == sorted(axes) else c.emit("permute", [a.self], meta, axes=tuple(axes))
 
 
 @handles("expand", "expand_as", "broadcast_to")
-def _expand(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _expand(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     return a.self if a.self.shape == meta.shape else c.emit("expand", [a.self], meta, shape=c.for_one(meta.shape))
 
 
 @handles("repeat", "tile")
-def _repeat(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _repeat(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x, counts = a.self, list(getattr(a, "repeats", None) or a.dims)
     counts = [1] * (len(meta.shape) - len(counts)) + counts
     x = c.call(aten.reshape.default, x, [1] * (len(counts) - len(x.shape)) + list(x.shape))
@@ -84,7 +84,7 @@ def _repeat(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("repeat_interleave.self_int")
-def _repeat_interleave(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _repeat_interleave(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if a.dim is None:
         raise Refused(MIXES)
     axis = a.dim % len(a.self.shape)
@@ -92,7 +92,7 @@ def _repeat_interleave(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("unfold")
-def _unfold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _unfold(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x, rank = a.self, len(a.self.shape)
     if not rank:
         raise Refused("it takes a number apart")
@@ -104,7 +104,7 @@ def _unfold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("col2im")
-def _fold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _fold(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x: Content = a.self
     height, width = map(int, a.kernel_size)
     if len(x.shape) != 3:
@@ -132,7 +132,7 @@ def _fold(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     )  # fmt: skip
 
 
-def _slice_of(c: Converter, x: Content, axis: int, start: int, stop: int, step: int, meta: Meta) -> Content:
+def _slice_of(c: Reader, x: Content, axis: int, start: int, stop: int, step: int, meta: Meta) -> Content:
     if (start, stop, step) == (0, x.shape[axis], 1):
         return x
     c.keep_batch(x, [axis])
@@ -140,32 +140,32 @@ def _slice_of(c: Converter, x: Content, axis: int, start: int, stop: int, step: 
 
 
 @handles("slice")
-def _slice(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _slice(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axis = a.dim % len(a.self.shape)
     return _slice_of(c, a.self, axis, *slice_bounds(a.start, a.end, a.step, a.self.shape[axis]), meta)
 
 
 @handles("narrow")
-def _narrow(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _narrow(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axis = a.dim % len(a.self.shape)
     start = a.start % a.self.shape[axis]
     return _slice_of(c, a.self, axis, start, start + a.length, 1, meta)
 
 
-def _without(x: Content, axis: int, index: int, c: Converter, meta: Meta) -> Content:
+def _without(x: Content, axis: int, index: int, c: Reader, meta: Meta) -> Content:
     kept = Meta((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.meta.dtype)
     c.keep_batch(x, [axis])
     return c.call(aten.reshape.default, _slice_of(c, x, axis, index, index + 1, 1, kept), list(meta.shape))
 
 
 @handles("select")
-def _select(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _select(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axis = a.dim % len(a.self.shape)
     return _without(a.self, axis, a.index % a.self.shape[axis], c, meta)
 
 
 @handles("unbind")
-def _unbind(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+def _unbind(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
     axis = a.dim % len(a.self.shape)
     return [_without(a.self, axis, index, c, one) for index, one in enumerate(meta)]
 
@@ -173,7 +173,7 @@ def _unbind(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]
 @handles(
     "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"
 )
-def _split(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+def _split(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
     axis, start, parts = a.dim % len(a.self.shape), 0, []
     for one in meta:
         parts.append(_slice_of(c, a.self, axis, start, start + one.shape[axis], 1, one))
@@ -182,7 +182,7 @@ def _split(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
 
 
 @handles("cat", "concat", "concatenate")
-def _concat(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _concat(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axis = (getattr(a, "dim", None) or getattr(a, "axis", None) or 0) % len(meta.shape)
     pieces = [tensor for tensor in a.tensors if tensor.shape != (0,)]
     for piece in pieces:
@@ -191,20 +191,20 @@ def _concat(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("stack")
-def _stack(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _stack(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axis = a.dim % len(meta.shape)
     return c.call(aten.cat.default, [c.call(aten.unsqueeze.default, tensor, axis) for tensor in a.tensors], axis)
 
 
 @handles("flip")
-def _flip(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _flip(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axes = tuple(sorted(axis % len(a.self.shape) for axis in a.dims))
     c.keep_batch(a.self, axes)
     return c.emit("flip", [a.self], meta, axes=axes) if axes else a.self
 
 
 @handles("roll")
-def _roll(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _roll(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x = a.self
     if not a.dims:
         raise Refused(MIXES)
@@ -219,7 +219,7 @@ def _roll(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("embedding")
-def _embedding(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _embedding(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     require_fixed(a.weight, "table")
     if a.scale_grad_by_freq:
         raise Refused.argument("scale_grad_by_freq", True, "False is allowed")
@@ -228,7 +228,7 @@ def _embedding(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return c.emit("embedding", [a.indices, a.weight], meta, ("", "weight"), fixed_row=fixed, checked=True)
 
 
-def _looked_up(c: Converter, table: Content, indices: Content, meta: Meta) -> Content:
+def _looked_up(c: Reader, table: Content, indices: Content, meta: Meta) -> Content:
     """table[indices], where the indices depend on the input."""
     if indices.meta.dtype in (torch.bool, torch.uint8):
         raise Refused("its mask depends on the input")
@@ -240,14 +240,14 @@ def _looked_up(c: Converter, table: Content, indices: Content, meta: Meta) -> Co
 
 
 @handles("index_select")
-def _index_select(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _index_select(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if not a.self.is_value and a.index.is_value and a.dim % len(a.self.shape) == 0:
         return _looked_up(c, a.self, a.index, meta)
     return c.gather(a.self, a.dim % len(a.self.shape), c.data(a.index).reshape(-1).tolist())
 
 
 @handles("index")
-def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _index(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     x = a.self
     if not x.is_value and len(a.indices) == 1 and a.indices[0].is_value:
         return _looked_up(c, x, a.indices[0], meta)
@@ -274,9 +274,7 @@ def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
     return c.call(aten.reshape.default, picked, list(meta.shape))
 
 
-def _picked(
-    c: Converter, x: Content, given: dict[int, torch.Tensor], index_shape: tuple[int, ...], meta: Meta
-) -> Content:
+def _picked(c: Reader, x: Content, given: dict[int, torch.Tensor], index_shape: tuple[int, ...], meta: Meta) -> Content:
     """x[examples, places] of all examples: fixed places of one axis."""
     if list(given) != [1]:
         raise Refused(f"its indices are on the axes {[0, *given]}; the examples and one more axis are allowed")
@@ -286,7 +284,7 @@ def _picked(
 
 
 @handles("index_put", "_unsafe_index_put")
-def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _index_put(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if len(a.indices) == 1 and is_truth(a.indices[0]) and a.indices[0].shape == meta.shape and not a.accumulate:
         return c.call(aten.where.self, a.indices[0], a.values, a.self)
     given = [(axis, c.data(index)) for axis, index in enumerate(a.indices) if index is not None]
@@ -304,7 +302,7 @@ def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("gather")
-def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _gather(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if a.index.is_value and not a.self.is_value and not meta.dtype.is_floating_point:
         held = c.data(a.self)
         if bool((held == held.reshape(-1)[0]).all()):  # whatever is chosen, as of kinds of words that are all alike
@@ -329,7 +327,7 @@ def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 @handles("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
 @handles("_pad_circular", "_pad_enum")
-def _pad(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _pad(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     name = base_name(c.applied)
     modes = {"reflection_": "reflect", "replication": "replicate", "_pad_circul": "circular", "constant_pa": "constant"}
     mode = getattr(a, "mode", None) if name == "pad" else modes.get(name[:11])
@@ -352,7 +350,7 @@ def _pad(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("pixel_shuffle", "pixel_unshuffle")
-def _pixel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _pixel_shuffle(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     name = base_name(c.applied)
     if len(a.self.shape) != 4 or c.batch_axis(a.self) not in (0, None):
         raise Refused("only for [batch, channels, height, width]")
@@ -361,7 +359,7 @@ def _pixel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("channel_shuffle", "native_channel_shuffle")
-def _channel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _channel_shuffle(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     batch, channels, *rest = a.self.shape
     x = c.call(aten.reshape.default, a.self, [batch, a.groups, channels // a.groups, *rest])
     x = c.call(aten.permute.default, x, [0, 2, 1, *range(3, len(rest) + 3)])

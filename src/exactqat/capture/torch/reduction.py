@@ -12,16 +12,14 @@ import torch
 
 from ..core.refusals import MIXES, Refused
 from .contents import Content, Meta
-from .converter import Converter, handles, require_numbers
-from .custom import UnitLength
 from .expression import Node
-from .gradients import with_gradient
+from .reader import Reader, handles, require_numbers
 from .schema import base_name
 
 aten = torch.ops.aten
 
 
-def _axes(c: Converter, x: Content, given: Any) -> tuple[int, ...]:
+def _axes(c: Reader, x: Content, given: Any) -> tuple[int, ...]:
     require_numbers(c, x)
     rank = len(x.shape)
     given = [given] if isinstance(given, int) else given
@@ -41,7 +39,7 @@ _REDUCTIONS = {
 
 
 @handles(*_REDUCTIONS)
-def _reduce(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _reduce(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     name = base_name(c.applied)
     axes = _axes(c, a.self, getattr(a, "dim", None))
     kind = _REDUCTIONS.get(name) or _REDUCTIONS[f"{name}.default"]
@@ -49,7 +47,7 @@ def _reduce(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("cumsum")
-def _cumulative_sum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _cumulative_sum(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     """A product with a triangle of ones."""
     (axis,) = _axes(c, a.self, a.dim)
     # What is counted is numbers, too, whatever the model stores them in.
@@ -64,7 +62,7 @@ def _cumulative_sum(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("max.dim", "min.dim")
-def _max(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Any]:
+def _max(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Any]:
     axes = _axes(c, a.self, a.dim)
     greatest = base_name(c.applied) == "max"
     values = c.emit("amax" if greatest else "amin", [a.self], meta[0], axes=axes, keep_dims=bool(a.keepdim))
@@ -74,7 +72,7 @@ def _max(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Any]:
 
 
 @handles("argmax")
-def _argmax(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _argmax(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if a.dim is None:
         raise Refused(MIXES)
     return c.emit("argmax", [a.self], meta, axis=_axes(c, a.self, a.dim)[0], keep_dims=bool(a.keepdim))
@@ -87,13 +85,13 @@ def _correction(a: SimpleNamespace) -> float:
 
 
 @handles("var", "std")
-def _var(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _var(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axes, keep = _axes(c, a.self, getattr(a, "dim", None)), bool(getattr(a, "keepdim", False))
     return c.emit(base_name(c.applied), [a.self], meta, axes=axes, keep_dims=keep, correction=_correction(a))
 
 
 @handles("var_mean", "std_mean")
-def _var_mean(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+def _var_mean(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
     axes, keep = _axes(c, a.self, getattr(a, "dim", None)), bool(getattr(a, "keepdim", False))
     kind = base_name(c.applied).removesuffix("_mean")
     return [
@@ -103,7 +101,7 @@ def _var_mean(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Conten
 
 
 @handles("linalg_vector_norm", "norm")
-def _norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _norm(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     order = a.ord if hasattr(a, "ord") else getattr(a, "p", 2)
     order = 2 if order is None else order
     axes, keep = _axes(c, a.self, getattr(a, "dim", None)), bool(getattr(a, "keepdim", False))
@@ -116,7 +114,7 @@ def _norm(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
 
 
 @handles("cosine_similarity")
-def _cosine_similarity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _cosine_similarity(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     shape, units = torch.broadcast_shapes(a.x1.shape, a.x2.shape), []
     for x in (a.x1, a.x2):
         from_last = a.dim % len(shape) - len(shape)
@@ -125,13 +123,14 @@ def _cosine_similarity(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
             x = c.call(aten.expand.default, x, list(shape))
         axis = from_last + len(x.shape)
         c.keep_batch(x, [axis])
-        row = c.emit("normalize", [x], x.meta, axis=axis, epsilon=a.eps) if x.is_value else x
-        units.append(with_gradient(c, row, UnitLength(axis, a.eps), 0, [x], "cosine_similarity"))
+        length = c.call(aten.linalg_vector_norm.default, x, 2, [axis], True)
+        length = c.call(aten.clamp_min.default, length, a.eps)
+        units.append(c.call(aten.div.Tensor, x, length))
     return c.call(aten.sum.dim_IntList, c.call(aten.mul.Tensor, *units), [a.dim])
 
 
 @handles("logsumexp")
-def _logsumexp(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _logsumexp(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     axes = list(_axes(c, a.self, a.dim))
     greatest = c.call(aten.amax.default, a.self, axes, True)
     terms = c.call(aten.exp.default, c.call(aten.sub.Tensor, a.self, greatest))

@@ -15,14 +15,14 @@ from ..core.recurrent import CELLS, ComposedCell, unrolled
 from ..core.refusals import Refused
 from . import masks
 from .contents import Content, Meta
-from .converter import Converter, handles, require_fixed
+from .reader import Reader, handles, require_fixed
 from .schema import base_name
 
 aten = torch.ops.aten
 
 
 @handles("scaled_dot_product_attention")
-def _attention(c: Converter, a: SimpleNamespace, meta: Meta) -> Content:
+def _attention(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     for operand in (a.query, a.key, a.value):
         c.keep_batch(operand, [len(operand.shape) - 2, len(operand.shape) - 1])
     if a.dropout_p and not c.noise_is_training:
@@ -52,7 +52,7 @@ def _batch_elsewhere(a: SimpleNamespace, x: Content) -> Refused:
 
 
 @handles("lstm.input", "gru.input")
-def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+def _recurrent(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
     kind = base_name(c.applied)
     x = a.input
     if len(x.shape) != 3 or c.batch_axis(x) not in (None, 0 if a.batch_first else 1):
@@ -82,7 +82,7 @@ def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Conte
     ]
 
 
-def _cell(c: Converter, weights: Sequence[Content | None], function: Any = aten.tanh.default) -> ComposedCell:
+def _cell(c: Reader, weights: Sequence[Content | None], function: Any = aten.tanh.default) -> ComposedCell:
     """weights: of the input, of the state, and perhaps their biases."""
     back, bias = weights[1], weights[3] if len(weights) > 3 else None
     assert back is not None
@@ -103,14 +103,14 @@ def _cell(c: Converter, weights: Sequence[Content | None], function: Any = aten.
     )
 
 
-def _given(c: Converter, x: Content, weights: Sequence[Content | None]) -> Content:
+def _given(c: Reader, x: Content, weights: Sequence[Content | None]) -> Content:
     """What the input adds to all gates."""
     made: Content = c.call(aten.linear.default, x, weights[0], weights[2] if len(weights) > 2 else None)
     return made
 
 
 @handles("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def _recurrent_cell(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
+def _recurrent_cell(c: Reader, a: SimpleNamespace, meta: Any) -> Any:
     name, weights = base_name(c.applied), [a.w_ih, a.w_hh, a.b_ih, a.b_hh]
     state, memory = a.hx if name == "lstm_cell" else (a.hx, None)
     function = aten.relu.default if "relu" in name else aten.tanh.default
@@ -120,7 +120,7 @@ def _recurrent_cell(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
 
 
 @handles("rnn_tanh.input", "rnn_relu.input")
-def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+def _rnn(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
     """Unrolled: no kind says a plain recurrence."""
     if a.dropout and a.train and a.num_layers > 1:
         raise Refused.argument("dropout", a.dropout, "0 is allowed for nn.RNN (LSTM and GRU take any)")

@@ -18,13 +18,12 @@ from ...device.functions import COMBINATIONS, FUNCTIONS
 from ...planning.network import Constant, Place, Step, Value
 from ..core.builder import Builder, free_name
 from ..core.naming import PACKAGE
-from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
-from ..core.stand_ins import follows
+from ..core.refusals import MIXES, SIZE_OF_BATCH, Refused
 from .composition import SeveralValues, composed, is_composed
-from .contents import Content, Meta, Storage
+from .contents import BATCH, Content, Meta, Storage
 from .expression import Expression, Node, leaves, map_nodes, tree_map
-from .gradients import Marked
 from .schema import base_name, call_form, full_name
+from .sizes import FOLLOWS, Sizes
 
 aten = torch.ops.aten
 
@@ -63,13 +62,9 @@ class StepBuilder(Builder):
     operator: Any = None
     applied: Any = None
 
-    def __init__(self, model: nn.Module, program: Any, prime: int, noise: bool, marked: Marked | None = None) -> None:
-        """marked: what the marks of the export are about."""
-        super().__init__(prime)
-        self.noise_is_training = noise
-        self.marked = Marked() if marked is None else marked
-        # By the content that a hook has made, what else is registered on the same tensor.
-        self.hooked: dict[Any, Any] = {}
+    def __init__(self, model: nn.Module, program: Any, sizes: Sizes) -> None:
+        super().__init__(BATCH)
+        self.sizes = sizes
         # Of a complex value by its name: real and imaginary part.
         self.complexes: dict[str, tuple[Content, Content | None]] = {}
         self.model, self.program_of_export = model, program
@@ -94,7 +89,12 @@ class StepBuilder(Builder):
         self.counters: set[str] = set()
         # Values of integers that are as good as real numbers: the network is given them, or computes them of such.
         self.integers: set[str] = set()
-        self.refusals: dict[tuple[Place, str], int] = {}
+
+    @property
+    def noise_is_training(self) -> bool:
+        """Whether the module around the current node trains: then random numbers are noise of training."""
+        module = self.modules.get(self.place().path)
+        return module is not None and module.training
 
     # --- sizes ------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class StepBuilder(Builder):
         """A number that is an operand."""
         if isinstance(value, bool):
             return int(value)
-        if follows(value, self.prime):
+        if value is FOLLOWS or (isinstance(value, int) and value and value % BATCH == 0):
             raise Refused(SIZE_OF_BATCH)
         return value
 
@@ -423,15 +423,6 @@ class StepBuilder(Builder):
         return source if same else None
 
     def unsupported(self, operator: Any, bound: Mapping[str, Any], meta: Any, reason: str) -> Any:
-        place = self.place()
-        self.refusals[place, reason] = self.refusals.get((place, reason), 0) + (
-            len(meta) if isinstance(meta, list) else 1
-        )
-        if reason == MIXES and self.refusals[place, reason] > self.prime // 4:
-            raise CaptureError(
-                f"{place}: forward goes through the examples of a batch one by one; what it does must be the same "
-                "operation on all of them"
-            )
         result = self.opaque(operator, bound, meta, "unsupported")
         for made in result if isinstance(result, list) else [result]:
             index = next(i for i in reversed(range(len(self.steps))) if self.steps[i].output == made.name)

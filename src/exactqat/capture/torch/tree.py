@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from ...display import listed, shortened
 from ..core.naming import words_of
-from .expression import Expression
 
 
 class Tree:
@@ -27,10 +25,6 @@ class Tree:
         self.results: tuple[Any, list[tuple[bool, Any]]] = (None, [])
         # The modules' training flags under which the model computes what the network does in training.
         self.flags: Mapping[str, bool] = {}
-        # What a step of training makes of parameters and buffers beside gradients: paths and expressions, all of the
-        # values of before; and whether before the network runs, or after it.
-        self.updates: list[tuple[str, Expression]] = []
-        self.updates_first = False
 
     @staticmethod
     def bind(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,9 +91,7 @@ def leaf_name(path: Sequence[Any]) -> str:
     return "_".join(words_of(path))
 
 
-def argument_order(
-    tree: Tree, args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Module, user: Sequence[str]
-) -> list[str]:
+def argument_order(tree: Tree, args: tuple[Any, ...], kwargs: dict[str, Any], user: Sequence[str]) -> list[str]:
     """The export's inputs in the order of the model's arguments."""
     exported = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     ordered = [

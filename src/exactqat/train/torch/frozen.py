@@ -20,7 +20,6 @@ from torch.autograd import forward_ad
 
 from exactqat.torch import is_plain
 
-from ...capture.torch.custom import is_differentiated, straight_through, unwrapped
 from ...device import INT8_MAX, INT8_MIN, profile_named
 from ...planning.plans import Numbers, Plan, PlanStep
 from ..core.device_steps import SLACK, Clamp, Constants, DeviceSteps
@@ -30,6 +29,7 @@ from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, Tra
 from .modules import FakeQuantize
 from .on_grid import OnGrid, Value, real, taken
 from .primitives import per_channel
+from .straight_through import is_differentiated, straight_through, unwrapped
 from .sums import (
     accumulated,
     array,

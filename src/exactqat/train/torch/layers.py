@@ -15,31 +15,25 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...capture.torch.custom import is_differentiated, straight_through
 from ..core.steps import Step, WeightedStep
 from . import primitives as primitives_torch
 from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
 from .owners import BEFORE
+from .straight_through import is_differentiated, straight_through
 
 # A tensor that does not depend on the input, at its current value.
 Source = Callable[[], Tensor]
 
 
 class ModuleTensor:
-    """The parameter or buffer that a module holds under a name.
-
-    Attributes:
-        moves: training steps write into it, so computing from it needs a copy for the backward pass.
-    """
+    """The parameter or buffer that a module holds under a name."""
 
     def __init__(self, owner: nn.Module, name: str) -> None:
         self.owner = owner
         self.name = name
-        self.moves = False
 
     def __call__(self) -> Tensor:
-        held = self.tensor()
-        return held.clone() if self.moves and torch.is_grad_enabled() else held
+        return self.tensor()
 
     def tensor(self) -> Tensor:
         """The held tensor itself."""

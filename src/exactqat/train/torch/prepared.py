@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ...capture.proof import Proof
-from ...capture.torch.custom import unwrapped, with_hooks
 from ...device import DEFAULT_PROFILE
 from ...display import shortened, table
 from ...planning.fitting import constant_limits
@@ -48,9 +47,10 @@ from .layers import (
     TrainingOnly,
     WeightedLayer,
 )
-from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize, is_recomputing
+from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
 from .owners import FILE, Owner, require_called_plainly, require_float32
 from .ranges import ActivationRange, ConstantRange, WeightRange
+from .straight_through import unwrapped, with_hooks
 
 STATE_FORMAT = 2
 # The child that holds the layers; the others are the user's.
@@ -102,7 +102,6 @@ class PreparedModel(Owner):
         # In a dictionary, as they are registered at their paths.
         self._steps: dict[str, nn.Module] = building.run()
         self._order = _order(plan)
-        self._updates = building.updates()
         self._core = building.core
         self._sources = building.sources
         self._weight_quantizers = building.weight_quantizers
@@ -173,9 +172,6 @@ class PreparedModel(Owner):
             each.path: tensor.to(torch.int64 if each.rows else torch.float32)
             for each, tensor in zip(self.plan.inputs, given, strict=True)
         }
-        updates = self._updates if self.training and not is_recomputing() else []
-        if network.input_tree is not None and network.input_tree.updates_first:
-            _update(updates)
         if self._frozen and self._device.ready():
             values = None
             if seen is None:
@@ -184,8 +180,6 @@ class PreparedModel(Owner):
                 values = self._device.run(self._steps, self._order, inputs, seen)
         else:
             values = self._composed(inputs, seen)
-        if network.input_tree is not None and not network.input_tree.updates_first:
-            _update(updates)
         results = [values[path] for path in self.plan.outputs]
         if network.output_tree is None:
             return results[0] if len(results) == 1 else tuple(results)
@@ -474,13 +468,6 @@ class PreparedModel(Owner):
         return [stored.path, kind, activation, shape, observed.policy, ends, weights, weight_bits, grid.bits]
 
 
-@torch.no_grad()
-def _update(updates: Sequence[tuple[ModuleTensor, Source]]) -> None:
-    new = [source() for _, source in updates]
-    for (held, _), values in zip(updates, new, strict=True):
-        held.tensor().copy_(values)
-
-
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     """For each step, its path, the computed operands, and the results that nothing reads after it."""
     computed = {each.path for each in plan.inputs} | {step.path for step in plan.steps}
@@ -585,16 +572,6 @@ class _Building:
             self.root.register_buffer(buffer, values.detach().clone().to(self._device()), persistent=False)
             self.data[name] = ModuleTensor(self.root, buffer)
         return self.data[name]
-
-    def updates(self) -> list[tuple[ModuleTensor, Source]]:
-        """How training updates parameters and buffers besides gradients."""
-        found: list[tuple[ModuleTensor, Source]] = []
-        for path, expression in [] if self.plan.network.input_tree is None else self.plan.network.input_tree.updates:
-            held = self.holder(path)
-            held.moves = True
-            self.root._modules[f"update_{len(found) + 1}"] = expression
-            found.append((held, Computed(expression, [self.holder(source) for source in expression.sources])))
-        return found
 
     def optional(self, name: str | None) -> Source | None:
         return None if name is None else self.source(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.core.refusals import first_line
 from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
-from ...capture.torch.custom import with_hooks
-from ...capture.torch.gradients import checkpoints_run_once
+from ...capture.torch.export import checkpoints_run_once
 from .layers import WeightedLayer
 from .modules import FakeQuantize, WeightFakeQuantize
 from .prepared import PreparedModel
+from .straight_through import with_hooks
 from .sums import in_full_float32
 
 aten = torch.ops.aten
@@ -85,6 +85,8 @@ class _Sides:
         names = ({name for name, _ in each.named_buffers()} for each in (model, prepared))
         self.buffers = set.intersection(*names)
         self.halves = ""
+        # Names of the original's torch.autograd.Functions.
+        self.rules: set[str] = set()
 
     def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
         model = copied_with_hooks(self.model)
@@ -109,6 +111,17 @@ class _Sides:
                 model._run(args, kwargs, seen)
             evidence.layers = {path: _array(value) for path, value in seen.items()}
         return evidence
+
+    def unsettled(self, trial: Trial) -> str:
+        """What to say of a model that computes something else each time it is called; empty of others."""
+        one, other = self.original(trial), self.original(trial)
+        for name, result in one.results.items():
+            if not np.array_equal(result, other.results.get(name), equal_nan=True):
+                return (
+                    f"the model computes another {name} each time it is called with the same numbers (a clock, a "
+                    "counter, random numbers of Python's); the device computes the same at every call"
+                )
+        return ""
 
     def _inputs(self, trial: Trial, nudge: int = 0) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Tensor]]:
         """Arguments, and the leaves whose gradients are compared."""
@@ -137,6 +150,8 @@ class _Sides:
             with torch.set_grad_enabled(trial.gradients), _Settled() as settled:
                 args, kwargs, followed = self._inputs(trial, nudge)
                 results = _tensors(model(*args, **kwargs))
+                if model is not self.prepared and not self.rules:
+                    self.rules = _own_rules(results.values())
                 self.halves = self.halves or settled.halves
                 evidence.results = {name: _array(value) for name, value in results.items()}
                 if trial.gradients:
@@ -185,6 +200,22 @@ def _tensors(results: Any) -> dict[str, Tensor]:
     """A model's results by their places."""
     found = pytree.tree_flatten_with_path(results)[0]
     return {pytree.keystr(path) or "output": each for path, each in found if isinstance(each, Tensor)}
+
+
+def _own_rules(results: Iterable[Tensor]) -> set[str]:
+    """Names of the `torch.autograd.Function`s, but PyTorch's, that results follow from."""
+    found: set[str] = set()
+    pending = [each.grad_fn for each in results]
+    seen: set[Any] = {None}
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending += [following for following, _ in node.next_functions]
+            function = getattr(node, "_forward_cls", None)
+            if function is not None and function.__module__.split(".")[0] not in ("torch", "exactqat"):
+                found.add(function.__name__)
+    return found
 
 
 def copied_with_hooks(model: nn.Module) -> nn.Module:
@@ -269,6 +300,21 @@ def compare_with_original(
         ):
             proof = prove(sides, usual_trials(sides.examples, sides.size))
             proof.halves = sides.halves
+            if not proof.refusal and proof.undecided:
+                proof.refusal = sides.unsettled(proof.trials[0])
+            if proof.refusal and sides.rules:
+                proof.refusal += (
+                    f". The model computes gradients by rules of its own ({', '.join(sorted(sides.rules))}); those of "
+                    "the captured network are the gradients of what they compute. What looks straight through a "
+                    "rounding is x + (x.round() - x).detach()"
+                )
+            elif "the gradient of" in proof.refusal:
+                proof.refusal += ". Hooks that forward registers on tensors are not kept"
+            if proof.refusal and model.training:
+                proof.refusal += (
+                    ". If training computes something else than evaluation, call model.eval() before prepare: what "
+                    "evaluation computes is trained then, with its batch norms and dropouts"
+                )
             return proof
     finally:
         random.setstate(python)

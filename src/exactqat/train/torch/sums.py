@@ -15,11 +15,11 @@ from torch import Tensor
 
 from exactqat.torch import fused, is_plain
 
-from ...capture.torch.custom import unwrapped
 from ...device.arithmetic import fixed_point
 from ..core.device_steps import Clamp
 from .layers import WeightedLayer
 from .primitives import per_channel
+from .straight_through import unwrapped
 
 _round_sums, _gradient_of_sums = fused("rounded_sums_by_grid"), fused("rounded_sums_by_grid_gradient")
 

@@ -12,10 +12,9 @@ import torch
 
 from ..core.builder import entering
 from ..core.progress import now_at
-from ..core.refusals import CaptureError, Refused
+from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
 from .contents import Content, Meta, Storage, View, ViewStep
 from .expression import InTraining, Node, leaves, tree_map
-from .gradients import NAMESPACE, read_mark
 from .schema import (
     DROPOUTS,
     FORM_OF_OTHER,
@@ -31,6 +30,7 @@ from .schema import (
     slice_bounds,
     without_out,
 )
+from .sizes import FOLLOWS, FollowsTheBatch
 from .steps import StepBuilder
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {}
 handles = entering(HANDLERS)
 
 
-class Converter(StepBuilder):
+class Reader(StepBuilder):
     """Reads an exported program node by node."""
 
     # --- one operator -------------------------------------------------------------------------------------------------
@@ -72,6 +72,8 @@ class Converter(StepBuilder):
             operator, bound = form_of_other(bound, meta)
             name, overload = base_name(operator), operator._overloadname
         tensors = leaves(Content, bound)
+        if not any(tensor.is_value for tensor in tensors) and leaves(FollowsTheBatch, bound):
+            raise CaptureError(f"{self.place()}: {self.label(operator)}: {SIZE_OF_BATCH}")
         noise = any(tensor.noise for tensor in tensors)
         if not any(tensor.is_value for tensor in tensors):
             random = is_random(operator, bound)
@@ -86,6 +88,10 @@ class Converter(StepBuilder):
         before = len(self.steps), [len(each) for each in growing]
         try:
             handler = HANDLERS.get(f"{name}.{overload}") or HANDLERS.get(name)
+            if leaves(FollowsTheBatch, bound):
+                raise Refused(SIZE_OF_BATCH)
+            if any(each.mixed for each in leaves(Meta, meta)):
+                raise Refused(MIXES)
             if noise:
                 return self.noisy(operator, bound, meta)
             if handler is not None:
@@ -255,7 +261,12 @@ class Converter(StepBuilder):
         return tree_map(torch.fx.Node, self.environment.__getitem__, value)
 
     def execute(self, node: Any) -> Any:
-        target = node.target
+        target, value = node.target, node.meta.get("val")
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and "item" not in str(target):
+            number = self.sizes.of(value)
+            if number is None:
+                raise CaptureError(f"{self.place()}: {self.label()}: a size depends on the values of a tensor")
+            return number
         args, kwargs = self.fetch(tuple(node.args)), self.fetch(dict(node.kwargs))
         if isinstance(target, torch._ops.OpOverload):
             return self.execute_operator(node, target, arguments(target, args, kwargs))
@@ -288,8 +299,6 @@ class Converter(StepBuilder):
 
     def execute_operator(self, node: Any, operator: Any, bound: dict[str, Any]) -> Any:
         name = base_name(operator)
-        if operator.namespace == NAMESPACE:
-            return read_mark(self, node, bound)
         if name.startswith(("_assert", "sym_constrain")) or node.meta.get("val", 0) is None:
             return None
         if name in ("item", "_local_scalar_dense"):
@@ -320,14 +329,18 @@ class Converter(StepBuilder):
         return data.item()
 
     def meta_of(self, node: Any) -> Any:
-        value = node.meta.get("val")
-        if any(not isinstance(size, int) for tensor in leaves(torch.Tensor, value) for size in tensor.shape):
+        made = tree_map(torch.Tensor, self.meta_of_tensor, node.meta.get("val"))
+        return list(made) if isinstance(made, (list, tuple)) else made
+
+    def meta_of_tensor(self, tensor: torch.Tensor) -> Meta:
+        """Of a tensor of the export."""
+        shape = tuple(map(self.sizes.of, tensor.shape))
+        if None in shape:
             raise CaptureError(
                 f"{self.place()}: the size of a result depends on the values of a tensor ({self.label()}); give the "
                 "indices or counts as numbers instead, such as x[:, [0, 2, 2]]"
             )
-        made = tree_map(torch.Tensor, lambda t: Meta(tuple(t.shape), t.dtype), value)
-        return list(made) if isinstance(made, (list, tuple)) else made
+        return Meta(tuple(1 if size is FOLLOWS else size for size in shape), tensor.dtype, FOLLOWS in shape)
 
     def view_of(
         self,
@@ -407,7 +420,7 @@ def require_fixed(operand: Any, what: str) -> None:
         raise Refused(f"its {what} depends on the input")
 
 
-def require_numbers(c: Converter, *tensors: Any) -> None:
+def require_numbers(c: Reader, *tensors: Any) -> None:
     """Integers that the network is given, and sums and products of such, are numbers as well."""
     if any(
         isinstance(t, Content) and t.is_value and not t.meta.dtype.is_floating_point and t.name not in c.integers
