@@ -7,7 +7,7 @@ what it has is a Python implementation of each of them, and that is what is comp
 
     python tests/campaigns/run_executorch.py --count 20                all operators
     python tests/campaigns/run_executorch.py --count 20 CONV_2D ADD    some
-    python tests/campaigns/run_executorch.py --networks                `qat.exported_program` of whole frozen networks
+    python tests/campaigns/run_executorch.py --networks                examples/executorch of whole frozen networks
     python tests/campaigns/run_executorch.py --networks ds_cnn yolo_v8 --cortex-m
 
 Needs executorch 1.5, torchao 0.18 and, for --cortex-m, tosa-tools beside the tested environment; nothing else does.
@@ -21,6 +21,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import _tests_folder  # noqa: F401
@@ -34,7 +35,11 @@ from torch.utils._pytree import tree_leaves
 
 from exactqat import deploy, qat
 from exactqat.deploy import Builder, Graph, Tensor, per_tensor
-from exactqat.train.torch.cortex_m import mark_for_cmsis_nn
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "executorch"))
+
+from cortex_m import mark_for_cmsis_nn  # noqa: E402
+from exported_program import exported_program  # noqa: E402
 
 # Relative: numbers nearer than that are of one code, also of 16 bits.
 ONE_CODE = 1e-6
@@ -219,7 +224,7 @@ def network(name: str, flow: str) -> str:
         examples, prepared.profile = tuple(each[:1] for each in examples), "micro"
     with torch.no_grad():
         expected = [each.numpy() for each in tree_leaves(prepared(*examples)) if isinstance(each, torch.Tensor)]
-    exported = qat.exported_program(prepared, len(examples[0]), flow)
+    exported = exported_program(prepared, len(examples[0]), flow)
     with torch.no_grad():
         eager = [each.numpy() for each in tree_leaves(exported.module()(*examples)) if isinstance(each, torch.Tensor)]
     lost = _differing(expected, eager)

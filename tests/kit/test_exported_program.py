@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,11 @@ import torch
 from torch import nn
 
 from exactqat import deploy, qat
-from exactqat.train.torch.cortex_m import mark_for_cmsis_nn
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "executorch"))
+
+from cortex_m import mark_for_cmsis_nn  # noqa: E402
+from exported_program import exported_program  # noqa: E402
 
 # One batch is enough for what is shown here.
 pytestmark = pytest.mark.filterwarnings("ignore::exactqat.qat.UnsettledStatisticsWarning")
@@ -31,7 +37,7 @@ def frozen(name: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", ["ds_cnn", "pads", pytest.param("yolo_v8", marks=pytest.mark.slow)])
 def test_its_grids_are_the_files_and_its_results_the_kits(name: str) -> None:
     model, example = frozen(name)
-    program = qat.exported_program(model, len(example))
+    program = exported_program(model, len(example))
     with torch.no_grad():
         expected = [each for each in torch.utils._pytree.tree_leaves(model(example)) if isinstance(each, torch.Tensor)]
     found = program.module()(example)
@@ -58,7 +64,7 @@ def test_its_grids_are_the_files_and_its_results_the_kits(name: str) -> None:
 def test_each_reader_has_a_dequantize_node_of_its_own() -> None:
     """Tools that look for operators between such nodes take no other network apart."""
     model, example = frozen("yolo_v8")
-    program = qat.exported_program(model, len(example))
+    program = exported_program(model, len(example))
     nodes = [node for node in program.graph.nodes if "dequantize_per_tensor" in str(node.target)]
     assert nodes and all(len(node.users) == 1 for node in nodes)
 
@@ -67,7 +73,7 @@ def test_for_cortex_m_integer_operators_are_marked() -> None:
     model, example = frozen("ds_cnn")
     with torch.no_grad():
         expected = model(example)
-    program = qat.exported_program(model, len(example), flow="cortex-m")
+    program = exported_program(model, len(example), flow="cortex-m")
     (found,) = program.module()(example)
     assert int((found != expected).sum()) <= 0.01 * expected.numel()
     called = [node for node in program.graph.nodes if node.op == "call_function"]
@@ -78,7 +84,7 @@ def test_for_cortex_m_integer_operators_are_marked() -> None:
     assert not any("linear" in each or "pool" in each for each in targets)
     held = [each.dtype for name, each in program.state_dict.items() if name.startswith("bias_") and "steps" not in name]
     assert held and set(held) == {torch.int32}
-    xnnpack = qat.exported_program(model, len(example))
+    xnnpack = exported_program(model, len(example))
     assert not [node for node in xnnpack.graph.nodes if node.meta.get("custom", {}).get("_arm_annotation_info")]
 
 
@@ -141,12 +147,12 @@ def test_only_what_the_kernel_computes_is_marked(
 def test_what_cannot_be_exported_is_refused() -> None:
     prepared = qat.prepare(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.rand(2, 4))
     with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare of a PyTorch module, got Linear"):
-        qat.exported_program(nn.Linear(4, 3))  # type: ignore[arg-type]
+        exported_program(nn.Linear(4, 3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="model must be frozen before it is exported"):
-        qat.exported_program(prepared)
+        exported_program(prepared)
     with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
-        qat.exported_program(prepared, 0)
+        exported_program(prepared, 0)
     with pytest.raises(ValueError, match="flow must be one of xnnpack, cortex-m, got 'vulkan'"):
-        qat.exported_program(prepared, 1, flow="vulkan")
+        exported_program(prepared, 1, flow="vulkan")
     with pytest.raises(TypeError, match="batch must be an integer, got float"):
-        qat.exported_program(prepared, 1.0)  # type: ignore[arg-type]
+        exported_program(prepared, 1.0)  # type: ignore[arg-type]

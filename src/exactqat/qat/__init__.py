@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..planning.rules import Rule, UnusedRuleWarning
     from ..train.core.freezing import UnsettledStatisticsWarning
     from ..train.torch.distillation import Distillation
-    from ..train.torch.exported import exported_program
     from ..train.torch.graphed import GraphedModel, graphed
     from ..train.torch.layers import QuantizedInput, QuantizedLayer, WeightedLayer
     from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
@@ -35,7 +34,6 @@ _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
     ".files": ("inspect_onnx",),
     "..train.torch.distillation": ("Distillation",),
-    "..train.torch.exported": ("exported_program",),
     "..train.torch.graphed": ("GraphedModel", "graphed"),
     "..train.torch.layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
     "..train.torch.modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
@@ -83,7 +81,6 @@ __all__ = [
     "calibrate",
     "distillation_loss",
     "explain",
-    "exported_program",
     "freeze",
     "graphed",
     "inspect_onnx",

@@ -43,7 +43,7 @@ class _Plain:
 
 
 def _place_of(location: Any) -> Place:
-    frame = getattr(location, "framework_loc", None)
+    frame: Any = getattr(location, "framework_loc", None)
     file = getattr(frame, "filename", "")
     return Place("", file, frame.lineno) if file and file not in _Plain() else Place("")
 

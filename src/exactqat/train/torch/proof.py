@@ -116,7 +116,7 @@ class _Sides:
         """What to say of a model that computes something else each time it is called; empty of others."""
         one, other = self.original(trial), self.original(trial)
         for name, result in one.results.items():
-            if not np.array_equal(result, other.results.get(name), equal_nan=True):
+            if not np.array_equal(result, other.results[name], equal_nan=True):
                 return (
                     f"the model computes another {name} each time it is called with the same numbers (a clock, a "
                     "counter, random numbers of Python's); the device computes the same at every call"
@@ -205,7 +205,7 @@ def _tensors(results: Any) -> dict[str, Tensor]:
 def _own_rules(results: Iterable[Tensor]) -> set[str]:
     """Names of the `torch.autograd.Function`s, but PyTorch's, that results follow from."""
     found: set[str] = set()
-    pending = [each.grad_fn for each in results]
+    pending: list[Any] = [each.grad_fn for each in results]
     seen: set[Any] = {None}
     while pending:
         node = pending.pop()

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frozen network as an `ExportedProgram` with quantize and dequantize nodes, for tools that lower such programs."""
+"""A frozen network as an `ExportedProgram` with quantize and dequantize nodes, for tools that lower such programs.
+
+    from exported_program import exported_program
+    program = exported_program(model)                      # frozen, of qat.prepare of a PyTorch module
+    program = exported_program(model, flow="cortex-m")     # for microcontrollers
+
+Nothing in exactqat needs it: copy both files into a program that lowers its networks by ExecuTorch.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +15,15 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from cortex_m import mark_for_cmsis_nn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...device import OPERATORS
-from ...planning.plans import Grid, Numbers, Plan, PlanStep
-from ..core.run_steps import attributes_of
-from . import primitives
-from .cortex_m import mark_for_cmsis_nn
-from .prepared import PreparedModel
+from exactqat.device import OPERATORS
+from exactqat.planning.plans import Grid, Numbers, Plan, PlanStep
+from exactqat.train.core.run_steps import attributes_of
+from exactqat.train.torch import primitives
+from exactqat.train.torch.prepared import PreparedModel
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 
