@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import importlib.util
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import warnings
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
@@ -19,12 +20,13 @@ from networks import examples, trained  # noqa: E402
 from exactqat import deploy, qat, tune  # noqa: E402
 from exactqat.tune.correction import corrected  # noqa: E402
 from exactqat.tune.equalization import equalized, groups  # noqa: E402
+from exactqat.tune.evaluations import Task  # noqa: E402
 from exactqat.tune.metrics import Data, decibels  # noqa: E402
 from exactqat.tune.network import Candidate  # noqa: E402
 from exactqat.tune.observing import Observer, Seen, places_of  # noqa: E402
 from exactqat.tune.ranges import WAYS, chosen, open_grids  # noqa: E402
 from exactqat.tune.rounding import rounded  # noqa: E402
-from exactqat.tune.search import Mark, mark  # noqa: E402
+from exactqat.tune.search import Mark  # noqa: E402
 
 DATA = examples(256, 1)
 IMAGES = torch.from_numpy(examples(512, 0)[0])
@@ -55,7 +57,8 @@ def outputs_of(model: Any, images: np.ndarray) -> np.ndarray:
 
 def noise_of(candidate: Candidate, model: Any) -> float:
     (name,) = [port.name for port in candidate.graph().signature.outputs]
-    return mark(candidate.graph(), candidate.device, *DATA, tune.accuracy, {name: outputs_of(model, DATA[0])}).decibels
+    task = Task(candidate.device, Data(DATA, True), tune.accuracy, {name: outputs_of(model, DATA[0])})
+    return task.mark(candidate.graph()).decibels
 
 
 # --- the whole search ---------------------------------------------------------------------------------------------
@@ -430,3 +433,33 @@ def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
     found.apply(prepared)
     qat.freeze(prepared)
     same_graph(deploy.lower(prepared), found.graph)
+
+
+class Refusing(Executor):
+    """Runs here, counts what is sent, and breaks after some tasks."""
+
+    def __init__(self, breaks_after: int) -> None:
+        self.left, self.sent = breaks_after, 0
+
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        future: Future[Any] = Future()
+        self.left -= 1
+        if self.left < 0:
+            raise BrokenExecutor("a worker was killed")
+        self.sent += any(isinstance(each, Task) for each in arguments)
+        future.set_result(function(*arguments, **named))
+        return future
+
+
+@pytest.mark.parametrize("breaks_after", [10**6, 7, 0])
+def test_a_lost_worker_costs_no_search(breaks_after: int) -> None:
+    prepared = calibrated(trained())
+    alone = tune.search(prepared, DATA, budget=30)
+    executor = Refusing(breaks_after)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = tune.search(prepared, DATA, budget=30, executor=executor)
+    assert found.trials == alone.trials and found.evaluations == alone.evaluations
+    lost = [each for each in said if "the executor is gone (a worker was killed)" in str(each.message)]
+    assert bool(lost) == (breaks_after < 10**6)
+    assert executor.sent <= 2  # once for each half of the examples

@@ -291,3 +291,39 @@ def test_what_cannot_be_measured_is_refused() -> None:
     assert eq.tune is tune
     found = tune.sensitivity(model, DATA[0], None)
     assert found.reference is None and found.parts[0].loss is None and found.parts[0].decibels > 10
+
+
+def test_what_one_example_explains_is_no_cost() -> None:
+    """Where costs are within chance, the layer with the lowest signal to noise comes first."""
+    torch.manual_seed(0)
+    layers = [each for _ in range(7) for each in (torch.nn.Linear(24, 24), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(24, 200)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 2
+        x = torch.randn(100, 24)
+        y, width = model(x).argmax(1).numpy(), float(model[:12](x).max())
+    y = np.where(np.random.default_rng(0).random(100) < 0.25, (y + 1) % 200, y)
+    rules = [qat.Rule("10", ranges="fixed", fixed_range=(0.0, 6 * width)), qat.Rule("*")]
+    prepared = qat.prepare(model, x[:2], rules, device="micro", check=False)
+    qat.calibrate(prepared, [x])
+    found = tune.sensitivity(prepared, (x, y))
+    assert all(part.chance >= 0.01 and part.fine_decibels is not None for part in found.parts)
+    costly = [part for part in found.parts if part.cost]
+    assert all(part.loss is not None and part.loss > part.chance for part in costly) and len(costly) < 3
+    assert [*found.ranked()[: len(costly)]] == sorted(costly, key=lambda part: -(part.loss or 0))
+    noisiest = min((part for part in found.parts if not part.cost), key=lambda part: part.decibels or 0)
+    assert found.ranked()[len(costly)] == noisiest and (noisiest.layer, noisiest.kind) == ("10", "result")
+    listed = found.text().split("What costs most:")[1]
+    assert "10 (result), 35" in listed and "costs 0" not in listed and "points here, are not listed as costs" in listed
+
+
+def test_findings_are_no_conditions() -> None:
+    found = tune.sensitivity(calibrated(trained()), DATA, measure=["alone"])
+    assert "\n" not in repr(found) and len(repr(found)) < 400 and str(found) == found.text()
+    with pytest.raises(TypeError, match="a Sensitivity is neither true nor false"):
+        assert found
+    scores = tune.gate(calibrated(trained()), DATA)
+    with pytest.raises(ValueError, match="nothing is asked"):
+        assert scores
+    assert not tune.gate(calibrated(trained()), DATA, minimum=1.0) and tune.gate(calibrated(trained()), DATA, minimum=0)

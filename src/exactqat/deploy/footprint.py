@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..display import Finding
 from .formats.tflite import import_deploy, tflite_bytes
 from .graph import Graph, require_graph
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
@@ -37,8 +38,8 @@ _MOST_BEYOND = 1 << 30
 _OUTSIDE = ("on_chip_flash", "off_chip_flash", "dram")
 
 
-@dataclass(frozen=True)
-class Footprint:
+@dataclass(frozen=True, repr=False)
+class Footprint(Finding):
     """Footprint of one network on a microcontroller.
 
     Attributes:
@@ -58,9 +59,13 @@ class Footprint:
     why_not: str = ""
     parts: Mapping[str, int] = field(default_factory=dict)
 
+    def text(self) -> str:
+        arena = f"{self.arena_bytes:,} bytes of arena" if self.arena_bytes is not None else f"no arena: {self.why_not}"
+        return f"{self.flash_bytes:,} bytes of flash, {arena}, {self.multiply_accumulates:,} multiply-adds"
 
-@dataclass(frozen=True)
-class NpuFootprint:
+
+@dataclass(frozen=True, repr=False)
+class NpuFootprint(Finding):
     """Footprint of a network compiled by Vela.
 
     Attributes:
@@ -76,6 +81,13 @@ class NpuFootprint:
     sram_bytes: int
     flash_bytes: int
     cycles: int
+
+    def text(self) -> str:
+        left = ", ".join(f"{count} {name}" for name, count in self.operators_on_cpu.items()) or "none"
+        return (
+            f"{self.accelerator}: {self.sram_bytes:,} bytes of SRAM, {self.flash_bytes:,} bytes of flash, "
+            f"{self.cycles:,} cycles; operators left to the processor: {left}"
+        )
 
 
 def footprint(graph: Graph, content: bytes | None = None) -> Footprint:

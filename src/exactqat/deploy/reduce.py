@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS, Profile, Refusal, profile_named
+from ..display import Finding
 from .formats.read_tflite import TfliteFile, read_content, to_file
 from .formats.tflite import tflite_bytes, with_outputs_at, write_whole
 from .graph import Graph, Operator, Tensor, check_operator
@@ -35,9 +36,9 @@ Codes = Mapping[str, np.ndarray]
 Differs = Callable[[Graph, Codes], bool]
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """What `reduce` wrote.
+@dataclass(frozen=True, repr=False)
+class Reduction(Finding):
+    """What `reduce` wrote: that there is one says that there is a difference.
 
     Attributes:
         graph: a .tflite file of one operator, or of as few as show the difference.
@@ -56,6 +57,12 @@ class Reduction:
     values: int
     differing: int
     sentence: str
+
+    def __bool__(self) -> bool:
+        return True
+
+    def text(self) -> str:
+        return f"{self.graph}, {self.arrays}: {self.sentence}"
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ from ..progress import Clock, Progress
 from .assignment import FEW, Assignments, Bits, Unit, multiply_adds
 from .budgets import Budgets
 from .costs import Costs
+from .evaluations import Evaluations, Task, require_executor
 from .metrics import Data, Mark, Metric, accuracy, score
 from .network import Candidate
 from .observing import Observer
 from .planned import PlanPoint, PrecisionPlan, front_of
-from .search import fine_outputs, mark, require_executor
+from .search import fine_outputs
 
 WEIGHTS, ACTIVATIONS = (4, 8), (8, 16)
 # Bits that devices know for weights, and for results.
@@ -123,7 +124,10 @@ def plan(
     assignments.require_possible()
     clock = Clock("plan", sum(len(options) - 1 for options in assignments.units.values()) + candidates, progress)
     planning = _Planning(assignments, given, metric, higher_is_better, asked, accelerator, candidates, executor, clock)
-    return planning.run()
+    try:
+        return planning.run()
+    finally:
+        planning.evaluator.close()
 
 
 def _check(name: str, bits: Sequence[int], allowed: Collection[int], words: str) -> None:
@@ -163,10 +167,9 @@ class _Planning:
     ) -> None:
         self.assignments, self.data, self.metric, self.higher = assignments, data, metric, higher
         self.budgets, self.accelerator, self.left = budgets, accelerator, candidates
-        self.executor, self.clock = executor, clock
-        self.device = assignments.base.device
-        self.evaluations = 0
+        self.clock, self.evaluations, self.device = clock, 0, assignments.base.device
         self.reference = fine_outputs(assignments.base, data)
+        self.evaluator = Evaluations(Task(self.device, data, metric, self.reference), executor)
         self.float_metric = score(metric, self.reference, data.targets)
         self.plans: dict[tuple[int, ...], _Plan | None] = {}
         self.harm: dict[tuple[Unit, int], float] = {}
@@ -449,16 +452,7 @@ class _Planning:
                 graphs.append(self.assignments.candidate(bits).graph())
             except ValueError:
                 graphs.append(None)
-        tasks = [
-            (graph, self.device, self.data.inputs, self.data.targets, self.metric, self.reference)
-            for graph in graphs
-            if graph is not None
-        ]
-        if self.executor is None or len(tasks) < 2:
-            marks = (mark(*task) for task in tasks)
-        else:
-            futures = [self.executor.submit(mark, *task) for task in tasks]
-            marks = (future.result() for future in futures)
+        marks = self.evaluator.marks([graph for graph in graphs if graph is not None])
         found: list[Mark | None] = []
         for graph in graphs:
             found.append(None if graph is None else next(marks))

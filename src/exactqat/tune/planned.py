@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..deploy.graph import Graph
-from ..display import table
+from ..display import Finding, table
 from ..planning.rule_text import rules_text, save_rules
 from ..planning.rules import Rule
 from .budgets import WORDS, Budgets
@@ -61,9 +61,9 @@ class PlanPoint:
         return f"{self.metric:.4g}", noise, f"{self.flash:,}", arena, f"{self.multiply_adds:,.0f}", self.layers
 
 
-@dataclass(frozen=True)
-class PrecisionPlan:
-    """What `plan` found.
+@dataclass(frozen=True, repr=False)
+class PrecisionPlan(Finding):
+    """What `plan` found. It is true if all budgets are met.
 
     Attributes:
         device: whose integers.
@@ -100,7 +100,6 @@ class PrecisionPlan:
     higher_is_better: bool = True
 
     def __bool__(self) -> bool:
-        """Whether all budgets are met."""
         return not self.missed
 
     @property
@@ -171,8 +170,8 @@ class PrecisionPlan:
             lines += textwrap.wrap(f"Left out: {what}: {why}", width)
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        return self.text()
+    def in_short(self) -> str:
+        return self.sentence()
 
     def _repr_html_(self) -> str:
         return table(self.sentence(), HEADER, [point.cells() for point in self.front], 0)

@@ -21,6 +21,7 @@ from ..deploy.graph import Graph
 from ..deploy.packing import packed
 from ..device import OPERATORS
 from ..device.operator import Refusal
+from ..display import Finding
 from ..planning.plans import Plan, PlanInput, PlanStep
 from ..planning.rule_text import rules_text
 from ..planning.rules import Rule
@@ -34,8 +35,8 @@ from .sensitivity import Evaluation, Key, at_two_precisions
 WIDE = 16
 
 
-@dataclass(frozen=True)
-class Proposal:
+@dataclass(frozen=True, repr=False)
+class Proposal(Finding):
     """Rules that would make a network better than a search of ranges and weights can.
 
     Attributes:
@@ -82,8 +83,8 @@ class Proposal:
         )
         return f"{textwrap.fill(said, 80)}\n{rules_text(self.rules)}"
 
-    def __str__(self) -> str:
-        return self.text()
+    def __bool__(self) -> bool:
+        return True
 
 
 def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, higher_is_better: bool) -> Proposal | None:

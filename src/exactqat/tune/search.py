@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
-from ..deploy.simulate import simulate
 from ..device import Profile, profile_named
 from ..device.operator import Refusal
+from ..display import Finding
 from ..progress import Clock, Progress
 from .correction import corrected
 from .equalization import equalized, groups
+from .evaluations import Evaluations, Task, require_executor
 from .metrics import Data, Mark, Metric, accuracy, score
 from .network import Candidate, Ends
 from .observing import Observer, Seen
@@ -29,7 +29,6 @@ from .ranges import WAYS, all_by, chosen, open_grids
 from .rounding import rounded
 from .sensitivity import Evaluation, Key, at_two_precisions
 
-BATCH = 64
 # How much of the differences between a normalization's channels goes into the weights of what reads it.
 STRENGTHS = (0.5, 0.75, 1.0)
 
@@ -54,8 +53,8 @@ class Trial:
     evaluations: int
 
 
-@dataclass(frozen=True)
-class Search:
+@dataclass(frozen=True, repr=False)
+class Search(Finding):
     """What `search` found.
 
     Attributes:
@@ -140,20 +139,16 @@ class Search:
             lines += ["", self.proposal.text().rstrip()]
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        return self.text()
+    def in_short(self) -> str:
+        kept = sum(trial.kept for trial in self.trials[1:])
+        return (
+            f"{self.device}: {_number(self.before.metric)} before, {_number(self.after.metric)} after, {kept} of "
+            f"{len(self.trials) - 1} methods kept"
+        )
 
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
-
-
-def mark(
-    graph: Graph, device: str, inputs: Any, targets: Any, metric: Metric, reference: Mapping[str, np.ndarray]
-) -> Mark:
-    """Evaluates a network, in any process."""
-    codes = simulate(graph, codes_of(graph, inputs), device, batch_size=BATCH, progress=False)
-    return Mark.of(output_values(graph, codes), Data((inputs, targets), True), metric, reference)
 
 
 def search(
@@ -231,10 +226,13 @@ class _Searching:
         clock: Clock,
     ) -> None:
         self.best, self.parts, self.metric, self.higher = start.settled(), parts, metric, higher_is_better
-        self.left, self.executor, self.clock = budget, executor, clock
-        self.evaluations = 0
+        self.left, self.clock, self.evaluations = budget, clock, 0
         self.trials: list[Trial] = []
         self.references = [fine_outputs(start, part) for part in parts]
+        self.evaluators = [
+            Evaluations(Task(start.device, part, metric, reference), executor)
+            for part, reference in zip(parts, self.references, strict=True)
+        ]
 
     def run(self) -> Search:
         start = self.best
@@ -253,6 +251,8 @@ class _Searching:
         if self.trials[0].held_out.better_than(self.judged, self.higher):
             self.best = start
             self.trials = [replace(trial, kept=at == 0) for at, trial in enumerate(self.trials)]
+        for evaluator in self.evaluators:
+            evaluator.close()
         graph = self.best.graph()
         names = self.references[1]
         return Search(
@@ -392,36 +392,18 @@ class _Searching:
     def _marks(self, candidates: Sequence[Candidate], part: int = 0) -> list[Mark]:
         """The mark of each candidate, in order. The most expensive part; the candidates are independent of one
         another."""
-        data, reference = self.parts[part], self.references[part]
         graphs: list[Graph | None] = []
         for candidate in candidates:
             try:
                 graphs.append(candidate.graph())
             except (ValueError, Refusal):
                 graphs.append(None)
-        tasks = [
-            (graph, candidates[0].device, data.inputs, data.targets, self.metric, reference)
-            for graph in graphs
-            if graph is not None
-        ]
-        found = self._mapped(tasks)
-        marks = [Mark(None, -math.inf) if graph is None else next(found) for graph in graphs]
+        marks = self.evaluators[part].marks([graph for graph in graphs if graph is not None])
+        found = [Mark(None, -math.inf) if graph is None else next(marks) for graph in graphs]
         self.evaluations += len(candidates)
         self.left -= len(candidates)
         self.clock.did(len(candidates))
-        return marks
-
-    def _mapped(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Mark]:
-        if self.executor is None or len(tasks) < 2:
-            return (mark(*task) for task in tasks)
-        futures = [self.executor.submit(mark, *task) for task in tasks]
-        return (future.result() for future in futures)
-
-
-def require_executor(executor: Any) -> None:
-    """Refuses anything but an executor before any computation."""
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
+        return found
 
 
 def fine_outputs(candidate: Candidate, data: Data) -> dict[str, np.ndarray]:
@@ -442,4 +424,4 @@ def _order(found: Mark, higher_is_better: bool) -> tuple[float, float]:
     return (-metric if higher_is_better else metric, -found.decibels)
 
 
-__all__ = ["Search", "Trial", "fine_outputs", "mark", "require_executor", "search"]
+__all__ = ["Search", "Trial", "fine_outputs", "search"]

@@ -20,16 +20,17 @@ from ..deploy.inspect import name_in_short
 from ..deploy.simulate import compile as compiled
 from ..device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
 from ..device.tensor import CODE_RANGES, dequantize
-from ..display import shortened, table
+from ..display import Finding, shortened, table
 from ..engine import Compiled
 from ..planning.plans import PlanInput, PlanStep
 from ..progress import Clock, Progress
-from .metrics import Data, Metric, accuracy, decibels, score
+from .metrics import Data, Mark, Metric, accuracy, decibels, score
 from .network import Candidate, FineWeights
 from .precisions import Part, Precisions
 from .reasons import Values, reasons_of_weights
 
 MEASURES = ("alone", "fine", "cumulative")
+HEADER = ("layer", "part", "alone", "kept fine", "cumulative", "fine dB", "dB")
 # Bytes that the tensors of one part of the examples may take, and the most examples in it.
 MEMORY, TOGETHER = 2**28, 64
 # Rounds in which the fine grids are fitted to the data.
@@ -48,9 +49,11 @@ class PartSensitivity:
         fine: with this part alone in 16 bits, all else in the device's.
         cumulative: with this part and all before it in the device's bits, all after it in 16.
         decibels: signal to noise of the outputs with this part alone in the device's bits; infinite without noise; None
-            if that was not measured.
+            if that was not measured. fine_decibels: likewise with this part alone kept fine.
         loss: of the metric from this part alone; gain: in the metric if this part alone is kept fine. Both are positive
             where quantizing this part is harmful.
+        chance: by how much the loss (without it, the gain) may be off by chance: the standard error of the difference,
+            and of the accuracy one example at least.
         reasons: why, in words, the most important first; empty if nothing is unusual.
     """
 
@@ -63,6 +66,14 @@ class PartSensitivity:
     loss: float | None
     gain: float | None
     reasons: tuple[str, ...]
+    fine_decibels: float | None = None
+    chance: float = 0.0
+
+    @property
+    def cost(self) -> float | None:
+        """What it costs beyond chance: its loss alone, or what keeping it fine brings; 0 where chance explains it."""
+        cost = self.gain if self.decibels is None else self.loss
+        return cost if cost is None or cost > self.chance * (1 + 1e-9) else 0.0
 
     def __str__(self) -> str:
         why = f": it {self.reasons[0]}" if self.reasons and self.kind != "weights" else ""
@@ -70,8 +81,8 @@ class PartSensitivity:
         return f"{self.layer} ({self.kind}){why}"
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+@dataclass(frozen=True, repr=False)
+class Sensitivity(Finding):
     """What `sensitivity` found.
 
     Attributes:
@@ -82,6 +93,7 @@ class Sensitivity:
         parts: in order of execution.
         evaluations: how many networks were evaluated; seconds: their total time; one_evaluation: the time of the
             device's alone.
+        in_points: whether the metric is a share, such as the accuracy, so that costs are points of a hundred.
     """
 
     device: str
@@ -93,14 +105,15 @@ class Sensitivity:
     evaluations: int
     seconds: float
     one_evaluation: float
+    in_points: bool = False
 
     def ranked(self) -> tuple[PartSensitivity, ...]:
-        """The parts, the most harmful first: by what they lose alone, then by their noise; if that was not measured, by
-        what is gained by keeping them fine."""
+        """The parts, the most harmful first: by what they lose alone beyond chance (if that was not measured, by what
+        is gained by keeping them fine), then by their noise."""
 
         def harm(part: PartSensitivity) -> tuple[float, float]:
-            cost = part.gain if part.decibels is None else part.loss
-            return -(cost or 0.0), 0.0 if part.decibels is None else part.decibels
+            noise = -(part.fine_decibels or 0.0) if part.decibels is None else part.decibels
+            return -(part.cost or 0.0), noise
 
         return tuple(sorted(self.parts, key=harm))
 
@@ -112,8 +125,9 @@ class Sensitivity:
         """All of it; missing noise is null."""
         content = asdict(self)
         for each in (content, *content["parts"]):
-            known = each["decibels"] is not None and math.isfinite(each["decibels"])
-            each["decibels"] = each["decibels"] if known else None
+            for name in {"decibels", "fine_decibels"} & each.keys():
+                known = each[name] is not None and math.isfinite(each[name])
+                each[name] = each[name] if known else None
         return json.dumps(content, indent=2)
 
     def text(self, width: int = 80, count: int | None = None) -> str:
@@ -122,8 +136,8 @@ class Sensitivity:
         count: number of rows, the most harmful ones; None: all, in order of execution.
         """
         rows = [_cells(part) for part in (self.parts if count is None else self.worst(count))]
-        header = ("layer", "part", "alone", "kept fine", "cumulative", "dB")
-        room = [max([len(header[at]), *(len(row[at]) for row in rows)]) for at in range(1, 6)]
+        header = HEADER
+        room = [max([len(header[at]), *(len(row[at]) for row in rows)]) for at in range(1, len(HEADER))]
         most = max(8, width - sum(room) - 2 * len(room))
         names = [name_in_short(row[0], most) for row in rows]
         longest = max(map(len, (*names, header[0])))
@@ -133,13 +147,30 @@ class Sensitivity:
             lines.append("  ".join([name.ljust(longest), *cells]).rstrip())
         lines += ["", "What costs most:"]
         for number, part in enumerate(self.worst(), 1):
-            cost = "" if part.loss is None else f", costs {part.loss:.4g} alone"
-            if part.loss is None and part.gain is not None:
-                cost = f", kept fine brings {part.gain:.4g}"
             why = part.reasons[0] if part.reasons else "nothing unusual: its rounding"
-            line = f"{number}. {shortened(part.layer)} ({part.kind}){cost}: {why}"
+            line = f"{number}. {shortened(part.layer)} ({part.kind}){self._cost(part)}: {why}"
             lines += textwrap.wrap(line, width, subsequent_indent="   ")
+        if any(part.chance and not part.cost for part in self.worst()):
+            floor = max(part.chance for part in self.parts)
+            lines += textwrap.wrap(
+                f"Costs within chance, up to {self._points(floor)} here, are not listed as costs: those layers come by "
+                "their noise.",
+                width,
+            )
         return "\n".join(lines)
+
+    def _cost(self, part: PartSensitivity) -> str:
+        """What a part costs, beyond chance; else its noise."""
+        if part.cost:
+            word = "kept fine brings" if part.decibels is None else "costs"
+            alone = "" if part.decibels is None else " alone"
+            return f", {word} {self._points(part.cost)}{alone}"
+        if part.decibels is None or not math.isfinite(part.decibels):
+            return ""
+        return f", {part.decibels:.1f} dB alone"
+
+    def _points(self, amount: float) -> str:
+        return f"{100 * amount:.3g} points" if self.in_points else f"{amount:.4g}"
 
     def _head(self, width: int) -> list[str]:
         metric = ""
@@ -153,11 +184,13 @@ class Sensitivity:
         )
         return [*textwrap.wrap(line, width), ""]
 
-    def __str__(self) -> str:
-        return self.text()
+    def in_short(self) -> str:
+        (worst,) = self.worst(1) or (None,)
+        metric = "" if self.device_metric is None else f", {self.device_metric:.4g} on the device"
+        return f"{self.device}, {self.examples:,} examples{metric}, {len(self.parts):,} parts; worst: {worst}"
 
     def _repr_html_(self) -> str:
-        header = ("layer", "part", "alone", "kept fine", "cumulative", "dB", "why")
+        header = (*HEADER, "why")
         rows = [(*_cells(part), "; ".join(part.reasons)) for part in self.parts]
         return table(" ".join(self._head(10_000)), header, rows, 2)
 
@@ -170,8 +203,11 @@ class Sensitivity:
 
 def _cells(part: PartSensitivity) -> tuple[str, ...]:
     numbers = ["-" if each is None else f"{each:.4g}" for each in (part.alone, part.fine, part.cumulative)]
-    noise = "-" if part.decibels is None else f"{part.decibels:.1f}" if math.isfinite(part.decibels) else "inf"
-    return part.layer, part.kind, *numbers, noise
+    noises = [
+        "-" if each is None else f"{each:.1f}" if math.isfinite(each) else "inf"
+        for each in (part.fine_decibels, part.decibels)
+    ]
+    return part.layer, part.kind, *numbers, *noises
 
 
 def sensitivity(
@@ -226,39 +262,57 @@ def sensitivity(
     evaluation = Evaluation(precisions, name, given, bits)
     found = evaluation.run(plans, progress)
 
-    def scored(outputs: Mapping[str, np.ndarray]) -> float | None:
-        return None if metric is None else score(metric, outputs, given.targets)
-
     fine, coarse = found["reference", None], found["device", None]
-    reference, on_device = scored(fine), scored(coarse)
-    sign = 1.0 if higher_is_better else -1.0
+
+    def marked(outputs: Mapping[str, np.ndarray], parted: bool = True) -> Mark:
+        """parted: whether to measure what is chance, too."""
+        if metric is None:
+            return Mark(None, decibels(fine, outputs))
+        if parted:
+            return Mark.of(outputs, given, metric, fine)
+        return Mark(score(metric, outputs, given.targets), decibels(fine, outputs))
+
+    reference, on_device = marked(fine), marked(coarse)
+    sign, least = 1.0 if higher_is_better else -1.0, 1 / given.examples if metric is accuracy else 0.0
+
+    def worse(mark: Mark | None, than: Mark) -> float | None:
+        if mark is None or mark.metric is None or than.metric is None:
+            return None
+        return sign * (than.metric - mark.metric)
+
     rows = []
     for part in precisions.parts:
-        values = {each: scored(found[each, part]) for each in measure}
-        alone, kept = values.get("alone"), values.get("fine")
+        marks = {each: marked(found[each, part], each != "cumulative") for each in measure}
+        alone, kept = marks.get("alone"), marks.get("fine")
+        gain = worse(kept, on_device)
+        compared = ((alone, reference), (kept, on_device))
+        chance = next((mark.chance(other) for mark, other in compared if mark is not None), 0.0)
         rows.append(
             PartSensitivity(
                 part.layer,
                 part.kind,
-                alone,
-                kept,
-                values.get("cumulative"),
-                decibels(fine, found["alone", part]) if "alone" in measure else None,
-                None if alone is None or reference is None else sign * (reference - alone),
-                None if kept is None or on_device is None else sign * (kept - on_device),
+                None if alone is None else alone.metric,
+                None if kept is None else kept.metric,
+                marks["cumulative"].metric if "cumulative" in marks else None,
+                None if alone is None else alone.decibels,
+                worse(alone, reference),
+                None if gain is None else -gain,
                 evaluation.reasons(part),
+                None if kept is None else kept.decibels,
+                0.0 if metric is None else max(chance, least),
             )
         )
     return Sensitivity(
         profile_named(name).name,
         given.examples,
-        reference,
-        on_device,
-        decibels(fine, coarse),
+        reference.metric,
+        on_device.metric,
+        on_device.decibels,
         tuple(rows),
         len(plans),
         time.monotonic() - began,
         evaluation.one_evaluation,
+        metric is accuracy,
     )
 
 
