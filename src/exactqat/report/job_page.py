@@ -160,7 +160,7 @@ def _page(results: Results) -> str:
             for side in (best[0].graph.signature.inputs, best[0].graph.signature.outputs)
         ],
         footprint_tables=_footprint_tables(best),
-        not_measured=dict.fromkeys(o.footprint.why_not for o in best if o.footprint and o.footprint.why_not),
+        not_measured=dict.fromkeys(each.why_not for o in best if (each := o.footprint) is not None and each.why_not),
         claims=_claims(best),
         layers=[
             (outcome.precision.upper(), len(outcome.graph.operators), _layer_graph(outcome), _layer_table(outcome))
@@ -244,7 +244,9 @@ def _footprint_tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """What the delivered networks need on a microcontroller, and what the bytes of their files contain."""
     needs: list[tuple[bool, Sequence[str | Cell]]] = []
     parts: list[tuple[bool, Sequence[str | Cell]]] = []
-    kinds = list(dict.fromkeys(kind for outcome in outcomes if outcome.footprint for kind in outcome.footprint.parts))
+    kinds = list(
+        dict.fromkeys(kind for outcome in outcomes if outcome.footprint is not None for kind in outcome.footprint.parts)
+    )
     for outcome in outcomes:
         footprint, name = outcome.footprint, outcome.precision.upper()
         assert footprint is not None
