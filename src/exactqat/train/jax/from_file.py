@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ...deploy.formats.read_onnx import OnnxModel
@@ -51,16 +52,12 @@ def prepare_file(
     plan = file.plan(rules, deployable, keep_final_activation)
     leaves = {name: jnp.asarray(each) for name, each in {**file.parameters, **file.buffers}.items()}
 
-    def tree(named: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: named[name] for name in file.parameters}
-
     def no_model(*given: Any) -> Any:
         raise TypeError("a file has no function of the user's to run; call apply with params and state")
 
-    known = UserModel(
-        no_model, list(leaves), list(leaves.values()), frozenset(file.parameters), tree, dict, dict, no_model, False
-    )
-    prepared = Prepared(known, Functional(plan, primitives_jax, device))
+    trained = tuple(sorted(file.parameters))
+    structure = jax.tree.structure(dict.fromkeys(trained, 0))
+    prepared = Prepared(UserModel(leaves, trained, structure, dict, no_model), Functional(plan, primitives_jax, device))
     if check:
         file.compare(prepared.trained(*prepared.init()), device)
     return prepared

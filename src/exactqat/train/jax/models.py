@@ -35,40 +35,47 @@ class UserModel:
     """A user's model as a function of a tree, and the way back.
 
     Attributes:
-        function: of (leaves by name in `names`' order, arguments).
-        names: of the leaves.
-        leaves: their values.
-        trained: names of those that are trained.
-        tree: makes the user's tree of trained leaves from a mapping of all leaves.
-        names_of_tree: the inverse: a tree of trained leaves by name.
-        restore: what the user passed, with other values.
-        run: the user's model itself, a function of (leaves in `names`' order, args, kwargs, training, key): its results
-            and all leaves after the call, by name.
+        leaves: by name.
+        trained: names of those that are trained, in the order of their tree.
+        structure: of the user's tree of trained leaves.
+        restore: what the user passed, with other values by name.
+        run: the user's model itself, a function of (leaves by name, args, kwargs, training, key): its results and all
+            leaves after the call. key: None in evaluation that draws nothing.
         trains: whether `run` distinguishes training from evaluation.
         words: arguments that select training with a string, such as "mode='train'".
     """
 
-    function: Callable[..., Any]
-    names: list[str]
-    leaves: list[Any]
-    trained: frozenset[str]
-    tree: Callable[[Mapping[str, Any]], Any]
-    names_of_tree: Callable[[Any], dict[str, Any]]
+    leaves: Mapping[str, Any]
+    trained: tuple[str, ...]
+    structure: Any
     restore: Callable[[Mapping[str, Any]], Any]
-    run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any], bool, Any], tuple[Any, dict[str, Any]]]
-    trains: bool
+    run: Callable[[Mapping[str, Any], Sequence[Any], Mapping[str, Any], bool, Any], tuple[Any, dict[str, Any]]]
+    trains: bool = False
     signature: inspect.Signature | None = None
     words: str = ""
+
+    def function(self, leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        """What the model returns in evaluation. leaves: in the order of `leaves`."""
+        return self.run(dict(zip(self.leaves, leaves, strict=True)), args, kwargs, False, None)[0]
+
+    def tree(self, leaves: Mapping[str, Any]) -> Any:
+        """The user's tree of trained leaves, from all leaves by name."""
+        return jax.tree.unflatten(self.structure, [leaves[name] for name in self.trained])
+
+    def names_of_tree(self, tree: Any) -> dict[str, Any]:
+        """The inverse of `tree`."""
+        return dict(zip(self.trained, jax.tree.leaves(tree), strict=True))
 
 
 def in_training(known: UserModel) -> Callable[..., Any]:
     """The model's function as in training; refuses anything that training changes except batch norms' statistics."""
 
     def function(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        results, after = known.run(leaves, args, kwargs, True, jax.random.key(0))
+        before = dict(zip(known.leaves, leaves, strict=True))
+        results, after = known.run(before, args, kwargs, True, jax.random.key(0))
         changed = [
             name
-            for name, leaf in zip(known.names, leaves, strict=True)
+            for name, leaf in before.items()
             if after[name] is not leaf and not jnp.issubdtype(after[name].dtype, jnp.unsignedinteger)
         ]
         if changed:
@@ -138,44 +145,27 @@ def function_model(
     if not found:
         raise TypeError("variables must be a tree of arrays, got one without a leaf")
     averages = MovingAverages(found, decays or {})
-    names, leaves_seen = averages.names, [averages.seen(name) for name in averages.names]
+    leaves = {name: averages.seen(name) for name in averages.names}
     statistics |= _statistics(params) | averages.averages
-    trained = frozenset(
-        name
-        for name, leaf in zip(names, leaves_seen, strict=True)
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and name not in statistics
+    real = [name for name, leaf in leaves.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
+    trained = tuple(name for name in real if name not in statistics)
+    structure = jax.tree.structure(
+        jax.tree.unflatten(definition, [leaf if name in trained else None for name, leaf in found])
     )
-
-    def tree(leaves: Mapping[str, Any]) -> Any:
-        return jax.tree.unflatten(definition, [leaves[name] if name in trained else None for name, _ in found])
-
-    def names_of_tree(tree: Any) -> dict[str, Any]:
-        return {name: leaf for name, leaf in named_leaves(tree) if name in trained}
-
-    def restore(leaves: Mapping[str, Any]) -> Any:
-        return jax.tree.unflatten(definition, averages.tree_leaves(leaves))
-
-    def given(leaves: Sequence[Any]) -> Any:
-        # Where layers identify themselves, averages are vectors, as in training.
-        shaped = not capturing()
-        return jax.tree.unflatten(definition, averages.tree_leaves(dict(zip(names, leaves, strict=True)), shaped))
-
     signature = _without_first(function)
     flags = {} if signature is None else _unused_flags(signature, args, kwargs)
 
-    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return function(given(leaves), *args, **_in_mode(flags, False), **kwargs)
+    def restore(leaves: Mapping[str, Any], shaped: bool = True) -> Any:
+        return jax.tree.unflatten(definition, averages.tree_leaves(leaves, shaped))
 
     def run(
-        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+        leaves: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
     ) -> tuple[Any, dict[str, Any]]:
-        return function(given(leaves), *args, **_in_mode(flags, training), **kwargs), dict(
-            zip(names, leaves, strict=True)
-        )
+        # Where layers identify themselves, averages are vectors, as in training.
+        given = restore(leaves, shaped=not capturing())
+        return function(given, *args, **_in_mode(flags, training), **kwargs), dict(leaves)
 
-    return UserModel(
-        call, names, leaves_seen, trained, tree, names_of_tree, restore, run, bool(flags), signature, _words(flags)
-    )
+    return UserModel(leaves, trained, structure, restore, run, bool(flags), signature, _words(flags))
 
 
 def _statistics(params: Any) -> frozenset[str]:
@@ -217,51 +207,35 @@ def linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappin
         name if short.count(brief) == 1 and brief else full
         for (full, _), brief, name in zip(found, short, short, strict=True)
     ]
-    trained = frozenset(name for name, (full, _) in zip(names, found, strict=True) if full.startswith("params."))
-    params_definition = jax.tree.structure(variables["params"])
-    params_names = [name for name in names if name in trained]
-    signature = inspect.signature(type(module).__call__)
-    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-    flags = _unused_flags(signature, args, kwargs)
-
+    full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
+    trained = tuple(name for full, name in full_names.items() if full.startswith("params."))
+    signature = _without_first(type(module).__call__)
+    flags = {} if signature is None else _unused_flags(signature, args, kwargs)
     fields = _flags_of_fields(module)
     modules = {training: module.clone(**_in_mode(fields, training)) if fields else module for training in (False, True)}
-
-    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        params = jax.tree.unflatten(definition, list(leaves))
-        return modules[False].apply(params, *args, **_in_mode(flags, False), **kwargs)
-
-    full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
     others = [collection for collection in variables if collection != "params"]
 
+    def restore(leaves: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(definition, [leaves[name] for name in names])
+
     def run(
-        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+        leaves: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
     ) -> tuple[Any, dict[str, Any]]:
         results, updates = modules[training].apply(
-            jax.tree.unflatten(definition, list(leaves)),
+            restore(leaves),
             *args,
             **_in_mode(flags, training),
             **kwargs,
             mutable=others if training else [],
             # All other streams of random numbers are derived from that of the parameters.
-            rngs={"params": key, "dropout": jax.random.fold_in(key, 1)},
+            rngs=None if key is None else {"params": key, "dropout": jax.random.fold_in(key, 1)},
         )
         changed = {full_names[full]: leaf for full, leaf in named_leaves(dict(updates)) if full in full_names}
-        return results, {**dict(zip(names, leaves, strict=True)), **changed}
+        return results, {**leaves, **changed}
 
-    def tree(leaves: Mapping[str, Any]) -> Any:
-        return jax.tree.unflatten(params_definition, [leaves[name] for name in params_names])
-
-    def names_of_tree(tree: Any) -> dict[str, Any]:
-        return dict(zip(params_names, jax.tree.leaves(tree), strict=True))
-
-    def restore(leaves: Mapping[str, Any]) -> Any:
-        return jax.tree.unflatten(definition, [leaves[name] for name in names])
-
-    leaves = [leaf for _, leaf in found]
-    trains = bool(flags or fields or others)
-    words = _words({**flags, **fields})
-    return UserModel(call, names, leaves, trained, tree, names_of_tree, restore, run, trains, signature, words)
+    held = {name: leaf for name, (_, leaf) in zip(names, found, strict=True)}
+    trains, words = bool(flags or fields or others), _words({**flags, **fields})
+    return UserModel(held, trained, jax.tree.structure(variables["params"]), restore, run, trains, signature, words)
 
 
 def nnx_model(module: Any) -> UserModel:
@@ -270,28 +244,23 @@ def nnx_model(module: Any) -> UserModel:
     parts: Any = nnx.split(module, nnx.Param, ...)
     definition, params, others = parts
     flat_params, flat_others = (dict(nnx.to_flat_state(state)) for state in (params, others))
-    flat = {".".join(map(str, path)): held[...] for path, held in {**flat_params, **flat_others}.items()}
+    paths = {".".join(map(str, path)): path for path in (*flat_params, *flat_others)}
+    held = {name: {**flat_params, **flat_others}[path] for name, path in paths.items()}
     # Random keys and counters are not numbers of the network.
-    numbers = {
-        name: leaf for name, leaf in flat.items() if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+    leaves = {
+        name: each[...]
+        for name, each in held.items()
+        if not jnp.issubdtype(jnp.result_type(each[...]), jax.dtypes.prng_key)
     }
-    names = list(numbers)
-    trained = frozenset(".".join(map(str, path)) for path in flat_params)
     structure = nnx.to_pure_dict(params)
-    structure_names = [name for name, _ in named_leaves(structure)]
-    tree_definition = jax.tree.structure(structure)
+    signature = _without_first(type(module).__call__)
 
     def restore(leaves: Mapping[str, Any]) -> Any:
-        state = nnx.from_flat_state(
-            {
-                path: held.replace(leaves.get(".".join(map(str, path)), held[...]))
-                for path, held in {**flat_params, **flat_others}.items()
-            }
-        )
-        return nnx.merge(definition, state)
+        values = {paths[name]: each.replace(leaves.get(name, each[...])) for name, each in held.items()}
+        return nnx.merge(definition, nnx.from_flat_state(values))
 
-    signature = inspect.signature(type(module).__call__)
-    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    def flags_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        return {} if signature is None else _unused_flags(signature, args, kwargs)
 
     def numbers_of(made: Any) -> dict[str, Any]:
         """Attributes that are plain numbers or strings, by their paths."""
@@ -303,30 +272,20 @@ def nnx_model(module: Any) -> UserModel:
         }
 
     def run(
-        leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
+        leaves: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
     ) -> tuple[Any, dict[str, Any]]:
-        made = restore(dict(zip(names, leaves, strict=True)))
+        made = restore(leaves)
         made.train() if training else made.eval()
         before = numbers_of(made)
-        results = made(*args, **_in_mode(_unused_flags(signature, args, kwargs), training), **kwargs)
+        results = made(*args, **_in_mode(flags_of(args, kwargs), training), **kwargs)
         if changed := [name for name, value in numbers_of(made).items() if before.get(name, value) != value]:
             raise CaptureError(
                 f"the model changes its attribute '{changed[0]}' when it is called; the device computes the same at "
                 "every call: keep it outside of the model"
             )
-        after = {".".join(map(str, path)): held[...] for path, held in nnx.to_flat_state(nnx.state(made))}
-        return results, {name: after[name] for name in names}
+        after = {".".join(map(str, path)): each[...] for path, each in nnx.to_flat_state(nnx.state(made))}
+        return results, {name: after[name] for name in leaves}
 
-    def call(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return run(leaves, args, kwargs, False, None)[0]
-
-    def tree(leaves: Mapping[str, Any]) -> Any:
-        return jax.tree.unflatten(tree_definition, [leaves[name] for name in structure_names])
-
-    def names_of_tree(tree: Any) -> dict[str, Any]:
-        return dict(zip(structure_names, jax.tree.leaves(tree), strict=True))
-
-    words = _words(_unused_flags(signature, (), {}))
-    return UserModel(
-        call, names, list(numbers.values()), trained, tree, names_of_tree, restore, run, True, signature, words
-    )
+    trained = tuple(name for name, _ in named_leaves(structure))
+    tree = jax.tree.structure(structure)
+    return UserModel(leaves, trained, tree, restore, run, True, signature, _words(flags_of((), {})))

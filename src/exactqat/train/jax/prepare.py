@@ -99,10 +99,10 @@ def prepare(
         with at_work("prepare reads the model"):
             network = capture(
                 known.function,
-                known.leaves,
+                list(known.leaves.values()),
                 args,
                 kwargs,
-                names=known.names,
+                names=list(known.leaves),
                 trainable=known.trained.__contains__,
                 signature=known.signature,
                 in_training=in_training(known) if known.trains else None,

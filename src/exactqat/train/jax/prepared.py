@@ -122,7 +122,7 @@ class Prepared:
                 ``"range_parameters"`` its own learning rate with `optax.multi_transform`.
             state: all else.
         """
-        leaves = {name: _float32(leaf) for name, leaf in zip(self._model.names, self._model.leaves, strict=True)}
+        leaves = {name: _float32(leaf) for name, leaf in self._model.leaves.items()}
         with jax.ensure_compile_time_eval():  # within `jit`, too
             arrays = self._functional.initial({name: np.asarray(leaf) for name, leaf in leaves.items()})
         learned, ranges = jax.tree.map(jnp.asarray, (arrays.learned, arrays.ranges))
@@ -306,7 +306,7 @@ class Prepared:
     def _tensors(self, params: Params, state: State) -> dict[str, Any]:
         try:
             return {**state.variables, **self._model.names_of_tree(params["model"])}
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise TypeError(
                 "params must be what init gives, a dictionary of 'model' and 'range_parameters', got "
                 f"{type(params).__name__}"

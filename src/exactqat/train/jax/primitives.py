@@ -27,9 +27,19 @@ from . import host
 Pairs = Sequence[Sequence[int]]
 
 
-# --- value by value ---------------------------------------------------------------------------------------------------
+# --- functions of JAX by the names of `Primitives`, which says what they do -------------------------------------------
 
-abs = jnp.abs
+
+def _over(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Over some axes."""
+
+    def reduce(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
+        return function(x, axes if isinstance(axes, int) else tuple(axes), keepdims=keep_dims)
+
+    return reduce
+
+
+abs, maximum, minimum, where = jnp.abs, jnp.maximum, jnp.minimum, jnp.where
 exp, log, sqrt, rsqrt = jnp.exp, jnp.log, jnp.sqrt, lax.rsqrt
 sin, cos, tanh, sigmoid, erf = jnp.sin, jnp.cos, jnp.tanh, jax.nn.sigmoid, lax.erf
 floor, ceil, round, sign, square = jnp.floor, jnp.ceil, jnp.round, jnp.sign, jnp.square
@@ -37,26 +47,16 @@ expm1, log1p, reciprocal, negative = jnp.expm1, jnp.log1p, jnp.reciprocal, jnp.n
 stop_gradient = lax.stop_gradient
 ones_like, zeros_like = jnp.ones_like, jnp.zeros_like
 exact_sqrt = jnp.sqrt
+mean, sum, amax, amin = _over(jnp.mean), _over(jnp.sum), _over(jnp.max), _over(jnp.min)
+argmax, argmin = _over(jnp.argmax), _over(jnp.argmin)
+softmax, log_softmax = jax.nn.softmax, jax.nn.log_softmax
+reshape, transpose, moveaxis, matmul = jnp.reshape, jnp.transpose, jnp.moveaxis, jnp.matmul
+stack, flip, from_numpy = jnp.stack, jnp.flip, jnp.asarray
+to_float = partial(jnp.asarray, dtype=jnp.float32)
 
 
 def array(values: Any, like: Array) -> Array:
-    """NumPy values as an array of the type of another one."""
     return jnp.asarray(values, like.dtype)
-
-
-def maximum(first: Any, second: Any) -> Array:
-    """The larger of two arrays, or of an array and a number."""
-    return jnp.maximum(first, second)
-
-
-def minimum(first: Any, second: Any) -> Array:
-    """The smaller of two arrays, or of an array and a number."""
-    return jnp.minimum(first, second)
-
-
-def where(condition: Array, first: Any, second: Any) -> Array:
-    """`first` where the condition holds, else `second`."""
-    return jnp.where(condition, first, second)
 
 
 def clip(x: Array, low: float, high: float) -> Array:
@@ -69,14 +69,8 @@ def clip(x: Array, low: float, high: float) -> Array:
     return x
 
 
-def relu(x: Array) -> Array:
-    """Nothing below 0."""
-    return clip(x, 0.0, math.inf)
-
-
-def relu6(x: Array) -> Array:
-    """Nothing below 0 or above 6."""
-    return clip(x, 0.0, 6.0)
+relu = partial(clip, low=0.0, high=math.inf)
+relu6 = partial(clip, low=0.0, high=6.0)
 
 
 def straight_through(value: Array, gradient_of: Array) -> Array:
@@ -189,51 +183,7 @@ def _(rounding: str, primals: tuple[Array, ...], tangents: tuple[Array, ...]) ->
     return _with_gradient_of_rounding(*primals, rounding), moved
 
 
-# --- over axes --------------------------------------------------------------------------------------------------------
-
-
-def _axes(axes: int | Sequence[int]) -> tuple[int, ...]:
-    return (axes,) if isinstance(axes, int) else tuple(axes)
-
-
-def mean(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
-    """The mean over some axes."""
-    return jnp.mean(x, _axes(axes), keepdims=keep_dims)
-
-
-def sum(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
-    """The sum over some axes."""
-    return jnp.sum(x, _axes(axes), keepdims=keep_dims)
-
-
-def amax(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
-    """The largest value over some axes."""
-    return jnp.max(x, _axes(axes), keepdims=keep_dims)
-
-
-def amin(x: Array, axes: int | Sequence[int], keep_dims: bool = False) -> Array:
-    """The smallest value over some axes."""
-    return jnp.min(x, _axes(axes), keepdims=keep_dims)
-
-
-def argmax(x: Array, axis: int, keep_dims: bool = False) -> Array:
-    """Where the largest value is, the first one of equal ones; int32."""
-    return jnp.argmax(x, axis, keepdims=keep_dims)
-
-
-def argmin(x: Array, axis: int, keep_dims: bool = False) -> Array:
-    """Where the smallest value is; int32."""
-    return jnp.argmin(x, axis, keepdims=keep_dims)
-
-
-def softmax(x: Array, axis: int) -> Array:
-    """Shares that add up to 1 along an axis."""
-    return jax.nn.softmax(x, axis)
-
-
-def log_softmax(x: Array, axis: int) -> Array:
-    """The logarithm of `softmax`."""
-    return jax.nn.log_softmax(x, axis)
+# --- replicas, in `exactqat.jax.synchronized` ------------------------------------------------------------------------
 
 
 def sorted_values(x: Array) -> Array:
@@ -263,16 +213,6 @@ def mean_of_replicas(x: Array) -> Array:
 # --- movement ---------------------------------------------------------------------------------------------------------
 
 
-def reshape(x: Array, shape: Sequence[int]) -> Array:
-    """The same elements in another shape; one size may be -1."""
-    return x.reshape(tuple(shape))
-
-
-def transpose(x: Array, permutation: Sequence[int]) -> Array:
-    """Result axis k is the array's axis permutation[k]."""
-    return jnp.transpose(x, tuple(permutation))
-
-
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     """Axes of size 1 repeated; -1 keeps a size."""
     missing = len(shape) - x.ndim
@@ -287,11 +227,6 @@ def concatenate(arrays: Sequence[Array], axis: int) -> Array:
         common = [max(sizes) for sizes in zip(*shapes, strict=True)]
         arrays = [jnp.broadcast_to(each, (*common[:axis], each.shape[axis], *common[axis:])) for each in arrays]
     return jnp.concatenate(list(arrays), axis)
-
-
-def stack(arrays: Sequence[Array], axis: int) -> Array:
-    """Joined along a new axis."""
-    return jnp.stack(list(arrays), axis)
 
 
 def slice(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
@@ -314,11 +249,6 @@ def embedding(indices: Array, table: Array, fixed_row: int | None = None) -> Arr
     return jnp.take(table, indices, 0, mode="fill", fill_value=math.nan)
 
 
-def flip(x: Array, axes: int | Sequence[int]) -> Array:
-    """Reversed along some axes."""
-    return jnp.flip(x, _axes(axes))
-
-
 def pad(x: Array, pairs: Pairs, value: float = 0.0) -> Array:
     """`value` around the array; one pair for every axis."""
     return lax.pad(x, jnp.asarray(value, x.dtype), [(int(before), int(after), 0) for before, after in pairs])
@@ -338,11 +268,6 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """Over the last axis; weight [out, in]."""
     product = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return product if bias is None else product + bias
-
-
-def matmul(first: Array, second: Array) -> Array:
-    """The product over the last axis of the first and the second-to-last axis of the second."""
-    return jnp.matmul(first, second)
 
 
 def conv(
@@ -497,21 +422,6 @@ def batch_norm(
     )
     y = jnp.moveaxis(result.y.reshape(moved.shape), -1, axis)
     return y, lax.stop_gradient(result.batch_mean), lax.stop_gradient(result.batch_variance)
-
-
-def from_numpy(values: np.ndarray) -> Array:
-    """NumPy values as an array."""
-    return jnp.asarray(values)
-
-
-def to_float(x: Any) -> Array:
-    """A whole number, or any other, as float32."""
-    return jnp.asarray(x, jnp.float32)
-
-
-def moveaxis(x: Array, source: int, destination: int) -> Array:
-    """One axis moved elsewhere."""
-    return jnp.moveaxis(x, source, destination)
 
 
 def dropout(x: Array, rate: float, key: Any, kept_axes: Sequence[int] = ()) -> Array:

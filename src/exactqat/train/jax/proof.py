@@ -34,7 +34,7 @@ class _Sides:
         self.examples = int(self.tree.example[0].shape[0])
         self.leaves = {
             name: np.asarray(leaf, np.float32) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
-            for name, leaf in zip(model.names, model.leaves, strict=True)
+            for name, leaf in model.leaves.items()
         }
         self.statistics = [name for name, leaf in self.leaves.items() if name not in model.trained and _is_float(leaf)]
         self.compiled: dict[Any, Callable[..., Any]] = {}
@@ -47,7 +47,7 @@ class _Sides:
 
         def run(leaves: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
             args, kwargs = self.tree.arguments(inputs)
-            results, after = self.model.run(list(leaves.values()), args, kwargs, training, jax.random.key(0))
+            results, after = self.model.run(leaves, args, kwargs, training, jax.random.key(0))
             return results, {**leaves, **after}
 
         return self._evidence("original", run, leaves, trial, nudge, layers)
