@@ -79,7 +79,7 @@ def forked(function: Any, *arguments: Any, seconds: float | None = None) -> str:
 
 def fork_instead(yes: bool) -> None:
     """Whether processes of runtimes are forked."""
-    for name in ("inspect", "inspect_onnx", "footprint", "runtimes.micro"):
+    for name in ("inspect", "verify", "footprint", "runtimes.micro"):
         module = importlib.import_module(f"exactqat.deploy.{name}")
         module.try_in_a_child = forked if yes else trial.try_in_a_child  # type: ignore[attr-defined]
 

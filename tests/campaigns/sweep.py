@@ -46,7 +46,7 @@ MEASURED = Path(exactqat.device.__file__).parent / "measured.json"
 class Outcome:
     """Codes compared; of those that differ how many, by how much at most, and the first graphs with such.
 
-    refused: of the graphs, how many the runtime did not take.
+    refused: of the graphs, how many the runtime did not take, or have no form in its files; rejected: the former alone.
     """
 
     values: int = 0
@@ -54,6 +54,7 @@ class Outcome:
     largest: int = 0
     graphs: int = 0
     refused: int = 0
+    rejected: int = 0
     examples: list[tuple[Graph, dict[str, np.ndarray]]] = field(default_factory=list)
 
 
@@ -76,8 +77,9 @@ def sweep(kind: str, profile: str, count: int, folder: Path) -> Outcome:
         outcome.graphs += 1
         try:
             report = verify(graph, written_for(profile, graph, folder), codes, profile)
-        except (RuntimeRefusal, NoForm):
+        except (RuntimeRefusal, NoForm) as error:
             outcome.refused += 1
+            outcome.rejected += isinstance(error, RuntimeRefusal)
             continue
         rows = [row for row in report.operators if row.kind == kind]
         outcome.values += sum(row.values for row in rows)
@@ -183,16 +185,20 @@ def main() -> int:
             for graph, _ in outcome.examples:
                 print(f"    {graph.operators}", flush=True)
             failed += outcome.differing > 0
-            if arguments.write and outcome.values:
+            if arguments.write and (outcome.values or outcome.rejected):
                 keep(kind, profile, [outcome.values, outcome.differing, outcome.largest])
     return int(failed > 0)
 
 
 def keep(kind: str, profile: str, row: list[int]) -> None:
-    """Enters one count."""
+    """Enters one count; of no results: that the runtime has no such operator."""
     content = json.loads(MEASURED.read_text())
     content.setdefault("runtimes", {})[profile] = version(profile)
-    content["results"].setdefault(kind, {})[profile] = row
+    absent = {name for name in content["absent"].get(profile, ()) if name in NAMES and name != kind}
+    content["absent"][profile] = [name for name in NAMES if name in absent or (name == kind and not row[0])]
+    content["results"].setdefault(kind, {}).pop(profile, None)
+    if row[0]:
+        content["results"][kind][profile] = row
     content["results"] = {
         name: {each: rows[each] for each in PROFILES if each in rows}
         for name in NAMES
@@ -201,7 +207,9 @@ def keep(kind: str, profile: str, row: list[int]) -> None:
     # One line for each operator.
     lines = [f"    {json.dumps(name)}: {json.dumps(rows)}" for name, rows in content["results"].items()]
     runtimes = json.dumps(content["runtimes"], indent=2, sort_keys=True).replace("\n", "\n  ")
-    MEASURED.write_text(f'{{\n  "runtimes": {runtimes},\n  "results": {{\n' + ",\n".join(lines) + "\n  }\n}\n")
+    absent = json.dumps(content["absent"], indent=2, sort_keys=True).replace("\n", "\n  ")
+    head = f'{{\n  "runtimes": {runtimes},\n  "absent": {absent},\n  "results": {{\n'
+    MEASURED.write_text(head + ",\n".join(lines) + "\n  }\n}\n")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ pytest.importorskip("torch", reason="needs exactqat[torch]")
 from run_devices import MLPERF_TINY, graph_of
 from sweep import sweep
 
+from exactqat import tune
 from exactqat.deploy import (
     Builder,
     Graph,
@@ -40,7 +43,7 @@ from exactqat.deploy import (
 from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.runtimes import emulation
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
-from exactqat.device import OPERATORS, PROFILES
+from exactqat.device import OPERATORS, PROFILES, Refusal
 
 needs_micro = pytest.mark.skipif("micro" not in profiles_here(), reason="needs exactqat[micro]")
 needs_emulation = pytest.mark.skipif(not emulation.is_set_up(), reason=f"ARM64: {emulation.SET_UP} sets it up")
@@ -298,3 +301,39 @@ def test_profiles_of_python_say_what_a_former_name_is_called() -> None:
         ValueError, match="device must be one of xnnpack-x86, .*got 'arm64'; it is called 'xnnpack-arm64'"
     ):
         simulate(small_graph(), np.zeros((1, 6, 6, 2), np.int8), "arm64")
+
+
+def test_what_a_devices_runtime_lacks_is_known_before_training() -> None:
+    """TFLite-Micro has no GELU, no bilinear resizing in int16, and joins ten tensors."""
+    torch = pytest.importorskip("torch")
+    from exactqat import qat
+
+    x = torch.randn(4, 3, 4, 4)
+    prepared = qat.prepare(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()), x, device="micro", check=False)
+    assert [step.kind for step in prepared.plan.steps] == ["FULLY_CONNECTED", "TABLE"]
+    resized = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.UpsamplingBilinear2d(scale_factor=2))
+    wide = [qat.Rule(activation_bits=16)]
+    with pytest.raises(qat.UnsupportedOperator, match=r"has no RESIZE_BILINEAR in int16; give it 8 bits: Rule\('1'"):
+        qat.prepare(resized, x, wide, device="micro", check=False)
+    qat.prepare(resized, x, wide, device="xnnpack", check=False)
+
+    class Joined(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.cat([x * float(factor) for factor in range(1, 12)], 1)
+
+    with pytest.raises(qat.UnsupportedOperator, match="joins at most 10 tensors, got 11"):
+        qat.prepare(Joined(), x, device="micro", check=False)
+
+
+def test_a_graph_that_the_device_does_not_run_is_not_written_and_does_not_pass(tmp_path: Path) -> None:
+    builder = Builder()
+    builder.input("x", (1, 4), per_tensor(0.1, 0))
+    builder.gelu("x", per_tensor(0.1, 0), name="y")
+    graph = replace(builder.graph(["y"]), trained_for="micro")
+    reason = "TFLite-Micro has no GELU in int8 (at y)"
+    assert graph.absent_from("micro") == (reason,) and graph.absent_from("xnnpack-x86") == ()
+    with pytest.raises(Refusal, match="micro does not run it: TFLite-Micro has no GELU"):
+        write_tflite(graph, tmp_path / "model.tflite")
+    codes = np.zeros((2, 4), np.float32)
+    verdict = tune.gate(graph, (codes, codes), devices=["micro"], metric=lambda *_: 1.0, minimum=0.5)
+    assert not verdict.passes and verdict.failures == (f"micro does not run it: {reason}",)

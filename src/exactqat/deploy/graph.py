@@ -15,7 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from ..device import ACTIVATIONS, INT8_MAX, INT8_MIN, OPERATORS, Quantization, Tensor, per_tensor
+from ..device import (
+    ACTIVATIONS,
+    INT8_MAX,
+    INT8_MIN,
+    OPERATORS,
+    Profile,
+    Quantization,
+    Tensor,
+    per_tensor,
+    profile_named,
+)
 from ..device.arithmetic import same_padding
 from ..device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
 from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, RAW, initial_codes
@@ -222,6 +232,17 @@ class Graph:
         inputs = [self.tensors[name] for name in operator.inputs]
         name = OPERATORS[operator.kind].measured_as(inputs, self.tensors[operator.outputs[0]])
         return f"{name}{BUILT_IN}" if operator.built_in else name
+
+    def absent_from(self, device: str | Profile) -> tuple[str, ...]:
+        """What the device's runtime does not run, a sentence for each reason; usually nothing."""
+        profile = profile_named(device)
+        places: dict[str, list[str]] = {}
+        for operator in self.operators:
+            name = self.measured_as(operator).removesuffix(BUILT_IN)
+            reason = OPERATORS[operator.kind].absent_from(profile, name, len(operator.inputs))
+            if reason:
+                places.setdefault(reason, []).append(operator.outputs[0])
+        return tuple(f"{reason} (at {listed(names, 4)})" for reason, names in places.items())
 
     def multiply_accumulates(self, operator: Operator) -> int:
         """Multiply-accumulates of one example through `operator`; 0 if nothing is multiplied and summed."""

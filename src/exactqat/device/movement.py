@@ -112,6 +112,12 @@ class Concatenation(Movement):
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         return {"axis": attributes["axis"]}
 
+    def absent_from(self, profile: Profile, name: str, operands: int) -> str:
+        most = profile.most_joined
+        if most is not None and operands > most:
+            return f"{profile.title} joins at most {most} tensors, got {operands}"
+        return super().absent_from(profile, name, operands)
+
     operands = (1, None)
     version = 2
     wide_version = 3

@@ -18,6 +18,7 @@ import numpy as np
 
 from .attribute import REQUIRED
 from .file_forms import FileOperator, Unreadable
+from .presence import lacks
 from .profile import Profile
 from .real import FloatPrimitives, real_numbers
 from .tensor import INDICES, Quantization, Tensor
@@ -286,6 +287,11 @@ class DeviceOperator:
     def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: Profile) -> bool:
         """Whether there are codes at which the runtime does not refuse but dies; `integers` raises Refusal for them."""
         return False
+
+    def absent_from(self, profile: Profile, name: str, operands: int) -> str:
+        """Why the device's runtime does not run it, by the name it was measured as (see `measured_as`) and the number
+        of operands; "": it does."""
+        return lacks(profile, name)
 
     def multiply_accumulates(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> int:
         """Multiply-accumulates for one image."""

@@ -44,6 +44,7 @@ class Profile:
             otherwise by one of its own.
         four_bits_per_channel: FULLY_CONNECTED takes filters of four bits with a scale for each channel; otherwise with
             one for the whole filter only.
+        most_joined: how many tensors CONCATENATION takes; None: any number.
         rounds_as_onnx: ONNX's operators between DequantizeLinear and QuantizeLinear, as onnxruntime's kernels compute
             them: integers where it has such kernels, else float32; scales in float32, ties to the even code.
         multiplier_dtype: what quotients of scales are formed in, where the kernels differ.
@@ -73,6 +74,7 @@ class Profile:
     relu6_keeps_codes: bool = False
     lstm_of_operators: bool = False
     four_bits_per_channel: bool = True
+    most_joined: int | None = None
     rounds_as_onnx: bool = False
     multiplier_dtype: type[np.floating] = np.float32
     table_dtype: type[np.floating] = np.float64
@@ -230,6 +232,7 @@ MICRO = declare(
         relu6_keeps_codes=True,
         lstm_of_operators=True,
         four_bits_per_channel=False,
+        most_joined=10,
         multiplier_dtype=np.float64,
         table_dtype=np.float32,
         runtime="tflite-micro",

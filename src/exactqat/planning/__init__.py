@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
+from ..device import Profile, profile_named
 from ..display import shortened
 from . import (
     activations,
@@ -37,6 +38,7 @@ def plan(
     rules: Iterable[Rule] = (Rule(),),
     deployable: bool = True,
     keep_final_activation: bool | None = None,
+    device: str | Profile | None = None,
 ) -> Plan:
     """Decides what the device runs for each step of a network, which tensors share a grid, and what cannot be run.
 
@@ -46,12 +48,14 @@ def plan(
         deployable: refuse rules that the device cannot run.
         keep_final_activation: whether a final softmax, log-softmax, sigmoid or argmax is part of the device's network.
             Otherwise it is left to the program that runs the device; see `warn_of_logits`.
+        device: what its runtime lacks is replaced or, if `deployable`, refused; None: any device.
 
     Raises:
         UnsupportedOperator: lists every place that the device cannot run, with what to do instead.
         ValueError: no rule matches a layer, or a rule cannot be deployed.
     """
-    return Planner(network, rules, deployable, bool(keep_final_activation)).run()
+    profile = None if device is None else profile_named(device)
+    return Planner(network, rules, deployable, bool(keep_final_activation), device=profile).run()
 
 
 class FinalActivationWarning(UserWarning):

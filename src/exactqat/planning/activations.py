@@ -83,6 +83,8 @@ def direct(planner: Planner, step: Step) -> Stored:
     maker, arguments = Maker(planner, step, step.kind), function.of_step(step.attributes)
     if maker.is_int16() and "int16" not in OPERATORS[function.operator].dtypes:
         return table(planner, step)
+    if maker.is_absent(function.operator, "int16" if maker.is_int16() else "int8"):
+        return table(planner, step)
     return maker.unary(function.operator, x, attributes=arguments, nonnegative=function.nonnegative)
 
 

@@ -135,6 +135,7 @@ class Maker:
             high = activation != "NONE"
             positive = nonnegative or high or (bounds is not None and bounds[0] == 0)
             grid = SharedGrid(path, rule, positive, operator.grid_fixed_in("int16" if rule.is_int16 else "int8"))
+        self._need_on_device(kind, [grid, *(each.grid for each in operands if isinstance(each, Stored))], path)
         if batch_axis is None:
             batch_axis = tensors[0].batch_axis
         stored = Stored(path, tuple(shape), batch_axis, grid, channels, high)
@@ -156,6 +157,22 @@ class Maker:
     def is_int16(self, part: str | None = None) -> bool:
         """Whether the rules want the result in 16 bits."""
         return self.rule(self.path if part is None else f"{self.path}_{part}").is_int16
+
+    def is_absent(self, kind: str, dtype: str = "int8", operands: int = 1) -> str:
+        """Why the device's runtime does not run an operator; "": it does, or no device is named."""
+        device = self.planner.device
+        name = kind if dtype == "int8" else f"{kind}:{dtype}"
+        return "" if device is None else OPERATORS[kind].absent_from(device, name, operands)
+
+    def _need_on_device(self, kind: str, grids: Sequence[SharedGrid], path: str) -> None:
+        """Refuses the step if the device's runtime does not run it."""
+        wide = any(grid.is_int16 for grid in grids)
+        reason = self.is_absent(kind, "int16" if wide else "int8", len(grids) - 1)
+        if not reason or not self.planner.deployable:
+            return
+        in_eight = wide and not self.is_absent(kind, "int8", len(grids) - 1)
+        remedy = f"give it 8 bits: Rule({path!r}, activation_bits=8)" if in_eight else "write it another way"
+        raise Refused(f"{word(self.step)}: {reason}; {remedy}, or prepare it for another device")
 
     def _need_dtype(self, kind: str, rule: Rule) -> None:
         """Refuses the step in 16 bits if no runtime has the operator for them."""

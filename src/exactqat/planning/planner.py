@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..device import Profile
 from ..device.operator import in_int16
 from . import files, masks, whole
 from .network import KINDS, Constant, Network, Place, Step
@@ -60,8 +61,11 @@ class Planner:
         deployable: bool,
         keep_final_activation: bool = False,
         constants_on_grids: Container[str] = (),
+        device: Profile | None = None,
     ) -> None:
-        """constants_on_grids: constants that are operands unchanged, as a file has codes for them."""
+        """constants_on_grids: constants that are operands unchanged, as a file has codes for them. device: whose
+        runtime has to have the operators."""
+        self.device = device
         self.constants_on_grids = constants_on_grids
         self.network = network
         self.book = RuleBook(rules)

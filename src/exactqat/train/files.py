@@ -107,6 +107,7 @@ class OpenedFile:
         rules: Iterable[Rule] = _DEFAULT_RULES,
         deployable: bool = True,
         keep_final_activation: bool | None = None,
+        device: str | None = None,
     ) -> Plan:
         """What the device runs; rules and `deployable` are for a file in float32.
 
@@ -119,7 +120,7 @@ class OpenedFile:
         """
         rules = tuple(checked_rules(rules))
         if self._float is not None:
-            planned = plan(self._float.network, rules, deployable, keep_final_activation)
+            planned = plan(self._float.network, rules, deployable, keep_final_activation, device)
             warn_of_plan(planned, keep_final_activation)
             return planned
         given = {

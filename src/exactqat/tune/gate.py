@@ -221,6 +221,7 @@ class Gate:
                 pairs = [(known[name][tensor], known[beside][tensor]) for tensor in known[name]]
                 differing = sum(int(np.count_nonzero(first != second)) for first, second in pairs)
             rows.append(OnDevice(name, found, differing, values))
+            failures += [f"{name} does not run it: {reason}" for reason in graph.absent_from(name)]
             minimum, maximum = self._bounds
             if minimum is not None and found < minimum:
                 failures.append(f"{name}: {found:.6g} is below {minimum:g}")

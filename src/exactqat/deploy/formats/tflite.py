@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...device import OPERATORS
-from ...device.operator import FileStep
+from ...device.operator import FileStep, Refusal
 from ...device.tensor import CODE_RANGES, INDICES, INT4, initial_codes
 from ...display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
@@ -37,8 +37,14 @@ def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = 
     The batch size is 1 in the file; `interpreter.resize_tensor_input` accepts any other. The file's signature
     ``serving_default`` has the user's names of inputs and outputs; its metadata ``exactqat`` also has the axes (JSON;
     see `Graph.signature`). The file is written completely or not at all.
+
+    Raises:
+        Refusal: the graph is not sound, or was trained for a device whose runtime lacks one of its operators.
     """
     require_graph(graph)
+    missing = graph.absent_from(graph.trained_for) if graph.trained_for else ()
+    if missing:
+        raise Refusal(f"{graph.trained_for} does not run it: {'; '.join(missing)}")
     return write_whole(Path(path), tflite_bytes(graph, description))
 
 

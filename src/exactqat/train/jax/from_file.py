@@ -49,7 +49,7 @@ def prepare_file(
     """
     device = None if device is None else profile_named(device).name
     file = OpenedFile(graph)
-    plan = file.plan(rules, deployable, keep_final_activation)
+    plan = file.plan(rules, deployable, keep_final_activation, device)
     leaves = {name: jnp.asarray(each) for name, each in {**file.parameters, **file.buffers}.items()}
 
     def no_model(*given: Any) -> Any:

@@ -116,7 +116,7 @@ def prepare(
             "training: name the argument train, training, deterministic or use_running_average, and give truth values"
         )
     network = with_examples(network, network.input_tree.flatten(*args, **dict(kwargs or {})))
-    planned = plan(network, rules, deployable, keep_final_activation)
+    planned = plan(network, rules, deployable, keep_final_activation, device)
     warn_of_plan(planned, keep_final_activation)
     functional = Functional(planned, primitives_jax, device)
     if not (of_nnx or of_linen):

@@ -135,13 +135,13 @@ class PreparedModel(keras.Model):
             _give_statistics(model, names, statistics)
         losses: list[str] = []
         if isinstance(model, FileModel):
-            planned = model.file.plan(rules, deployable, keep_final_activation)
+            planned = model.file.plan(rules, deployable, keep_final_activation, profile)
             # A file in integers keeps what it ends with, also when the model is loaded.
             keep_final_activation = keep_final_activation if model.file.is_float else True
         else:
             with at_work("prepare reads the model"):
                 network = capture(model, shapes, names, losses, dtypes)
-            planned = plan(network, rules, deployable, keep_final_activation)
+            planned = plan(network, rules, deployable, keep_final_activation, profile)
         functional = Functional(planned, primitives_keras, profile)
         self._held = _Held(
             original=model,

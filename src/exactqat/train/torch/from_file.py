@@ -43,7 +43,7 @@ def prepare_file(
     """
     device = None if device is None else profile_named(device).name
     file = OpenedFile(graph)
-    plan = file.plan(rules, deployable, keep_final_activation)
+    plan = file.plan(rules, deployable, keep_final_activation, device)
     tensors: dict[str, torch.Tensor] = {name: torch.from_numpy(each.copy()) for name, each in file.buffers.items()}
     tensors |= {name: nn.Parameter(torch.from_numpy(each.copy())) for name, each in file.parameters.items()}
     model = PreparedModel(plan, tensors, device).train()

@@ -116,7 +116,7 @@ def _planned(
     keep_final_activation: bool | None,
 ) -> PreparedModel:
     """A network under rules, with the tensors and training mode of a model that has them under its names."""
-    planned = plan(network, rules, deployable, keep_final_activation)
+    planned = plan(network, rules, deployable, keep_final_activation, device)
     warn_of_plan(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     with _undisturbed():
