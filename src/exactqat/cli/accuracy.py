@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .terminal import columns, console_of, native_messages_kept_back, say
+from .terminal import bars_on, columns, console_of, native_messages_kept_back, say
 
 if TYPE_CHECKING:
     from ..job.judged import Judged
@@ -95,9 +95,17 @@ def gate(
         )  # fmt: skip
         verdict = asked.verdict(each.graph)
         failures = list(verdict.failures)
+        compared = {}
         for found in verdict.devices if run else ():
-            with native_messages_kept_back():
-                report = verify(each.graph, each.path, device=found.device, data=each.data[0])
+            with native_messages_kept_back(), bars_on(console_of(stderr=True), disable=as_json) as bars:
+                task = bars.add_task(f"{each.name} on the runtime of {found.device}", total=None)
+                report = verify(
+                    each.graph, each.path, device=found.device, data=each.data[0],
+                    progress=lambda done, total, bars=bars, task=task: bars.update(  # type: ignore[misc]
+                        task, completed=done, total=total or None
+                    ),
+                )  # fmt: skip
+            compared[found.device] = report.values
             if report.differing:
                 failures.append(
                     f"{found.device}: {report.differing:,} of {report.values:,} integers of the runtime differ from "
@@ -106,11 +114,14 @@ def gate(
         passes = passes and not failures
         content = json.loads(verdict.as_json())
         written[each.name] = {**content, "passes": not failures, "failures": failures}
+        if run:
+            written[each.name]["compared"] = compared
         if as_json:
             continue
         for found in verdict.devices:
             differ = "" if found.differing is None else f", {found.differing:,} of {found.values:,} outputs differ"
-            say(console, f"{each.name} on {found.device}: {metric} {found.score:.4g}{differ}")
+            ran = f", {compared[found.device]:,} integers of its runtime compared" if run else ""
+            say(console, f"{each.name} on {found.device}: {metric} {found.score:.4g}{differ}{ran}")
         for failure in failures:
             say(console, ("fails: ", "bold red"), f"{each.name} on {failure}")
     if as_json:

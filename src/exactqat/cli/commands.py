@@ -403,7 +403,6 @@ def inspect(
 ) -> bool:
     """Prints what is in a file and how devices compute it, and returns whether everything claimed to be equal is."""
     from .. import qat
-    from ..deploy.examples import read_arrays
     from ..deploy.formats.tflite import write_whole
     from ..deploy.inspect import inspect as inspect_file
     from ..deploy.reduce import reduce
@@ -414,17 +413,16 @@ def inspect(
         if path is not None:
             files.check_writable(path)
     console, errors = console_of(), console_of(stderr=True)
-    arrays = None if data is None else read_arrays(data)
     is_onnx = file.suffix.lower() == ".onnx"
     for option, given in (("--float", float_file), ("--reduce", reduced)):
         if is_onnx and given is not None:
             raise ValueError(f"{option} is for .tflite files, and {file} is an .onnx file")
     with status_on(errors, "reading") as status:
         if is_onnx:
-            found = qat.inspect_onnx(file, arrays, examples, devices or None, seed, progress=status.update)
+            found = qat.inspect_onnx(file, data, examples, devices or None, seed, progress=status.update)
         else:
             found = inspect_file(
-                file, arrays, examples, devices or None, seed, progress=status.update, float_file=float_file
+                file, data, examples, devices or None, seed, progress=status.update, float_file=float_file
             )
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
@@ -432,7 +430,7 @@ def inspect(
         write_whole(html, file_page(found).encode())
     if reduced is not None:
         with status_on(errors, "reducing") as status:
-            made = reduce(file, reduced, arrays, examples, devices or None, seed, progress=status.update)
+            made = reduce(file, reduced, data, examples, devices or None, seed, progress=status.update)
         said = "no device differs" if made is None else f"{made.graph}, {made.arrays}: {made.sentence}"
         errors.print(said, soft_wrap=True)
     if not found.ran_on:

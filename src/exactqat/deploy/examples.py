@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,13 +74,16 @@ def _array(archive: Any, key: str) -> np.ndarray:
     return array
 
 
-def read_examples(path: str | os.PathLike[str], part: str = "test", targets_needed: bool = False) -> Examples:
-    """The examples of an .npz or .npy file, as `exactqat train --data` takes it and as it is described in
-    docs/data.md: inputs ``x``, or several by their own names, and targets ``y``; or ``x_train``, ``y_train``,
+def read_examples(
+    path: str | os.PathLike[str], part: str = "test", targets_needed: bool = False, names: Collection[str] = ()
+) -> Examples:
+    """The examples of an .npz or .npy file, as `exactqat train --data` takes it and as docs/data.md describes
+    it: inputs ``x``, or several by their own names, and targets ``y``; or ``x_train``, ``y_train``,
     ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
 
     Args:
         part: which of them: train, validation or test; where it is missing, the nearest one.
+        names: of the network's inputs; one of them may be called as targets usually are.
 
     Raises:
         OSError: it cannot be read. ValueError: it is not such a file, or its arrays are not examples.
@@ -88,7 +91,10 @@ def read_examples(path: str | os.PathLike[str], part: str = "test", targets_need
     arrays = read_arrays(path)
     if not isinstance(arrays, Mapping):
         arrays = {INPUTS: arrays}
-    names = [str(name) for name in arrays.pop(NAMES, ())]
+    own = {TARGETS, NAMES} & set(names)
+    if own:
+        return Examples({name: array for name, array in arrays.items() if name in names}, None)
+    classes = [str(name) for name in arrays.pop(NAMES, ())]
     parts = {ending: key for key, endings in PART_NAMES.items() for ending in endings if f"{INPUTS}_{ending}" in arrays}
     if parts and INPUTS not in arrays:
         order = [ending for wanted in INSTEAD[part] for ending, of_part in parts.items() if of_part == wanted]
@@ -99,11 +105,11 @@ def read_examples(path: str | os.PathLike[str], part: str = "test", targets_need
         held = {INPUTS: arrays[f"{INPUTS}_{order[0]}"]}
         if f"{TARGETS}_{order[0]}" in arrays:
             held[TARGETS] = arrays[f"{TARGETS}_{order[0]}"]
-        # Texts are numbered as in training.
-        labels = np.unique(arrays.get(f"{TARGETS}_train", held.get(TARGETS, np.zeros(0))))
+        # Classes are numbered as in training.
+        known = arrays.get(f"{TARGETS}_train")
         arrays = held
     else:
-        labels = np.unique(arrays.get(TARGETS, np.zeros(0)))
+        known = None
     inputs = {name: array for name, array in arrays.items() if name != TARGETS}
     if not inputs or (targets_needed and TARGETS not in arrays):
         raise ValueError(
@@ -111,8 +117,12 @@ def read_examples(path: str | os.PathLike[str], part: str = "test", targets_need
         )
     targets = arrays.get(TARGETS)
     _check(path, inputs, targets)
-    if targets is not None and _are_texts(targets):
-        targets = _numbered(path, targets, names or [str(label) for label in labels])
+    if targets is not None and targets.ndim == 1:
+        if known is not None and not classes and not np.issubdtype(known.dtype, np.floating):
+            # As training numbers them.
+            targets = numbered(path, targets.astype(str), [str(label) for label in np.unique(known)])
+        elif classes or _are_texts(targets):
+            targets = numbered(path, targets, classes or [str(label) for label in np.unique(targets)])
     return Examples(next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets)
 
 
@@ -143,13 +153,21 @@ def _check(path: str | os.PathLike[str], inputs: Mapping[str, np.ndarray], targe
         raise ValueError(f"{path}: {first} has {count} examples and {said}; there must be as many of each")
 
 
-def _numbered(path: str | os.PathLike[str], targets: np.ndarray, names: list[str]) -> np.ndarray:
-    """Classes by their names, as numbers."""
-    places = {name: place for place, name in enumerate(names)}
-    strangers = sorted({str(target) for target in targets} - set(places))
+def numbered(path: str | os.PathLike[str], targets: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+    """Classes as numbers: texts by their place among the names; without names, and where they are numbers within
+    them, as they are.
+
+    Raises:
+        ValueError: a class is not among them.
+    """
+    if not classes:
+        return targets
+    texts = _are_texts(targets)
+    places = {name if texts else place: place for place, name in enumerate(classes)}
+    strangers = sorted({str(target) for target in targets.tolist() if target not in places})
     if strangers:
-        raise ValueError(f"{path}: {TARGETS} holds the class {strangers[0]!r}, which is not one of {names}")
-    return np.array([places[str(target)] for target in targets], np.int64)
+        raise ValueError(f"{path}: {TARGETS} holds the class {strangers[0]!r}, which is not one of {list(classes)}")
+    return np.array([places[target] for target in targets.tolist()], np.int64)
 
 
 def _listed(arrays: Iterable[str]) -> str:
@@ -195,14 +213,11 @@ def batches_of(data: Any, inputs: int, batch_size: int) -> Iterator[Any]:
 
     Args:
         data: all examples, nested as the network takes them (an array, several in a tuple or by name), with targets in
-            a tuple beside them or without; or a loader or another iterable of such batches, which is read once; or the
-            path of a file (`read_examples`).
+            a tuple beside them or without; or a loader or another iterable of such batches, which is read once.
 
     Raises:
         TypeError: it is something else. ValueError: there are no examples, or not as many for every input.
     """
-    if is_file(data):
-        data = read_examples(data).inputs
     empty = True
     for batch in (data,) if _at_once(data, inputs) else _loaded(data):
         given = without_targets(batch, inputs)
@@ -219,6 +234,11 @@ def batches_of(data: Any, inputs: int, batch_size: int) -> Iterator[Any]:
 def is_file(data: Any) -> bool:
     """Whether data is the path of a file of examples."""
     return isinstance(data, os.PathLike) or (isinstance(data, str) and data.endswith((".npz", ".npy")))
+
+
+def unless_file(data: Any, names: Collection[str]) -> Any:
+    """Data itself, or the inputs in the file that it names. names: of the network's inputs."""
+    return read_examples(data, names=names).inputs if is_file(data) else data
 
 
 def _at_once(data: Any, inputs: int) -> bool:

@@ -33,7 +33,7 @@ from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
 from .codes import Intake, by_name
 from .comparing import Comparing, Opened, OpenedTflite
 from .comparison import Comparison, Tally
-from .examples import batches_of
+from .examples import batches_of, unless_file
 from .footprint import arena_of
 from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content
 from .formats.tflite import import_deploy
@@ -506,7 +506,7 @@ def read_codes(graph: Graph, ends: Sequence[FileEnd], data: Any, examples: int) 
     """The graph's codes for the user's arrays, at most so many examples; ends: what the file takes."""
     ports = graph.signature.inputs
     names = [port.name for port in ports]
-    batch = next(batches_of(data, len(ports), examples))
+    batch = next(batches_of(unless_file(data, names), len(ports), examples))
     if isinstance(batch, Mapping):  # the file's own names will do too
         aliases = {end.name: port.name for end in ends for port in ports if port.tensor == end.tensor}
         batch = {aliases.get(str(name), str(name)): array for name, array in batch.items()}

@@ -23,7 +23,7 @@ from ..progress import Clock
 from .codes import Intake
 from .comparing import Codes, Comparing, Opened, OpenedTflite
 from .comparison import Noise, Report, Tally
-from .examples import batches_of, examples_in
+from .examples import batches_of, examples_in, unless_file
 from .formats import onnx, tflite
 from .graph import Graph
 from .lower import lower_with_layouts
@@ -87,6 +87,7 @@ def verify(
     """
     if data is None and (x is None or model is not None):
         raise TypeError("verify needs x (codes) or data (arrays as the model takes them); with model it needs data")
+    data = unless_file(data, [port.name for port in graph.signature.inputs])
     content = Path(path).read_bytes()
     target = _target(graph, content, Path(path), device)
     if batch_size is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..deploy.examples import NAMES, PART_NAMES, numbered
 from ..display import on_one_line
 from ..report.results import Dataset, Split
 from .files import check_file
@@ -31,8 +33,6 @@ from .glyphs import rendered
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
-# What the parts may be called, as folders and as name suffixes in an .npz file.
-PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
 
 
 def load(name: str, image_size: int | None = None, split: str | None = None, reconstructs: bool = False) -> Dataset:
@@ -82,20 +82,22 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
     """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
 
     x: [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4 channels;
-    y: [n], integers or strings. Images that contain NaN or infinity are skipped.
+    y: [n], integers or strings; ``classes``, if given, names the integers, or the strings in their order. Images that
+    contain NaN or infinity are skipped.
 
     Raises:
         ValueError: the file or its arrays cannot be used; the message says why.
     """
     names = {part: [f"_{name}" for name in endings] for part, endings in PART_NAMES.items()} | {"": [""]}
     held, arrays = arrays_of(
-        path, {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
+        path, {NAMES, *(f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy")}
     )
+    classes = [str(name) for name in arrays.get(NAMES, ())]
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for part in ("", *PART_NAMES):
         for ending in names[part]:
             if f"x{ending}" in arrays and f"y{ending}" in arrays:
-                found[part] = (arrays[f"x{ending}"], arrays[f"y{ending}"])
+                found[part] = (arrays[f"x{ending}"], numbered(path, arrays[f"y{ending}"], classes))
     if "" in found:
         found = {"": found[""]}
     elif not {"train", "test"} <= set(found):
@@ -113,7 +115,10 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
         skipped += [f"{where}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (_fitted(images[finite], image_size), y[finite])
     limits = range_of([images for images, _ in parts.values()])
-    return _dataset(path.name, parts, limits, skipped, str(path), split=split)
+    dataset = _dataset(path.name, parts, limits, skipped, str(path), split=split)
+    if not classes:
+        return dataset
+    return replace(dataset, class_names=tuple(classes[int(label)] for label in dataset.class_names))
 
 
 def arrays_of(path: Path, wanted: set[str]) -> tuple[list[str], dict[str, np.ndarray]]:
