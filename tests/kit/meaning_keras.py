@@ -73,9 +73,6 @@ class Placed(layers.Layer):
 
 
 KEPT: dict[str, Callable[[], Any]] = {
-    "a gradient that is turned round": lambda: around(layers.Dense(4), Reversed(), layers.Dense(2)),
-    "a gradient of two operands": lambda: around(Damped(), layers.Dense(2)),
-    "a sign with a gradient, of a weight": lambda: around(SignedWeight()),
     "softmax of a weight": lambda: around(SoftmaxWeight()),
     "a weight without gradient": lambda: around(StoppedWeight()),
     "a sum of a weight without gradient": lambda: around(SummedWeight()),
@@ -83,7 +80,6 @@ KEPT: dict[str, Callable[[], Any]] = {
     "weights that meet": lambda: around(Mixed("product")),
     "twice as much in training": lambda: around(layers.Dense(4), Doubled()),
     "noise in training": lambda: around(layers.Dense(4), Noisy()),
-    "dropout by keras.random": lambda: around(DroppingScale()),
     "a kernel of its own": lambda: around(AbsoluteKernel(3)),
     "a convolution of its own": lambda: around(HalfConvolution(2, 3), shape=(8, 8, 3)),
     "a call around batch norm's": lambda: around(layers.Dense(4), ShiftedNorm()),
@@ -129,58 +125,69 @@ def test_kept(name: str) -> None:
     assert proof is not None and len(proof.trials) == 5 and not proof.not_run and proof.seconds > 0
 
 
+NOT_THE_MODEL = "the captured network is not the model"
 # The model, what is said, and the mend without which the self-check has to see it.
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "divided by the batch": (lambda: around(Divided()), "size of the batch", "batch"),
+    "divided by the batch": (lambda: around(Divided()), "size of the batch", ""),
     "a branch on a large batch": (lambda: around(Large()), "size of the batch", ""),
-    "a branch on an even batch": (lambda: around(Even()), "size of the batch", "batch"),
+    "a branch on an even batch": (lambda: around(Even()), "size of the batch", ""),
     "a branch on a batch of sevens": (lambda: around(Seventh()), "size of the batch", ""),
     "a branch on a batch of fives": (lambda: around(Fifth()), "size of the batch", ""),
     "a branch on a batch of 32": (lambda: around(ThirtySecond()), "size of the batch", ""),
-    "a branch on a small batch": (lambda: around(Small()), "the captured network is not the model", ""),
-    "a branch of training": (lambda: around(Branching()), "something else in training", "training"),
-    "noise and more": (lambda: around(NoisyScale()), "in training, it draws random numbers", ""),
-    "dropout in evaluation": (lambda: around(AlwaysDropping()), "in evaluation, too", "training"),
-    "a running mean": (lambda: around(RunningMean()), "in training, it changes its weight 'own'", ""),
+    "a branch on a small batch": (lambda: around(Small()), "size of the batch", ""),
+    "a branch of training": (lambda: around(Branching()), f"{NOT_THE_MODEL}: in training", ""),
+    "noise and more": (lambda: around(NoisyScale()), f"{NOT_THE_MODEL}: in training", ""),
+    "dropout by keras.random": (lambda: around(DroppingScale()), f"{NOT_THE_MODEL}: in training", ""),
+    "dropout in evaluation": (lambda: around(AlwaysDropping()), "in evaluation, too", ""),
+    "a running mean": (lambda: around(RunningMean()), f"{NOT_THE_MODEL}: in training", ""),
     "a counter": (lambda: around(Counted()), "it changes its weight 'own'", ""),
-    "a record": (lambda: around(Observed()), "in training, it changes its weight 'own'", ""),
-    "moments of its own": (lambda: around(layers.Dense(4), OtherMoments()), "OtherMoments", "changed_layers"),
+    "a record": (lambda: around(Observed()), f"{NOT_THE_MODEL}: in training", ""),
+    "a gradient that is turned round": (
+        lambda: around(layers.Dense(4), Reversed(), layers.Dense(2)),
+        "gradient of",
+        "",
+    ),
+    "a gradient of two operands": (lambda: around(Damped(), layers.Dense(2)), "gradient of", ""),
+    "a sign with a gradient, of a weight": (
+        lambda: around(SignedWeight()),
+        "gradient of|other means than keras.ops",
+        "",
+    ),
+    "moments of its own": (lambda: around(layers.Dense(4), OtherMoments()), "other_moments", "changed_layers"),
 }
 
 
 BY_SIZE = {16: 2.0}
-# Which answer alike for all sizes that are always tried.
-ASKED: dict[str, Callable[[int], bool]] = {
+ASKED: dict[str, Callable[[Any], Any]] = {
     "one size": lambda examples: examples == 16,
     "a window": lambda examples: 10 < examples < 20,
     "two sizes": lambda examples: examples in (5, 16),
     "a dictionary": lambda examples: BY_SIZE.get(examples, 1.0) == 2,
     "nines": lambda examples: examples % 9 == 0,
-    "more than 9000": lambda examples: examples > 9000,
-    "three at once": lambda examples: examples % 5 == 3 and examples > 20 and examples < 30,
-    "first a large one": lambda examples: examples <= 50 and examples == 19,
-    "a number of no other class": lambda examples: type(examples) is int and examples == 16,
+    "a sum": lambda examples: examples + 1,
+    "a root": lambda examples: examples**0.5,
+    "a number": lambda examples: float(examples) + int(examples),
 }
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_branch_on_some_sizes_of_batches_is_refused(name: str) -> None:
+def test_what_is_decided_or_computed_by_the_size_of_the_batch_is_refused(name: str) -> None:
     asks = ASKED[name]
-    model = around(of("Asking", lambda x: x * (2.0 if asks(keras.ops.shape(x)[0]) else 1.0))())
-    with pytest.raises(qat.UnsupportedOperator, match=r"the model asks at .*meaning_keras.py, line|4 examples"):
-        qat.keras.prepare(model)
-    qat.keras.prepare(around(of("Asking", lambda x: x * (1.0 if asks(x.shape[0]) else 1.0))()))
+    for sizes in (keras.ops.shape, lambda x: x.shape):
+        layer = of("Asking", lambda x, sizes=sizes: x * (2.0 if asks(sizes(x)[0]) else 1.0))
+        with pytest.raises(qat.UnsupportedOperator, match=r"asking.*size of the batch"):
+            qat.keras.prepare(around(layer()))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_branch_of_one_phase_on_one_size_is_refused(training: bool) -> None:
-    class Phase(layers.Layer):
-        def call(self, x: Any, training: bool = False) -> Any:
-            return x * 2 if training == wanted and x.shape[0] == 16 else x
+def test_shapes_made_of_the_size_of_the_batch_are_kept() -> None:
+    def folded(x: Any) -> Any:
+        batch, length, size = keras.ops.shape(x)
+        rows = keras.ops.reshape(x, (batch * length, size)) * 2.0
+        places = keras.ops.broadcast_to(keras.ops.arange(size, dtype="float32"), (batch, length, size))
+        return keras.ops.reshape(rows, (-1, length, size)) + places + keras.ops.ones((batch, 1, size))
 
-    wanted = training
-    with pytest.raises(qat.UnsupportedOperator, match="16 examples .about which the model asks"):
-        qat.keras.prepare(around(Phase()))
+    proof = qat.keras.prepare(around(of("Folded", folded)(), shape=(5, 6))).proof
+    assert proof is not None and not proof.refusal and len(proof.trials) == 5
 
 
 class DoubledSoftmax(layers.Softmax):
@@ -230,12 +237,6 @@ def test_what_others_say_is_quoted_without_colors() -> None:
         qat.keras.prepare(around(Raising(), layers.Dense(2)))
 
 
-def test_more_examples_than_can_be_run_are_refused() -> None:
-    model = around(of("Asking", lambda x: x * (2.0 if x.shape[0] > 900_000 else 1.0))(), shape=(4, 6))
-    with pytest.raises(qat.UnsupportedOperator, match="too many to compare"):
-        qat.keras.prepare(model)
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     model, words, _ = REFUSED[name]
@@ -254,8 +255,6 @@ def test_the_check_sees_what_the_mends_do_not(name: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "mend"),
     [
-        ("a gradient that is turned round", "custom_gradients"),
-        ("a gradient of two operands", "custom_gradients"),
         ("a kernel of its own", "changed_layers"),
         ("a convolution of its own", "changed_layers"),
         ("a sum of a weight without gradient", "computed_weights"),
@@ -392,5 +391,3 @@ def test_refused_calls(tmp_path: Path) -> None:
 def test_without_the_check() -> None:
     prepared = qat.keras.prepare(around(layers.Dense(2)), check=False)
     assert prepared.proof is None
-    with pytest.raises(qat.UnsupportedOperator, match="something else in training"):
-        qat.keras.prepare(around(Branching()), check=False)

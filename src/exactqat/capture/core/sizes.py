@@ -66,7 +66,7 @@ Shape = tuple[Size, ...]
 
 def exact(sizes: Iterable[Any]) -> Shape:
     """A shape of Python's integers, and of sizes that follow the batch."""
-    return tuple(size if isinstance(size, Batch) else int(size) for size in sizes)
+    return tuple(Batch(size.multiple) if isinstance(size, Batch) else int(size) for size in sizes)
 
 
 def for_examples(value: Any, examples: int) -> Any:

@@ -12,7 +12,8 @@ from ...device.functions import named_by
 from ..core import masks
 from ..core.builder import Moving
 from ..core.refusals import Refused
-from .converter import Converter, layers, operations
+from ..core.sizes import broadcast
+from .reader import Reader, layers, operations
 from .items import Fixed, Item, numpy_of
 
 _KINDS = {
@@ -29,11 +30,11 @@ _LOGIC = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not"}
 
 
 @operations(*_KINDS, *_FUNCTIONS, *_COMPARISONS)
-def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _elementwise(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     operands = [*args, *kwargs.values()]
     name = type(operation).__name__
     moving = [each for each in operands if isinstance(each, Moving)]
-    shape = np.broadcast_shapes(*[each.shape for each in operands if isinstance(each, Item)])
+    shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
     if name in _HOW and (mask := masks.compared(c, _HOW[name], operands[0], operands[1], shape)) is not None:
         return mask
     if name == "Where" and masks.is_truth(c, operands[0]):
@@ -60,9 +61,9 @@ def _elementwise(c: Converter, operation: Any, args: list[Any], kwargs: dict[str
 
 
 @operations(*_LOGIC)
-def _logic(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _logic(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     operands = [*args, *kwargs.values()]
-    shape = np.broadcast_shapes(*[each.shape for each in operands if isinstance(each, Item)])
+    shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
     made = masks.combined(c, _LOGIC[type(operation).__name__], operands, shape)
     if made is None:
         raise Refused("of truth values that the network computes; give masks as inputs of integers or truth values")
@@ -70,13 +71,13 @@ def _logic(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @operations("ZerosLike", "OnesLike")
-def _alike(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _alike(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     made = np.zeros if type(operation).__name__ == "ZerosLike" else np.ones
     return c.fixed_of(made(c.for_one(args[0].shape), np.float32))
 
 
 @operations("HardShrink", "SoftShrink", "Threshold")
-def _shrink(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _shrink(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     name = type(operation).__name__
     if name == "Threshold":
@@ -85,13 +86,13 @@ def _shrink(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
 
 
 @operations("TanhShrink")
-def _tanh_shrink(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _tanh_shrink(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     return c.emit("sub", [x, c.emit("tanh", [x], x.shape)], x.shape)
 
 
 @operations("Log1p", "Expm1")
-def _beside_one(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _beside_one(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     if type(operation).__name__ == "Log1p":
         return c.emit("log", [c.emit("add", [x, 1.0], x.shape)], x.shape)
@@ -99,7 +100,7 @@ def _beside_one(c: Converter, operation: Any, args: list[Any], kwargs: dict[str,
 
 
 @operations("Glu")
-def _glu(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _glu(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis = int(operation.axis) % x.rank
     half = x.shape[axis] // 2
@@ -108,7 +109,7 @@ def _glu(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) 
 
 
 @operations("Power")
-def _power(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _power(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, exponent = args
     exponent = exponent.number if isinstance(exponent, Fixed) else exponent
     if not isinstance(x, Moving) or not isinstance(exponent, int | float):
@@ -117,7 +118,7 @@ def _power(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @operations("Softmax", "LogSoftmax")
-def _softmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _softmax(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     if not isinstance(operation.axis, int):
         raise Refused(f"with axis={operation.axis}; it is computed over one axis")
@@ -126,7 +127,7 @@ def _softmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, An
 
 
 @layers("Softmax")
-def _softmax_layer(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _softmax_layer(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not isinstance(layer.axis, int) and len(layer.axis) > 1:
         raise Refused(f"with axis={layer.axis}; it is computed over one axis")
     x, mask = args[0], next((each for each in (*args[1:], *kwargs.values()) if each is not None), None)
@@ -150,7 +151,7 @@ def _softmax_layer(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, 
 
 
 @operations("Cast", "Copy", "ConvertToTensor")
-def _same(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _same(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     dtype = getattr(operation, "dtype", None)
     if str(dtype) == "bool" and isinstance(args[0], Moving):
         truth = masks.as_truth(c, args[0])
@@ -164,7 +165,7 @@ def _same(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 @layers("PReLU")
-def _prelu(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _prelu(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, alpha = args[0], c.weight(layer.alpha)
     if any(size != 1 for size in alpha.shape[:-1]):
         # A slope for each place, Keras' default: x + (slope - 1) * min(x, 0). Slopes begin at 0, which has no scale.
@@ -176,7 +177,7 @@ def _prelu(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) ->
 
 
 @layers("Rescaling")
-def _rescaling(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _rescaling(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     scale, offset = (np.asarray(each, np.float32) for each in (layer.scale, layer.offset))
     scaled = c.emit("mul", [x, Fixed(data=scale, shape=scale.shape)], x.shape)
@@ -184,7 +185,7 @@ def _rescaling(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @layers("Normalization")
-def _normalization(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _normalization(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     mean, deviation = numpy_of(layer.mean), np.maximum(np.sqrt(numpy_of(layer.variance)), 1e-7)
     # (x - mean) / deviation, or the way back.

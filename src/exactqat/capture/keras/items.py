@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does not depend on the input: weights, functions of them, numbers; and what training does by itself."""
+"""What does not depend on the input: weights, functions of them, numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import keras
 import numpy as np
 from keras import tree
 
-from ...planning.network import Constant
 from ..core.builder import Moving
-from ..core.refusals import text_of
-from .symbols import CustomGradientOperation
+from ..core.refusals import SIZE_OF_BATCH, Refused, text_of
+from ..core.sizes import Batch, for_examples
 
 
 class Fixed:
@@ -34,15 +33,6 @@ class Fixed:
 Item = Moving | Fixed
 
 
-def same_argument(one: Any, other: Any) -> bool:
-    """Whether two arguments are the same; weights are compared by those who know them."""
-    if isinstance(one, Fixed) and isinstance(other, Fixed):
-        if one.name or other.name:
-            return bool(one.name) == bool(other.name)
-        return np.array_equal(one.data, other.data)
-    return not isinstance(one, Item) and not isinstance(other, Item) and bool(one == other)
-
-
 def numpy_of(value: Any) -> np.ndarray:
     array = keras.ops.convert_to_numpy(value)
     return array.astype(np.float32) if array.dtype.kind == "f" else np.asarray(array)
@@ -54,18 +44,21 @@ def first_line(error: Exception) -> str:
     return line.split(". ")[0].rstrip(".")
 
 
-class OverBatch(keras.Operation):
-    """A weight in another shape, the same for every example."""
+def for_one_example(operation: Any) -> Any:
+    """What an operation that repeats something fixed for every example makes of it: the same, with a batch of one."""
+    shapes = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(operation).items()}
+    sizes = {name: value for name, value in shapes.items() if name[0] != "_" and _follow_the_batch(value)}
+    if not sizes:
+        return operation
+    if type(operation).__name__ not in ("BroadcastTo", "Repeat", "Reshape", "Tile"):
+        raise Refused(SIZE_OF_BATCH)
+    of_one = object.__new__(type(operation))
+    vars(of_one).update({**vars(operation), **{name: for_examples(value, 1) for name, value in sizes.items()}})
+    return of_one
 
-    def __init__(self, shape: Sequence[int]) -> None:
-        super().__init__()
-        self.shape = tuple(shape)
 
-    def call(self, x: Any) -> Any:
-        return keras.ops.broadcast_to(x, self.shape)
-
-    def compute_output_spec(self, x: Any) -> Any:
-        return keras.KerasTensor(self.shape)
+def _follow_the_batch(value: Any) -> bool:
+    return any(isinstance(size, Batch) for size in (value if isinstance(value, tuple) else [value]))
 
 
 class Computed:
@@ -81,7 +74,7 @@ class Computed:
 
     def __call__(self, *arrays: Any) -> Any:
         held = hasattr(arrays[0], "tensor")
-        tensors = [each.tensor if held else keras.ops.convert_to_tensor(each) for each in arrays]
+        tensors = [array.tensor if held else keras.ops.convert_to_tensor(array) for array in arrays]
         result = self.result(dict(zip(self.names, tensors, strict=True)))
         return type(arrays[0])(result) if held else numpy_of(result)
 
@@ -93,53 +86,6 @@ class Computed:
 
         args, kwargs = tree.map_structure(value, self.args), tree.map_structure(value, self.kwargs)
         return tree.flatten(self.operation.call(*args, **kwargs))[self.index]
-
-    def same(self, other: Any) -> bool:
-        """Whether it is the same function."""
-        if not isinstance(other, Computed) or type(self.operation) is not type(other.operation):
-            return False
-        first, second = (
-            {key: repr(each) for key, each in vars(one.operation).items() if key != "name" and key[0] != "_"}
-            for one in (self, other)
-        )
-        given = [tree.flatten([each.args, each.kwargs]) for each in (self, other)]
-        return (
-            self.index == other.index
-            and (first == second or isinstance(self.operation, CustomGradientOperation))
-            and len(given[0]) == len(given[1])
-            and all(map(same_argument, *given))
-        )
-
-
-Constants = Mapping[str, Constant]
-
-
-def same_constant(one: str, other: str, first: Constants, second: Constants) -> bool:
-    """Whether two constants, each of its own network, hold the same numbers."""
-    if one not in first or other not in second:
-        return one == other and one not in first and other not in second
-    a, b = first[one], second[other]
-    if a.shape != b.shape or a.parameter != b.parameter or (a.expression is None) != (b.expression is None):
-        return False
-    if a.parameter:
-        return a.name == b.name
-    if a.expression is None:
-        return np.array_equal(a.data, b.data)
-    operands = zip(a.expression.operands, b.expression.operands, strict=False)
-    return (
-        _same_function(a.expression.function, b.expression.function)
-        and len(a.expression.operands) == len(b.expression.operands)
-        and all(same_constant(*pair, first, second) for pair in operands)
-    )
-
-
-def _same_function(one: Any, other: Any) -> bool:
-    if isinstance(one, Computed):
-        return one.same(other)
-    if isinstance(other, Computed) or one.__code__ is not other.__code__ or one.__defaults__ != other.__defaults__:
-        return False
-    cells = [[each.cell_contents for each in function.__closure__ or ()] for function in (one, other)]
-    return len(cells[0]) == len(cells[1]) and all(repr(a) == repr(b) for a, b in zip(*cells, strict=True))
 
 
 class InTraining:

@@ -11,26 +11,27 @@ import numpy as np
 from keras import tree
 
 from ..core.builder import Moving
-from ..core.refusals import Refused
-from .converter import Converter, layers, operations
+from ..core.refusals import SIZE_OF_BATCH, Refused
+from ..core.sizes import Batch, Size, exact
+from .reader import Reader, layers, operations
 from .items import Fixed, Item
 from .known import path_of
-from .reduction import axes_of, channel_axis_of, spatial_sizes
-from .weights import linear
+from .reduction import axes_of, channel_axis_of, padded, spatial_sizes
+from .products import linear
 
 
 @operations("Reshape")
-def _reshape(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _reshape(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
-    sizes = [int(size) for size in tree.flatten(operation.newshape)]
+    sizes = list(exact(tree.flatten(operation.newshape)))
     if -1 in sizes:
-        known = -math.prod(sizes)
-        sizes[sizes.index(-1)] = math.prod(x.shape) // known
+        unknown = sizes.index(-1)
+        sizes[unknown] = math.prod(x.shape) // math.prod(sizes[:unknown] + sizes[unknown + 1 :])
     return c.reshape(x, sizes)
 
 
 @operations("Squeeze", "ExpandDims")
-def _units(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _units(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, axis = args[0], operation.axis
     shape = list(x.shape)
     if type(operation).__name__ == "ExpandDims":
@@ -50,14 +51,14 @@ def _units(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @operations("Transpose")
-def _transpose(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _transpose(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     axes = range(x.rank)[::-1] if operation.axes is None else operation.axes
     return c.permute(x, [axis % x.rank for axis in axes])
 
 
 @operations("Moveaxis")
-def _move(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _move(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     # Axes whose sizes are their numbers, moved.
     moved = np.moveaxis(np.empty(range(x.rank)), operation.source, operation.destination)
@@ -65,7 +66,7 @@ def _move(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 @operations("Swapaxes")
-def _swap(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _swap(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     order = list(range(x.rank))
     first, second = operation.axis1 % x.rank, operation.axis2 % x.rank
@@ -74,7 +75,7 @@ def _swap(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 @operations("DepthToSpace", "SpaceToDepth")
-def _blocks(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _blocks(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, side = args[0], int(operation.block_size)
     first = channel_axis_of(operation.data_format, x.rank) == 1
     batch, *sizes = x.shape
@@ -94,24 +95,31 @@ def _blocks(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
 
 
 @operations("GetItem")
-def _get(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _get(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, key = args[0], args[1] if len(args) > 1 else kwargs["key"]
     keys = list(key) if isinstance(key, tuple | list) else [key]
-    if any(isinstance(each, Item) for each in keys):
+    parts = [part for each in keys for part in ([each.start, each.stop] if isinstance(each, slice) else [each])]
+    if any(isinstance(part, Item) for part in parts):
         raise Refused("its indices depend on the input")
+    if any(isinstance(part, Batch) for part in parts):
+        raise Refused(SIZE_OF_BATCH)
     if Ellipsis in keys:
         at = keys.index(Ellipsis)
         given = sum(each is not None for each in keys) - 1
         keys[at : at + 1] = [slice(None)] * (x.rank - given)
     keys += [slice(None)] * (x.rank - sum(each is not None for each in keys))
-    shape: list[int] = []
+    shape: list[Size] = []
     axis = 0
     for each in keys:
         if each is None:
             shape.append(1)
             continue
         size = x.shape[axis]
-        if isinstance(each, slice):
+        if each == slice(None):
+            shape.append(size)
+        elif isinstance(size, Batch):
+            raise Refused("it takes examples out of the batch")
+        elif isinstance(each, slice):
             start, stop, step = each.indices(size)
             if step < 1:
                 raise Refused("backwards; use a flip")
@@ -125,13 +133,13 @@ def _get(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) 
 
 
 @layers("Embedding")
-def _embedding(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _embedding(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     held = getattr(layer, "_embeddings", None)
     return _looked_up(c, c.weight(layer.embeddings if held is None else held), args[0])
 
 
 @layers("ReversibleEmbedding")
-def _reversible_embedding(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _reversible_embedding(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not (args[1] if len(args) > 1 else kwargs.get("reverse", False)):
         return _embedding(c, layer, args, kwargs)
     held = getattr(layer, "_embeddings", None)
@@ -148,7 +156,7 @@ def _reversible_embedding(c: Converter, layer: Any, args: list[Any], kwargs: dic
 
 
 @operations("Take")
-def _take(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _take(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, indices = args[0], args[1] if len(args) > 1 else kwargs["indices"]
     if isinstance(x, Fixed) and isinstance(indices, Moving) and len(x.shape) == 2 and operation.axis in (0, -2):
         return _looked_up(c, x, indices)
@@ -156,7 +164,7 @@ def _take(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 @operations("TakeAlongAxis")
-def _take_along(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _take_along(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Fixed places of an axis, others for each row of the axes in front."""
     x, indices = args[0], args[1] if len(args) > 1 else kwargs["indices"]
     places = None if isinstance(indices, Moving) else c.numbers(indices)
@@ -173,7 +181,7 @@ def _take_along(c: Converter, operation: Any, args: list[Any], kwargs: dict[str,
     return c.reshape(taken, (batch, *places.shape))
 
 
-def _looked_up(c: Converter, table: Fixed, indices: Moving) -> Moving:
+def _looked_up(c: Reader, table: Fixed, indices: Moving) -> Moving:
     """Rows of a table by integers that the network is given."""
     variable = next((key for key, name in c.names.items() if name == table.name), None)
     module = "" if variable is None else table.name.rpartition(".")[0]
@@ -181,21 +189,21 @@ def _looked_up(c: Converter, table: Fixed, indices: Moving) -> Moving:
 
 
 @operations("Concatenate")
-def _concatenate(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _concatenate(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     items = tree.flatten(args)
     rank = next(each for each in items if isinstance(each, Moving)).rank
     return c.join(items, int(operation.axis) % rank)
 
 
 @operations("Stack")
-def _stack(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _stack(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     items = tree.flatten(args)
     axis = int(operation.axis) % (items[0].rank + 1)
     return c.stacked(items, axis)
 
 
 @operations("Split")
-def _split(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _split(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, axis = args[0], int(operation.axis) % args[0].rank
     given = operation.indices_or_sections
     ends = (
@@ -208,14 +216,14 @@ def _split(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @operations("Unstack")
-def _unstack(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _unstack(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,), axis = args, int(operation.axis) % args[0].rank
     shape = [size for at, size in enumerate(x.shape) if at != axis]
     return [c.reshape(c.cut(x, axis, at, at + 1), shape) for at in range(x.shape[axis])]
 
 
 @operations("Roll")
-def _roll(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _roll(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     if operation.axis is None:
         raise Refused("over all axes, laid flat; name the axes")
@@ -229,7 +237,7 @@ def _roll(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 @operations("Pad")
-def _pad(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _pad(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, *rest = args
     value = rest[0] if rest else kwargs.get("constant_values")
     value = value.number if isinstance(value, Fixed) else value
@@ -238,18 +246,17 @@ def _pad(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) 
     mode = {"constant": "constant", "reflect": "reflect"}.get(operation.mode)
     if mode is None:
         raise Refused(f"with mode {operation.mode}")
-    shape = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
-    return c.emit("pad", [x], shape, padding=pairs, mode=mode, value=float(value or 0.0))
+    return c.emit("pad", [x], padded(x.shape, pairs), padding=pairs, mode=mode, value=float(value or 0.0))
 
 
 @operations("Flip")
-def _flip(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _flip(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     return c.flip(x, axes_of(operation.axis, x.rank))
 
 
 @operations("Repeat")
-def _repeat(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _repeat(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, count = args[0], operation.repeats
     if not isinstance(count, int) or operation.axis is None:
         raise Refused("with a count for each entry")
@@ -263,13 +270,13 @@ def _repeat(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
 
 
 @operations("BroadcastTo")
-def _broadcast(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    shape = tuple(int(size) for size in operation.shape)
+def _broadcast(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    shape = exact(operation.shape)
     return c.emit("expand", [args[0]], shape, shape=c.for_one(shape))
 
 
 @operations("Resize")
-def _resize(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _resize(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     if operation.crop_to_aspect_ratio or operation.pad_to_aspect_ratio or operation.antialias:
         raise _aspect(operation)
@@ -281,7 +288,7 @@ def _aspect(resizing: Any) -> Refused:
     return Refused(f"with {', '.join(f'{name}=True' for name in given)}; it is computed with False")
 
 
-def _resized(c: Converter, x: Moving, axis: int, size: Sequence[int], word: str) -> Moving:
+def _resized(c: Reader, x: Moving, axis: int, size: Sequence[int], word: str) -> Moving:
     spatial = [at for at in range(x.rank) if at not in (0, axis)]
     factors = [new / x.shape[at] for new, at in zip(size, spatial, strict=True)]
     whole = all(factor == int(factor) for factor in factors)
@@ -306,7 +313,7 @@ def _resized(c: Converter, x: Moving, axis: int, size: Sequence[int], word: str)
 
 
 @layers("UpSampling2D")
-def _up_sampling(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _up_sampling(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis = channel_axis_of(layer.data_format, x.rank)
     sizes = [size * by for size, by in zip(spatial_sizes(x, axis), layer.size, strict=True)]
@@ -314,7 +321,7 @@ def _up_sampling(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, An
 
 
 @layers("Resizing")
-def _resizing(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _resizing(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if layer.crop_to_aspect_ratio or layer.pad_to_aspect_ratio or layer.antialias:
         raise _aspect(layer)
     x = args[0]
@@ -322,7 +329,7 @@ def _resizing(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 @layers("CenterCrop")
-def _center_crop(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _center_crop(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, axis = args[0], channel_axis_of(layer.data_format, args[0].rank)
     spatial = [at for at in range(1, x.rank) if at != axis]
     for at, size in zip(spatial, (layer.height, layer.width), strict=True):

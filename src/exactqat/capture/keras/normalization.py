@@ -10,30 +10,12 @@ import keras
 
 from ..core.builder import Moving
 from ..core.refusals import Refused
-from .converter import Converter, layers, operations
+from .reader import Reader, layers, operations
 from .known import path_of
 
 
-@layers("BatchNormalization")
-def _batch_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
-    tensors = [layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance]
-    return c.emit(
-        "batch_norm",
-        [x, *(c.optional(each) for each in tensors)],
-        x.shape,
-        module=c.layer_path(layer.moving_mean),
-        epsilon=float(layer.epsilon),
-        momentum=1.0 - float(layer.momentum),
-        channel_axis=axis % x.rank,
-        training=bool(layer.trainable) and c.training,
-        counter="",
-    )
-
-
 @layers("LayerNormalization")
-def _layer_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _layer_norm(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if getattr(layer, "rms_scaling", False):
         raise Refused("with rms_scaling=True; use RMSNormalization")
@@ -51,14 +33,14 @@ def _last_axes(axis: int | Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 @layers("RMSNormalization")
-def _rms_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _rms_norm(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, axes = args[0], _last_axes(layer.axis, args[0].rank)
     weight = c.weight(layer.scale)
     return c.emit("rms_norm", [x, weight], x.shape, module=path_of(layer), axes=axes, epsilon=float(layer.epsilon))
 
 
 @operations("LayerNorm", "RMSNorm")
-def _norm_operation(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _norm_operation(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """`keras.ops.layer_normalization` and `rms_normalization`, in a layer of the user's."""
     x, *weights = [*args, *kwargs.values()]
     if not isinstance(x, Moving) or getattr(operation, "rms_scaling", False):
@@ -70,7 +52,7 @@ def _norm_operation(c: Converter, operation: Any, args: list[Any], kwargs: dict[
 
 
 @operations("Normalize")
-def _normalize(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _normalize(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     axis = operation.axis if isinstance(operation.axis, int) else [*(operation.axis or ())]
     if isinstance(axis, list) and len(axis) == 1:
@@ -83,7 +65,7 @@ def _normalize(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
 
 
 @layers("GroupNormalization")
-def _group_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _group_norm(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, axis = args[0], int(layer.axis) % args[0].rank
     groups = x.shape[axis] if layer.groups == -1 else int(layer.groups)
     tensors = [c.optional(each) for each in (layer.gamma, layer.beta)]

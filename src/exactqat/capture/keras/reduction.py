@@ -12,8 +12,9 @@ from ..core import masks
 from ..core.builder import Moving
 from ..core.products import cumulative_sum
 from ..core.refusals import MIXES, Refused
+from ..core.sizes import Shape, Size
 from ..core.windows import count_of_windows, each, padding_in_numbers
-from .converter import Converter, operations
+from .reader import Reader, operations
 
 
 def axes_of(axis: Any, rank: int) -> tuple[int, ...]:
@@ -28,7 +29,7 @@ def _without(x: Moving, axes: Sequence[int], keep: bool) -> list[int]:
 
 
 @operations("Mean", "Sum", "Max", "Min", "Amax", "Amin", "Var", "Std")
-def _reduce(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _reduce(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axes = axes_of(operation.axis, x.rank)
     if c.batch_axis(x.shape) in axes:
@@ -44,7 +45,7 @@ def _reduce(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
 
 
 @operations("All", "Any")
-def _every(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _every(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Of masks: the least, or the largest."""
     (x,) = args
     truth, axes = masks.as_truth(c, x), axes_of(operation.axis, x.rank)
@@ -60,7 +61,7 @@ def _every(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @operations("Cumsum")
-def _cumulative_sum(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _cumulative_sum(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,), axis = args, operation.axis
     if axis is None:
         raise Refused("over all axes, laid flat; name one axis")
@@ -68,7 +69,7 @@ def _cumulative_sum(c: Converter, operation: Any, args: list[Any], kwargs: dict[
 
 
 @operations("Norm")
-def _length(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _length(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axes = tuple(sorted(int(axis) % x.rank for axis in operation.axis or ()))
     order = 2 if operation.ord is None else operation.ord
@@ -80,7 +81,7 @@ def _length(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
 
 
 @operations("Argmax")
-def _argmax(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _argmax(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis = int(operation.axis) % x.rank
     keep = bool(operation.keepdims)
@@ -98,13 +99,18 @@ def windowed(x: Moving, axis: int, window: Any, strides: Any, padding: Any, dila
     return [size if at == 0 else channels if at == axis else next(counts) for at, size in enumerate(x.shape)]
 
 
+def padded(shape: Shape, pairs: Sequence[tuple[int, int]]) -> list[Size]:
+    """The shape of what is padded by so many before and after each axis."""
+    return [size + sum(pair) if any(pair) else size for size, pair in zip(shape, pairs, strict=True)]
+
+
 def spatial_sizes(x: Moving, axis: int) -> list[int]:
     """The sizes of all axes but those of the batch and the channels."""
     return [size for at, size in enumerate(x.shape) if at not in (0, axis)]
 
 
 @operations("MaxPool", "AveragePool")
-def _pool(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _pool(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis, count = channel_axis_of(operation.data_format, x.rank), x.rank - 2
     window = each(operation.pool_size, count)
@@ -116,8 +122,7 @@ def _pool(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
         # There Keras repeats the edge and counts it, where the padding is not the same on both sides.
         spatial = iter(padding)
         pairs = tuple((0, 0) if at in (0, axis) else next(spatial) for at in range(x.rank))
-        wide = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
-        x = c.emit("pad", [x], wide, padding=pairs, mode="replicate", value=0.0)
+        x = c.emit("pad", [x], padded(x.shape, pairs), padding=pairs, mode="replicate", value=0.0)
         padding = ((0, 0),) * count
     shape = windowed(x, axis, window, strides, padding, ones, x.shape[axis])
     common: dict[str, Any] = {"window": window, "strides": strides, "padding": padding, "channel_axis": axis}
@@ -129,7 +134,7 @@ def _pool(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 @operations("AdaptiveAveragePool", "AdaptiveMaxPool")
-def _adaptive_pool(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _adaptive_pool(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis = channel_axis_of(operation.data_format, x.rank)
     size = each(operation.output_size, x.rank - 2)

@@ -15,14 +15,14 @@ from ..core.builder import Moving
 from ..core.expressions import Dropout
 from ..core.recurrent import ComposedCell, unrolled
 from ..core.refusals import Refused
-from .converter import Converter, layers
+from .reader import Reader, layers
 from .items import Fixed
 from .known import path_of
-from .weights import linear
+from .products import linear
 
 
 @layers("RNN", "Bidirectional")
-def _recurrent(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _recurrent(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The sequence or its last entry, as the layer says, and its states where it gives them."""
     if len(args) > 1 or kwargs.keys() - {"mask"}:
         raise Refused(
@@ -51,7 +51,7 @@ def _recurrent(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @layers("TimeDistributed")
-def _time_distributed(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _time_distributed(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """All times at once, as further examples; with batch norm inside time by time, each by statistics of its own."""
     x, inner = args[0], layer.layer
     if kwargs.keys() - {"mask"} or (kwargs and "mask" in inspect.signature(inner.call).parameters):
@@ -68,7 +68,7 @@ def _time_distributed(c: Converter, layer: Any, args: list[Any], kwargs: dict[st
 _CELLS = {keras.layers.LSTMCell: "lstm", keras.layers.GRUCell: "gru", keras.layers.SimpleRNNCell: "rnn"}
 
 
-def _run_of_time(c: Converter, layer: Any, x: Moving, mask: Any = None) -> list[Any]:
+def _run_of_time(c: Reader, layer: Any, x: Moving, mask: Any = None) -> list[Any]:
     """The sequence of results in the order of time, and the last states. mask: where it is 0, nothing happens."""
     cell: Any = getattr(layer, "cell", None)
     if type(cell) not in _CELLS or not isinstance(layer, keras.layers.RNN) or x.rank != 3:
@@ -79,7 +79,7 @@ def _run_of_time(c: Converter, layer: Any, x: Moving, mask: Any = None) -> list[
         raise Refused(f"with recurrent_dropout={cell.recurrent_dropout}; it is unrolled with recurrent_dropout=0.0")
     if layer.stateful:
         raise Refused("with stateful=True; the state starts from zero at every call, which is stateful=False")
-    if cell.dropout and c.training:
+    if cell.dropout and c.trains:
         # One mask for all times.
         x = c.emit("dropout", [x], x.shape, expression=Dropout(float(cell.dropout), (1,)))
     kind = _CELLS[type(cell)]
@@ -124,7 +124,7 @@ def _run_of_time(c: Converter, layer: Any, x: Moving, mask: Any = None) -> list[
     return [results[0], *(c.reshape(each, (x.shape[0], units)) for each in results[1:])]
 
 
-def _by_steps(c: Converter, layer: Any, kind: str, x: Moving, mask: Moving | None) -> list[Any]:
+def _by_steps(c: Reader, layer: Any, kind: str, x: Moving, mask: Moving | None) -> list[Any]:
     """As `_run_of_time`, from products, sums and functions: other activations, a reset before the product, no gates,
     states that a mask keeps.
 

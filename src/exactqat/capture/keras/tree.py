@@ -10,7 +10,6 @@ from typing import Any
 from keras import tree
 
 from ...planning.files import distinct
-from ..core.watched import Asked
 
 
 class Tree:
@@ -20,8 +19,6 @@ class Tree:
         self.inputs = tree.map_structure(lambda _: 0, inputs)
         self.outputs = tree.map_structure(lambda _: 0, outputs)
         self.names = tuple(names)  # of the model's input tensors, by which Keras takes them from a dict
-        # Numbers of examples about which the model asks.
-        self.asked: list[Asked] = []
 
     def flatten(self, inputs: Any) -> list[Any]:
         """The tensors of a call, in the order of `Network.inputs`.

@@ -16,13 +16,13 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from ...capture.keras.known import path_of
 from ...capture.keras.model import first_line, is_seed, variable_names
 from ...capture.proof import (
     CannotRun,
     Evidence,
     Proof,
     Trial,
-    asked_trials,
     cotangent,
     example_rows,
     nudged,
@@ -40,12 +40,17 @@ _EXAMPLES = 4
 
 
 class _Sides:
-    """A `proof.Subject`: the user's model, and what `prepare` made from it."""
+    """A `proof.Subject`: the user's model, and what `prepare` made from it.
+
+    Attributes:
+        losing: paths of layers that added a loss of what they computed while the model ran.
+    """
 
     def __init__(self, model: Any, prepared: PreparedModel, example: Any) -> None:
         self.model, self.prepared = model, prepared
         self.network = prepared.plan.network
         self.names = variable_names(model)
+        self.losing: dict[str, None] = {}
         functional = getattr(model, "_functional", None) or model
         inputs = getattr(functional, "_inputs", None) or []
         dtypes = [str(each.dtype) for each in inputs] or ["float32"] * len(self.network.inputs)
@@ -82,8 +87,13 @@ class _Sides:
                 [ops.cast(each, dtype) for each, dtype in zip(inputs, self.dtypes, strict=True)],
             )
             # `stateless_call` does not pass `training` to the layers inside; `fit` on PyTorch and TensorFlow does.
-            with keras.StatelessScope([(each, tensors[name]) for name, each in variables.items()]) as scope:
+            held = [(variable, tensors[name]) for name, variable in variables.items()]
+            with keras.StatelessScope(held, collect_losses=True) as scope:
                 results = model(given, training=training)
+                losses = set(map(id, scope.losses))
+                for layer in (layer for layer in model._flatten_layers() if layer._loss_ids & losses):
+                    self.losing[path_of(layer)] = None
+                    layer._loss_ids -= losses
             after = {name: scope.get_current_value(variables[name]) for name in others}
             return tree.flatten(results), {name: tensors[name] if x is None else x for name, x in after.items()}
 
@@ -297,10 +307,11 @@ def compare_with_original(model: Any, prepared: PreparedModel, example: Any) -> 
     seeds = [each for each in (*model.variables, *prepared.variables) if is_seed(each)]
     before = [(each, ops.convert_to_numpy(each.value)) for each in seeds]
     try:
-        numbers = sum(each.size for each in sides.given) // sides.examples
-        proof = prove(sides, [*usual_trials(sides.examples), *asked_trials(sides.network.input_tree.asked, numbers)])
+        proof = prove(sides, usual_trials(sides.examples))
         halves = {str(each.compute_dtype) for each in model._flatten_layers() if "16" in str(each.compute_dtype)}
         proof.halves = " and ".join(sorted(halves))
+        losses = prepared._held.losses_left_out
+        losses += [path for path in sides.losing if path not in losses]
         return proof
     finally:
         for each, value in before:

@@ -15,8 +15,9 @@ from ..core import masks
 from ..core.builder import Moving
 from ..core.products import along, of_two, with_weight
 from ..core.refusals import Refused
+from ..core.sizes import broadcast
 from ..core.windows import each, padding_in_numbers, windows
-from .converter import Converter, layers, operations
+from .reader import Reader, layers, operations
 from .items import Fixed, Item
 from .reduction import channel_axis_of, spatial_sizes, windowed
 
@@ -32,7 +33,7 @@ _POINTWISE = SimpleNamespace(strides=1, padding="valid", dilation_rate=1)
 
 
 def _convolve(
-    c: Converter, how: Any, x: Moving, weight: Fixed, bias: Fixed | None, groups: int, axis: int, module: str
+    c: Reader, how: Any, x: Moving, weight: Fixed, bias: Fixed | None, groups: int, axis: int, module: str
 ) -> Moving:
     """how: has `strides`, `padding` and `dilation_rate`. weight: [out, in / groups, *window]"""
     count, window = x.rank - 2, weight.shape[2:]
@@ -43,14 +44,14 @@ def _convolve(
     return c.emit("conv", [x, weight, bias], shape, module=module, **attributes, groups=groups, channel_axis=axis)
 
 
-def _kernel(c: Converter, kernel: Fixed) -> Fixed:
+def _kernel(c: Reader, kernel: Fixed) -> Fixed:
     """[*window, in / groups, out] as [out, in / groups, *window]."""
     rank = len(kernel.shape)
     order = (rank - 1, rank - 2, *range(rank - 2))
     return c.then(kernel, [kernel.shape[at] for at in order], lambda array: array.transpose(order))
 
 
-def _depthwise_kernel(c: Converter, kernel: Fixed) -> Fixed:
+def _depthwise_kernel(c: Reader, kernel: Fixed) -> Fixed:
     """[*window, channels, multiplier] as [channels * multiplier, 1, *window]."""
     rank = len(kernel.shape)
     window, outputs = kernel.shape[:-2], kernel.shape[-2] * kernel.shape[-1]
@@ -59,7 +60,7 @@ def _depthwise_kernel(c: Converter, kernel: Fixed) -> Fixed:
 
 
 @layers("Conv1D", "Conv2D")
-def _conv(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _conv(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis = channel_axis_of(layer.data_format, x.rank)
     kernel = _variable(layer)
@@ -69,7 +70,7 @@ def _conv(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> 
 
 
 @layers("DepthwiseConv1D", "DepthwiseConv2D")
-def _depthwise(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _depthwise(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis = channel_axis_of(layer.data_format, x.rank)
     weight, bias = _depthwise_kernel(c, c.weight(layer.kernel)), c.optional(layer.bias)
@@ -78,7 +79,7 @@ def _depthwise(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @layers("SeparableConv1D", "SeparableConv2D")
-def _separable(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _separable(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis, path = channel_axis_of(layer.data_format, x.rank), c.layer_path(layer.depthwise_kernel)
     first = _depthwise_kernel(c, c.weight(layer.depthwise_kernel))
@@ -89,7 +90,7 @@ def _separable(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 @layers("Conv1DTranspose", "Conv2DTranspose")
-def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _conv_transpose(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     axis, count = channel_axis_of(layer.data_format, x.rank), x.rank - 2
     kernel = c.weight(layer.kernel)
@@ -97,7 +98,7 @@ def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str,
     order = (count + 1, count, *range(count))
     weight = c.then(kernel, (inputs, outputs, *window), lambda array: array.transpose(order))
     strides, dilations = each(layer.strides, count), each(layer.dilation_rate, count)
-    shape = [int(size) for size in layer.compute_output_shape(x.shape)]
+    shape = [x.shape[0], *layer.compute_output_shape((None, *x.shape[1:]))[1:]]
     sizes, results = spatial_sizes(x, axis), [size for at, size in enumerate(shape) if at not in (0, axis)]
     cut, extra = [], []
     for size, result, side, stride, dilation in zip(sizes, results, window, strides, dilations, strict=True):
@@ -121,7 +122,7 @@ def _conv_transpose(c: Converter, layer: Any, args: list[Any], kwargs: dict[str,
 
 
 @operations("Conv", "DepthwiseConv")
-def _conv_operation(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _conv_operation(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """`keras.ops.conv` with a weight, in a layer of the user's."""
     x, kernel = args
     if not isinstance(x, Moving) or not isinstance(kernel, Fixed) or not kernel.name:
@@ -132,28 +133,28 @@ def _conv_operation(c: Converter, operation: Any, args: list[Any], kwargs: dict[
     return _convolve(c, operation, x, weight, None, x.shape[axis] // weight.shape[1], axis, path)
 
 
-def linear(c: Converter, x: Any, kernel: Fixed, bias: Fixed | None, module: str) -> Moving:
+def linear(c: Reader, x: Any, kernel: Fixed, bias: Fixed | None, module: str) -> Moving:
     """kernel: [in, out]"""
     weight = c.then(kernel, kernel.shape[::-1], lambda array: array.transpose((1, 0)))
     return c.emit("linear", [x, weight, bias], (*x.shape[:-1], kernel.shape[1]), module=module)
 
 
 @layers("Dense")
-def _dense(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _dense(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     kernel = _variable(layer)
     return c.apply(layer.activation, linear(c, x, c.weight(kernel), c.optional(layer.bias), c.layer_path(kernel)))
 
 
 @layers("EinsumDense")
-def _einsum_dense(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _einsum_dense(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     (x,) = args
     kernel = _variable(layer)
     made = _contract(c, layer.equation, x, c.weight(kernel), c.optional(layer.bias), c.layer_path(kernel))
     return c.apply(layer.activation, made)
 
 
-def _contract(c: Converter, equation: str, x: Moving, kernel: Fixed, bias: Fixed | None, module: str) -> Item:
+def _contract(c: Reader, equation: str, x: Moving, kernel: Fixed, bias: Fixed | None, module: str) -> Item:
     """An einsum of a value with a weight."""
     left, result = equation.replace(" ", "").split("->")
     first, second = left.split(",")
@@ -179,7 +180,7 @@ def _contract(c: Converter, equation: str, x: Moving, kernel: Fixed, bias: Fixed
 
 
 @operations("Einsum")
-def _einsum(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _einsum(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     equation, (first, second) = operation.subscripts, args
     if isinstance(second, Fixed) and isinstance(first, Moving):
         return _contract(c, equation, first, second, None, "")
@@ -196,16 +197,16 @@ def _einsum(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any
 
 
 @operations("Matmul")
-def _matmul(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _matmul(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     first, second = args
     if isinstance(first, Moving) and isinstance(second, Fixed) and len(second.shape) == 2 and second.name:
         return linear(c, first, second, None, second.name.rpartition(".")[0])
-    shape = (*np.broadcast_shapes(first.shape[:-2], second.shape[:-2]), first.shape[-2], second.shape[-1])
+    shape = (*broadcast(first.shape[:-2], second.shape[:-2]), first.shape[-2], second.shape[-1])
     return c.emit("matmul", [first, second], shape)
 
 
 @operations("DotProductAttention")
-def _attention(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _attention(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """[batch, time, heads, size]"""
     given = inspect.signature(operation.call).bind(*args, **kwargs).arguments
     query, key, value = (given[name] for name in ("query", "key", "value"))
@@ -235,7 +236,7 @@ def _attention(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, 
 
 
 @operations("FFT", "FFT2")
-def _fourier(c: Converter, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _fourier(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Real and imaginary part, by products with the cosines and sines of each axis."""
     real, imaginary = args[0]
     if not isinstance(real, Moving) or (not isinstance(imaginary, Moving) and c.numbers(imaginary).any()):  # type: ignore[union-attr]
