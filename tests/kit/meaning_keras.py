@@ -208,7 +208,7 @@ def test_a_call_around_softmax_is_kept() -> None:
     assert not prepared.proof.refusal and prepared.proof.trials
 
 
-def test_a_counter_is_not_called_the_size_of_the_batch() -> None:
+def test_what_differs_at_each_call_is_refused() -> None:
     with pytest.raises(qat.UnsupportedOperator, match="each time it is called"):
         qat.keras.prepare(around(Counting(), layers.Dense(2)))
 

@@ -318,6 +318,12 @@ def prove(subject: Subject, trials: Iterable[Trial]) -> Proof:
         except _OnlyCapturedRaises as error:
             proof.refusal = f"the captured network is not the model: in {trial} it raises {error}, the model does not"
             break
+        except _OriginalVaries as what:
+            proof.refusal = (
+                f"the model computes {what} otherwise each time it is called (a counter, a clock, random numbers of "
+                "Python's); the device computes the same at every call"
+            )
+            break
         if found:
             proof.refusal = _refusal(subject, trial, found)
             break
@@ -328,6 +334,10 @@ def prove(subject: Subject, trials: Iterable[Trial]) -> Proof:
 
 class _OnlyCapturedRaises(Exception):
     pass
+
+
+class _OriginalVaries(Exception):
+    """The model gives something else for the same inputs; the message says where."""
 
 
 _WHAT = {"results": "result", "gradients": "the gradient of", "state": "buffer"}
@@ -367,8 +377,11 @@ def _compared(subject: Subject, trial: Trial, proof: Proof) -> list[Difference]:
     if not suspects:
         return []
     found, undecided = [], []
+    again = subject.original(trial)
     moved = [subject.original(trial, nudge=number) for number in (1, 2)]
     for kind, name, here, there, error in suspects:
+        if relative_error(here, getattr(again, kind).get(name, np.zeros_like(here)), tiny[kind]) > FACTOR * FLOOR:
+            raise _OriginalVaries(f"{_WHAT[kind]} '{name}'")
         runs = [getattr(each, kind).get(name, np.zeros_like(here)) for each in moved]
         noise = max(relative_error(here, each, tiny[kind]) for each in runs)
         if error <= FACTOR * noise:

@@ -13,8 +13,8 @@ from ..core import masks
 from ..core.builder import Moving
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
-from .reader import Reader, layers, operations
 from .items import Fixed, Item, numpy_of
+from .reader import Reader, layers, operations
 
 _KINDS = {
     **named_by("keras"),

@@ -21,6 +21,8 @@ _HARMLESS = {
     "evaluate", "predict", "metrics", "make_train_function", "make_test_function", "make_predict_function",
     "train_on_batch", "test_on_batch", "predict_on_batch",
 }  # fmt: skip
+
+
 def changed_of(operation: Any, known: type) -> set[str]:
     """The methods and properties of a class of Keras that a class of the user's, or the object, has its own of."""
     classes = itertools.takewhile(lambda each: each is not known, type(operation).__mro__)

@@ -14,7 +14,7 @@ from .reduction import channel_axis_of
 
 
 @layers("BatchNormalization")
-def _batch_norm(c: Converter, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
     tensors = [layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance]

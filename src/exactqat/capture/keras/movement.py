@@ -13,11 +13,11 @@ from keras import tree
 from ..core.builder import Moving
 from ..core.refusals import SIZE_OF_BATCH, Refused
 from ..core.sizes import Batch, Size, exact
-from .reader import Reader, layers, operations
 from .items import Fixed, Item
 from .known import path_of
-from .reduction import axes_of, channel_axis_of, padded, spatial_sizes
 from .products import linear
+from .reader import Reader, layers, operations
+from .reduction import axes_of, channel_axis_of, padded, spatial_sizes
 
 
 @operations("Reshape")

@@ -10,8 +10,8 @@ import keras
 
 from ..core.builder import Moving
 from ..core.refusals import Refused
-from .reader import Reader, layers, operations
 from .known import path_of
+from .reader import Reader, layers, operations
 
 
 @layers("LayerNormalization")

@@ -17,8 +17,8 @@ from ..core.products import along, of_two, with_weight
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
 from ..core.windows import each, padding_in_numbers, windows
-from .reader import Reader, layers, operations
 from .items import Fixed, Item
+from .reader import Reader, layers, operations
 from .reduction import channel_axis_of, spatial_sizes, windowed
 
 

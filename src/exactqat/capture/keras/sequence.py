@@ -15,10 +15,10 @@ from ..core.builder import Moving
 from ..core.expressions import Dropout
 from ..core.recurrent import ComposedCell, unrolled
 from ..core.refusals import Refused
-from .reader import Reader, layers
 from .items import Fixed
 from .known import path_of
 from .products import linear
+from .reader import Reader, layers
 
 
 @layers("RNN", "Bidirectional")

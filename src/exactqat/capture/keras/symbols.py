@@ -37,7 +37,7 @@ class Examples(Batch):
     def __mod__(self, divisor: Any) -> int:
         return self._refused() if self.multiple % getattr(divisor, "multiple", divisor) else 0
 
-    __hash__ = __array__ = __round__ = _refused  # type: ignore[assignment]
+    __hash__ = __array__ = __round__ = _refused
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refused
 
     def __index__(self) -> int:
