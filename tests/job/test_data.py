@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
-from exactqat.job import data, glyphs  # noqa: E402
+from exactqat.job import data, glyphs, images  # noqa: E402
 
 
 def picture(value: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> Any:
@@ -36,7 +37,8 @@ def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 5
 
 
 def parts(dataset: data.Dataset) -> list[data.Split]:
-    return [dataset.train, dataset.validation, dataset.test]
+    """With all images in memory."""
+    return [replace(part, images=part.images[:]) for part in (dataset.train, dataset.validation, dataset.test)]
 
 
 def test_class_folders_are_divided_always_in_the_same_way(tmp_path: Path) -> None:
@@ -101,10 +103,10 @@ def test_damaged_and_odd_files_are_named_and_skipped(tmp_path: Path) -> None:
     ids=["grey", "1 bit", "16 bits", "color", "transparent", "grey and transparent", "cmyk", "palette"],
 )
 def test_pixels_of_every_mode(image: Any, expected: list[float]) -> None:
-    pixels = data._pixels(image)
-    assert pixels.shape == (len(expected), 8, 8) and pixels.dtype == np.float32
-    np.testing.assert_allclose(pixels[:, 3, 4], expected, atol=1e-6)
-    assert np.ptp(pixels, (1, 2)).max() == 0
+    pixels = images.pixels(image)
+    assert pixels.shape == ((8, 8) if len(expected) == 1 else (8, 8, 3)) and pixels.dtype in (np.uint8, np.uint16)
+    np.testing.assert_allclose(pixels[3, 4] / np.iinfo(pixels.dtype).max, np.squeeze(expected), atol=1 / 510)
+    assert np.ptp(pixels, (0, 1)).max() == 0
 
 
 def test_marks_of_rotation_are_followed(tmp_path: Path) -> None:
@@ -114,8 +116,8 @@ def test_marks_of_rotation_are_followed(tmp_path: Path) -> None:
     exif[0x0112] = 6
     image.save(tmp_path / "turned.png", exif=exif)
     with Image.open(tmp_path / "turned.png") as turned:
-        pixels = data._pixels(turned)
-    assert pixels.shape == (1, 4, 2) and pixels[0, 0, 1] == 1
+        pixels = images.pixels(turned)
+    assert pixels.shape == (4, 2) and pixels[0, 1] == 255
 
 
 def test_grey_images_among_colored_ones_become_colored(tmp_path: Path) -> None:
@@ -182,16 +184,39 @@ def test_a_class_that_cannot_be_looked_into_is_not_empty(tmp_path: Path, monkeyp
         data.load(str(path))
 
 
-def test_images_that_no_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"1,797 images of 16384x16384 pixels take 1,797\.0 GiB as numbers, more than"):
-        data.load("digits", 16384)
-    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 2 * 3 * 4 * 8 * 8 * 4}[name])
-    path = folder(tmp_path / "pets", count=2)
-    with pytest.raises(ValueError, match="at least 3 are needed"):
-        data.load(str(path))
-    folder(path / "more" / "them", count=1)
-    with pytest.raises(ValueError, match=r"5 images of .*pets take .* use a smaller image_size"):
-        data.load(str(path))
+def test_images_that_no_disk_holds_are_refused(tmp_path: Path) -> None:
+    path = folder(tmp_path / "pets", count=3)
+    with pytest.raises(ValueError, match=r"6 images take [\d,.]+ GiB in .*; choose another folder in EXACTQAT_CACHE"):
+        data.load(str(path), 10**6)
+
+
+def test_many_files_are_read_when_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder(tmp_path / "pets", count=30)
+    monkeypatch.setattr(data, "MOST_CHECKED", 20)
+    monkeypatch.setattr(data, "SAMPLE", 5)
+    opened: list[str] = []
+    original = images.Files._decode
+    monkeypatch.setattr(images.Files, "_decode", lambda self, number: opened.append(number) or original(self, number))
+    dataset = data.load(str(path))
+    first = dataset.fingerprint()
+    assert len(opened) <= 12 and dataset.train.images.shape[1:] == (3, 8, 8)
+    values = (dataset.train.images[:][:, 0, 0, 0] * 255).round().int()
+    assert torch.equal((values >= 100).long(), dataset.train.labels) and 39 <= len(opened) <= 52
+    dataset.train.images[torch.arange(10)]  # are there
+    assert len(opened) <= 52 and data.load(str(path)).fingerprint() == first
+    with pytest.raises(ValueError, match="cannot be read: .*Of so many files a sample is read before"):
+        for number in range(30):
+            (path / "cat" / f"{number}.png").write_text("no image")
+        data.load(str(path)).train.images[:]
+
+
+def test_arrays_stay_on_disk(tmp_path: Path) -> None:
+    x, y = np.arange(12 * 30, dtype=np.float32).reshape(12, 6, 5), np.arange(12) % 2
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "data.npz", x=x, y=y)
+        _, arrays = data.arrays_of(tmp_path / "data.npz", {"x", "y"})
+        assert isinstance(arrays["x"], np.memmap) and np.array_equal(arrays["x"], x)
+        assert isinstance(data.load(str(tmp_path / "data.npz")).train.images, images.Images)
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("typer")
 
 from exactqat import cli  # noqa: E402
-from exactqat.job import anomalies, data, judges, manner, models, recipes, restored, training  # noqa: E402
+from exactqat.job import data, judges, manner, models, recipes, restored, training  # noqa: E402
 from exactqat.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.report import findings  # noqa: E402
 
@@ -144,7 +144,7 @@ def sounds(path: Path, count: int = 120) -> Path:
 
 
 def test_anomalies_are_read_and_refused_by_name(tmp_path: Path) -> None:
-    found = anomalies.load(str(sounds(tmp_path / "sounds.npz")), None, None, True)
+    found = data.load(str(sounds(tmp_path / "sounds.npz")), None, None, True)
     assert [len(part) for part in (found.train, found.validation, found.test)] == [102, 18, 40]
     assert found.train.images.shape[1:] == (1, 1, 640) and found.outputs == 640 and found.reconstructs
     assert not found.train.labels.any() and found.test.labels.tolist() == [0, 1] * 20
@@ -164,7 +164,7 @@ def test_anomalies_are_read_and_refused_by_name(tmp_path: Path) -> None:
         arrays = {name: array for name, array in (good | changed).items() if array is not None}
         np.savez(tmp_path / "bad.npz", **arrays)
         with pytest.raises(ValueError, match=message):
-            anomalies.load(str(tmp_path / "bad.npz"), None, None, True)
+            data.load(str(tmp_path / "bad.npz"), None, None, True)
     for given in ({"distill": 0.5}, {"class_weights": "balanced"}, {"ptq": True}, {"split": "1/1/1"}):
         with pytest.raises(ValueError, match=f"{next(iter(given))} cannot be combined with recipe mlperf-tiny/ad"):
             Settings(Path("x"), **recipes.chosen({"recipe": "mlperf-tiny/ad", **given}))
@@ -183,7 +183,7 @@ def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
 
 
 def test_what_cannot_be_given_back_is_an_anomaly(tmp_path: Path) -> None:
-    dataset = anomalies.load(str(sounds(tmp_path / "sounds.npz")), None, None, True)
+    dataset = data.load(str(sounds(tmp_path / "sounds.npz")), None, None, True)
     how = manner.manner_of(Settings(Path("x"), recipe="mlperf-tiny/ad", augment=("none",)), dataset)
     torch.manual_seed(0)
     model = models.new_model("autoencoder", (1, 1, 640), 640)

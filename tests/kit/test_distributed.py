@@ -12,6 +12,7 @@ training moved. It is 1e-5 at most; shares weighted wrongly make it 8e-3 or more
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("ai_edge_litert")
 pytest.importorskip("typer")
+pytest.importorskip("lightning_fabric")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
@@ -163,11 +165,14 @@ def work(rank: int, folder: str) -> None:
         prepared(torch.rand(4, 1, 8, 8))
     except RuntimeError as error:
         found["not synchronized"] = str(error)
-    for kind in TRAININGS:
-        state, history = train(kind, path / f"rank{rank}", processes.Processes(rank, COUNT))
-        found[kind] = (state, history.loss, history.validation_accuracy)
+    # As torchrun does; the group is there.
+    os.environ |= {"WORLD_SIZE": str(COUNT), "LOCAL_WORLD_SIZE": str(COUNT), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    with processes.joined(torch.device("cpu")) as (together, device):
+        assert (together.rank, together.count, device.type) == (rank, COUNT, "cpu")
+        for kind in TRAININGS:
+            state, history = train(kind, path / f"rank{rank}", together)
+            found[kind] = (state, history.loss, history.validation_accuracy)
     torch.save(found, path / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def train(
         settings = replace(store.stored_settings(out, given.get("model")), **given)
     # Before all images are read; again when the job begins.
     pipeline.check_before_data(settings, resume)
-    with processes.joined() as together, contextlib.ExitStack() as hold:
+    with processes.joined(place) as (together, place), contextlib.ExitStack() as hold:
         console = console_of(quiet=not together.writes)
         errors = console_of(stderr=True, quiet=not together.writes)
         if not quiet:

@@ -94,7 +94,8 @@ def runs_here(profile: str) -> str:
 
 def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:
     """All test images as the device takes them, int8, with the axes of the graph's signature."""
-    return codes_of(graph, dataset.test.images.numpy())[graph.inputs[0]]
+    blocks = dataset.test.images.split(IMAGES_AT_A_TIME)
+    return np.concatenate([codes_of(graph, block.numpy())[graph.inputs[0]] for block in blocks])
 
 
 def users_own(model: qat.PreparedModel, dataset: Dataset, runs: str) -> dict[str, Any]:
@@ -112,8 +113,12 @@ def run_on_device(graph: Graph, path: Path, codes: np.ndarray) -> np.ndarray:
     # Not by its path, which need not be UTF-8.
     interpreter = Interpreter(model_content=path.read_bytes(), num_threads=1)
     (entry,), (exit_,) = interpreter.get_input_details(), interpreter.get_output_details()
-    interpreter.resize_tensor_input(entry["index"], codes.shape)
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(entry["index"], codes)
-    interpreter.invoke()
-    return np.asarray(interpreter.get_tensor(exit_["index"]))
+    results = []
+    for start in range(0, len(codes), IMAGES_AT_A_TIME):
+        block = codes[start : start + IMAGES_AT_A_TIME]
+        interpreter.resize_tensor_input(entry["index"], block.shape)
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(entry["index"], block)
+        interpreter.invoke()
+        results.append(np.array(interpreter.get_tensor(exit_["index"])))
+    return np.concatenate(results)

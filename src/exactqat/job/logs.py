@@ -57,15 +57,16 @@ class Logs:
 
     Attributes:
         runs: how often the job was started.
+        processes_before: how many trained it last; None: not known.
     """
 
-    def __init__(self, out: Path, tensorboard: bool = False, records: bool = True) -> None:
-        """records: False for a finished job that is evaluated again; nothing is written then."""
+    def __init__(self, out: Path, tensorboard: bool = False, records: bool = True, processes: int = 1) -> None:
+        """records: False for a finished job that is evaluated again; nothing is written then. processes: that train."""
         self._out, self._tensorboard, self._records = out, tensorboard, records
         self._started, self._writers = time.perf_counter(), dict[str, Any]()
         self._shown = dict[str, int]()
-        self._before, runs = _elapsed(out)
-        self.runs = runs + records
+        self._before, runs, self.processes_before = _elapsed(out)
+        self._processes, self.runs = processes, runs + records
 
     @property
     def total(self) -> float:
@@ -93,7 +94,7 @@ class Logs:
             writer.close()
 
     def _time(self) -> None:
-        content = {"seconds": round(self.total, 2), "runs": self.runs}
+        content = {"seconds": round(self.total, 2), "runs": self.runs, "processes": self._processes}
         files.write_atomically(self._out / "training" / ELAPSED, (json.dumps(content) + "\n").encode())
 
     def _show(self, name: str, history: History) -> None:
@@ -111,18 +112,19 @@ class Logs:
         self._shown[name] = len(history.loss)
 
 
-def _elapsed(out: Path) -> tuple[float, int]:
-    """Seconds and number of the previous runs; 0 for a new job.
+def _elapsed(out: Path) -> tuple[float, int, int | None]:
+    """Seconds and number of the previous runs (0 for a new job), and the number of processes of the last one.
 
     Raises:
         ValueError: the file is damaged.
     """
     path = out / "training" / ELAPSED
     if not path.exists():
-        return 0.0, 0
+        return 0.0, 0, None
     found = files.read_json(path)
     seconds: Any = found.get("seconds")
     runs: Any = found.get("runs")
     if type(seconds) not in (int, float) or type(runs) is not int or not (0 <= seconds < 1e12 and 0 <= runs < 10**9):
         raise ValueError(f"{path} must contain seconds (a number) and runs (a whole number)")
-    return float(seconds), runs
+    processes = found.get("processes")
+    return float(seconds), runs, processes if type(processes) is int else None

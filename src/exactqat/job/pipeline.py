@@ -28,7 +28,7 @@ from ..device.profile import DEFAULT_KERNELS, that_run
 from ..report import findings
 from ..report.results import Dataset, History, Method, Outcome, Results, Split
 from ..train.torch.prepare import prepare_again
-from . import anomalies, checkpoints, files, recipes, retrained, training
+from . import checkpoints, data, files, recipes, retrained, training
 from .beside import LAYER_IMAGES, about, beside_training, input_codes, run_on_device, runs_here, users_own
 from .judges import Judge
 from .logs import Logs, check_tensorboard
@@ -83,12 +83,8 @@ def run(
 
     Raises:
         NothingLearned: the float network is no better than guessing.
-        ValueError: several processes on a GPU; another process is at work in the directory.
+        ValueError: another process is at work in the directory.
     """
-    if accelerator.type != "cpu" and processes.count > 1:
-        raise ValueError(
-            f"--accelerator {accelerator}: several processes can only train on the CPU; omit torchrun or --accelerator"
-        )
     progress = progress or Progress()
     check_before_data(settings, resume)
     if tensorboard:
@@ -124,14 +120,19 @@ def run(
                 for sentence in fit.sentences(settings.weights):
                     progress.say(sentence)
         # A finished job is only evaluated again.
-        logs = Logs(settings.out, tensorboard, not ended) if processes.writes else None
+        logs = Logs(settings.out, tensorboard, not ended, processes.count) if processes.writes else None
+        if logs is not None and not ended and logs.processes_before not in (None, processes.count):
+            progress.say(
+                f"The job was trained by {logs.processes_before} processes and goes on with {processes.count}: its "
+                "bits will not be those of an uninterrupted job, as sums are added in another order"
+            )
         work = Work(settings, dataset, progress, processes, resumed, accelerator, manner_of(settings, dataset), logs)
         return _run(work, untrained, last, fit, keep_going or ended)
 
 
 def load_for(settings: Settings) -> Dataset:
     """The data of a job."""
-    dataset = anomalies.load(settings.data, settings.image_size, settings.split, settings.reconstructs)
+    dataset = data.load(settings.data, settings.image_size, settings.split, settings.reconstructs)
     return replace(dataset, noun=settings.noun)
 
 
@@ -426,7 +427,8 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     outcome.report = about(ran, device, beside)
     outcome.device_predictions, outcome.device_scores = beside.device_answers, beside.device_scores
     if device == profile_here(DEFAULT_KERNELS):
-        returned, shown = run_on_device(graph, path, codes), dataset.test.images.numpy()
+        returned = run_on_device(graph, path, codes)
+        shown = np.zeros(0) if outcome.threshold is None else dataset.test.images.numpy()
         outcome.device_predictions = judge.answers(graph, returned, shown)
         outcome.device_scores = judge.scores(graph, returned, shown)
     outcome.device_accuracy = float((outcome.device_predictions == dataset.test.labels.numpy()).mean())

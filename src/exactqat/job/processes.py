@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process or several: processes started by `torchrun` work together here, with the same training loop as a single
-process.
+"""One process or several: processes started together, as by `torchrun`, work with the same training loop as one.
 
-Every process holds the whole data, draws the same batch and takes its share of it, so the batch is that of a single
-process, whatever their number. Only rank 0 writes and prints.
+Every process reads the same data, draws the same batch and takes its share of it, so the batch is that of a single
+process, whatever their number. Only rank 0 writes and prints. Lightning Fabric finds out how the processes were
+started, gives each its device, and sends what they exchange; one process alone needs none of it.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..train.torch.distributed import synchronized
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 Result = TypeVar("Result")
 
@@ -31,6 +34,7 @@ class Processes:
 
     rank: int = 0
     count: int = 1
+    fabric: Fabric | None = None
 
     @property
     def writes(self) -> bool:
@@ -43,19 +47,14 @@ class Processes:
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         """The sum of each number over all processes, in float64; the same bits in each process."""
-        if self.count == 1:
+        if self.fabric is None:
             return list(numbers)
-        total = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(total)
-        return total.tolist()
+        summed = self.fabric.all_reduce(torch.tensor(numbers, dtype=torch.float64), reduce_op="sum")
+        return [float(number) for number in summed]
 
     def from_first(self, value: Any) -> Any:
         """The value from rank 0."""
-        if self.count == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, 0)
-        return values[0]
+        return value if self.fabric is None else self.fabric.broadcast(value)
 
     def first_does(self, work: Callable[[], Result]) -> Result:
         """What `work` returns in rank 0.
@@ -84,28 +83,37 @@ class Processes:
 
     def replica(self, model: nn.Module) -> nn.Module:
         """The model to call in training, whose gradients are averaged over the processes. `model` stays usable."""
-        if self.count == 1:
-            return model
-        wrapper: Any = nn.parallel.DistributedDataParallel
-        # The buffers are equal everywhere. PyTorch renamed the option that avoids sending them.
-        names = inspect.signature(wrapper.__init__).parameters
-        option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-        return wrapper(model, **{option: False})
+        # Not by Fabric.setup, whose wrapper shares attributes with the model by their names.
+        return model if self.fabric is None else self.fabric.strategy.setup_module(model)
 
 
 ALONE = Processes()
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
-    """The processes that `torchrun` started together, or this one alone."""
+def joined(accelerator: torch.device) -> Iterator[tuple[Processes, torch.device]]:
+    """The processes that were started together, or this one alone, and the device of this process.
+
+    Raises:
+        ModuleNotFoundError: there are several, and Lightning Fabric is not installed.
+    """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
-        yield ALONE
+        yield ALONE, accelerator
         return
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
+
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+    # Buffers are equal everywhere. PyTorch renamed the option that avoids sending them.
+    names = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
     # The others wait while the first writes, evaluates and compares. A process that ends is noticed at once anyway.
-    dist.init_process_group("gloo", timeout=timedelta(days=1))
+    strategy = DDPStrategy(timeout=timedelta(days=1), **{option: False})
+    fabric = Fabric(accelerator=accelerator.type, devices=here, num_nodes=count // here, strategy=strategy)
+    fabric.launch()
     try:
-        yield Processes(dist.get_rank(), count)
+        yield Processes(fabric.global_rank, count, fabric), fabric.device
     finally:
-        dist.destroy_process_group()
+        torch.distributed.destroy_process_group()

@@ -22,7 +22,7 @@ from ..deploy.lower import lower
 from ..deploy.runtimes import profile_here
 from ..deploy.verify import verify
 from ..report.results import Beside, Dataset, Outcome
-from . import anomalies, checkpoints, files, training
+from . import checkpoints, data, files, training
 from .beside import about, beside_training, input_codes, runs_here, users_own
 from .judges import Judge
 from .models import named_in, new_model
@@ -94,7 +94,7 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
 def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
     """The data a checkpoint's network was trained, validated and tested on."""
     reconstructs = "threshold" in checkpoint
-    return anomalies.load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"), reconstructs)
+    return data.load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"), reconstructs)
 
 
 def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import qat
 from ..planning.plans import SMALLEST_WIDTH
-from ..report.results import History, Split
+from ..report.results import History, Images, Split
 from .augmentation import augmented
 from .checkpoints import CHECKPOINT_FORMAT, check_alike, first_line, load_checkpoint, save_checkpoint
 from .judges import errors, threshold
@@ -101,7 +101,7 @@ def steps_per_epoch(split: Split, batch_size: int = BATCH_SIZE) -> int:
 
 
 @torch.no_grad()
-def reconstruction_errors(model: nn.Module, images: Tensor) -> np.ndarray:
+def reconstruction_errors(model: nn.Module, images: Images) -> np.ndarray:
     """How badly a network reconstructs images, float64 [n]; see `judges.errors`."""
     model.eval()
     device = next(model.parameters()).device

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ..deploy.comparison import Comparison, Report
@@ -17,6 +18,9 @@ from ..deploy.footprint import Footprint
 from ..deploy.graph import Graph
 from ..qat import PreparedModel, RangePolicy, Rule
 from .luck import Paired, paired
+
+# Images whose content is hashed at a time.
+FINGERPRINT_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,23 @@ class Fit(Protocol):
     def stored(self) -> dict[str, Any]: ...
 
 
+class Images(Protocol):
+    """Images, float32 [n, channels, height, width]: a tensor, or what reads them from disk when they are indexed."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Tensor: ...
+    def split(self, size: int, /) -> Iterable[Tensor]: ...
+    def numpy(self) -> np.ndarray: ...
+
+
 @dataclass(frozen=True)
 class Split:
     """images: float32 [n, channels, height, width]; labels: int64 [n]; names: of the images' files, below the data's
     folder, if they have any."""
 
-    images: Tensor
+    images: Images
     labels: Tensor
     names: tuple[str, ...] = ()
 
@@ -112,7 +127,10 @@ class Dataset:
         digest = hashlib.sha256(repr((self.class_names, self.value_range)).encode())
         for part in (self.train, self.validation, self.test):
             digest.update(repr(tuple(part.images.shape)).encode())
-            digest.update(part.images.numpy().tobytes())
+            # Of files that were not read yet, their names and sizes.
+            unread: Iterable[bytes] = getattr(part.images, "unread", tuple)()
+            for content in unread or (block.numpy().tobytes() for block in part.images.split(FINGERPRINT_BATCH)):
+                digest.update(content)
             digest.update(part.labels.numpy().tobytes())
         return digest.hexdigest()
 
