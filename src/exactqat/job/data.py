@@ -100,7 +100,8 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
     """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
 
     x: [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4 channels;
-    y: [n], integers or strings. Images that contain NaN or infinity are skipped.
+    y: [n], integers or strings; ``classes``, if given, names the integers, or the strings in their order. Images that
+    contain NaN or infinity are skipped.
 
     Raises:
         ValueError: the file or its arrays cannot be used; the message says why.
