@@ -211,9 +211,10 @@ def test_small_tensors_keep_their_ranges(framework: str, size: float, monkeypatc
             def __init__(self) -> None:
                 super().__init__()
                 self.layer = layer
+                self.register_buffer("factor", torch.tensor(factor))
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return self.layer(x * factor)
+                return self.layer(x * self.factor)
 
         prepared = qat.prepare(Scaled(), torch.from_numpy(x[:2]))
         qat.calibrate(prepared, [torch.from_numpy(x)])
