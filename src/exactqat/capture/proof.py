@@ -2,8 +2,9 @@
 """The self-check of `prepare`: the user's original model beside the network that was captured from it.
 
 Both run on the same numbers, quantization and randomness switched off, in training and in evaluation, with several
-numbers of examples. Results, gradients of every parameter and of the inputs, the buffers that training moves, and what
-evaluation makes of those must be equal but for rounding. Nothing here knows a framework: a `Subject` runs both sides.
+numbers of examples, and in evaluation far beyond the example's values and at the numbers of the model's own. Results,
+gradients of every parameter and of the inputs, the buffers that training moves, and what evaluation makes of those must
+be equal to float32's rounding. Nothing here knows a framework: a `Subject` runs both sides.
 
 How much rounding explains is measured, not guessed: where a tensor differs by more than `FLOOR`, the original runs
 again with inputs and parameters moved by a few units of float32's last place. What changes then is what rounding can
@@ -18,17 +19,19 @@ import math
 import time
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from ..display import listed
 from ..planning import UnsupportedOperator
 from ..planning.callers import users_line
-from ..planning.masks import hides
+from ..planning.masks import MOVES, hides
+from ..planning.network import Network
 from .core.comparison import NotComparedWarning as NotComparedWarning
-from .core.watched import Asked
+from .core.refusals import first_line
 
 # Relative differences below it are float32's rounding in any network.
 FLOOR = 1e-4
@@ -38,12 +41,14 @@ NUDGE = 2.0**-20
 FACTOR = 16.0
 # Inputs for which a tensor must differ.
 DRAWS = 3
-# A tensor that moves by more than this under `NUDGE` says nothing.
-UNDECIDED = 0.1
+# A larger difference, though moving the inputs explains it, says nothing: nor is it called rounding.
+UNDECIDED = 1e-2
+# By how much larger than the example's inputs are, to see bounds far beyond these.
+FAR = (10.0, 1e3, 1e6)
+# Beyond this, float32's infinity is near, and `exp` ends.
+_HUGE = 1e30
 # Numbers in a batch of inputs; more take time and show nothing more.
 _ENOUGH = 2**19
-# Where the model asks about a number of examples, so many numbers are tried.
-_LARGEST = 2**24
 # Beside the largest tensor of its kind, smaller values are zero but for rounding.
 NOTHING = 1e-6
 # Differences up to it are what becomes of float32's denormal numbers, which one side may flush to zero and later layers
@@ -61,18 +66,18 @@ class Trial:
         scale: of the inputs; small ones show what is added inside of roots and quotients, large ones where functions
             are cut off.
         gradients: whether they are compared, too.
+        corners: numbers of the model's own; inputs are at and beside them.
+        results_only: nothing else is compared: far from the example, gradients are 0 or infinite.
         draw: which of the inputs.
-        asked: the place where the model asks about this number of examples; empty of the usual ones.
-        too_large: whether so many examples are too many to run.
     """
 
     training: bool
     examples: int
     scale: float = 1.0
     gradients: bool = True
+    corners: tuple[float, ...] = ()
+    results_only: bool = False
     draw: int = 0
-    asked: str = ""
-    too_large: bool = False
 
     @property
     def afterwards(self) -> Trial:
@@ -82,8 +87,8 @@ class Trial:
     def __str__(self) -> str:
         mode = "training" if self.training else "evaluation"
         small = "" if self.scale == 1 else f", inputs {self.scale:g} times as large"
-        asked = f" (about which the model asks at {self.asked})" if self.asked else ""
-        return f"{mode}, {self.examples} example{'s' * (self.examples != 1)}{asked}{small}"
+        small += ", inputs at numbers that the model compares with" if self.corners else ""
+        return f"{mode}, {self.examples} example{'s' * (self.examples != 1)}{small}"
 
 
 @dataclass
@@ -111,24 +116,156 @@ class CannotRun(Exception):
     """One side does not run this way. If it is the original, nothing is compared."""
 
 
-class Subject(Protocol):
-    """A framework's side: runs the original and the captured network; leaves both as they were."""
+class Subject:
+    """A framework's side: runs the original and the captured network; leaves both as they were.
 
-    def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
-        """nudge: not 0: inputs and parameters are moved by `nudged`, each number otherwise.
+    Attributes:
+        network: the captured one.
+        inputs: the example: an array for each input, in the type that the original takes.
+        tables: by input, how many rows the table has that it is an index into; 0: it is none.
+        examples: in the example.
+        trains: whether the original's training is known.
+        remedy: what to do if the original computes something else in training than in evaluation.
+        halves: the type of half precision that the original computes in, in part; known once it ran.
+        rules: names of functions of the user's that have a gradient of their own; known once the original ran.
+    """
 
-        Raises:
-            CannotRun: the user's model raises an error.
+    remedy = ""
+
+    def __init__(
+        self, network: Network, inputs: Sequence[np.ndarray], tables: Sequence[int], trains: bool = True
+    ) -> None:
+        self.network, self.inputs, self.tables, self.trains = network, list(inputs), list(tables), trains
+        self.examples = len(self.inputs[0])
+        self.halves = ""
+        self.rules: Collection[str] = ()
+
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
+        """What the user's model computes; it may raise whatever that raises.
+
+        Args:
+            inputs: an array for each input.
+            nudge: not 0: parameters are moved by `nudged`, each number otherwise.
+            layers: what is computed on the way is recorded.
         """
         raise NotImplementedError
 
-    def captured(self, trial: Trial, layers: bool = False) -> Evidence:
-        """The same of the captured network.
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
+        """The same of the captured network, without quantization."""
+        raise NotImplementedError
+
+    def trials(self) -> list[Trial]:
+        """All comparisons, in order."""
+        size = sum(array.size for array in self.inputs) // max(self.examples, 1)
+        return usual_trials(self.examples, size, self.trains) + self.far_trials()
+
+    def far_trials(self) -> list[Trial]:
+        """Inputs far beyond the example's, and at the numbers that the network compares with."""
+        if not any(array.dtype.kind == "f" and not hides(array) for array in self.inputs):
+            return []
+        far = Trial(False, min(self.examples, 3), gradients=False, results_only=True)
+        corners = corners_of(self.network)
+        at_corners = [replace(far, corners=corners)] if corners else []
+        return [replace(far, scale=scale) for scale in FAR] + at_corners
+
+    def arrays(self, trial: Trial, nudge: int = 0) -> list[np.ndarray]:
+        """The inputs of a trial."""
+        arrays = []
+        for place, (example, table) in enumerate(zip(self.inputs, self.tables, strict=True)):
+            rows = len(example) // self.examples * trial.examples
+            arrays.append(nudged(example_rows(example, str(place), rows, trial, table), str(place), nudge))
+        return arrays
+
+    def run(self, original: bool, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
+        """One side.
 
         Raises:
             CannotRun: it raises an error.
         """
+        try:
+            if original:
+                return self.original(trial, self.arrays(trial, nudge), nudge, layers)
+            return self.captured(trial, self.arrays(trial), layers)
+        except CannotRun:
+            raise
+        except Exception as error:
+            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+Array = TypeVar("Array")
+# Of variables by name, inputs, and whether it trains: results, and variables afterwards.
+Run = Callable[[Mapping[str, Array], Sequence[Array], bool], tuple[Any, Mapping[str, Array]]]
+
+
+class FunctionalSubject(Subject, Generic[Array]):
+    """Of a framework in which a model is a function of its variables."""
+
+    def named(self, results: Any) -> dict[str, Array]:
+        """A model's results by their places."""
         raise NotImplementedError
+
+    def weighted_sum(self, results: Mapping[str, Array]) -> Any:
+        """The sum of all real results times their cotangents."""
+        raise NotImplementedError
+
+    def differentiated(
+        self,
+        key: tuple[object, ...],
+        step: Callable[..., Any],
+        leaves: Mapping[str, np.ndarray],
+        others: Mapping[str, Any],
+        trial: Trial,
+    ) -> tuple[Mapping[str, Any], Any]:
+        """Gradients of what ``step(leaves, others)`` returns first, by the names of leaves, if the trial compares them;
+        and what it returns second.
+
+        key: of equal keys, steps are equal.
+        """
+        raise NotImplementedError
+
+    def array(self, value: Array) -> np.ndarray:
+        """In NumPy, real numbers in float32."""
+        raise NotImplementedError
+
+    def evidence(
+        self,
+        side: str,
+        run: Run[Array],
+        values: Mapping[str, Any],
+        trained: Collection[str],
+        statistics: Collection[str],
+        trial: Trial,
+        inputs: Sequence[np.ndarray],
+    ) -> Evidence:
+        """What one side gives.
+
+        Args:
+            values: of all variables, of which `trained` have gradients and training moves `statistics`.
+        """
+        names = [f"input {place}" for place in range(len(inputs))]
+        given = dict(zip(names, inputs, strict=True))
+        # A mask reaches up to 0, where it shows all, and there a clip has no gradient; it is not trained.
+        followed = {name for name, array in given.items() if array.dtype.kind == "f" and not hides(array)}
+        leaves = {name: values[name] for name in values if name in trained}
+        leaves |= {name: array for name, array in given.items() if name in followed}
+        others = {name: value for name, value in {**values, **given}.items() if name not in leaves}
+
+        def step(leaves: Mapping[str, Array], others: Mapping[str, Array]) -> Any:
+            known = {**leaves, **others}
+            arrays = [known.pop(name) for name in names]
+            results, after = run(known, arrays, trial.training)
+            named = self.named(results)
+            total = self.weighted_sum(named)
+            if trial.training and statistics:
+                later, _ = run({**known, **after}, arrays, False)
+                named |= {f"{name} (evaluated after a step)": value for name, value in self.named(later).items()}
+            return total, (named, {name: after.get(name, known[name]) for name in statistics})
+
+        key = (side, trial.training, trial.examples, trial.gradients)
+        gradients, (results, state) = self.differentiated(key, step, leaves, others, trial)
+        return Evidence(
+            *({name: self.array(value) for name, value in found.items()} for found in (results, gradients, state))
+        )
 
 
 @dataclass(frozen=True)
@@ -153,8 +290,9 @@ class Proof:
     Attributes:
         trials: those that were compared.
         tensors: how many were compared in all.
-        largest: the largest relative error that rounding explains.
-        undecided: tensors that rounding changes so much that they say nothing.
+        largest: the largest relative error of a tensor that counts as equal, and which tensor.
+        noise: how much of that moving the original's inputs by rounding gives; 0: it was too small to be measured.
+        undecided: tensors that say nothing: rounding changes them too much, or float32 does not hold them.
         not_run: a sentence for each trial that the original did not run.
         seconds: that the check took.
         refusal: what differs, in words; empty where nothing does.
@@ -163,7 +301,8 @@ class Proof:
 
     trials: list[Trial] = field(default_factory=list)
     tensors: int = 0
-    largest: float = 0.0
+    largest: tuple[float, str] = (0.0, "")
+    noise: float = 0.0
     undecided: list[str] = field(default_factory=list)
     not_run: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -191,13 +330,20 @@ class Proof:
         )
 
     def __str__(self) -> str:
-        text = (
-            f"{self.tensors:,} results, gradients and buffers in {len(self.trials)} runs equal the original's but for "
-            f"rounding ({self.largest:.1e}), {self.seconds:.1f} s"
-        )
+        equal = self.tensors - len(self.undecided)
+        text = f"{equal:,} results, gradients and buffers of {len(self.trials)} runs equal to float32 rounding"
         if self.undecided:
-            text += f"; not decided: {len(self.undecided)} ({self.undecided[0]}, ...)"
-        return "; ".join([text, *self.not_run])
+            text += f"; {len(self.undecided):,} not decidable ({listed(self.undecided, 1)})"
+        error, name = self.largest
+        if error:
+            noise = f"; moving the inputs by rounding changes it by {self.noise:.0e}" if self.noise else ""
+            text += f"; the largest difference: {name}, by {error:.0e} of its largest value{noise}"
+        return "; ".join([f"{text}; {self.seconds:.1f} s", *self.not_run])
+
+    def note(self, error: float, name: str, noise: float = 0.0) -> None:
+        """A tensor counts as equal."""
+        if error > self.largest[0]:
+            self.largest, self.noise = (error, name), noise
 
 
 def accept(proof: Proof) -> Proof:
@@ -245,9 +391,13 @@ def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial, table: i
     noise = _generator(f"input {name} {rows} {trial.draw}").standard_normal((rows, *array.shape[1:])).astype(np.float32)
     finite = np.isfinite(array)
     spread = float(array[finite].std()) if finite.any() else 0.0
-    if not 1e-6 < spread < 1e6 or not np.abs(array[finite]).max() < 1e6:
+    if not trial.corners and (not 1e-30 < spread < 1e6 or not np.abs(array[finite]).max() < 1e6):
         return noise * np.float32(trial.scale)
     values = array[np.arange(rows) % array.shape[0]].astype(np.float32)
+    if trial.corners:
+        beside = np.outer(trial.corners, [-1.0, 0.5, 0.999, 1.0, 1.001, 1.5]).reshape(-1)
+        drawn = _generator(f"corners {name} {trial.draw}").choice(beside, values.shape).astype(np.float32)
+        return np.where(np.isfinite(values), drawn, values)
     varied = np.clip(values + noise * np.float32(0.5 * spread), array[finite].min(), array[finite].max())
     # Infinite values are masks.
     return np.where(np.isfinite(values), varied * np.float32(trial.scale), values).astype(np.float32)
@@ -280,119 +430,143 @@ def usual_trials(examples: int, size: int = 1, training: bool = True) -> list[Tr
     return trials
 
 
-def asked_trials(asked: Iterable[Asked], size: int) -> list[Trial]:
-    """Numbers of examples about which the model asks, in training and in evaluation.
+def corners_of(network: Network) -> tuple[float, ...]:
+    """Numbers that a network compares with: bounds, thresholds, operands of extremes and comparisons."""
+    numbers: set[float] = set()
+    for step in network.steps:
+        if step.kind in _COMPARING:
+            numbers.update(each for each in (*step.attributes.values(), *step.inputs) if isinstance(each, int | float))
+            for _, operands, parameters in step.attributes.get("instructions", ()):
+                numbers.update(each for each in (*operands, *parameters) if isinstance(each, float))
+    return tuple(sorted(float(number) for number in numbers if number and abs(number) < _HUGE))
 
-    size: numbers in the inputs of one example.
-    """
-    return [
-        Trial(training, each.examples, gradients=False, asked=each.place, too_large=each.examples * size > _LARGEST)
-        for each in asked
-        for training in (True, False)
-    ]
+
+# Kinds of steps whose numbers are places where they turn.
+_COMPARING = (
+    *("clamp", "threshold", "hardshrink", "softshrink", "softplus", "minimum", "maximum", "compare", "composition"),
+)
 
 
-def prove(subject: Subject, trials: Iterable[Trial]) -> Proof:
-    """Compares both sides in all trials; stops at the first difference."""
+def prove(subject: Subject, trials: Iterable[Trial] | None = None) -> Proof:
+    """Compares both sides in all trials, or in these; stops at the first difference."""
     proof, began = Proof(), time.perf_counter()
-    for trial in trials:
-        if trial.too_large:
-            proof.refusal = (
-                f"{trial.asked}: the model asks whether a batch has {trial.examples} examples or how it compares with "
-                "that, and so many are too many to compare the captured network with the model; leave the question "
-                "out, or prepare(..., check=False) trains what it computes for fewer"
-            )
-            break
+    for trial in subject.trials() if trials is None else trials:
         try:
-            found = _compared(subject, trial, proof)
-            for draw in range(1, DRAWS):
-                # Inputs that the original does not take speak for nobody.
-                with contextlib.suppress(CannotRun):
-                    if not found:
-                        break
-                    again = {(each.what, each.name) for each in _compared(subject, replace(trial, draw=draw), proof)}
-                    found = [each for each in found if (each.what, each.name) in again]
+            found = _differences(subject, trial, proof)
         except CannotRun as reason:
-            proof.not_run.append(f"not compared in {trial}: the original raises {reason}")
+            if not trial.results_only:
+                proof.not_run.append(f"not compared in {trial}: the original raises {reason}")
             continue
-        except _OnlyCapturedRaises as error:
-            proof.refusal = f"the captured network is not the model: in {trial} it raises {error}, the model does not"
-            break
-        except _OriginalVaries as what:
-            proof.refusal = (
-                f"the model computes {what} otherwise each time it is called (a counter, a clock, random numbers of "
-                "Python's); the device computes the same at every call"
-            )
+        except _Refused as refusal:
+            proof.refusal = str(refusal)
             break
         if found:
             proof.refusal = _refusal(subject, trial, found)
             break
         proof.trials.append(trial)
+    proof.halves = subject.halves
     proof.seconds = time.perf_counter() - began
     return proof
 
 
-class _OnlyCapturedRaises(Exception):
-    pass
+def _differences(subject: Subject, trial: Trial, proof: Proof) -> list[Difference]:
+    """The tensors that differ for all draws of inputs."""
+    found = _compared(subject, trial, proof)
+    for draw in range(1, DRAWS):
+        # Inputs that the original does not take speak for nobody.
+        with contextlib.suppress(CannotRun):
+            if not found:
+                break
+            again = {(each.what, each.name) for each in _compared(subject, replace(trial, draw=draw), Proof())}
+            found = [each for each in found if (each.what, each.name) in again]
+    return found
 
 
-class _OriginalVaries(Exception):
-    """The model gives something else for the same inputs; the message says where."""
+class _Refused(Exception):
+    """The network is not the model; the message says why."""
 
 
 _WHAT = {"results": "result", "gradients": "the gradient of", "state": "buffer"}
+_RAISES = "the captured network is not the model: in {trial} it raises {reason}, the model does not"
+_VARIES = (
+    "the model computes another {name} each time it is called with the same numbers (a clock, a counter, random "
+    "numbers of Python's); the device computes the same at every call"
+)
 
 
 def _compared(subject: Subject, trial: Trial, proof: Proof) -> list[Difference]:
     """The tensors that differ by more than rounding explains."""
-    original = subject.original(trial)
+    original = subject.run(True, trial)
     try:
-        captured = subject.captured(trial)
+        captured = subject.run(False, trial)
     except CannotRun as reason:
-        raise _OnlyCapturedRaises(str(reason)) from reason
+        raise _Refused(_RAISES.format(trial=trial, reason=reason)) from reason
     suspects: list[tuple[str, str, np.ndarray, np.ndarray, float]] = []
     # By kind: what counts as nothing beside the largest of them.
     tiny = dict.fromkeys(_WHAT, LEAST / FLOOR)
     tiny["gradients"] += NOTHING * max([_largest(each) for each in original.gradients.values()], default=0.0)
-    for kind in _WHAT:
-        ours, theirs = getattr(original, kind), getattr(captured, kind)
-        for name in [*ours, *(name for name in theirs if name not in ours)]:
-            if kind == "gradients":
-                # One that nothing depends on is zero.
-                here = ours[name] if name in ours else np.zeros_like(theirs[name])
-                there = theirs[name] if name in theirs else np.zeros_like(ours[name])
-            else:
-                nothing = np.zeros(0, np.float32)
-                here, there = ours.get(name, nothing), theirs.get(name, nothing)
+    for kind in ("results",) if trial.results_only else _WHAT:
+        for name, here, there in _pairs(getattr(original, kind), getattr(captured, kind), kind == "gradients"):
+            word = f"{_WHAT[kind]} '{name}' in {trial}"
             error = relative_error(here, there, tiny[kind])
             proof.tensors += 1
-            if error > FLOOR:
+            if trial.results_only and not _decides(here):
+                proof.undecided.append(f"{word}, which float32 hardly holds")
+            elif error > FLOOR:
                 suspects.append((kind, name, here, there, error))
             elif here.size and not np.isfinite(here).any():
-                proof.undecided.append(f"{_WHAT[kind]} '{name}' in {trial}, which is not finite")
+                proof.undecided.append(f"{word}, which is not finite")
             elif kind == "results" and 0 < _largest(here) < LEAST / FLOOR:
-                proof.undecided.append(f"result '{name}' in {trial}, which is too small for float32")
+                proof.undecided.append(f"{word}, which is too small for float32")
             else:
-                proof.largest = max(proof.largest, error)
+                proof.note(error, word)
     if not suspects:
         return []
-    found, undecided = [], []
-    again = subject.original(trial)
-    moved = [subject.original(trial, nudge=number) for number in (1, 2)]
+    found = []
+    again, *moved = (subject.run(True, trial, nudge) for nudge in (0, 1, 2))
     for kind, name, here, there, error in suspects:
-        if relative_error(here, getattr(again, kind).get(name, np.zeros_like(here)), tiny[kind]) > FACTOR * FLOOR:
-            raise _OriginalVaries(f"{_WHAT[kind]} '{name}'")
-        runs = [getattr(each, kind).get(name, np.zeros_like(here)) for each in moved]
+        word = f"{_WHAT[kind]} '{name}' in {trial}"
+        same, *runs = (getattr(each, kind).get(name, np.zeros_like(here)) for each in (again, *moved))
+        if relative_error(here, same, tiny[kind]) > FACTOR * FLOOR:
+            raise _Refused(_VARIES.format(name=name))
         noise = max(relative_error(here, each, tiny[kind]) for each in runs)
-        if error <= FACTOR * noise:
-            if noise > UNDECIDED:
-                undecided.append(f"{_WHAT[kind]} '{name}' in {trial}")
-            else:
-                proof.largest = max(proof.largest, error)
-            continue
-        found.append(Difference(_WHAT[kind], name, error, _cosine(here, there) if kind == "gradients" else None))
-    proof.undecided += undecided
+        if error > FACTOR * noise and not (trial.results_only and _adds_to_scores(subject.network)):
+            found.append(Difference(_WHAT[kind], name, error, _cosine(here, there) if kind == "gradients" else None))
+        elif error > UNDECIDED:
+            proof.undecided.append(f"{word}, which rounding changes by {noise:.0e}")
+        else:
+            proof.note(error, word, noise)
     return found
+
+
+def _pairs(
+    ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], zeros: bool
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(name, original's, captured one's); zeros: what one side lacks is zero, as a gradient of what nothing depends on;
+    else it is empty."""
+    for name in dict.fromkeys([*ours, *theirs]):
+        lacking = np.zeros_like(ours.get(name, theirs.get(name))) if zeros else np.zeros(0, np.float32)
+        yield name, ours.get(name, lacking), theirs.get(name, lacking)
+
+
+def _decides(array: np.ndarray) -> bool:
+    """Whether float32 holds a result far from the example well."""
+    return bool(np.isfinite(array).all()) and _largest(array) < _HUGE
+
+
+def _adds_to_scores(network: Network) -> bool:
+    """Whether something is added in front of a softmax: a mask, which hides scores of the example's size only."""
+    makers = {step.output: step for step in network.steps}
+
+    def is_sum(name: Any) -> bool:
+        step = makers.get(name)
+        return step is not None and (step.kind in ("add", "sub") or (step.kind in MOVES and is_sum(step.inputs[0])))
+
+    return any(
+        (step.kind == "attention" and len(step.inputs) > 3 and step.inputs[3] is not None)
+        or (step.kind in ("softmax", "log_softmax") and is_sum(step.inputs[0]))
+        for step in network.steps
+    )
 
 
 def _largest(array: np.ndarray) -> float:
@@ -438,32 +612,51 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float | None:
 
 def _refusal(subject: Subject, trial: Trial, found: Sequence[Difference]) -> str:
     """What differs, where it begins, and what to do."""
-    results = [each for each in found if each.what == _WHAT["results"]]
-    states = [each for each in found if each.what == _WHAT["state"]]
+    results, states = ([each for each in found if each.what == _WHAT[kind]] for kind in ("results", "state"))
+    where = ""
     if results:
         where, worst = _first_layer(subject, trial), max(results, key=lambda each: each.error)
     elif states:
-        where, worst = "", max(states, key=lambda each: each.error)
+        worst = max(states, key=lambda each: each.error)
     else:
         # Gradients flow backwards: the last one that is wrong is next to where they go wrong.
-        where, worst = "", found[-1]
         parameters = [each for each in found if not each.name.startswith("input ")]
-        if parameters:
-            worst = parameters[-1]
-            where = f"; it is the one nearest to the results of {len(found)} gradients that differ"
-        else:
-            where = "; gradients of inputs alone differ: hooks that the model registers on its inputs are not kept"
-    return (
-        f"the captured network is not the model: in {trial}, {worst}{where}. Training it would train another network. "
-        "prepare(..., check=False) trains it all the same"
-    )
+        worst = (parameters or list(found))[-1]
+        where = (
+            f"; it is the one nearest to the results of {len(found)} gradients that differ"
+            if parameters
+            else "; gradients of inputs alone differ"
+        )
+    sentences = [
+        f"the captured network is not the model: in {trial}, {worst}{where}. Training it would train another network",
+        "prepare(..., check=False) trains it all the same",
+    ]
+    if subject.rules:
+        sentences.append(
+            f"The model computes gradients by rules of its own ({', '.join(sorted(subject.rules))}); those of the "
+            "captured network are the gradients of what these functions compute"
+        )
+    elif not (results or states):
+        sentences.append("Hooks that forward registers on tensors are not kept")
+    if trial.training and subject.remedy and _evaluates_alike(subject):
+        sentences.append(f"What it computes in evaluation is captured as it is: {subject.remedy}")
+    return ". ".join(sentences)
+
+
+def _evaluates_alike(subject: Subject) -> bool:
+    """Whether both sides give the same in evaluation."""
+    try:
+        evaluations = [trial for trial in subject.trials() if not trial.training]
+        return not any(_differences(subject, trial, Proof()) for trial in evaluations)
+    except (CannotRun, _Refused):
+        return False
 
 
 def _first_layer(subject: Subject, trial: Trial) -> str:
     """Where results begin to differ, in words."""
     try:
-        originals = list(subject.original(trial, layers=True).layers.values())
-        captured = subject.captured(trial, layers=True).layers
+        originals = list(subject.run(True, trial, layers=True).layers.values())
+        captured = subject.run(False, trial, layers=True).layers
     except CannotRun:
         return ""
     last = ""

@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...capture.core.refusals import first_line
 from ...capture.jax.converter import bound, jaxprs
 from ...capture.jax.layers import context_of_its_own, replacing
-from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
-from ...planning.masks import hides
+from ...capture.proof import CannotRun, Evidence, FunctionalSubject, Proof, Trial, cotangent, nudged, prove
 from ..core.arrays import Mode
 from .models import UserModel
 from .prepared import Prepared
@@ -25,135 +23,116 @@ from .prepared import Prepared
 _COMPILING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-class _Sides:
-    """A `proof.Subject`: the user's model, and what `prepare` made from it."""
+class _Sides(FunctionalSubject[Any]):
+    """The user's model, and what `prepare` made from it."""
 
     def __init__(self, model: UserModel, prepared: Prepared) -> None:
         self.model, self.prepared = model, prepared
         self.tree = prepared.plan.network.input_tree
-        self.examples = int(self.tree.example[0].shape[0])
-        self.leaves = {
-            name: np.asarray(leaf, np.float32) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
-            for name, leaf in model.leaves.items()
+        inputs = [_single(np.asarray(example)) for example in self.tree.example]
+        functional = prepared._functional
+        self.moves = bool(functional.random_steps or functional.statistics)
+        # A function without random numbers and statistics is the same in training.
+        trains = model.trains or not self.moves
+        super().__init__(prepared.plan.network, inputs, [each.rows for each in prepared.plan.inputs], trains)
+        self.values = {
+            name: _single(np.asarray(leaf)) if _is_float(leaf) else leaf for name, leaf in model.leaves.items()
         }
-        self.statistics = [name for name, leaf in self.leaves.items() if name not in model.trained and _is_float(leaf)]
-        self.compiled: dict[Any, Callable[..., Any]] = {}
+        self.statistics = [name for name, leaf in self.values.items() if name not in model.trained and _is_float(leaf)]
+        self.rules = self.tree.rules
+        self.compiled: dict[Any, Any] = {}
 
-    def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
-        leaves = {
-            name: nudged(leaf, name, nudge) if isinstance(leaf, np.ndarray) else leaf
-            for name, leaf in self.leaves.items()
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
+        values = {
+            name: nudged(value, name, nudge) if isinstance(value, np.ndarray) else value
+            for name, value in self.values.items()
         }
 
-        def run(leaves: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
-            args, kwargs = self.tree.arguments(inputs)
-            results, after = self.model.run(leaves, args, kwargs, training, jax.random.key(0))
+        def run(leaves: Mapping[str, Any], arrays: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
+            args, kwargs = self.tree.arguments(arrays)
+            known = {name: leaves[name] for name in self.values}
+            results, after = self.model.run(known, args, kwargs, training, jax.random.key(0))
             return results, {**leaves, **after}
 
-        return self._evidence("original", run, leaves, trial, nudge, layers)
+        if layers:
+            with _settled():
+                return Evidence(layers=_layers(lambda *arrays: run(values, arrays, trial.training)[0], *inputs))
+        return self.evidence("original", run, values, self.model.trained, self.statistics, trial, inputs)
 
-    def captured(self, trial: Trial, layers: bool = False) -> Evidence:
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
         params, state = self.prepared.init()
         seen: dict[str, Any] = {}
 
-        def run(leaves: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
-            args, kwargs = self.tree.arguments(inputs)
-            here = {**params, "model": self.model.tree(leaves)}
+        def run(leaves: Mapping[str, Any], arrays: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
+            args, kwargs = self.tree.arguments(arrays)
+            here = {**params, "model": self.model.tree({name: leaves[name] for name in self.values})}
             variables = {name: jnp.asarray(leaves[name]) for name in state.variables}
-            results, _, after = self.prepared._run(
-                here,
-                type(state)(variables, state.ranges),
-                args,
-                kwargs,
-                Mode(training=training, quantizing=False),
-                jax.random.key(0),
-                seen,
-            )
+            mode, key = Mode(training=training, quantizing=False), jax.random.key(0)
+            before = type(state)(variables, state.ranges)
+            results, _, after = self.prepared._run(here, before, args, kwargs, mode, key, seen)
             return results, {**leaves, **after.variables}
 
-        if not layers:
-            return self._evidence("captured", run, self.leaves, trial)
-        with _settled():
-            run(self.leaves, self._inputs(trial, 0), trial.training)
-        return Evidence(layers={name: np.asarray(value) for name, value in seen.items()})
-
-    def _inputs(self, trial: Trial, nudge: int) -> list[Any]:
-        found = []
-        for at, (example, given) in enumerate(zip(self.tree.example, self.prepared.plan.inputs, strict=True)):
-            array = np.asarray(example)
-            if jnp.issubdtype(array.dtype, jnp.floating):
-                array = array.astype(np.float32)
-            rows = array.shape[0] // self.examples * trial.examples
-            found.append(nudged(example_rows(array, str(at), rows, trial, given.rows), str(at), nudge))
-        return found
-
-    def _evidence(
-        self,
-        side: str,
-        run: Callable[..., tuple[Any, dict[str, Any]]],
-        leaves: Mapping[str, Any],
-        trial: Trial,
-        nudge: int = 0,
-        layers: bool = False,
-    ) -> Evidence:
-        inputs = self._inputs(trial, nudge)
-        trained = {name: leaf for name, leaf in leaves.items() if name in self.model.trained}
-        others = {name: leaf for name, leaf in leaves.items() if name not in trained}
-        # A mask reaches up to 0, where it shows all, and there a clip has no gradient; it is not trained.
-        followed = {at: each for at, each in enumerate(inputs) if _is_float(each) and not hides(each)}
-        fixed = {at: each for at, each in enumerate(inputs) if at not in followed}
-
-        def loss(trained: Any, followed: Any, others: Any, fixed: Any) -> Any:
-            here = {name: trained.get(name, others.get(name)) for name in leaves}
-            arrays = [each for _, each in sorted({**followed, **fixed}.items())]
-            results, after = run(here, arrays, trial.training)
-            named = _results(results)
-            total = sum(
-                [(each * cotangent(name, each.shape)).sum() for name, each in named.items() if _is_float(each)],
-                jnp.zeros(()),
-            )
-            state = {name: after[name] for name in self.statistics}
-            if trial.training and self.statistics:
-                later, _ = run({**here, **after}, arrays, False)
-                named |= {f"{name} (evaluated after a step)": each for name, each in _results(later).items()}
-            return total, (named, state)
-
-        function = jax.value_and_grad(loss, (0, 1), has_aux=True) if trial.gradients else loss
-        key = (side, trial.training, trial.examples, trial.gradients)
-        try:
+        if layers:
             with _settled():
-                if layers:
-                    return Evidence(layers=_layers(loss, trained, followed, others, fixed))
-                if key not in self.compiled:
-                    # Elsewhere these options are unknown.
-                    on_cpu = jax.default_backend() == "cpu"
-                    jitted = jax.jit(function, compiler_options=_COMPILING if on_cpu else None)
-                    if side == "original":
-                        _refuse_halves(jitted.trace(trained, followed, others, fixed).jaxpr)
-                    self.compiled[key] = jitted
-                made = self.compiled[key](trained, followed, others, fixed)
-        except CannotRun:
-            raise
-        except Exception as error:
-            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
-        (_, (results, state)), gradients = made if trial.gradients else (made, ({}, {}))
-        evidence = Evidence(_in_numpy(results), _in_numpy(gradients[0]), _in_numpy(state))
-        evidence.gradients |= {f"input {at}": np.asarray(each) for at, each in gradients[1].items()}
-        return evidence
+                run(self.values, inputs, trial.training)
+            return Evidence(layers={name: np.asarray(value) for name, value in seen.items()})
+        return self.evidence("captured", run, self.values, self.model.trained, self.statistics, trial, inputs)
+
+    def trials(self) -> list[Trial]:
+        """With few programs to compile: of evaluation, those of one number of examples; or those of training, which is
+        the same of a function that neither draws nor moves anything."""
+        usual = super().trials()
+        evaluates = self.model.trains or self.moves
+        like = next(trial for trial in usual if trial.training != evaluates and trial.gradients)
+        trials = []
+        for trial in usual:
+            if trial.results_only:
+                trial = replace(trial, training=like.training, examples=like.examples, gradients=True)
+            elif trial.gradients and not trial.training:
+                if not evaluates:
+                    continue
+                trial = replace(trial, examples=like.examples)
+            trials.append(trial)
+        return trials
+
+    def named(self, results: Any) -> dict[str, Any]:
+        found = jax.tree_util.tree_flatten_with_path(results)[0]
+        return {jax.tree_util.keystr(path) or "output": value for path, value in found}
+
+    def weighted_sum(self, results: Mapping[str, Any]) -> Any:
+        products = [(x * cotangent(name, x.shape)).sum() for name, x in results.items() if _is_float(x)]
+        return sum(products, jnp.zeros(()))
+
+    def array(self, value: Any) -> np.ndarray:
+        return np.asarray(value)
+
+    def differentiated(
+        self,
+        key: tuple[object, ...],
+        step: Callable[..., Any],
+        leaves: Mapping[str, np.ndarray],
+        others: Mapping[str, Any],
+        trial: Trial,
+    ) -> tuple[Mapping[str, Any], Any]:
+        with _settled():
+            if key not in self.compiled:
+                function = jax.value_and_grad(step, has_aux=True) if trial.gradients else step
+                # Elsewhere these options are unknown.
+                on_cpu = jax.default_backend() == "cpu"
+                self.compiled[key] = jax.jit(function, compiler_options=_COMPILING if on_cpu else None)
+                if key[0] == "original":
+                    _refuse_halves(self.compiled[key].trace(leaves, others).jaxpr)
+            made = self.compiled[key](leaves, others)
+        return (made[1], made[0][1]) if trial.gradients else ({}, made[1])
 
 
-def _in_numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(each) for name, each in arrays.items()}
+def _single(array: np.ndarray) -> np.ndarray:
+    """Real numbers in float32."""
+    return array.astype(np.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
 def _is_float(array: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(array), jnp.floating))
-
-
-def _results(results: Any) -> dict[str, Any]:
-    """A model's results by their places."""
-    found = jax.tree_util.tree_flatten_with_path(results)[0]
-    return {jax.tree_util.keystr(path) or "output": each for path, each in found}
 
 
 def _refuse_halves(jaxpr: Any) -> None:
@@ -210,21 +189,4 @@ def compare_with_original(
     model: UserModel, prepared: Prepared, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Proof:
     """Runs the user's model alongside the prepared one; see `proof`."""
-    sides = _Sides(model, prepared)
-    proof = prove(sides, _trials(sides, prepared))
-    if proof.refusal and sides.tree.rules:
-        proof.refusal += f". Gradient rules of the user's own are not read: those of {', '.join(sides.tree.rules)}"
-    return proof
-
-
-def _trials(sides: _Sides, prepared: Prepared) -> list[Trial]:
-    """The usual trials with fewer shapes to compile."""
-    functional = prepared._functional
-    moves = bool(functional.random_steps or functional.statistics)
-    # A function without random numbers and statistics is the same in training.
-    size = sum(int(np.prod(each.shape)) for each in sides.tree.example) // sides.examples
-    usual = usual_trials(sides.examples, size, training=sides.model.trains or not moves)
-    if sides.model.trains or moves:
-        second = next(trial.examples for trial in usual if not trial.training)
-        return [trial if trial.training or not trial.gradients else replace(trial, examples=second) for trial in usual]
-    return [trial for trial in usual if trial.training or not trial.gradients]
+    return prove(_Sides(model, prepared))

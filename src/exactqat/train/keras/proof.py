@@ -8,7 +8,7 @@ the same on both sides: a weight that became a constant in the captured network 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,19 +17,10 @@ import numpy as np
 from keras import ops, tree
 
 from ...capture.keras.known import path_of
-from ...capture.keras.model import first_line, is_seed, variable_names
-from ...capture.proof import (
-    CannotRun,
-    Evidence,
-    Proof,
-    Trial,
-    cotangent,
-    example_rows,
-    nudged,
-    prove,
-    usual_trials,
-)
+from ...capture.keras.model import is_seed, variable_names
+from ...capture.proof import Evidence, FunctionalSubject, Proof, Trial, cotangent, nudged, prove
 from ...planning.masks import is_mask
+from ...planning.network import Network
 from ..core.arrays import Arrays, Mode
 from .prepared import PreparedModel
 
@@ -39,49 +30,42 @@ _CONSTANT = 0.25
 _EXAMPLES = 4
 
 
-class _Sides:
-    """A `proof.Subject`: the user's model, and what `prepare` made from it.
+class _Sides(FunctionalSubject[Any]):
+    """The user's model, and what `prepare` made from it.
 
     Attributes:
         losing: paths of layers that added a loss of what they computed while the model ran.
     """
 
     def __init__(self, model: Any, prepared: PreparedModel, example: Any) -> None:
-        self.model, self.prepared = model, prepared
-        self.network = prepared.plan.network
-        self.names = variable_names(model)
         self.losing: dict[str, None] = {}
+        self.model, self.prepared = model, prepared
+        network, wanted = prepared.plan.network, prepared.plan.inputs
+        self.names = variable_names(model)
+        self.variables = {self.names[id(each)]: each for each in model.variables}
         functional = getattr(model, "_functional", None) or model
-        inputs = getattr(functional, "_inputs", None) or []
-        dtypes = [str(each.dtype) for each in inputs] or ["float32"] * len(self.network.inputs)
-        if example is None:
-            values = [self.network.values[name] for name in self.network.inputs]
-            self.examples = _EXAMPLES
-            masks = [is_mask(self.network, name) for name in self.network.inputs]
-            self.given = [
-                np.zeros((_EXAMPLES, *value.shape[1:]), np.int32)
-                if each.rows
-                else np.ones((_EXAMPLES, *value.shape[1:]), dtype)
-                if mask
-                else _whole_numbers((_EXAMPLES, *value.shape[1:]), dtype)
-                if "int" in dtype
-                else np.zeros((_EXAMPLES, *value.shape[1:]), np.float32)
-                for value, dtype, each, mask in zip(values, dtypes, prepared.plan.inputs, masks, strict=True)
+        declared = getattr(functional, "_inputs", None) or []
+        self.dtypes = [str(each.dtype) for each in declared] or ["float32"] * len(network.inputs)
+        given = (
+            [
+                _of_none(network, name, dtype, each.rows)
+                for name, dtype, each in zip(network.inputs, self.dtypes, wanted, strict=True)
             ]
-        else:
-            self.given = [_array(each) for each in self.network.input_tree.flatten(example)]
-            self.examples = len(self.given[0])
-        self.dtypes = dtypes
+            if example is None
+            else [_array(each) for each in network.input_tree.flatten(example)]
+        )
+        super().__init__(network, given, [each.rows for each in wanted])
+        halves = {str(each.compute_dtype) for each in model._flatten_layers() if "16" in str(each.compute_dtype)}
+        self.halves = " and ".join(sorted(halves))
 
-    def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
-        model = self.model
-        variables = {self.names[id(each)]: each for each in model.variables}
-        values = {name: self._value(each, nudge) for name, each in variables.items()}
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
+        model, variables = self.model, self.variables
+        values = {name: self._value(variable, nudge) for name, variable in variables.items()}
         trained = [self.names[id(each)] for each in model.trainable_variables]
         others = [self.names[id(each)] for each in model.non_trainable_variables]
         seen: dict[str, np.ndarray] = {}
 
-        def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[list[Any], dict[str, Any]]:
+        def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
             given = tree.pack_sequence_as(
                 self.network.input_tree.inputs,
                 [ops.cast(each, dtype) for each, dtype in zip(inputs, self.dtypes, strict=True)],
@@ -98,7 +82,7 @@ class _Sides:
             return tree.flatten(results), {name: tensors[name] if x is None else x for name, x in after.items()}
 
         with _in_float32(model), _recorded(seen if layers else None):
-            evidence = self._evidence(run, values, trained, trial, nudge)
+            evidence = self.evidence("original", run, values, trained, others, trial, inputs)
         moves = {name for name, value in evidence.state.items() if not np.array_equal(value, values[name])}
         used = set(self.prepared._held.tensors) | moves
         seeds = {self.names[id(each)] for each in model.variables if is_seed(each)}
@@ -106,31 +90,54 @@ class _Sides:
         evidence.layers = seen
         return evidence
 
-    def captured(self, trial: Trial, layers: bool = False) -> Evidence:
-        held = self.prepared._held
-        variables = {self.names[id(each)]: each for each in self.model.variables}
-        values = {name: self._value(variables[name], 0) for name in held.tensors}
-        trained = [name for name in held.tensors if variables[name].trainable]
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
+        held, wanted = self.prepared._held, self.prepared.plan.inputs
+        values = {name: self._value(self.variables[name], 0) for name in held.tensors}
+        trained = [name for name in held.tensors if self.variables[name].trainable]
         state = self.prepared._arrays(lambda variable: ops.stop_gradient(variable.value))
         seen: dict[str, Any] = {}
 
-        def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[list[Any], dict[str, Any]]:
-            given = [
-                self.prepared._as_prepared(wanted, each)
-                for wanted, each in zip(self.prepared.plan.inputs, inputs, strict=True)
-            ]
+        def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
             results, after = held.functional.run(
                 Arrays(dict(tensors), state.learned, state.ranges),
-                given,
+                [self.prepared._as_prepared(kind, each) for kind, each in zip(wanted, inputs, strict=True)],
                 Mode(training=training, quantizing=False),
                 lambda number: held.seeds,
                 seen if layers else None,
             )
-            return results, {name: after.tensors[name] for name in tensors if name not in trained}
+            return results, after.tensors
 
-        evidence = self._evidence(run, values, trained, trial, 0)
+        others = [name for name in values if name not in trained]
+        evidence = self.evidence("captured", run, values, trained, others, trial, inputs)
         evidence.layers = {path: _array(value) for path, value in seen.items()}
         return evidence
+
+    def named(self, results: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.network.output_names, results, strict=True))
+
+    def weighted_sum(self, results: Mapping[str, Any]) -> Any:
+        total: Any = 0.0
+        for name, x in results.items():
+            if "float" in keras.backend.standardize_dtype(x.dtype):
+                weights = ops.convert_to_tensor(cotangent(name, tuple(x.shape)))
+                total = total + ops.sum(ops.cast(x, "float32") * weights)
+        return total
+
+    def array(self, value: Any) -> np.ndarray:
+        return _array(value)
+
+    def differentiated(
+        self,
+        key: tuple[object, ...],
+        step: Callable[..., Any],
+        leaves: Mapping[str, np.ndarray],
+        others: Mapping[str, Any],
+        trial: Trial,
+    ) -> tuple[Mapping[str, Any], Any]:
+        with _settled():
+            fixed = {name: ops.convert_to_tensor(each) for name, each in others.items()}
+            tensors = {name: ops.convert_to_tensor(each) for name, each in leaves.items()}
+            return _differentiated(lambda leaves: step(leaves, fixed), tensors, trial.gradients)
 
     def _value(self, variable: Any, nudge: int) -> np.ndarray:
         value, name = np.asarray(ops.convert_to_numpy(variable.value)), self.names[id(variable)]
@@ -140,88 +147,48 @@ class _Sides:
         shares = np.random.default_rng(zlib.crc32(name.encode())).random((2, *value.shape)).astype(np.float32)
         return nudged(np.asarray(value * (1 + shares[0] / 8) + shares[1] / 16, np.float32), name, nudge)
 
-    def _evidence(
-        self,
-        run: Callable[..., tuple[list[Any], dict[str, Any]]],
-        values: Mapping[str, np.ndarray],
-        trained: Sequence[str],
-        trial: Trial,
-        nudge: int,
-    ) -> Evidence:
-        inputs = []
-        for index, (each, wanted) in enumerate(zip(self.given, self.prepared.plan.inputs, strict=True)):
-            rows = len(each) // self.examples * trial.examples
-            inputs.append(nudged(example_rows(each, str(index), rows, trial, wanted.rows), str(index), nudge))
-        names = [self.network.input_names[at] for at, each in enumerate(inputs) if each.dtype.kind == "f"]
-        evidence = Evidence()
 
-        def named(results: Sequence[Any]) -> dict[str, Any]:
-            return dict(zip(self.network.output_names, results, strict=True))
-
-        def step(leaves: Sequence[Any]) -> tuple[Any, Any]:
-            tensors = dict(zip(trained, leaves, strict=False))
-            tensors |= {name: ops.convert_to_tensor(each) for name, each in values.items() if name not in tensors}
-            moved = iter(leaves[len(trained) :])
-            given = [next(moved) if each.dtype.kind == "f" else ops.convert_to_tensor(each) for each in inputs]
-            results, state = run(tensors, given, trial.training)
-            total = 0.0
-            for name, each in named(results).items():
-                if "float" in keras.backend.standardize_dtype(each.dtype):
-                    weights = cotangent(name, tuple(each.shape))
-                    total = total + ops.sum(ops.cast(each, "float32") * ops.convert_to_tensor(weights))
-            return total, (results, state)
-
-        leaves = [values[name] for name in trained] + [each for each in inputs if each.dtype.kind == "f"]
-        try:
-            with _settled():
-                gradients, (results, state) = _differentiated(step, leaves, trial.gradients)
-                evidence.results = {name: _array(each) for name, each in named(results).items()}
-                evidence.state = {name: _array(each) for name, each in state.items()}
-                words = [*trained, *(f"input {name}" for name in names)]
-                found = zip(words, gradients, strict=True) if trial.gradients else ()
-                evidence.gradients = {name: _array(each) for name, each in found if each is not None}
-                if trial.training:
-                    tensors = {**values, **evidence.state}
-                    tensors = {name: ops.convert_to_tensor(each) for name, each in tensors.items()}
-                    after, _ = run(tensors, [ops.convert_to_tensor(each) for each in inputs], False)
-                    for name, each in named(after).items():
-                        evidence.results[f"{name} (evaluated after a step)"] = _array(each)
-        except CannotRun:
-            raise
-        except Exception as error:
-            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
-        return evidence
+def _of_none(network: Network, name: str, dtype: str, rows: int) -> np.ndarray:
+    """An input for a user who gave no example."""
+    shape = (_EXAMPLES, *network.values[name].shape[1:])
+    if rows:
+        return np.zeros(shape, np.int32)
+    if is_mask(network, name):
+        return np.ones(shape, dtype)
+    return _whole_numbers(shape, dtype) if "int" in dtype else np.zeros(shape, np.float32)
 
 
 def _differentiated(
-    step: Callable[[Sequence[Any]], tuple[Any, Any]], leaves: Sequence[np.ndarray], gradients: bool
-) -> tuple[list[Any], Any]:
+    step: Callable[[dict[str, Any]], tuple[Any, Any]], tensors: dict[str, Any], gradients: bool
+) -> tuple[dict[str, Any], Any]:
     """Gradients of the first result of `step`, computed by the backend, and the second result."""
-    tensors = [ops.convert_to_tensor(each) for each in leaves]
     if not gradients:
-        return [], step(tensors)[1]
+        return {}, step(tensors)[1]
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
 
-        found, results = jax.grad(step, has_aux=True)(tensors)
-        return list(found), results
+        return jax.grad(step, has_aux=True)(tensors)
     if backend == "tensorflow":
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             total, results = step(tensors)
-        return list(tape.gradient(total, tensors)), results
+        return _known(tensors, tape.gradient(total, list(tensors.values()))), results
     import torch
 
     with torch.enable_grad():
-        tensors = [each.detach().clone().requires_grad_() for each in tensors]
+        tensors = {name: each.detach().clone().requires_grad_() for name, each in tensors.items()}
         # The model may write into its inputs.
-        total, results = step([each.clone() for each in tensors])
+        total, results = step({name: each.clone() for name, each in tensors.items()})
         if not isinstance(total, torch.Tensor) or not total.requires_grad:
-            return [None] * len(tensors), results
-        return list(torch.autograd.grad(total, tensors, allow_unused=True)), results
+            return {}, results
+        return _known(tensors, torch.autograd.grad(total, list(tensors.values()), allow_unused=True)), results
+
+
+def _known(names: Iterable[str], gradients: Sequence[Any]) -> dict[str, Any]:
+    return {name: each for name, each in zip(names, gradients, strict=True) if each is not None}
 
 
 @contextmanager
@@ -307,9 +274,7 @@ def compare_with_original(model: Any, prepared: PreparedModel, example: Any) -> 
     seeds = [each for each in (*model.variables, *prepared.variables) if is_seed(each)]
     before = [(each, ops.convert_to_numpy(each.value)) for each in seeds]
     try:
-        proof = prove(sides, usual_trials(sides.examples))
-        halves = {str(each.compute_dtype) for each in model._flatten_layers() if "16" in str(each.compute_dtype)}
-        proof.halves = " and ".join(sorted(halves))
+        proof = prove(sides)
         losses = prepared._held.losses_left_out
         losses += [path for path in sides.losing if path not in losses]
         return proof

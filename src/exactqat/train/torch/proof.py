@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...capture.core.refusals import first_line
-from ...capture.proof import CannotRun, Evidence, Proof, Trial, cotangent, example_rows, nudged, prove, usual_trials
+from ...capture.proof import Evidence, Proof, Subject, Trial, cotangent, nudged, prove
 from ...capture.torch.export import checkpoints_run_once
 from .layers import WeightedLayer
 from .modules import FakeQuantize, WeightFakeQuantize
@@ -65,30 +64,29 @@ class _Settled(TorchDispatchMode):
         return operator(*args, **kwargs)
 
 
-class _Sides:
-    """A `proof.Subject`: the user's module, and what `prepare` made from it."""
+class _Sides(Subject):
+    """The user's module, and what `prepare` made from it."""
 
     def __init__(
         self, model: nn.Module, prepared: PreparedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
+        network = prepared.plan.network
         self.model, self.prepared = model, prepared
         # The modules' training flags with which the model computes what the network's training does.
-        self.flags: Mapping[str, bool] = prepared.plan.network.input_tree.flags
+        self.flags: Mapping[str, bool] = network.input_tree.flags
         self.leaves, self.spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
-        given = prepared.plan.network.input_tree.flatten(*args, **kwargs)
-        self.tables = {id(leaf): each.rows for leaf, each in zip(given, prepared.plan.inputs, strict=True)}
-        self.examples = int(tensors[0].shape[0])
-        self.size = sum(leaf.numel() for leaf in tensors) // max(self.examples, 1)
+        known = zip(network.input_tree.flatten(*args, **kwargs), prepared.plan.inputs, strict=True)
+        tables = {id(leaf): known.rows for leaf, known in known}
+        super().__init__(network, [_array(leaf) for leaf in tensors], [tables.get(id(leaf), 0) for leaf in tensors])
         self.device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
         self.ranges = {id(parameter) for parameter in prepared.range_parameters()}
         names = ({name for name, _ in each.named_buffers()} for each in (model, prepared))
         self.buffers = set.intersection(*names)
-        self.halves = ""
-        # Names of the original's torch.autograd.Functions.
-        self.rules: set[str] = set()
+        if model.training:
+            self.remedy = "call model.eval() before prepare, and that is trained, with its batch norms and dropouts"
 
-    def original(self, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
         model = copied_with_hooks(self.model)
         for path, module in model.named_modules(remove_duplicate=False):
             module.training = trial.training and self.flags[path]
@@ -99,74 +97,62 @@ class _Sides:
         if layers:
             _record_layers(model, seen)
         with checkpoints_run_once():
-            return self._run(model, trial, nudge, seen)
-
-    def captured(self, trial: Trial, layers: bool = False) -> Evidence:
-        model, seen = self.prepared, dict[str, Tensor]()
-        with _plain(model, trial.training):
-            evidence = self._run(model, trial, 0, {})
-        if layers:
-            with _plain(model, trial.training), torch.no_grad(), _Settled():
-                args, kwargs, _ = self._inputs(trial)
-                model._run(args, kwargs, seen)
-            evidence.layers = {path: _array(value) for path, value in seen.items()}
+            evidence, results = self._evidence(model, trial, inputs, nudge)
+        self.rules = self.rules or _own_rules(results.values())
+        evidence.layers = seen
         return evidence
 
-    def unsettled(self, trial: Trial) -> str:
-        """What to say of a model that computes something else each time it is called; empty of others."""
-        one, other = self.original(trial), self.original(trial)
-        for name, result in one.results.items():
-            if not np.array_equal(result, other.results[name], equal_nan=True):
-                return (
-                    f"the model computes another {name} each time it is called with the same numbers (a clock, a "
-                    "counter, random numbers of Python's); the device computes the same at every call"
-                )
-        return ""
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
+        seen: dict[str, Tensor] = {}
+        with _plain(self.prepared, trial.training):
+            evidence, _ = self._evidence(self.prepared, trial, inputs)
+        if layers:
+            with _plain(self.prepared, trial.training), torch.no_grad(), _Settled():
+                args, kwargs, _ = self._arguments(trial, inputs)
+                self.prepared._run(args, kwargs, seen)
+        evidence.layers = {path: _array(value) for path, value in seen.items()}
+        return evidence
 
-    def _inputs(self, trial: Trial, nudge: int = 0) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Tensor]]:
+    def _arguments(
+        self, trial: Trial, inputs: Sequence[np.ndarray]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Tensor]]:
         """Arguments, and the leaves whose gradients are compared."""
-        leaves: list[Any] = []
-        followed: dict[str, Tensor] = {}
-        for index, leaf in enumerate(self.leaves):
+        arrays, followed = iter(inputs), dict[str, Tensor]()
+
+        def given(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
-                leaves.append(leaf)
-                continue
-            rows = leaf.shape[0] // self.examples * trial.examples
-            given = example_rows(_array(leaf), str(index), rows, trial, self.tables.get(id(leaf), 0))
-            values = nudged(given, str(index), nudge)
-            moved = torch.as_tensor(values, device=self.device)
-            if moved.is_floating_point():
-                followed[str(index)] = moved.requires_grad_(trial.gradients)
-                moved = moved.clone()  # the model may write into it
-            leaves.append(moved)
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+                return leaf
+            tensor = torch.as_tensor(next(arrays), device=self.device)
+            if not tensor.is_floating_point():
+                return tensor
+            followed[str(len(followed))] = tensor.requires_grad_(trial.gradients)
+            return tensor.clone()  # the model may write into it
+
+        args, kwargs = pytree.tree_unflatten([given(leaf) for leaf in self.leaves], self.spec)
         return args, kwargs, followed
 
-    def _run(self, model: nn.Module, trial: Trial, nudge: int, seen: dict[str, np.ndarray]) -> Evidence:
-        evidence = Evidence(layers=seen)
+    def _evidence(
+        self, model: nn.Module, trial: Trial, inputs: Sequence[np.ndarray], nudge: int = 0
+    ) -> tuple[Evidence, dict[str, Tensor]]:
+        """What a model gives, and its results as tensors."""
         random.seed(0)
         np.random.seed(0)
-        try:
-            with torch.set_grad_enabled(trial.gradients), _Settled() as settled:
-                args, kwargs, followed = self._inputs(trial, nudge)
-                results = _tensors(model(*args, **kwargs))
-                if model is not self.prepared and not self.rules:
-                    self.rules = _own_rules(results.values())
-                self.halves = self.halves or settled.halves
-                evidence.results = {name: _array(value) for name, value in results.items()}
-                if trial.gradients:
-                    evidence.gradients = self._gradients(model, results, followed)
-            evidence.state = {name: _array(tensor) for name, tensor in model.named_buffers() if name in self.buffers}
-            if trial.training:
-                model.eval()
-                # With gradients, as forward hooks raise without them; evaluation alone is another trial.
-                with torch.set_grad_enabled(trial.gradients), _Settled():
-                    args, kwargs, _ = self._inputs(trial.afterwards, nudge)
-                    after = _tensors(model(*args, **kwargs))
-                evidence.results |= {f"{name} (evaluated after a step)": _array(each) for name, each in after.items()}
-        except Exception as error:
-            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
-        return evidence
+        with torch.set_grad_enabled(trial.gradients), _Settled() as settled:
+            args, kwargs, followed = self._arguments(trial, inputs)
+            results = _tensors(model(*args, **kwargs))
+            self.halves = self.halves or settled.halves
+            evidence = Evidence({name: _array(value) for name, value in results.items()})
+            if trial.gradients:
+                evidence.gradients = self._gradients(model, results, followed)
+        evidence.state = {name: _array(tensor) for name, tensor in model.named_buffers() if name in self.buffers}
+        if trial.training:
+            model.eval()
+            # With gradients, as forward hooks raise without them; evaluation alone is another trial.
+            with torch.set_grad_enabled(trial.gradients), _Settled():
+                args, kwargs, _ = self._arguments(trial, self.arrays(trial.afterwards, nudge))
+                after = _tensors(model(*args, **kwargs))
+            evidence.results |= {f"{name} (evaluated after a step)": _array(each) for name, each in after.items()}
+        return evidence, results
 
     def _gradients(
         self, model: nn.Module, results: Mapping[str, Tensor], followed: Mapping[str, Tensor]
@@ -298,24 +284,7 @@ def compare_with_original(
             in_full_float32(sides.device.type),
             torch.backends.cudnn.flags(enabled=False) if devices else nullcontext(),
         ):
-            proof = prove(sides, usual_trials(sides.examples, sides.size))
-            proof.halves = sides.halves
-            if not proof.refusal and proof.undecided:
-                proof.refusal = sides.unsettled(proof.trials[0])
-            if proof.refusal and sides.rules:
-                proof.refusal += (
-                    f". The model computes gradients by rules of its own ({', '.join(sorted(sides.rules))}); those of "
-                    "the captured network are the gradients of what they compute. What looks straight through a "
-                    "rounding is x + (x.round() - x).detach()"
-                )
-            elif "the gradient of" in proof.refusal:
-                proof.refusal += ". Hooks that forward registers on tensors are not kept"
-            if proof.refusal and model.training:
-                proof.refusal += (
-                    ". If training computes something else than evaluation, call model.eval() before prepare: what "
-                    "evaluation computes is trained then, with its batch norms and dropouts"
-                )
-            return proof
+            return prove(sides)
     finally:
         random.setstate(python)
         np.random.set_state(numbers)
