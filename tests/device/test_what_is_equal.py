@@ -533,3 +533,25 @@ def test_what_a_file_says_of_its_tensors_counts(
     report = deploy.verify(graph, deploy.write_tflite(written, tmp_path / "model.tflite"), data=x)
     assert not report and report.declared, report
     assert what.replace("_", " ") in report.declared[0]
+
+
+def test_weights_of_four_bits_are_packed_where_the_device_takes_them(tmp_path: Path) -> None:
+    pytest.importorskip("tflite_micro")
+    torch.manual_seed(0)
+    x = torch.rand(64, 8, 8, 8)
+    network = torch.nn.Sequential(torch.nn.Conv2d(8, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3))
+    sizes = {}
+    for device in ("micro", "xnnpack-x86"):
+        model = qat.prepare(network, x[:2], [qat.Rule(weight_bits=4)], device=device)
+        qat.calibrate(model, [x])
+        qat.freeze(model)
+        graph = deploy.lower(model.eval())
+        path = deploy.write_tflite(graph, tmp_path / f"{device}.tflite")
+        assert deploy.verify(graph, path, model=model, data=x), device
+        plain = deploy.write_tflite(graph, tmp_path / "plain.tflite", packed=False)
+        assert deploy.verify(graph, plain, model=model, data=x)
+        sizes[device] = (path.stat().st_size, plain.stat().st_size)
+        assert deploy.footprint(graph).flash_bytes == path.stat().st_size
+    weights = 9 * 32 * (8 + 32)
+    assert sizes["micro"][1] - sizes["micro"][0] == pytest.approx(weights / 2, abs=64)
+    assert sizes["xnnpack-x86"][0] == sizes["xnnpack-x86"][1]

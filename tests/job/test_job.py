@@ -806,34 +806,42 @@ def test_the_report_names_differences_as_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("validated", "taken"),
+    ("validated", "wrong", "size", "taken"),
     [
-        ({"w8a8": 0.980, "w4a4": 0.975, "w3a4": 0.940}, "w4a4"),  # less than a point below the best
-        ({"w8a8": 0.980, "w4a4": 0.960, "w3a4": 0.979}, "w3a4"),
-        ({"w8a8": 0.980, "w4a4": 0.960, "w3a4": 0.960}, "w8a8"),
-        ({"w4a4": 0.500}, "w4a4"),
+        ({"w8a8": 0.980, "w4a4": 0.975}, {}, {"w8a8": 900, "w4a4": 500}, "w4a4"),
+        ({"w8a8": 0.980, "w4a4": 0.975}, {}, {"w8a8": 900, "w4a4": 950}, "w8a8"),  # fewer bits, more bytes
+        ({"w8a8": 0.980, "w4a4": 0.975}, {"w4a4": 9}, {"w8a8": 900, "w4a4": 500}, "w8a8"),  # p 0.004
+        ({"w8a8": 0.980, "w4a4": 0.975}, {"w4a4": 4}, {"w8a8": 900, "w4a4": 500}, "w4a4"),  # may be chance
+        ({"w8a8": 0.980, "w4a4": 0.960}, {}, {"w8a8": 900, "w4a4": 500}, "w8a8"),  # a point and more below
+        ({"w4a4": 0.500}, {}, {"w4a4": 500}, "w4a4"),
     ],
 )
-def test_the_fewest_bits_that_are_good_enough_are_recommended(validated: dict[str, float], taken: str) -> None:
+@pytest.mark.parametrize("untrained_wrong", [2, 60])
+def test_the_smallest_network_that_is_good_enough_is_recommended(
+    validated: dict[str, float], wrong: dict[str, int], size: dict[str, int], taken: str, untrained_wrong: int
+) -> None:
     trained, untrained = METHODS[-1], METHODS[0]
+    labels = np.arange(100)
 
-    def outcome(precision: str, method: Any, accuracy: float) -> SimpleNamespace:
+    def outcome(precision: str, method: Any, accuracy: float, mistakes: int) -> SimpleNamespace:
+        answers = np.where(labels < mistakes, -1, labels)
         return SimpleNamespace(
-            precision=precision, method=method, validation_accuracy=accuracy, device_accuracy=accuracy
-        )
+            precision=precision, method=method, validation_accuracy=accuracy, device_accuracy=1 - mistakes / 100,
+            device_predictions=answers, file_bytes=size[precision], footprint=None,
+        )  # fmt: skip
 
-    good = {name: outcome(name, trained, accuracy) for name, accuracy in validated.items()}
-    labels = torch.arange(100)
+    good = {name: outcome(name, trained, accuracy, wrong.get(name, 0)) for name, accuracy in validated.items()}
     results = SimpleNamespace(
         settings=SimpleNamespace(precisions={name: (int(name[1]), int(name[3])) for name in validated}, device="micro"),
-        dataset=SimpleNamespace(test=SimpleNamespace(labels=labels)),
+        dataset=SimpleNamespace(test=SimpleNamespace(labels=torch.from_numpy(labels))),
         float_test_accuracy=0.98,
         chosen=lambda precision: good[precision],
-        of=lambda precision: [outcome(precision, untrained, 0.3), good[precision]],
+        of=lambda precision: [outcome(precision, untrained, 0.3, untrained_wrong), good[precision]],
     )
     sentence = findings.recommendation(results)  # type: ignore[arg-type]
     assert sentence.startswith(f"Take {taken}/model.tflite (QAT, learned ranges), ")
-    assert "PTQ, min/max ranges 30.0%" in sentence and "trained for micro (TFLite-Micro" in sentence
+    assert "PTQ, min/max ranges " in sentence and "trained for micro (TFLite-Micro" in sentence
+    assert (f"{taken[1]}-bit PTQ is enough here" in sentence) == (untrained_wrong == 2)
     results.float_test_accuracy = 0.01
     assert findings.recommendation(results) == ""  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..device import OPERATORS, PROFILES, Profile, Refusal, profile_named
-from ..device.profile import DEFAULT_KERNELS, ONNXRUNTIME_X86
+from ..device.profile import DEFAULT_KERNELS, ONNXRUNTIME_X86, REFERENCE
 from ..device.tensor import CODE_RANGES
 from ..progress import Clock
 from .codes import Intake
@@ -27,6 +27,7 @@ from .examples import batches_of, examples_in, unless_file
 from .formats import onnx, tflite
 from .graph import Graph
 from .lower import lower_with_layouts
+from .packing import packed
 from .runtimes import profile_here, profiles_here
 from .runtimes.onnxruntime import OnnxRuntime, written_network
 from .runtimes.trial import try_in_a_child
@@ -135,7 +136,9 @@ def _target(graph: Graph, content: bytes, path: Path, device: str | Profile | No
         return _Target(ONNXRUNTIME_X86, ONNXRUNTIME_X86, ONNXRUNTIME_X86.name in profiles_here(file))
     if own is not None and own.file == file and own.name in profiles_here(file):
         return _Target(own, own)
-    default = profile_named(profile_here(DEFAULT_KERNELS))
+    # XNNPACK computes weights of four bits otherwise; LiteRT's reference kernels do not.
+    four_bits = own is not None and own.file == file and packed(graph) is not graph
+    default = profile_named(profile_here(REFERENCE.name if four_bits else DEFAULT_KERNELS))
     return _Target(default if own is None or own.file != file else own, default)
 
 

@@ -19,10 +19,11 @@ from ..deploy.codes import input_codes as codes_of
 from ..deploy.comparison import Report, Tally
 from ..deploy.graph import Graph
 from ..deploy.lower import lower_with_layouts
+from ..deploy.packing import packed
 from ..deploy.runtimes import profile_here, profiles_here
 from ..deploy.simulate import simulate
 from ..deploy.values import Lowered, device_codes
-from ..device.profile import DEFAULT_KERNELS
+from ..device.profile import DEFAULT_KERNELS, REFERENCE
 from ..report.results import Beside, Dataset, Split
 from .judges import Judge
 
@@ -87,9 +88,12 @@ def about(ran: Report, device: str, beside: Beside) -> Report:
     return replace(ran, profile=device, training=beside.tensors, ran_as="" if ran.profile == device else ran.profile)
 
 
-def runs_here(profile: str) -> str:
-    """The profile itself if this machine has its runtime, else the runtime's default."""
-    return profile if profile in profiles_here() else DEFAULT_KERNELS
+def runs_here(profile: str, graph: Graph) -> str:
+    """The profile itself if this machine has its runtime, else LiteRT's default kernels, or its reference kernels for
+    weights of four bits, which the others compute otherwise."""
+    if profile in profiles_here():
+        return profile
+    return DEFAULT_KERNELS if packed(graph) is graph else REFERENCE.name
 
 
 def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:

@@ -420,8 +420,8 @@ def _deploy(outcome: Outcome, dataset: Dataset, path: Path) -> None:
     float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
     device = cast(str, outcome.model.profile)
     ran = verify(
-        graph, path, codes, runs_here(device), float_values=float_values, trained_values=trained_values,
-        trained_codes={}, **users_own(outcome.model, dataset, runs_here(device)),
+        graph, path, codes, runs_here(device, graph), float_values=float_values, trained_values=trained_values,
+        trained_codes={}, **users_own(outcome.model, dataset, runs_here(device, graph)),
     )  # fmt: skip
     beside = beside_training(outcome.model, graph, dataset.test, codes, [device], lowered, judge)[device]
     outcome.report = about(ran, device, beside)

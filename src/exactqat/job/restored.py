@@ -208,7 +208,7 @@ def verify_directory(
             path, codes = folder / "model.tflite", input_codes(graph, dataset)
             wanted, not_run = device or cast(str, restored.profile), ""
             try:
-                runs = profile_here(wanted if device else runs_here(wanted))
+                runs = profile_here(wanted if device else runs_here(wanted, graph))
             except (ValueError, ImportError) as error:
                 runs, not_run = "", str(error)
             try:

@@ -11,14 +11,14 @@ import numpy as np
 
 from ..device import PROFILES
 from ..qat import WeightedLayer
-from .luck import NOTE, Paired
+from .luck import NOTE, Paired, paired
 from .results import Dataset, Outcome, Results, Split
 
 # By how many standard deviations an accuracy has to exceed that of a guess to count: one guess in a hundred does.
 BEYOND_LUCK = 2.33
 # With few images, for which chance reaches further above the most frequent class, anything above that may be learned.
 TELLING = 0.1
-# Validation accuracy that a network with fewer bits may lose and still be recommended.
+# Validation accuracy that a smaller network may lose and still be recommended.
 FEWER_BITS_MAY_COST = 0.01
 # The most mistakes listed in metrics.json; their number is always there.
 MISTAKES_LISTED = 1000
@@ -148,12 +148,32 @@ def mistakes(results: Results) -> dict[str, Any]:
 
 
 def recommended(results: Results) -> Outcome:
-    """The delivered network with the fewest bits that is at most FEWER_BITS_MAY_COST below the most accurate delivered
-    one on the validation images. The test images play no part: they are for its reported accuracy."""
+    """The delivered network that takes the fewest bytes of flash, then of arena, on the job's device, among those that
+    are as good as the best on the validation images: at most FEWER_BITS_MAY_COST below it there, and not significantly
+    worse on the test images."""
     delivered = [results.chosen(precision) for precision in results.settings.precisions]
-    best = max(outcome.validation_accuracy for outcome in delivered)
-    enough = [o for o in delivered if o.validation_accuracy >= best - FEWER_BITS_MAY_COST]
-    return min(enough, key=lambda outcome: sum(results.settings.precisions[outcome.precision]))
+    best = max(delivered, key=lambda outcome: outcome.validation_accuracy)
+    enough = [
+        outcome
+        for outcome in delivered
+        if outcome.validation_accuracy >= best.validation_accuracy - FEWER_BITS_MAY_COST
+        and not _significantly_worse(results, outcome, best)
+    ]
+    return min(enough, key=lambda outcome: (*_bytes(outcome), sum(results.settings.precisions[outcome.precision])))
+
+
+def _bytes(outcome: Outcome) -> tuple[float, float]:
+    """Of flash and of arena; infinite where they were not measured."""
+    arena = None if outcome.footprint is None else outcome.footprint.arena_bytes
+    flash, arena = (math.inf if size is None else size for size in (outcome.file_bytes, arena))
+    return flash, arena
+
+
+def _significantly_worse(results: Results, outcome: Outcome, other: Outcome) -> bool:
+    """Whether a network is worse than another on the device by more than chance, on the test images."""
+    labels = results.dataset.test.labels.numpy()
+    found = paired(outcome.device_predictions == labels, other.device_predictions == labels)
+    return found.difference < 0 and not found.may_be_luck
 
 
 def recommendation(results: Results) -> str:
@@ -161,24 +181,28 @@ def recommendation(results: Results) -> str:
     if not learned(results.dataset, results.float_test_accuracy):
         return ""
     outcome, device = recommended(results), results.settings.device
+    size = f"{outcome.file_bytes:,} bytes"
     why = (
         "the only one delivered"
         if len(results.settings.precisions) == 1
-        else "the fewest bits within a point of the best on the validation images"
+        else f"the smallest on the device ({size}) of those that are not significantly worse than the best"
     )
     rival = max(
         (o for o in results.of(outcome.precision) if not o.method.trained),
         key=lambda other: other.device_accuracy,
         default=outcome,
     )
-    without = (
-        f", {rival.method.title} {rival.device_accuracy:.1%}" if rival is not outcome and outcome.method.trained else ""
-    )
+    without, plain = "", ""
+    if rival is not outcome and outcome.method.trained:
+        without = f", {rival.method.title} {rival.device_accuracy:.1%}"
+        if not _significantly_worse(results, rival, outcome):
+            bits = results.settings.precisions[outcome.precision][0]
+            plain = f" {bits}-bit PTQ is enough here: training gains nothing that these test images show."
     return (
         f"Take {outcome.precision}/model.tflite ({outcome.method.title}), {why}: {outcome.device_accuracy:.1%} of the "
-        f"test images are right on the device (float network {results.float_test_accuracy:.1%}{without}). It was "
-        f"trained for {device} ({PROFILES[device].title}), the device that --device names; others may compute other "
-        "integers."
+        f"test images are right on the device (float network {results.float_test_accuracy:.1%}{without}).{plain} It "
+        f"was trained for {device} ({PROFILES[device].title}), the device that --device names; others may compute "
+        "other integers."
     )
 
 
@@ -192,7 +216,8 @@ class Width:
         pytorch_accuracy, device_accuracy: on the test images; the float network has none on the device.
         lost: accuracy below the float network's, on the device; negative if above.
         packed_parameter_bytes: of all parameters, weights at their own bits.
-        file_bytes: of the .tflite file, which holds every weight as int8.
+        file_bytes: of the .tflite file, which holds weights of four bits and fewer in four bits where the device takes
+            them, and all others in eight.
         compressed_file_bytes: of that file deflated, as it is downloaded.
         flash_bytes: on a microcontroller.
         paired: its answers on the device compared with the float network's.
@@ -242,9 +267,9 @@ WIDTHS_HEADER = (
 
 
 WIDTHS_NOTE = (
-    "Packed: all parameters, weights at their own bits. A .tflite file stores every weight as int8 whatever its "
-    "bits, so files and flash stay as large as with 8 bits. The compressed file, as you would download it, gets "
-    "smaller, and so does the memory on a device that unpacks weights itself."
+    "Packed: all parameters, weights at their own bits. A .tflite file stores weights of up to four bits in half a "
+    "byte where the device computes the same with them (TFLite-Micro), and all others in a byte. The compressed file, "
+    "as you would download it, gets smaller everywhere, and so does the memory on a device that unpacks weights itself."
 )
 LUCK_NOTE = f"Points to float: {NOTE}"
 

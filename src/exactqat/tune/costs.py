@@ -45,7 +45,7 @@ class Costs:
     """Estimates for all assignments of a network, from its graph in 8 bits."""
 
     def __init__(self, assignments: Assignments, graph: Graph, device: str) -> None:
-        self._file = len(tflite_bytes(graph))
+        self._file = len(tflite_bytes(graph, packed=False))
         units: dict[str, Unit | None] = {name: assignments.unit_of(name) for name in graph.inputs}
         for operator in graph.operators:
             (first, *_) = [*(name for name in operator.inputs if graph.tensors[name].data is None), None]

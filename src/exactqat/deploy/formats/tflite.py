@@ -25,14 +25,18 @@ from ...device.operator import FileStep, Refusal
 from ...device.tensor import CODE_RANGES, INDICES, INT4, initial_codes
 from ...display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
+from ..packing import packed as with_four_bits
 from ..signature import KEY, METADATA, Signature
 
 IDENTIFIER = b"TFL3"
 _METADATA = METADATA.encode()
 
 
-def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = "") -> Path:
+def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = "", packed: bool = True) -> Path:
     """Validates `graph` and writes it to `path`; the same graph always gives the same bytes.
+
+    Filters that fit into four bits are stored in four bits if the device that the graph was trained for computes the
+    same with them (`deploy.packed`); packed=False keeps a byte for each weight, for other runtimes.
 
     The batch size is 1 in the file; `interpreter.resize_tensor_input` accepts any other. The file's signature
     ``serving_default`` has the user's names of inputs and outputs; its metadata ``exactqat`` also has the axes (JSON;
@@ -45,7 +49,7 @@ def write_tflite(graph: Graph, path: str | os.PathLike[str], description: str = 
     missing = graph.absent_from(graph.trained_for) if graph.trained_for else ()
     if missing:
         raise Refusal(f"{graph.trained_for} does not run it: {'; '.join(missing)}")
-    return write_whole(Path(path), tflite_bytes(graph, description))
+    return write_whole(Path(path), tflite_bytes(graph, description, packed))
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -65,10 +69,12 @@ def write_whole(path: Path, content: bytes) -> Path:
     return path
 
 
-def tflite_bytes(graph: Graph, description: str = "") -> bytes:
-    """The content of the .tflite file of `graph`."""
+def tflite_bytes(graph: Graph, description: str = "", packed: bool = True) -> bytes:
+    """The content of the .tflite file of `graph`; see `write_tflite`."""
     require_graph(graph)
     graph.validate()
+    if packed and graph.trained_for:
+        graph = with_four_bits(graph)
     return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
 
 
@@ -77,7 +83,8 @@ def is_file_of(graph: Graph, content: bytes) -> bool:
     schema = import_deploy("ai_edge_litert.schema_py_generated")
     try:
         description = schema.Model.GetRootAs(content, 0).Description().decode()
-        return tflite_bytes(graph, description.removeprefix("exactqat").removeprefix("; ")) == content
+        own = description.removeprefix("exactqat").removeprefix("; ")
+        return any(tflite_bytes(graph, own, packed) == content for packed in (True, False))
     except Exception:  # noqa: BLE001 - the reader trusts all that it reads
         return False
 
@@ -204,7 +211,7 @@ def import_deploy(name: str, extra: str = "deploy") -> Any:
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
 
 
-def packed(codes: np.ndarray) -> np.ndarray:
+def two_to_a_byte(codes: np.ndarray) -> np.ndarray:
     """Two codes per byte, the first one in the lower four bits."""
     flat = codes.reshape(-1).view(np.uint8) & 15
     even = np.pad(flat, (0, len(flat) % 2))
@@ -336,7 +343,7 @@ class _Writer:
         elif tensor.data is None:
             entry.shapeSignature = [-1, *tensor.shape[1:]]
         else:
-            entry.buffer = self.add_buffer(packed(tensor.data) if tensor.dtype == INT4 else tensor.data)
+            entry.buffer = self.add_buffer(two_to_a_byte(tensor.data) if tensor.dtype == INT4 else tensor.data)
         return self.append(entry)
 
     def append(self, entry: Any) -> int:
