@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -93,16 +92,6 @@ def _turned(shape: Shape, wanted: Shape, axis: int) -> Shape | None:
     return (shape[0], *wanted[1:])
 
 
-def with_own_sizes(text: str, stand_in: int, examples: int) -> str:
-    """A framework's message with the example's batch instead of the one that the network is traced with."""
-
-    def own(found: re.Match[str]) -> str:
-        number = int(found.group())
-        return found.group() if not number or number % stand_in else str(number // stand_in * examples)
-
-    return re.sub(r"\d+", own, text)
-
-
 def misfit_of_example(
     text: str, shapes: Mapping[str, Shape], accepts: Callable[[Callable[[Shape], Shape]], bool]
 ) -> str | None:
@@ -132,4 +121,4 @@ def _moved(shape: Shape, at: int) -> Shape:
     return tuple(shape[axis] for axis in orders[at]) if orders else shape
 
 
-__all__ = ["misfit_of_example", "require_examples", "require_input", "require_rows", "with_own_sizes"]
+__all__ = ["misfit_of_example", "require_examples", "require_input", "require_rows"]

@@ -13,7 +13,7 @@ import numpy as np
 from ...planning.network import Constant, Place, Step, Value
 from .functions import ITSELF, TOLERANCE, Curve, agree, identify, same
 from .refusals import MIXES, Refused
-from .sizes import Batch, Shape, Size, exact
+from .sizes import Batch, Shape, Size, exact, for_examples
 
 # How many earlier values a value is known as a function of.
 _ROOTS = 15
@@ -66,20 +66,17 @@ class Builder:
     """Sizes, values, constants and steps.
 
     Attributes:
-        prime: the number of examples with which a model is traced, instead of any; 0 where sizes that follow it
-            are `Batch`.
         steps, values, constants: of the network.
     """
 
-    def __init__(self, prime: int = 0) -> None:
-        self.prime = prime
+    def __init__(self) -> None:
         self.steps: list[Step] = []
         self.values: dict[str, Value] = {}
         self.constants: dict[str, Constant] = {}
 
     def follows(self, size: Size) -> bool:
         """Whether a size follows the batch."""
-        return isinstance(size, Batch) or bool(self.prime and size and size % self.prime == 0)
+        return isinstance(size, Batch)
 
     def batch_axes(self, shape: Sequence[Size]) -> list[int]:
         """The axes of a traced shape whose sizes follow the batch."""
@@ -87,10 +84,7 @@ class Builder:
 
     def for_one(self, shape: Iterable[Size]) -> tuple[int, ...]:
         """A traced shape for a batch of one."""
-        return tuple(
-            size.multiple if isinstance(size, Batch) else int(size // self.prime if self.follows(size) else size)
-            for size in shape
-        )
+        return for_examples(exact(shape), 1)
 
     def place(self) -> Place:
         """Where the operation that is being read is in the user's model."""
@@ -110,8 +104,8 @@ class ItemBuilder(Builder, Generic[Fixed]):
 
     tolerance = TOLERANCE  # of functions' values
 
-    def __init__(self, prime: int = 0) -> None:
-        super().__init__(prime)
+    def __init__(self) -> None:
+        super().__init__()
         # Values that hold nothing but 0 and 1, and integers that the network is given, moved at most.
         self.truths: set[str] = set()
         self.wholes: set[str] = set()
@@ -235,7 +229,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
             if len(self.batch_axes(shape)) != 1:
                 # There is no such value; anything that has a batch replaces it.
                 reason = reason or MIXES
-                shape = (self.prime or Batch(), *[size for size in shape if not self.follows(size)])
+                shape = (Batch(), *[size for size in shape if not self.follows(size)])
             attributes: dict[str, Any] = {"reason": reason} if reason else {}
             results.append(self.emit("unsupported", read, shape, label=label, **attributes))
         return results

@@ -63,7 +63,8 @@ class StepBuilder(Builder):
     applied: Any = None
 
     def __init__(self, model: nn.Module, program: Any, sizes: Sizes) -> None:
-        super().__init__(BATCH)
+        super().__init__()
+        self.prime = BATCH
         self.sizes = sizes
         # Of a complex value by its name: real and imaginary part.
         self.complexes: dict[str, tuple[Content, Content | None]] = {}
@@ -97,6 +98,12 @@ class StepBuilder(Builder):
         return module is not None and module.training
 
     # --- sizes ------------------------------------------------------------------------------------------------------
+
+    def follows(self, size: Any) -> bool:
+        return bool(size and size % BATCH == 0)
+
+    def for_one(self, shape: Iterable[Any]) -> tuple[int, ...]:
+        return tuple(int(size // BATCH if self.follows(size) else size) for size in shape)
 
     def batch_axis(self, tensor: Content) -> int | None:
         axes = self.batch_axes(tensor.shape)
