@@ -850,18 +850,6 @@ def test_another_commit_must_exist() -> None:
         pass
 
 
-def test_the_command_finds_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("typer")
-    from exactqat.cli import application
-
-    monkeypatch.chdir(ROOT / "tests")
-    assert application._bench_script("run.py") == ROOT / "bench" / "run.py"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(application, "__file__", str(tmp_path / "a" / "b" / "cli" / "application.py"))
-    with pytest.raises(ValueError, match="checkout"):
-        application._bench_script("run.py")
-
-
 def test_the_engine_writes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     import engine

@@ -376,20 +376,6 @@ def test_errors_in_pipes_are_lines() -> None:
     assert "x" * 200 + " does not exist; run `exactqat train` first\n" in done.stderr
 
 
-def test_help_on_benchmarks_needs_no_checkout(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(name: str) -> Path:
-        raise ValueError("the benchmarks are not part of the installed package")
-
-    monkeypatch.setattr("exactqat.cli.application._bench_script", missing)
-    monkeypatch.setattr(sys, "argv", ["exactqat", "bench", "--help"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    captured = capsys.readouterr()
-    assert end.value.code in (0, None) and "--step" in captured.out and "not part of" in captured.err
-
-
 @pytest.fixture
 def fewer_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One network is quantized without training and one with it, for tests of what is around them."""

@@ -545,7 +545,7 @@ def test_the_time_is_that_of_all_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     again.close()
     assert (again.total, again.runs) == (10.0, 2)
     (tmp_path / "training" / logs.ELAPSED).write_text('{"seconds": "x", "runs": 1}')
-    with pytest.raises(ValueError, match="elapsed.json must contain seconds"):
+    with pytest.raises(ValueError, match="elapsed.json: seconds must be a number of at least 0, got 'x'"):
         logs.Logs(tmp_path)
 
 

@@ -9,7 +9,6 @@ import functools
 import inspect
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -476,42 +475,7 @@ def command_line() -> Any:
         job.json, no data or networks."""
         commands.compare([first, second, *map(Path, context.args)], html)
 
-    @command(
-        # Everything, --help too, is bench/'s.
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-        add_help_option=False,
-        short_help="Time the kernels or a training step.",
-    )
-    def bench(
-        context: typer.Context,
-        step: Annotated[bool, typer.Option("--step", help="Time a whole training step instead.")] = False,
-    ) -> None:
-        """Time the kernels against TensorFlow, PyTorch and JAX, or a training step with --step. Needs a checkout of the
-        sources; all other options are passed to its bench/run.py or bench/step.py."""
-        try:
-            script = _bench_script("step.py" if step else "run.py")
-        except ValueError as error:
-            if not {"-h", "--help"}.intersection(context.args):
-                raise
-            typer.echo(context.get_help())
-            say(console_of(stderr=True), f"The options of the benchmarks cannot be shown: {error}")
-            return
-        raise typer.Exit(2 if subprocess.run([sys.executable, str(script), *context.args]).returncode else 0)
-
     return application
-
-
-def _bench_script(name: str) -> Path:
-    """The script in the checkout this package runs from, or else in the one around the working directory."""
-    here = Path.cwd()
-    for root in (Path(__file__).resolve().parents[3], here, *here.parents):
-        script = root / "bench" / name
-        if script.exists() and (root / "src" / "exactqat").is_dir():
-            return script
-    raise ValueError(
-        "the benchmarks are not part of the installed package: run this in a checkout of exactqat's sources (no "
-        f"bench/{name} found above {here})"
-    )
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .fields import TEXT, TEXTS, Kind, check_fields
 from .files import check_file, write_atomically
 from .options import split
 
@@ -163,45 +164,23 @@ def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
     if "rules" not in checkpoint:
         raise ValueError(f"{path} is not a checkpoint of a quantized network")
 
-    def lengths(value: Any) -> bool:
+    def is_shape(value: Any) -> bool:
         # Channels, height and width, or features.
-        return (
-            isinstance(value, list)
-            and len(value) in (1, 3)
-            and all(type(length) is int and length > 0 for length in value)
-            and math.prod(value) <= LARGEST_IMAGE
-        )
+        fits = isinstance(value, list) and len(value) in (1, 3) and all(type(n) is int and n > 0 for n in value)
+        return fits and math.prod(value) <= LARGEST_IMAGE
 
-    def names(value: Any) -> bool:
-        return isinstance(value, list) and len(value) > 0 and all(type(name) is str for name in value)
-
-    def rules(value: Any) -> bool:
-        return isinstance(value, list) and all(
-            isinstance(rule, dict) and all(type(name) is str for name in rule) for rule in value
-        )
-
-    def side(value: Any) -> bool:
-        return value is None or (type(value) is int and checkpoint["input_shape"][1:] == [value, value])
-
-    def state(value: Any) -> bool:
+    def has_names(value: Any) -> bool:
         return isinstance(value, dict) and all(type(name) is str for name in value)
 
-    text = ("a string", lambda value: type(value) is str)
-    for name, (what, fits) in {
-        "network": text,
-        "data": text,
-        "precision": text,
-        "method": text,
-        "input_shape": (f"1 or 3 positive integers whose product is at most {LARGEST_IMAGE:,}", lengths),
-        "image_size": ("None or the height and width in input_shape", side),
-        "class_names": ("a list of strings", names),
-        "rules": ("a list of rules", rules),
-        "state": ("a state dict", state),
-    }.items():
-        if name not in checkpoint:
-            raise ValueError(f"{path} has no field {name!r}")
-        if not fits(checkpoint[name]):
-            raise ValueError(f"{path}: {name} must be {what}, got {repr(checkpoint[name])[:100]}")
+    size = f"1 or 3 positive integers whose product is at most {LARGEST_IMAGE:,}"
+    rules = ("a list of rules", lambda value: isinstance(value, list) and all(map(has_names, value)))
+    names = ("a list of strings", lambda value: TEXTS[1](value) and len(value) > 0)
+    fields: dict[str, Kind] = {name: TEXT for name in ("network", "data", "precision", "method")}
+    fields |= {"input_shape": (size, is_shape), "class_names": names, "rules": rules}
+    check_fields(checkpoint, path, fields | {"state": ("a state dict", has_names)})
+    side = checkpoint.get("image_size")
+    if side is not None and (type(side) is not int or checkpoint["input_shape"][1:] != [side, side]):
+        raise ValueError(f"{path}: image_size must be None or the height and width in input_shape, got {side!r:.100}")
     if "split" in checkpoint:
         try:
             split(checkpoint["split"])

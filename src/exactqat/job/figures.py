@@ -20,6 +20,7 @@ from ..report.results import Outcome, Results
 from ..report.text import shortened
 from . import files
 from .devices import current_settings
+from .fields import NUMBER, OBJECT, SHARE, TEXT, WHOLE, Kind, check_fields, optional
 from .options import MIXED
 
 
@@ -153,37 +154,41 @@ def read(directory: Path) -> FinishedJob:
     if not path.exists():
         raise ValueError(f"{directory} contains an unfinished job, which has no figures to compare: continue it first")
     metrics = files.read_json(path)
-    settings, images = job.get("settings"), job.get("images")
-    if not isinstance(settings, dict) or not isinstance(images, str):
-        raise ValueError(f"{directory / 'job.json'} must contain settings (an object) and images (a string)")
+    check_fields(job, directory / "job.json", {"settings": OBJECT, "images": TEXT})
     try:
-        settings = current_settings(settings)
+        settings = current_settings(job["settings"])
     except ValueError as error:
         raise ValueError(f"{directory / 'job.json'}: {error}") from error
-    data, float_network, networks = (_object(metrics, name, path) for name in ("data", "float", "networks"))
+    check_fields(metrics, path, {"data": OBJECT, "float": OBJECT, "networks": OBJECT, "seconds": NUMBER})
+    check_fields(metrics["float"], path, {"test_accuracy": SHARE})
+    tests = check_fields(metrics["data"], path, {"test": WHOLE})["test"]
+    if tests < 1:
+        raise ValueError(f"{path}: test must be at least 1, got {tests}")
     delivered = {}
-    answers = {"float32": float_network.get("answers")}
-    for precision, methods in networks.items():
+    answers = {"float32": metrics["float"].get("answers")}
+    for precision, methods in metrics["networks"].items():
         where = f"{path}: networks.{shortened(precision, 20)}"
         if not re.fullmatch(rf"w\da\d+|{MIXED}", precision):
             raise ValueError(f"{where} is not a precision such as w8a8")
-        if not isinstance(methods, dict) or not isinstance(methods.get("chosen"), str):
-            raise ValueError(f"{where} must say which network was chosen")
-        chosen = _object(methods, methods["chosen"], path)
-        known = {**(chosen["footprint"] if isinstance(chosen.get("footprint"), dict) else {}), **chosen}
-        if not isinstance(chosen.get("title"), str):
-            raise ValueError(f"{path}: networks.{shortened(precision, 20)} must have a title")
-        figures = {name: _number(known, name, path, name in LATER, whole) for name, (_, whole) in FIGURES.items()}
-        delivered[precision] = {"method": chosen["title"], **figures}
+        name = check_fields(methods, where, {"chosen": TEXT})["chosen"]
+        chosen = check_fields(methods.get(name), where, {"title": TEXT})
+        footprint = chosen["footprint"] if isinstance(chosen.get("footprint"), dict) else {}
+        figures = check_fields({**footprint, **chosen}, where, _KINDS)
+        delivered[precision] = {"method": chosen["title"], **{name: figures.get(name) for name in _KINDS}}
         answers[precision] = chosen.get("answers")
-    test_images = _number(data, "test", path, whole=True)
-    accuracy, seconds = _number(float_network, "test_accuracy", path), _number(metrics, "seconds", path)
-    assert test_images is not None and accuracy is not None and seconds is not None
-    if test_images < 1:
-        raise ValueError(f"{path}: test must be at least 1, got {test_images}")
-    right = _right(metrics.get("labels"), answers, int(test_images), path)
-    device = shortened(settings["device"], 40)
-    return FinishedJob(str(directory), settings, images, int(test_images), accuracy, seconds, delivered, device, right)
+    right = _right(metrics.get("labels"), answers, tests, path)
+    accuracy, device = metrics["float"]["test_accuracy"], shortened(settings["device"], 40)
+    return FinishedJob(
+        str(directory), settings, job["images"], tests, accuracy, metrics["seconds"], delivered, device, right
+    )
+
+
+def _kind(name: str, whole: bool) -> Kind:
+    kind = WHOLE if whole else SHARE
+    return optional(kind) if name in LATER else kind
+
+
+_KINDS = {name: _kind(name, whole) for name, (_, whole) in FIGURES.items()}
 
 
 def _right(labels: Any, answers: Mapping[str, Any], images: int, path: Path) -> dict[str, np.ndarray]:
@@ -198,32 +203,10 @@ def _right(labels: Any, answers: Mapping[str, Any], images: int, path: Path) -> 
     for name, given in {"labels": labels, **answers}.items():
         if given is None:
             continue
-        if not isinstance(given, list) or len(given) != images or not all(type(each) is int for each in given):
+        if not isinstance(given, list) or len(given) != images or not all(type(answer) is int for answer in given):
             raise ValueError(
                 f"{path}: answers and labels must be {images:,} whole numbers each, those of {name} are not"
             )
         arrays[name] = np.array(given, dtype=object)
     truth = arrays.pop("labels")
     return {name: (given == truth).astype(bool) for name, given in arrays.items()}
-
-
-def _object(holder: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    found = holder.get(name)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: {shortened(name, 40)} must be an object, got {shortened(repr(found), 40)}")
-    return found
-
-
-def _number(
-    holder: Mapping[str, Any], name: str, path: Path, optional: bool = False, whole: bool = False
-) -> float | None:
-    found = holder.get(name)
-    if found is None and optional:
-        return None
-    highest = 1 if name.endswith("accuracy") else 2**63
-    fits = type(found) is int or (type(found) is float and not whole)
-    if found is None or not fits or not 0 <= found <= highest:
-        what = "a whole number" if whole else "a number"
-        limits = "from 0 to 1" if highest == 1 else "of at least 0"
-        raise ValueError(f"{path}: {name} must be {what} {limits}, got {shortened(repr(found), 40)}")
-    return found

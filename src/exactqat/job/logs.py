@@ -13,6 +13,7 @@ from typing import Any
 
 from ..report.results import History
 from . import files
+from .fields import NUMBER, WHOLE, check_fields, optional
 
 HEADER = ("epoch", "learning_rate", "loss", "validation_loss", "validation_accuracy", "frozen")
 ELAPSED = "elapsed.json"
@@ -121,10 +122,6 @@ def _elapsed(out: Path) -> tuple[float, int, int | None]:
     path = out / "training" / ELAPSED
     if not path.exists():
         return 0.0, 0, None
-    found = files.read_json(path)
-    seconds: Any = found.get("seconds")
-    runs: Any = found.get("runs")
-    if type(seconds) not in (int, float) or type(runs) is not int or not (0 <= seconds < 1e12 and 0 <= runs < 10**9):
-        raise ValueError(f"{path} must contain seconds (a number) and runs (a whole number)")
-    processes = found.get("processes")
-    return float(seconds), runs, processes if type(processes) is int else None
+    kinds = {"seconds": NUMBER, "runs": WHOLE, "processes": optional(WHOLE)}
+    elapsed = check_fields(files.read_json(path), path, kinds)
+    return float(elapsed["seconds"]), elapsed["runs"], elapsed.get("processes")

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..report.text import printable, shortened
 from .checkpoints import DTYPES, read_archive, reason
+from .fields import SHARE, TEXT, TEXTS, WHOLE, check_fields
 from .files import check_file
 
 # Names under which programs keep a state dict among other things; the first that holds tensors counts.
@@ -85,24 +86,15 @@ def restored(stored: Any) -> Fit:
     Raises:
         ValueError: it is not such a value.
     """
+    shapes = ("rows", lambda rows: isinstance(rows, list) and all(TEXTS[1](row) and len(row) == 3 for row in rows))
+    kinds = {"digest": TEXT, "fitted": WHOLE, "share": SHARE, "prefix": TEXT, "missing": TEXTS, "unexpected": TEXTS}
     try:
-        fit = Fit(**stored)
-        fit = Fit(
-            fit.digest,
-            fit.fitted,
-            fit.share,
-            fit.prefix,
-            tuple(fit.missing),
-            tuple(fit.unexpected),
-            tuple((name, here, there) for name, here, there in fit.other_shapes),
-        )
+        held = check_fields(stored, "weights", kinds | {"other_shapes": shapes})
+        fit = Fit(**held)
     except (TypeError, ValueError) as error:
         raise ValueError(f"weights must say what matched: {error}") from error
-    texts = (fit.digest, fit.prefix, *fit.missing, *fit.unexpected, *(text for row in fit.other_shapes for text in row))
-    numbers = type(fit.fitted) is int and fit.fitted >= 0 and type(fit.share) in (int, float) and 0 <= fit.share <= 1
-    if not numbers or not all(type(text) is str for text in texts):
-        raise ValueError("weights must say what matched, in numbers and names")
-    return fit
+    rows = tuple((name, here, there) for name, here, there in fit.other_shapes)
+    return replace(fit, missing=tuple(fit.missing), unexpected=tuple(fit.unexpected), other_shapes=rows)
 
 
 def put(model: nn.Module, path: Path) -> Fit:
