@@ -560,8 +560,6 @@ declare("gru", "x *weights", RECURRENT)(None)
 _first: Callable[..., Array] = lambda operands, attributes: operands[0]  # noqa: E731
 # Dropout, stochastic depth: `expression` is opaque, what training computes from x.
 declare("dropout", "x *others", {"expression": ANYTHING})(_first)
-# The user's own rule of differentiation, opaque: the value is y's, the gradient that of the rule at the operands.
-declare("custom_gradient", "y *operands", {"expression": ANYTHING})(_first)
 declare("identity", "x", {"expression": ANYTHING, "stop_gradient": Attribute("a boolean", False)})(_first)
 # The same real numbers, stored on their own grid: for a file whose grids are given.
 declare("stored_again", "x", {"scale": NUMBER, "zero_point": INTEGER})(_first)

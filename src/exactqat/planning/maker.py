@@ -269,22 +269,19 @@ class Maker:
         x: Stored,
         part: str | None = None,
         expression: Any = None,
-        others: Sequence[Stored | str] = (),
         **attributes: Any,
     ) -> Stored:
         """What training computes from a tensor that the device leaves as it is.
 
         Args:
-            others: further operands of the expression, tensors or names of constants; the device does not read them.
-            attributes: instead of an expression: `dropout`, a probability, or `stop_gradient`. With one:
-                `custom_gradient`, if it changes only gradients.
+            attributes: instead of an expression: `dropout`, a probability, or `stop_gradient`.
         """
         path = self.name(part)
         stored = replace_stored(x, path, x.shape, x.batch_axis)
         step = PlanStep(
             path, "", (), attributes, "", x.shape, x.batch_axis, expression=expression, place=self.step.place
         )
-        return self.planner.draft(stored, step, [x, *others])
+        return self.planner.draft(stored, step, [x])
 
     def need(self, kind: str) -> None:
         """Refuses the step if the device has no operator of that kind."""

@@ -39,17 +39,6 @@ def dropout(planner: Planner, step: Step) -> Stored:
     return Maker(planner, step, "dropout").only_in_training(x, expression=step.attributes.get("expression"))
 
 
-@handles("custom_gradient")
-def custom_gradient(planner: Planner, step: Step) -> Stored:
-    y, *operands = (planner.read(each) for each in step.inputs)
-    if not isinstance(y, Stored):
-        raise Refused(f"{word(step)} has a custom gradient and a value that does not depend on the input")
-    others = [each if isinstance(each, Stored) else planner.constant(step, at) for at, each in enumerate(operands, 1)]
-    return Maker(planner, step, "custom_gradient").only_in_training(
-        y, expression=step.attributes["expression"], others=others, custom_gradient=True
-    )
-
-
 @handles("reshape")
 def reshape(planner: Planner, step: Step) -> Stored:
     x, shape, batch_axis = planner.tensor(step), planner.shape(step), planner.batch_axis(step)

@@ -160,8 +160,6 @@ class PlanStep:
         device_kind: for an outside step that the device computes anyway: the operator that computes its plain integers,
             which have no grid (the indices of argmax).
         expression: training only: opaque, what training computes from the operand (dropout); the device does nothing.
-            With the attribute `custom_gradient` it gives the first operand a gradient, computed from the others, in
-            evaluation too.
         place: of the user's operation.
     """
 
