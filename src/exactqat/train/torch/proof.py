@@ -84,7 +84,10 @@ class _Sides(Subject):
         names = ({name for name, _ in each.named_buffers()} for each in (model, prepared))
         self.buffers = set.intersection(*names)
         if model.training:
-            self.remedy = "call model.eval() before prepare, and that is trained, with its batch norms and dropouts"
+            self.remedy = (
+                "call model.eval() before prepare: what evaluation computes is trained then, with its batch norms and "
+                "dropouts"
+            )
 
     def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
         model = copied_with_hooks(self.model)
