@@ -238,6 +238,68 @@ def test_the_first_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) 
         assert not proof_torch.compare_with_original(model, qat.prepare(model, x), (x,), {}).refusal
 
 
+def branch(model: Any, x: Any) -> Any:
+    return model.second(model.features(x)) * (2 if model.training else 1)
+
+
+def auxiliary_head(model: Any, x: Any) -> Any:
+    features = model.features(x)
+    return (model.second(features), model.aux(features)) if model.training else model.second(features)
+
+
+def logits_in_training(model: Any, x: Any) -> Any:
+    y = model.second(model.features(x))
+    return y if model.training else y.softmax(1)
+
+
+def scaled_by_the_batch_in_training(model: Any, x: Any) -> Any:
+    y = model.features(x)
+    return model.second(y / y.detach().std(0, keepdim=True).clamp(min=0.1) if model.training else y)
+
+
+MODES = [branch, auxiliary_head, logits_in_training, scaled_by_the_batch_in_training]
+
+
+@pytest.mark.parametrize("function", MODES)
+def test_what_training_alone_computes_is_refused_and_evaluation_is_trained(function: Any) -> None:
+    class Moody(Body):
+        def __init__(self) -> None:
+            super().__init__()
+            self.aux = nn.Linear(4, 2)
+
+        def features(self, x: Any) -> Any:
+            return self.drop(torch.relu(self.norm(self.first(x)))).mean((2, 3))
+
+        def forward(self, x: Any) -> Any:
+            return function(self, x)
+
+    model, x = Moody(), torch.randn(4, 2, 8, 8)
+    with pytest.raises(qat.UnsupportedOperator, match=r"model\.eval\(\) before prepare|mixes the examples"):
+        qat.prepare(model, x)
+    prepared = qat.prepare(model.eval(), x, keep_final_activation=False)
+    assert not prepared.proof.refusal and {trial.training for trial in prepared.proof.trials} == {True, False}
+    kinds = [step.kind for step in prepared.plan.network.steps]
+    assert "batch_norm" in kinds and "dropout" in kinds
+    prepared.train()
+    before = prepared.state_dict()["norm.running_mean"].clone()
+    prepared(x)
+    assert not torch.equal(before, prepared.state_dict()["norm.running_mean"])
+
+
+def test_inputs_far_beyond_the_example_and_at_the_models_numbers_are_compared() -> None:
+    class Bounded(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.clamp(-20000, 300).sum(1, keepdim=True)
+
+    prepared = qat.prepare(Bounded(), torch.randn(4, 3))
+    trials = [trial for trial in prepared.proof.trials if trial.results_only]
+    assert [trial.scale for trial in trials if not trial.corners] == [10, 1e3, 1e6]
+    assert [trial.corners for trial in trials if trial.corners] == [(-20000.0, 300.0)]
+    (clamp,) = (step for step in prepared.plan.network.steps if step.kind == "clamp")
+    numbers = example_rows(np.zeros((2, 500), np.float32), "x", 2, Trial(False, 2, corners=(-20000.0, 300.0)))
+    assert (numbers < -20000).any() and (np.abs(numbers) > 300).any() and (np.abs(numbers) < 300).any()
+
+
 class Reverse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:

@@ -126,11 +126,14 @@ class Subject:
         examples: in the example.
         trains: whether the original's training is known.
         remedy: what to do if the original computes something else in training than in evaluation, if that may be.
+        own_gradients: a sentence on what may give the original other gradients than those of what it computes.
         halves: the type of half precision that the original computes in, in part; known once it ran.
         rules: names of functions of the user's that have a gradient of their own; known once the original ran.
     """
 
+    first_line = staticmethod(first_line)
     remedy = ""
+    own_gradients = "Gradients of the model's own are not kept"
 
     def __init__(
         self, network: Network, inputs: Sequence[np.ndarray], tables: Sequence[int], trains: bool = True
@@ -189,7 +192,7 @@ class Subject:
         except CannotRun:
             raise
         except Exception as error:
-            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
+            raise CannotRun(f"{type(error).__name__}: {self.first_line(error)}") from error
 
 
 Array = TypeVar("Array")
@@ -198,7 +201,13 @@ Run = Callable[[Mapping[str, Array], Sequence[Array], bool], tuple[Any, Mapping[
 
 
 class FunctionalSubject(Subject, Generic[Array]):
-    """Of a framework in which a model is a function of its variables."""
+    """Of a framework in which a model is a function of its variables.
+
+    Attributes:
+        evaluates_after: what evaluation gives after a step of training is compared, too.
+    """
+
+    evaluates_after = True
 
     def named(self, results: Any) -> dict[str, Array]:
         """A model's results by their places."""
@@ -256,7 +265,7 @@ class FunctionalSubject(Subject, Generic[Array]):
             results, after = run(known, arrays, trial.training)
             named = self.named(results)
             total = self.weighted_sum(named)
-            if trial.training and statistics:
+            if trial.training and self.evaluates_after:
                 later, _ = run({**known, **after}, arrays, False)
                 named |= {f"{name} (evaluated after a step)": value for name, value in self.named(later).items()}
             return total, (named, {name: after.get(name, known[name]) for name in statistics})
@@ -296,6 +305,7 @@ class Proof:
         not_run: a sentence for each trial that the original did not run.
         seconds: that the check took.
         refusal: what differs, in words; empty where nothing does.
+        own_gradients: a sentence on what may give the original other gradients than those of what it computes.
         halves: the type of half precision that the model computes in, where its network trains in float32; else empty.
     """
 
@@ -637,7 +647,7 @@ def _refusal(subject: Subject, trial: Trial, found: Sequence[Difference]) -> str
             "captured network are the gradients of what these functions compute"
         )
     elif not (results or states):
-        sentences.append("Hooks that forward registers on tensors are not kept")
+        sentences.append(subject.own_gradients)
     if subject.remedy and (results or states):
         sentences.append(f"If training computes something else than evaluation, {subject.remedy}")
     return ". ".join(sentences)

@@ -39,6 +39,7 @@ class _Sides(FunctionalSubject[Any]):
             name: _single(np.asarray(leaf)) if _is_float(leaf) else leaf for name, leaf in model.leaves.items()
         }
         self.statistics = [name for name, leaf in self.values.items() if name not in model.trained and _is_float(leaf)]
+        self.evaluates_after = bool(self.statistics)
         self.rules = self.tree.rules
         self.compiled: dict[Any, Any] = {}
 

@@ -17,7 +17,7 @@ import numpy as np
 from keras import ops, tree
 
 from ...capture.keras.known import path_of
-from ...capture.keras.model import is_seed, variable_names
+from ...capture.keras.model import first_line, is_seed, variable_names
 from ...capture.proof import Evidence, FunctionalSubject, Proof, Trial, cotangent, nudged, prove
 from ...planning.masks import is_mask
 from ...planning.network import Network
@@ -36,6 +36,10 @@ class _Sides(FunctionalSubject[Any]):
     Attributes:
         losing: paths of layers that added a loss of what they computed while the model ran.
     """
+
+    first_line = staticmethod(first_line)
+    remedy = "let it compute in training what it computes in evaluation, which is what the device runs"
+    own_gradients = "Gradients of the model's own, as of keras.ops.custom_gradient, are not kept"
 
     def __init__(self, model: Any, prepared: PreparedModel, example: Any) -> None:
         self.losing: dict[str, None] = {}

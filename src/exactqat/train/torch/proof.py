@@ -67,6 +67,8 @@ class _Settled(TorchDispatchMode):
 class _Sides(Subject):
     """The user's module, and what `prepare` made from it."""
 
+    own_gradients = "Hooks that forward registers on tensors are not kept"
+
     def __init__(
         self, model: nn.Module, prepared: PreparedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
