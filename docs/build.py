@@ -104,8 +104,6 @@ TRAINING = {
         "MissingData",
     ),  # fmt: skip
     "Rules": ("Rule", "UnusedRuleWarning", "UnsupportedOperator"),
-    "Layers of a prepared model": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
-    "Ranges": ("ActivationRange", "WeightRange", "FakeQuantize", "WeightFakeQuantize"),
     "Training that recovers": ("parameter_groups", "distillation_loss", "Distillation", "EarlyStopping"),
     "Layers with TensorFlow's arithmetic": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
 }

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 
 import exactqat as eq
-from exactqat import deploy, qat
+from exactqat import deploy
 from exactqat.report import charts
 from exactqat.report.page import BAD, DARK, NOTE, variable
+from exactqat.train.core.ranges import observed, rank_of_ends, scalars
 
 PICTURES = Path(__file__).resolve().parent / "_static" / "pictures"
 SHOWN = {"accuracy": "Test accuracy of every network"}
@@ -106,11 +106,12 @@ def ranges() -> str:
     figure, axes = charts._figure()
     axes.plot(batches.max(1), ".", color=NOTE, markersize=5, label="largest value of a batch")
     for policy, color in policies.items():
-        observed = qat.ActivationRange(qat.Rule(ranges=policy, ema_decay=0.9, percentile=99.9), nonnegative=True)
-        ends = []
+        ends, state = [], (np.float32(0), np.float32(0), 0)
         for batch in batches:
-            observed.observe(torch.from_numpy(batch))
-            ends.append(float(observed.maximum))
+            outermost = rank_of_ends(99.9, batch.size) if policy == "percentile" else 1
+            shown = np.float32(0), np.sort(batch)[-outermost]
+            state = observed(scalars, policy, 0.9, [shown], 1, state[:2], state[2])
+            ends.append(float(state[1]))
         axes.plot(ends, color=color, linewidth=1 if policy == "last_batch" else 2, label=f'"{policy}"')
     axes.set_xlabel("batch")
     axes.set_ylabel("end of the range")

@@ -16,6 +16,8 @@ from exactqat.deploy.axes import on_device
 from exactqat.deploy.lower import lower_with_layouts
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes, in_users_order, layer_values
+from exactqat.train.core.steps import Step
+from exactqat.train.torch.on_grid import real as in_real_numbers
 
 
 def leaves(result: Any) -> list[torch.Tensor]:
@@ -92,6 +94,17 @@ def frozen_differences(
     return compared, differing, given
 
 
+def by_device(model: qat.PreparedModel, path: str, *features: torch.Tensor) -> torch.Tensor:
+    """What a frozen network's step makes of real numbers on the grids of its operands."""
+    step, device = model.step(path), model._device
+    if not isinstance(step, Step):
+        return step(*features)
+    device.refresh()
+    names = [name for name in model.plan.stored(path).operands if model.plan.is_stored(name)]
+    given = [device._on_grid(name, each) for name, each in zip(names, features, strict=True)]
+    return in_real_numbers(device.compute(path, step, given))
+
+
 def assert_training_computed_it(
     model: qat.PreparedModel, graph: Graph, layouts: dict[str, Any], codes: dict[str, np.ndarray]
 ) -> None:
@@ -106,7 +119,7 @@ def assert_training_computed_it(
             computed = None
             if path not in graph.inputs:
                 operands = [real[name] for name in step.operands if name in real]
-                computed = model.step(path)(*operands)
+                computed = by_device(model, path, *operands)
             if path not in layers:
                 real[path] = computed
                 continue

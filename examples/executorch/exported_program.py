@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from exactqat.device import OPERATORS
 from exactqat.planning.plans import Grid, Numbers, Plan, PlanStep
-from exactqat.train.core.run_steps import attributes_of
+from exactqat.train.core.steps import attributes_of
 from exactqat.train.torch import primitives
 from exactqat.train.torch.prepared import PreparedModel
 

@@ -51,8 +51,8 @@ def driven(name: str, how: str, seed: int) -> tuple[qat.PreparedModel, Any] | No
         scaled(prepared.parameters(), rng, -7, 3)
     qat.calibrate(prepared, [batch])
     if how == "learned":
-        found = [module for module in prepared.modules() if isinstance(module, qat.ActivationRange)]
-        ranges = [end for each in found for end in each.parameters()]
+        of_weights = {id(end) for end in prepared.weight_range_parameters()}
+        ranges = [end for end in prepared.range_parameters() if id(end) not in of_weights]
         scaled(ranges, rng, -3, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", qat.RangesMovedWarning)

@@ -545,8 +545,6 @@ def trained(model: nn.Module, seed: int, width: int, train: bool) -> dict[str, n
     evaluate("before")
     for step, examples in enumerate(EXAMPLES if train else ()):
         model.train()
-        if hasattr(model, "_steps"):
-            _unobserving(model)
         x = torch.randn(examples, width, generator=generator).to(dtype).requires_grad_()
         with _Settled():
             results = flat(model(x))
@@ -562,14 +560,6 @@ def trained(model: nn.Module, seed: int, width: int, train: bool) -> dict[str, n
                 parameter.grad = None
     evaluate("after")
     return seen
-
-
-def _unobserving(model: nn.Module) -> None:
-    from exactqat.qat import FakeQuantize
-
-    for module in model.modules():
-        if isinstance(module, FakeQuantize):
-            module.training = False
 
 
 def differs(exact: dict[str, np.ndarray], ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> str:
@@ -597,7 +587,6 @@ def differs(exact: dict[str, np.ndarray], ours: dict[str, np.ndarray], theirs: d
 def outcome(seed: int, check: bool = True) -> tuple[str, str]:
     """(kept, refused, differing or died; why)."""
     from exactqat import qat
-    from exactqat.qat import FakeQuantize, WeightFakeQuantize
 
     _, _, width = drawn(seed)
     model = built(seed)
@@ -611,9 +600,7 @@ def outcome(seed: int, check: bool = True) -> tuple[str, str]:
         except Exception as error:
             return "died", f"{type(error).__name__}: {error}"
     warned = any("the network is that of evaluation" in str(each.message) for each in caught)
-    for module in prepared.modules():
-        if isinstance(module, FakeQuantize | WeightFakeQuantize):
-            module.quantizing = False
+    prepared.quantizing = False
     trains = model.training and not warned
     kept = "evaluation kept, with a warning" if warned else "kept"
     # What rounding turns in one run (a ReLU near zero) it does not turn in the next.
@@ -637,13 +624,10 @@ def outcome(seed: int, check: bool = True) -> tuple[str, str]:
 
 def _again(seed: int) -> nn.Module:
     from exactqat import qat
-    from exactqat.qat import FakeQuantize, WeightFakeQuantize
 
     _, _, width = drawn(seed)
     prepared = qat.prepare(built(seed), torch.randn(2, width), check=False)
-    for module in prepared.modules():
-        if isinstance(module, FakeQuantize | WeightFakeQuantize):
-            module.quantizing = False
+    prepared.quantizing = False
     return prepared
 
 

@@ -25,7 +25,7 @@ from exactqat.deploy.values import device_codes, in_users_order
 from exactqat.device import OPERATORS
 from exactqat.qat.jax import Prepared, State, batch_norm, dropout, prepare
 from exactqat.train.core.arrays import Mode
-from exactqat.train.core.run import Run
+from exactqat.train.core.engine import Run
 
 try:
     import flax.linen as nn
@@ -346,7 +346,7 @@ def _assert_training_computed_it(
 ) -> None:
     """Every step of the trained network, fed with the device's own operands, gives the device's codes."""
     functional, numbers_ = prepared._functional, prepared.trained(params, state).numbers()
-    run = Run(functional, prepared._arrays(params, state), Mode(frozen=True))
+    run = Run(functional, prepared._arrays(params, state), Mode(frozen=True), None)
     paths = [path for path in functional.stored_paths() if path in layouts]
     integers = deploy.simulate(graph, codes, tensors=paths)
     real: dict[str, Any] = {}
@@ -377,11 +377,12 @@ def _assert_training_computed_it(
 
 def _before_rounding(run: Run, number: int, step: Any, real: dict[str, Any], layout: Any) -> np.ndarray:
     """A step's result before it is quantized to its grid."""
-    run.store, kept = lambda grid, x: x, run.store  # type: ignore[method-assign]
+    grid = run.grid(step.grid)
+    kept, grid.quantize = grid.quantize, lambda x: x
     try:
         return on_device(np.asarray(run.step(number, step, real)), layout)
     finally:
-        run.store = kept  # type: ignore[method-assign]
+        grid.quantize = kept
 
 
 if __name__ == "__main__":

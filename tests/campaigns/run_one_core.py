@@ -40,7 +40,7 @@ from jax import lax
 from torch import nn
 
 from exactqat import deploy, qat
-from exactqat.train.core.functional import Functional
+from exactqat.train.core.engine import Functional
 
 # The largest weight: 127 steps of 2**-6.
 PILOT = 127 / 64
@@ -450,8 +450,8 @@ class Torch:
 
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
         found = {}
-        for name, each in self.model._device.quantizers.items():
-            low, high, batches = each.range.state()
+        for name, each in self.model._state.grids().items():
+            low, high, batches = each.held()
             found[name] = (low.detach().cpu().numpy(), high.detach().cpu().numpy(), int(batches))
         return found
 

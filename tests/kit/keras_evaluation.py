@@ -13,7 +13,7 @@ from keras_checks import run_checks
 import exactqat.qat.keras
 from exactqat import qat
 from exactqat.train.core.accumulators import LayerNumbers
-from exactqat.train.core.frozen import DeviceNetwork
+from exactqat.train.core.on_device import DeviceNetwork
 
 
 def count(kind: Any, calls: list[str]) -> None:

@@ -27,6 +27,7 @@ pytest.importorskip("typer")
 pytest.importorskip("lightning_fabric")
 
 import torch.distributed as dist  # noqa: E402
+from one_grid import one_grid  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
@@ -71,8 +72,8 @@ def observe(policy: str, share: slice) -> tuple[Any, Any, Any]:
     """Three batches seen by a range; the later ones are wider. Those with NaN or infinity in one share say nothing."""
     percentile = 60.0 if policy == "far_percentile" else 99.0
     rule = qat.Rule(ranges=policy.removeprefix("far_"), ema_decay=0.9, percentile=percentile)
-    observed = qat.ActivationRange(rule)
-    with synchronized(observed) if dist.is_initialized() else torch.enable_grad():
+    model, observed = one_grid(rule)
+    with synchronized(model) if dist.is_initialized() else torch.enable_grad():
         for step in range(3):
             observed.observe((images()[0][share] - 30.0) * (step + 1))
             for image, value in ((0, torch.nan), (7, torch.nan), (3, torch.inf), (7, -torch.inf)):
@@ -80,7 +81,7 @@ def observe(policy: str, share: slice) -> tuple[Any, Any, Any]:
                 broken[image] = value
                 observed.observe(broken[share])
     assert policy.endswith("percentile") or observed.batches == 3
-    return observed.minimum, observed.maximum, observed.batches
+    return observed.held()
 
 
 def fold(share: slice) -> dict[str, Any]:
@@ -92,10 +93,8 @@ def fold(share: slice) -> dict[str, Any]:
         network[1].running_var.copy_(torch.rand(4) + 0.5)
     batch = images()[0] - 30.0
     model = qat.prepare(network, batch, [qat.Rule(per_channel=False, fold_batch_norm=True)])
-    for quantizer in model.modules():
-        if isinstance(quantizer, qat.FakeQuantize):
-            # A value between two codes would be decided by its last bits.
-            quantizer.quantizing = False
+    # A value between two codes would be decided by its last bits.
+    model.quantizing = False
     model.train()
     features = batch[share].clone().requires_grad_()
     with synchronized(model) if dist.is_initialized() else torch.enable_grad():

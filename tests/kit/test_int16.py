@@ -18,6 +18,7 @@ from torch import Tensor, nn
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
 import plain_networks
+from one_grid import one_grid
 
 from exactqat import deploy, qat
 from exactqat.deploy import EXACT, Builder, Graph, per_tensor, place_codes, profiles_here, quantize, simulate, verify
@@ -212,15 +213,13 @@ def test_plain_networks(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranges", ["ema", "last_batch", "min_max", "percentile", "learned"])
 def test_ranges_of_16_bits_are_symmetric(ranges: str) -> None:
-    quantizer = qat.FakeQuantize(qat.Rule(activation_bits=16, ranges=ranges, percentile=100))
-    quantizer.observing = True
-    quantizer(torch.linspace(-0.7, 2.9, 1001))
-    quantizer.eval()
+    model, quantizer = one_grid(qat.Rule(activation_bits=16, ranges=ranges, percentile=100))
+    qat.calibrate(model, [torch.linspace(-0.7, 2.9, 1004).reshape(-1, 4)])
+    model.eval()
     scale, zero_point = quantizer.scale_and_zero_point()
     assert zero_point == 2**15
     expected = 2.9 / 32767 if ranges != "learned" else float(quantizer.range.maximum) / 32767
     assert abs(float(scale) / expected - 1) < 1e-6
-    quantizer.observing = False
     codes = quantizer.codes(quantizer(torch.tensor([-9.0, -0.7, 0.0, 9.0]))) - zero_point
     assert codes.tolist()[0] == -(2**15) and codes.tolist()[2:] == [0, 2**15 - 1]
     (placement,) = place_codes(scale, zero_point, 16, "RELU")
@@ -229,7 +228,7 @@ def test_ranges_of_16_bits_are_symmetric(ranges: str) -> None:
 
 @pytest.mark.parametrize("low, high", [(0.0, 1.0), (-1.0, 0.0), (-8.0, 8.0), (-1e-3, 3e4), (-0.1, 0.1)])
 def test_fixed_ranges_of_16_bits(low: float, high: float) -> None:
-    quantizer = qat.FakeQuantize(qat.Rule(activation_bits=16, ranges="fixed", fixed_range=(low, high)))
+    _, quantizer = one_grid(qat.Rule(activation_bits=16, ranges="fixed", fixed_range=(low, high)))
     scale, zero_point = quantizer.scale_and_zero_point()
     values = torch.linspace(low, high, 4001)
     quantized = quantizer(values)

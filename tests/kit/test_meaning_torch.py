@@ -22,9 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from exactqat import qat  # noqa: E402
 from exactqat.capture.torch import model as capture_torch  # noqa: E402
-from exactqat.train.torch import modules  # noqa: E402
 from exactqat.train.torch import prepared as train_torch  # noqa: E402
-from exactqat.train.torch.modules import FakeQuantize, WeightFakeQuantize  # noqa: E402
 from exactqat.train.torch.proof import copied_with_hooks  # noqa: E402
 
 EXAMPLES = (1, 2, 3)
@@ -56,13 +54,9 @@ class Model(nn.Module):
 @contextmanager
 def unquantized(model):
     """The prepared network in real numbers, in the mode that it is in."""
-    quantizers = [each for each in model.modules() if isinstance(each, FakeQuantize | WeightFakeQuantize)]
-    modes = [each.training for each in quantizers]
-    for each in quantizers:
-        each.quantizing = each.training = False
+    model.quantizing = False
     yield
-    for each, mode in zip(quantizers, modes, strict=True):
-        each.quantizing, each.training = True, mode
+    model.quantizing = True
 
 
 def run(model, *given):
@@ -406,7 +400,7 @@ def test_a_checkpoint_around_a_prepared_model_moves_ranges_once(reentrant: bool)
 
 
 def test_without_its_mend_a_checkpoint_moves_ranges_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "is_recomputing", lambda: False)
+    monkeypatch.setattr(train_torch, "_is_recomputing", lambda: False)
     with pytest.raises(AssertionError):
         test_a_checkpoint_around_a_prepared_model_moves_ranges_once(True)
 

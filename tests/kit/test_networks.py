@@ -720,8 +720,8 @@ def test_a_concatenation_covers_the_widest_of_its_operands() -> None:
     quantizer = dict(prepared.layers())["narrow"].output_quantizer
     assert quantizer is dict(prepared.layers())["wide"].output_quantizer
     maxima = [10.0 * batch.mean(1).amax().item() for batch in batches]
-    assert int(quantizer.range.batches) == len(batches)
-    assert quantizer.range()[1].item() == pytest.approx(np.mean(maxima), rel=0.02)
+    assert int(quantizer.batches) == len(batches)
+    assert quantizer.ends()[1].item() == pytest.approx(np.mean(maxima), rel=0.02)
     assert quantizer.range()[0].item() == 0.0
 
 

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from bits import assert_same_bits  # noqa: E402
+from one_grid import one_grid  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
@@ -21,11 +22,10 @@ from exactqat.deploy.graph import Graph  # noqa: E402
 from exactqat.deploy.lower import lower, lower_with_layouts  # noqa: E402
 from exactqat.deploy.simulate import simulate  # noqa: E402
 from exactqat.deploy.values import device_codes, layer_values  # noqa: E402
+from exactqat.train.core.steps import WeightedStep  # noqa: E402
 from exactqat.train.core.weights import channel_grid  # noqa: E402
 from exactqat.train.torch import primitives as primitives_torch  # noqa: E402
 from exactqat.train.torch.graphed import Replay  # noqa: E402
-from exactqat.train.torch.layers import TrainingOnly, WeightedLayer  # noqa: E402
-from exactqat.train.torch.ranges import ActivationRange  # noqa: E402
 
 FIXED_INPUT = qat.Rule("input", ranges="fixed", fixed_range=(-1.0, 1.0))
 
@@ -164,36 +164,36 @@ def test_fused_batch_norm_refuses_one_value_per_channel_and_missing_statistics()
 
 
 def test_ema_range_starts_with_the_first_batch_and_then_follows() -> None:
-    quantizer = qat.FakeQuantize(qat.Rule(ema_decay=0.75))
+    model, quantizer = one_grid(qat.Rule(ema_decay=0.75))
     quantizer(torch.tensor([-1.0, 3.0]))
-    assert [float(bound) for bound in quantizer.range()] == [-1.0, 3.0]
+    assert [float(bound) for bound in quantizer.ends()] == [-1.0, 3.0]
     quantizer.range.batches.fill_(1000)
     quantizer(torch.tensor([-5.0, 7.0]))
-    assert [float(bound) for bound in quantizer.range()] == [-2.0, 4.0]
-    quantizer.eval()
+    assert [float(bound) for bound in quantizer.ends()] == [-2.0, 4.0]
+    model.eval()
     quantizer(torch.tensor([-50.0, 70.0]))
-    assert [float(bound) for bound in quantizer.range()] == [-2.0, 4.0]
+    assert [float(bound) for bound in quantizer.ends()] == [-2.0, 4.0]
 
 
 def test_last_batch_range_forgets_and_percentile_leaves_outliers_out() -> None:
-    last = qat.FakeQuantize(qat.Rule(ranges="last_batch"))
+    _, last = one_grid(qat.Rule(ranges="last_batch"))
     for low, high in ((-9.0, 9.0), (-1.0, 3.0)):
         last(torch.tensor([low, high]))
-    assert [float(bound) for bound in last.range()] == [-1.0, 3.0]
+    assert [float(bound) for bound in last.ends()] == [-1.0, 3.0]
     values = torch.arange(1000.0)[torch.randperm(1000)] - 300
-    percentile = qat.FakeQuantize(qat.Rule(ranges="percentile", percentile=99.0))
+    _, percentile = one_grid(qat.Rule(ranges="percentile", percentile=99.0))
     percentile(values)
     # 990 of the 1000 values lie at or below the maximum, and at or above the minimum.
-    assert [float(bound) for bound in percentile.range()] == [-290.0, 689.0]
+    assert [float(bound) for bound in percentile.ends()] == [-290.0, 689.0]
     percentile(values * 2)
-    assert [float(bound) for bound in percentile.range()] == [-435.0, 1033.5]
-    everything = qat.FakeQuantize(qat.Rule(ranges="percentile", percentile=100))
+    assert [float(bound) for bound in percentile.ends()] == [-435.0, 1033.5]
+    _, everything = one_grid(qat.Rule(ranges="percentile", percentile=100))
     everything(values)
-    assert [float(bound) for bound in everything.range()] == [-300.0, 699.0]
+    assert [float(bound) for bound in everything.ends()] == [-300.0, 699.0]
 
 
 def test_learned_ranges_get_the_gradients_of_what_they_clip() -> None:
-    quantizer = qat.FakeQuantize(qat.Rule(ranges="learned"))
+    _, quantizer = one_grid(qat.Rule(ranges="learned"))
     quantizer.range.load_state_dict(
         {"minimum": torch.tensor(-1.0), "maximum": torch.tensor(2.0), "batches": torch.tensor(1)}
     )
@@ -219,7 +219,7 @@ def test_in_8_bits_no_gradient_goes_to_the_data(bits: int, trained: bool) -> Non
     model = qat.prepare(Residual(), images(), [qat.Rule(activation_bits=bits, ranges="learned")])
     qat.calibrate(model, [images()])
     model.train()
-    seen = model.step("input")(images())
+    seen = model.step("input").compose(images())
     assert seen.requires_grad == trained
     names = {name for name, _ in model.named_parameters()}
     assert ("quantization.input.output_quantizer.range.maximum" in names) == trained
@@ -240,13 +240,13 @@ def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, mo
     found = []
     for at_hand in (True, False):
         if not at_hand:
-            monkeypatch.setattr("exactqat.train.torch.ranges._are_at_hand", lambda *ends: False)
-        followed = ActivationRange(qat.Rule(ranges=ranges, ema_decay=0.8), nonnegative)
+            monkeypatch.setattr("exactqat.train.torch.state._are_at_hand", lambda *ends: False)
+        _, followed = one_grid(qat.Rule(ranges=ranges, ema_decay=0.8), nonnegative)
         ends = []
         for batch in batches:
             followed.observe(batch)
             if int(followed.batches):
-                ends += [*followed(), followed.minimum.clone(), followed.maximum.clone()]
+                ends += [*followed.ends(), *(end.clone() for end in followed.held()[:2])]
         found.append(torch.stack(ends).numpy())
         assert int(followed.batches) == count and np.isfinite(found[-1]).all()
     assert_same_bits(found[0], found[1], what=ranges)
@@ -320,9 +320,9 @@ def test_one_backward_after_two_forwards(ranges: str) -> None:
 
 
 def test_a_range_of_an_activation_that_is_always_zero_is_zero_to_one() -> None:
-    quantizer = qat.FakeQuantize(qat.Rule())
+    _, quantizer = one_grid(qat.Rule())
     assert quantizer(torch.zeros(4)).tolist() == [0.0] * 4
-    assert [float(bound) for bound in quantizer.range()] == [0.0, 1.0]
+    assert [float(bound) for bound in quantizer.ends()] == [0.0, 1.0]
     scale, zero_point = quantizer.scale_and_zero_point()
     assert (scale, zero_point) == (np.float32(1) / np.float32(255), 0)
 
@@ -330,20 +330,20 @@ def test_a_range_of_an_activation_that_is_always_zero_is_zero_to_one() -> None:
 def test_ranges_refuse_min_above_max_and_use_without_data() -> None:
     with pytest.raises(ValueError, match="min <= 0 <= max"):
         qat.Rule(ranges="fixed", fixed_range=(2.0, 1.0))
-    activation_range = ActivationRange(qat.Rule())
+    _, grid = one_grid(qat.Rule())
     with pytest.raises(ValueError, match="min <= 0 <= max"):
-        activation_range.load_state_dict(
+        grid.range.load_state_dict(
             {"minimum": torch.tensor(2.0), "maximum": torch.tensor(1.0), "batches": torch.tensor(1)}
         )
     with pytest.raises(RuntimeError, match="calibrate"):
-        activation_range()
+        grid.ends()
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_codes_are_the_grid_of_the_operator(bits: int) -> None:
-    quantizer = qat.FakeQuantize(qat.Rule(activation_bits=bits))
+    model, quantizer = one_grid(qat.Rule(activation_bits=bits))
     quantizer(torch.tensor([-0.7, 2.9]))
-    quantizer.eval()
+    model.eval()
     scale, zero_point = quantizer.scale_and_zero_point()
     values = quantizer(torch.linspace(-2, 4, 500))
     codes = quantizer.codes(values)
@@ -391,7 +391,7 @@ def test_the_first_matching_rule_decides_and_unused_ones_are_reported() -> None:
     bits = {
         path: layer.weight_quantizer.rule.weight_bits
         for path, layer in model.layers()
-        if isinstance(layer, WeightedLayer)
+        if isinstance(layer, WeightedStep)
     }
     assert bits == {"stem": 4, "filter": 4, "mix": 4, "classifier": 8}
 
@@ -762,13 +762,9 @@ def test_folded_batch_norm_is_batch_norm_but_for_the_quantized_weight() -> None:
     models = [prepared(network, batch, qat.Rule(fold_batch_norm=folded, ranges="min_max")) for folded in (False, True)]
     results = []
     for model in models:
-        for module in model.modules():
-            if isinstance(module, qat.FakeQuantize | qat.WeightFakeQuantize):
-                module.quantizing = False
+        model.quantizing = False
         model.train()
-        for module in model.modules():
-            if isinstance(module, TrainingOnly):
-                module.eval()
+        model.dropout.eval()
         results.append([model(batch + shift) for shift in (0.0, 0.3)])
         results[-1].append(model.eval()(batch))
         results[-1][0].square().sum().backward()

@@ -23,7 +23,8 @@ from torch import nn  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.planning.network import Constant, Network, Step, Value  # noqa: E402
 from exactqat.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
-from exactqat.train.torch.layers import TrainingOnly, WeightedLayer  # noqa: E402
+from exactqat.train.core.steps import WeightedStep  # noqa: E402
+from exactqat.train.torch.steps import TrainingOnly  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -48,9 +49,7 @@ class Net(nn.Module):
 
 def float_results(model: nn.Module, prepared: qat.PreparedModel, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """What the model gives in evaluation, and what the prepared one gives without quantization."""
-    for module in prepared.modules():
-        if isinstance(module, qat.FakeQuantize | qat.WeightFakeQuantize):
-            module.quantizing = False
+    prepared.quantizing = False
     with torch.no_grad():
         return model.eval()(*args, **kwargs), prepared.eval()(*args, **kwargs)
 
@@ -161,7 +160,7 @@ def test_tied_weights_are_one_parameter_with_one_grid() -> None:
     batch = torch.rand(4, 6)
     prepared = qat.prepare(model, batch, [qat.Rule(ranges="learned")])
     qat.calibrate(prepared, [batch])
-    first, second = (layer for _, layer in prepared.layers() if isinstance(layer, WeightedLayer))
+    first, second = (layer for _, layer in prepared.layers() if isinstance(layer, WeightedStep))
     assert first.weight_source() is second.weight_source()
     assert first.weight_quantizer is second.weight_quantizer
     names = [name for name, parameter in prepared.named_parameters() if parameter.shape == (6, 6)]
@@ -180,7 +179,7 @@ def test_a_module_called_twice_has_ranges_of_its_own_for_each_call() -> None:
         shared.weight.copy_(torch.eye(3).reshape(3, 3, 1, 1) * 10)
     prepared = qat.prepare(nn.Sequential(shared, shared), torch.rand(2, 3, 4, 4))
     qat.calibrate(prepared, [torch.rand(2, 3, 4, 4)])
-    widths = [float(layer.output_quantizer.range()[1]) for _, layer in prepared.layers()]
+    widths = [float(layer.output_quantizer.ends()[1]) for _, layer in prepared.layers()]
     assert widths[1] / widths[0] == pytest.approx(10, rel=0.1) and widths[2] / widths[1] == pytest.approx(10, rel=0.1)
     assert [name for name, _ in prepared.named_parameters()] == ["0.weight"]
 
@@ -222,9 +221,6 @@ def test_training_under_autocast(rule: dict[str, Any], dtype: Any) -> None:
         prepared = qat.prepare(model, batch, [qat.Rule(**rule)])
         qat.calibrate(prepared, [batch])
         prepared.train()
-        seen: set[Any] = set()
-        for _, layer in prepared.layers():
-            layer.output_quantizer.register_forward_hook(lambda *call, seen=seen: seen.add(call[-1].dtype))
         optimizer = torch.optim.SGD(prepared.parameters(), 0.1)
         for _ in range(5):
             optimizer.zero_grad()
@@ -235,7 +231,9 @@ def test_training_under_autocast(rule: dict[str, Any], dtype: Any) -> None:
             optimizer.step()
         assert {p.dtype for p in prepared.parameters()} == {torch.float32}
         assert {b.dtype for b in prepared.buffers() if b.is_floating_point()} == {torch.float32}
-        assert (dtype in seen) == autocast
+        with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+            stored = prepared.stored_tensors(batch).values()
+        assert (dtype in {value.dtype for _, value in stored}) == autocast
         losses[autocast] = loss.item()
     assert losses[True] == pytest.approx(losses[False], abs=0.02)
     prepared.eval()
@@ -328,9 +326,7 @@ def test_a_norm_shared_by_two_convolutions_counts_both() -> None:
     batch = torch.rand(4, 3, 5, 5)
     for folded in (False, True):
         prepared = qat.prepare(model, batch, [qat.Rule(fold_batch_norm=folded)])
-        for quantizer in prepared.modules():
-            if isinstance(quantizer, qat.FakeQuantize | qat.WeightFakeQuantize):
-                quantizer.quantizing = False
+        prepared.quantizing = False
         prepared(batch).square().sum().backward()
         original = copy.deepcopy(model)
         original(batch).square().sum().backward()
@@ -354,9 +350,7 @@ def test_batch_norm_of_any_rank_trains_as_torchs(layer: nn.Module, norm: nn.Modu
     model = nn.Sequential(copy.deepcopy(layer), copy.deepcopy(norm)).train()
     batch = torch.randn(shape)
     prepared = qat.prepare(model, batch, [qat.Rule(fold_batch_norm=folded)])
-    for quantizer in prepared.modules():
-        if isinstance(quantizer, qat.FakeQuantize | qat.WeightFakeQuantize):
-            quantizer.quantizing = False
+    prepared.quantizing = False
     original = copy.deepcopy(model)
     results = [module(batch) for module in (prepared, original)]
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
@@ -399,7 +393,7 @@ def test_dropout_is_there_in_training_only() -> None:
     batch = torch.rand(64, 5)
     prepared = qat.prepare(model, batch)
     qat.calibrate(prepared, [batch])
-    assert sum(isinstance(module, TrainingOnly) for module in prepared.modules()) == 3
+    assert sum(isinstance(prepared.step(step.path), TrainingOnly) for step in prepared.plan.steps) == 3
     prepared.train()
     zeros = float((prepared(batch) == 0).float().mean())
     assert zeros == pytest.approx(1 - 0.5 * 0.75 * 0.5, abs=0.08)
@@ -536,7 +530,7 @@ def test_everything_goes_where_the_model_goes() -> None:
     prepared.to("meta")
     for _, layer in prepared.layers():
         sources = [constant.source for constant in layer.constants.values()]
-        if isinstance(layer, WeightedLayer):
+        if isinstance(layer, WeightedStep):
             sources += [source for source in (layer.weight_source, layer.bias_source) if source is not None]
         assert all(source().device.type == "meta" for source in sources)
     assert {tensor.device.type for tensor in (*prepared.parameters(), *prepared.buffers())} == {"meta"}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .. import qat
 from ..planning.plans import SMALLEST_WIDTH
 from ..report.results import History, Images, Split
+from ..train.core.steps import WeightedStep
 from .augmentation import augmented
 from .checkpoints import CHECKPOINT_FORMAT, check_alike, first_line, load_checkpoint, save_checkpoint
 from .judges import errors, threshold
@@ -162,14 +163,13 @@ def check_ranges(model: nn.Module, when: str) -> None:
     if not isinstance(model, qat.PreparedModel):
         return
     for path, layer in model.layers():
-        observed = layer.output_quantizer.range
-        low, high = observed.minimum.item(), observed.maximum.item()
+        low, high = (end.item() for end in layer.output_quantizer.held()[:2])
         if not high - low >= SMALLEST_WIDTH:
             raise RangeCollapsed(
                 f"{when}: the range of what '{path}' stores collapsed to [{low:g}, {high:g}]; "
                 "all its values are zero or NaN"
             )
-        if isinstance(layer, qat.WeightedLayer) and not (layer.weight_quantizer.scale(layer.weight_source()) > 0).any():
+        if isinstance(layer, WeightedStep) and not (layer.weight_quantizer.scale(layer.weight_source()) > 0).any():
             raise RangeCollapsed(f"{when}: the range of the weights of '{path}' collapsed to zero for all channels")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ..device import Profile
 from ..device.operator import in_int16
 from . import files, masks, whole
+from .formula import Formula
 from .network import KINDS, Constant, Network, Place, Step
 from .plans import Derived, Grid, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from .refusals import Problems, Refused, no_operator, word
@@ -388,7 +389,7 @@ class Planner:
             shape,
             trainable=any(each.trainable for each in constants),
             sources=tuple(sources),
-            expression=Derived(function, operands),
+            expression=Derived(Formula(function, len(operands)), operands),
         )
 
     def given(self, x: Stored) -> Stored:

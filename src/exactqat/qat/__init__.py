@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from ..train.core.freezing import UnsettledStatisticsWarning
     from ..train.torch.distillation import Distillation
     from ..train.torch.graphed import GraphedModel, graphed
-    from ..train.torch.layers import QuantizedInput, QuantizedLayer, WeightedLayer
-    from ..train.torch.modules import Conv2d, DepthwiseConv2d, FakeQuantize, FusedBatchNorm2d, WeightFakeQuantize
+    from ..train.torch.layers import Conv2d, DepthwiseConv2d, FusedBatchNorm2d
     from ..train.torch.prepared import PreparedModel
-    from ..train.torch.ranges import ActivationRange, WeightRange
     from ..train.torch.recovery import EarlyStopping, distillation_loss, parameter_groups
     from .dry_run import Explanation, explain
     from .files import inspect_onnx
@@ -35,8 +33,7 @@ _ROOMS = {
     ".files": ("inspect_onnx",),
     "..train.torch.distillation": ("Distillation",),
     "..train.torch.graphed": ("GraphedModel", "graphed"),
-    "..train.torch.layers": ("QuantizedInput", "QuantizedLayer", "WeightedLayer"),
-    "..train.torch.modules": ("Conv2d", "DepthwiseConv2d", "FakeQuantize", "FusedBatchNorm2d", "WeightFakeQuantize"),
+    "..train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
     "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
     "..planning.fitting": ("RangesMovedWarning",),
     "..train.core.freezing": ("UnsettledStatisticsWarning",),
@@ -44,7 +41,6 @@ _ROOMS = {
     "..planning.rule_text": ("load_rules", "save_rules"),
     "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     "..capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
-    "..train.torch.ranges": ("ActivationRange", "WeightRange"),
     "..train.torch.recovery": ("EarlyStopping", "distillation_loss", "parameter_groups"),
     ".surface": ("calibrate", "freeze", "prepare"),
     "..train.torch.prepared": ("PreparedModel",),
@@ -54,13 +50,11 @@ _MODULES = ("distributed", "jax", "keras", "tfmot", "torch")
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
-    "ActivationRange",
     "Conv2d",
     "DepthwiseConv2d",
     "Distillation",
     "EarlyStopping",
     "Explanation",
-    "FakeQuantize",
     "FinalActivationWarning",
     "FusedBatchNorm2d",
     "GraphedModel",
@@ -68,16 +62,11 @@ __all__ = [
     "MissingData",
     "NotComparedWarning",
     "PreparedModel",
-    "QuantizedInput",
-    "QuantizedLayer",
     "RangesMovedWarning",
     "Rule",
     "UnsettledStatisticsWarning",
     "UnsupportedOperator",
     "UnusedRuleWarning",
-    "WeightFakeQuantize",
-    "WeightRange",
-    "WeightedLayer",
     "calibrate",
     "distillation_loss",
     "explain",

@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from torch import Tensor
 
 from ..deploy.comparison import Comparison
-from ..qat import WeightedLayer
+from ..train.core.steps import WeightedStep
 from . import findings
 from .page import BAD, DARK, INK, LINE, NOTE, escape, variable
 from .text import shortened
@@ -328,19 +328,19 @@ def _tail(name: str) -> str:
     return name if len(name) <= DRAWN_LENGTH + 4 else "…" + name[-DRAWN_LENGTH - 3 :]
 
 
-def shown_layer(outcome: Outcome) -> tuple[str, WeightedLayer]:
+def shown_layer(outcome: Outcome) -> tuple[str, WeightedStep]:
     """The layer whose weights are shown: the widest depthwise one, or the widest if there is none."""
-    layers = [(name, layer) for name, layer in outcome.model.layers() if isinstance(layer, WeightedLayer)]
+    layers = [(name, layer) for name, layer in outcome.model.layers() if isinstance(layer, WeightedStep)]
     return max(layers, key=lambda named: depthwise_and_channels(named[1]))
 
 
-def depthwise_and_channels(layer: WeightedLayer) -> tuple[bool, int]:
+def depthwise_and_channels(layer: WeightedStep) -> tuple[bool, int]:
     weight = layer.weight_source()
     depthwise = weight.dim() == 4 and weight.shape[1] == 1 and int(layer.attributes.get("groups", 1)) > 1
     return depthwise, weight.shape[layer.weight_axis]
 
 
-def _channels_first(layer: WeightedLayer, weight: Tensor) -> Tensor:
+def _channels_first(layer: WeightedStep, weight: Tensor) -> Tensor:
     """A layer's weight as [channels, the rest]."""
     return weight.detach().movedim(layer.weight_axis, 0).flatten(1)
 

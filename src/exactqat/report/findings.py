@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..device import PROFILES
-from ..qat import WeightedLayer
+from ..train.core.steps import WeightedStep
 from .luck import NOTE, Paired, paired
 from .results import Dataset, Outcome, Results, Split
 
@@ -293,7 +293,7 @@ def packed_bytes(outcome: Outcome) -> int:
     """Bytes of all parameters with weights at their own bits and biases at 32."""
     bits = 0
     for _, layer in outcome.model.layers():
-        if isinstance(layer, WeightedLayer):
+        if isinstance(layer, WeightedStep):
             weight = layer.weight_source()
             bits += weight.numel() * layer.weight_quantizer.rule.weight_bits + 32 * weight.shape[layer.weight_axis]
     return -(-bits // 8)

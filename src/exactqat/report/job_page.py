@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..deploy.simulate import PROFILES, unclaimed
 from ..device.profile import that_run
-from ..qat import WeightedLayer
+from ..train.core.steps import WeightedStep
 from . import charts, findings, layer_graph
 from .luck import Paired
 from .page import Cell, Table, differing, render
@@ -330,7 +330,7 @@ def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]
         name = operator.outputs[0]
         layer = layers.get(name.removesuffix("/unshifted"))
         weight_bits = None
-        if isinstance(layer, WeightedLayer) and operator.kind != "QUANTIZE":
+        if isinstance(layer, WeightedStep) and operator.kind != "QUANTIZE":
             weight_bits = layer.weight_quantizer.rule.weight_bits
         bits[name] = (weight_bits, None if layer is None else layer.output_quantizer.bits)
     return bits

@@ -28,7 +28,7 @@ from ..planning import FinalActivationWarning, UnsupportedOperator, plan, warn_o
 from ..planning.callers import users_line
 from ..planning.plans import Numbers, Plan
 from ..planning.rules import Rule, checked_rules
-from .core.functional import Functional
+from .core.engine import Functional
 from .core.trained import TrainedNetwork
 from .onnx_grids import closed, compare_with_onnx, on_its_grids
 

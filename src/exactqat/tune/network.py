@@ -16,9 +16,10 @@ from ..device import DEFAULT_PROFILE
 from ..planning.fitting import RangesMovedWarning
 from ..planning.plans import Derived, Numbers, Plan, PlanStep, WeightNumbers
 from ..train.core import primitives_numpy
-from ..train.core.arrays import Arrays, Mode
-from ..train.core.functional import Functional
-from ..train.core.run import Run
+from ..train.core.arrays import Arrays
+from ..train.core.engine import Functional
+from ..train.core.integers import all_numbers
+from ..train.core.state import State
 from ..train.core.trained import TrainedNetwork
 from ..train.core.weights import per_channel
 
@@ -107,11 +108,11 @@ class Candidate:
             trained = model.trained()
         functional, arrays = trained.functional, trained.arrays
         functional.require_data(arrays.ranges)
-        run = Run(functional, arrays, Mode(frozen=True), primitives=primitives_numpy)
+        run = functional.in_numpy(arrays)
         read = dict.fromkeys(name for step in trained.plan.steps for name in functional.tensors_read(step))
         ranges = {}
         for name in trained.plan.grids:
-            low, high = (np.float32(run.end(name, end)) for end in ("minimum", "maximum"))
+            low, high = (np.float32(run.grid(name).end(end)) for end in ("minimum", "maximum"))
             ranges[name] = (float(low), float(high))
         weights = {name: ends for name, ends in arrays.learned.items() if name not in trained.plan.grids}
         known = device or trained.profile or DEFAULT_PROFILE
@@ -255,16 +256,16 @@ class Candidate:
         """The integers of weights and the grids, as they are lowered."""
         return self.settled()._numbers()
 
-    def run(self) -> Run:
+    def run(self) -> State:
         """What computes the network's constants and weights, in NumPy."""
         return self._run()
 
     def _numbers(self) -> Numbers:
-        return self._run().numbers()
+        return all_numbers(self._run())
 
-    def _run(self) -> Run:
+    def _run(self) -> State:
         functional, arrays = self._functional()
-        return Run(functional, arrays, Mode(frozen=True), primitives=primitives_numpy)
+        return functional.in_numpy(arrays)
 
     def _functional(self) -> tuple[Functional, Arrays]:
         ranges = {
@@ -288,7 +289,7 @@ def _of_powers(value: np.ndarray, before: np.ndarray) -> bool:
     return bool(np.all(mantissa == 0.5) and np.array_equal(value[~where], before[~where]))
 
 
-def real_weights(run: Run, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:
+def real_weights(run: State, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:
     """A step's weight and bias with batch norm folded in, in real numbers: float32 in the user's order of axes, and
     float32 [channels]."""
     assert step.weights is not None

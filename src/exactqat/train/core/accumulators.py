@@ -18,14 +18,15 @@ import numpy as np
 from ...device import INT8_MAX, INT8_MIN, OPERATORS, profile_named
 from ...planning.plans import PlanStep, Weights, require_finite
 from .arrays import Arrays
-from .device_steps import DeviceSteps
+from .integers import nudged_grids
+from .on_device import DeviceSteps
 from .primitives import Primitives
-from .run_steps import RunWeightedStep
+from .state import State
+from .steps import WeightedStep
 from .weights import per_channel
 
 if TYPE_CHECKING:
-    from .functional import Functional
-    from .run import Run
+    from .engine import Functional
 
 # Below this, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 EXACT = 2.0**24 * (1 - 2.0**-12)
@@ -52,7 +53,7 @@ class LayerNumbers:
         self.steps = {step.path: step for step in functional.plan.steps if _serves(functional, step)}
         self._known: tuple[bytes, DeviceSteps] | None = None
 
-    def source(self, run: Run, ends: Any) -> tuple[list[Any], list[Any]]:
+    def source(self, run: State, ends: Any) -> tuple[list[Any], list[Any]]:
         """All its arguments, as a list of arrays, and arrays with the shapes of its results.
 
         ends: what `Functional.ends_of` returns, as one array.
@@ -91,15 +92,15 @@ class LayerNumbers:
             require_finite(f"the layer '{step.path}'", *own.values())
             run.tensors.update(own)
             with np.errstate(divide="ignore", invalid="ignore"):
-                grid = RunWeightedStep(run, step).grid()
+                grid = WeightedStep(run, step).grid()
             vectors = np.stack([np.asarray(each) for each in (grid.factor, grid.weight_scale, grid.bias_code)])
             found += [vectors.astype(np.float32), _rounded_by(device_steps, step)]
         return found
 
-    def _device_steps(self, run: Run, ends: np.ndarray) -> DeviceSteps:
+    def _device_steps(self, run: State, ends: np.ndarray) -> DeviceSteps:
         known = self._known
         if known is None or known[0] != ends.tobytes():
-            grids = {name: run.nudged(name) for name in self.functional.grids}
+            grids = nudged_grids(run)
             assert self.functional.profile is not None
             known = (ends.tobytes(), DeviceSteps(self.functional.plan, grids, self.functional.profile))
             self._known = known
@@ -203,7 +204,7 @@ class Accumulators:
         of: what `LayerNumbers` returns, by path.
     """
 
-    def __init__(self, run: Run, ends: Any) -> None:
+    def __init__(self, run: State, ends: Any) -> None:
         """ends: what `Functional.ends_of` returns, as one array."""
         self.run, self.ends = run, ends
         numbers = run.functional.layer_numbers(run.arrays.learned)
@@ -243,7 +244,7 @@ class Accumulators:
         (name,) = (each for each in step.operands if each in values)
         vectors, numbers = self.of[step.path]
         factor, scale, bias_code = (vectors[number] for number in range(3))
-        layer, x = RunWeightedStep(run, step), self._steps_of(name, values[name], numbers[0])
+        layer, x = WeightedStep(run, step), self._steps_of(name, values[name], numbers[0])
         stored = layer.stored_weight()
         weight, own = layer.weight_quantizer(stored), layer.grid(stored)
         # One product: the folded weight in steps of its own.

@@ -5,86 +5,30 @@ The operator's declaration (`exactqat.device`) says what it computes; the grids 
 constants. Until the network is frozen, batch norm uses the batch's statistics; then a step computes what the device
 computes: batch norm folded into the weights, the bias on the grid of ``input scale * weight scale``.
 
-A framework extends `Step` and `WeightedStep` with its own parameters and state: PyTorch's modules, and the functions of
-JAX and Keras (`run`).
+A step is bound to a `State`, which has the numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from ...device import OPERATORS, DeviceOperator
 from ...planning.masks import MaskRange
-from ...planning.rules import Rule
-from .primitives import Primitives
+from ...planning.plans import PlanInput, PlanStep
 from .ranges import device_grid
-from .weights import ChannelGrid, channel_grid, correction_and_shift, per_channel, step_width
+from .state import ConstantOperand, Normalization, State
+from .weights import ChannelGrid, channel_grid, correction_and_shift, folded_weight, folds, per_channel, step_width
 
 
-class StoredGrid(Protocol):
-    """A grid with its current range. Calling it with a tensor shows the tensor to the range, and quantizes it.
-
-    Attributes:
-        rule, bits: of the tensors on it.
-        quantizing: off for the float network.
-    """
-
-    @property
-    def rule(self) -> Rule: ...
-    @property
-    def bits(self) -> int: ...
-    @property
-    def quantizing(self) -> bool: ...
-
-    def __call__(self, x: Any, /) -> Any: ...
-
-    def ends(self) -> tuple[Any, Any]:
-        """(min, max) as fake quantization takes them, rank 0."""
-
-
-class WeightGrid(Protocol):
-    """The grid of a weight. Calling it with the weight quantizes it."""
-
-    @property
-    def channel_axis(self) -> int: ...
-
-    def __call__(self, weight: Any, /) -> Any: ...
-
-    def scale(self, weight: Any, /) -> Any:
-        """The step width for every output channel, [channels]."""
-
-
-class Normalization(Protocol):
-    """A step's batch norm. Calling it with a tensor and its channel axis normalizes; in training with the batch's
-    statistics, which move the running ones.
-
-    Attributes:
-        epsilon: added to the variance.
-        training: whether it uses the batch's statistics.
-    """
-
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def training(self) -> bool: ...
-
-    def __call__(self, x: Any, channel_axis: int, /) -> Any: ...
-
-    def factor_and_offset(self) -> tuple[Any, Any]:
-        """Batch norm in evaluation as ``factor * x + offset``, both [channels]."""
-
-    def beta_and_variance(self) -> tuple[Any, Any]:
-        """The trained offset, or None, and the running variance; [channels]."""
-
-    def stored(self, x: Any, activation: str, grid: Any, channel_axis: int, /) -> Any:
-        """Batch norm in training, the activation and the grid in one operator: the same bits as one by one. None if
-        there is no such operator."""
-
-
-def step_of(grid: StoredGrid) -> Any:
-    """The width of a grid's steps, rank 0."""
-    return step_width(grid.ends(), grid.bits, False)
+def attributes_of(step: PlanStep) -> dict[str, Any]:
+    """The attributes an operator computes with in real numbers: without the fused activation, and for any number of
+    examples."""
+    attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
+    if "new_shape" in attributes:
+        follows = {step.batch_axis: -1}
+        attributes["new_shape"] = tuple(follows.get(axis, size) for axis, size in enumerate(step.shape))
+    return attributes
 
 
 class Step:
@@ -101,26 +45,27 @@ class Step:
         output_quantizer: of the stored result. Several steps may share one.
         source: the grid of the first tensor it reads; None for an input.
         constants: by position, functions that return the constant operands on their grids.
-        frozen: whether the last phase of training has begun.
     """
 
-    primitives: Primitives
-    kind: str
-    attributes: Mapping[str, Any]
-    activation: str
-    bounds: tuple[float, float] | None
-    high: bool
+    operator: DeviceOperator
     output_quantizer: Any
     source: Any
-    constants: Mapping[int, Callable[[], Any]]
-    frozen: bool
+
+    def __init__(self, state: State, step: PlanStep) -> None:
+        grid_of = state.functional.grid_of
+        self.state, self.primitives = state, state.primitives
+        self.kind, self.attributes = step.kind, attributes_of(step)
+        self.operator = OPERATORS[step.kind]
+        self.activation, self.bounds, self.high = step.activation, step.bounds, step.high
+        self.output_quantizer = state.grid(step.grid)
+        self.source = state.grid(next(grid_of[name] for name in step.operands if name in grid_of))
+        constants = [position for position, name in enumerate(step.operands) if name not in grid_of]
+        self.constants = {position: ConstantOperand(state, step, position) for position in constants}
 
     @property
-    def operator(self) -> DeviceOperator:
-        """The device's declaration of it; an input has none."""
-        if not self.kind:
-            raise AttributeError("an input has no operator")
-        return OPERATORS[self.kind]
+    def frozen(self) -> bool:
+        """Whether it computes what the device does; the float network does not."""
+        return self.state.mode.frozen and self.state.mode.quantizing
 
     def compose(self, *features: Any) -> Any:
         """What is stored, from the computed operands: the operator in real numbers, fake-quantized."""
@@ -139,7 +84,7 @@ class Step:
         """What the operator computes in real numbers, before it is stored; operands include constants."""
         attributes = self.attributes
         if self.operator.uses_operand_scale and self.source.quantizing:
-            scale = self.primitives.stop_gradient(step_of(self.source))
+            scale = self.primitives.stop_gradient(self.source.scale())
             attributes = {**attributes, "operand_scale": scale}
         return self.operator.real(self.primitives, operands, attributes)
 
@@ -176,6 +121,18 @@ class Step:
         return self.output_quantizer(self.clamped(x))
 
 
+class Input(Step):
+    """An input of the network as the device gets it; it has no operator."""
+
+    def __init__(self, state: State, given: PlanInput) -> None:
+        self.state, self.primitives, self.kind, self.attributes = state, state.primitives, "", {}
+        self.activation, self.bounds, self.high, self.constants = "NONE", None, False, {}
+        self.output_quantizer = state.grid(given.grid)
+
+    def compose(self, *features: Any) -> Any:
+        return self.output_quantizer(features[0])
+
+
 class WeightedStep(Step):
     """An operator with weights.
 
@@ -186,11 +143,18 @@ class WeightedStep(Step):
         folded: whether the weight is quantized with batch norm in it (`Rule.fold_batch_norm`).
     """
 
-    weight_source: Callable[[], Any]
-    bias_source: Callable[[], Any] | None
     weight_quantizer: Any
     batch_norm: Any
-    folded: bool
+
+    def __init__(self, state: State, step: PlanStep) -> None:
+        super().__init__(state, step)
+        weights = step.weights
+        assert weights is not None
+        norm, self.folded = weights.batch_norm, folds(weights)
+        self.weight_source = state.source(weights.weight)
+        self.bias_source = state.source(weights.bias) if weights.bias else None
+        self.weight_quantizer = state.weight_grid(step.path, weights)
+        self.batch_norm = None if norm is None else state.normalization(step, norm)
 
     @property
     def weight_axis(self) -> int:
@@ -241,7 +205,7 @@ class WeightedStep(Step):
         """
         p = self.primitives
         weight = self.stored_weight() if weight is None else weight
-        scales = (self.weight_quantizer.scale(weight), step_of(self.source), step_of(self.output_quantizer))
+        scales = (self.weight_quantizer.scale(weight), self.source.scale(), self.output_quantizer.scale())
         raw_scale, input_scale, output_scale = map(p.stop_gradient, scales)
         bias, factor = self.bias(), p.ones_like(raw_scale)
         bias = p.zeros_like(raw_scale) if bias is None else bias
@@ -271,7 +235,8 @@ class WeightedStep(Step):
             return self.compute(x, weight, offset if bias is None else bias * factor + offset)
         raw = self.compute(x, self.weight_source(), bias)
         rank = len(raw.shape)
-        mean, variance = self.statistics(raw, [axis for axis in range(rank) if axis != self.channel_axis % rank])
+        axes = [axis for axis in range(rank) if axis != self.channel_axis % rank]
+        mean, variance = self.state.statistics(raw, axes, self.channel_axis)
         beta, running = batch_norm.beta_and_variance()
         vectors = correction_and_shift(p, factor, beta, bias, running, mean, variance, batch_norm.epsilon)
         correction, shift = (per_channel(p, vector, rank, self.channel_axis) for vector in vectors)
@@ -279,12 +244,3 @@ class WeightedStep(Step):
         # Last, so that all of the above has seen the previous statistics.
         batch_norm(p.stop_gradient(raw), self.channel_axis)
         return result
-
-    def statistics(self, raw: Any, axes: Sequence[int]) -> tuple[Any, Any]:
-        """Mean and biased variance of each channel of a batch, over `axes` and all of its replicas."""
-        raise NotImplementedError
-
-
-def folded_weight(p: Primitives, weight: Any, factor_and_offset: tuple[Any, Any], channel_axis: int) -> Any:
-    """The weight times batch norm's factor for each output channel."""
-    return weight * per_channel(p, factor_and_offset[0], len(weight.shape), channel_axis)

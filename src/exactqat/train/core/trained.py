@@ -10,7 +10,7 @@ import numpy as np
 
 from ...planning.plans import Numbers
 from .arrays import Arrays
-from .functional import Functional
+from .engine import Functional
 
 
 class TrainedNetwork:

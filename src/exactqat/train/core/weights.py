@@ -106,7 +106,8 @@ def limited_magnitude(
         scales: of the other operand and of the result. seen: whether both ranges have seen data.
     """
     least, most = constant_step(limits, *scales)
-    return p.where(seen, p.minimum(p.maximum(high, least * (steps / 2)), most * (steps / 2)), high)
+    limited = p.minimum(p.maximum(high, least * (steps / 2)), most * (steps / 2))
+    return limited if seen is True else p.where(seen, limited, high)
 
 
 def step_width(ends: tuple[Any, Any], bits: int, narrow_range: bool) -> Any:
@@ -124,6 +125,11 @@ def factor_and_offset(
     deviation = p.exact_sqrt(variance + epsilon)
     factor = 1.0 / deviation if weight is None else weight / deviation
     return factor, (0.0 if bias is None else bias) - mean * factor
+
+
+def folded_weight(p: NumberPrimitives, weight: Any, factor_and_offset: tuple[Any, Any], channel_axis: int) -> Any:
+    """The weight times batch norm's factor for each output channel."""
+    return weight * per_channel(p, factor_and_offset[0], len(weight.shape), channel_axis)
 
 
 def correction_and_shift(

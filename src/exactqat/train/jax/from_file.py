@@ -13,7 +13,7 @@ from ...deploy.formats.read_onnx import OnnxModel
 from ...deploy.graph import Graph
 from ...device import DEFAULT_PROFILE, profile_named
 from ...planning.rules import Rule
-from ..core.functional import Functional
+from ..core.engine import Functional
 from ..files import OpenedFile
 from . import primitives as primitives_jax
 from .models import UserModel

@@ -16,8 +16,8 @@ from ...planning import UnsupportedOperator, plan, warn_of_plan
 from ...planning.masks import with_examples
 from ...planning.rules import Rule, checked_rules
 from ..core import batches as loading
+from ..core.engine import Functional
 from ..core.frameworks import elsewhere, framework_of
-from ..core.functional import Functional
 from . import primitives as primitives_jax
 from .models import function_model, in_training, is_linen, is_nnx, linen_model, nnx_model
 from .prepared import Prepared

@@ -29,7 +29,7 @@ from ...planning.inputs import require_input, require_rows
 from ...planning.plans import ROW_HEADER, require_data
 from ..core import batches as loading
 from ..core.arrays import Arrays, Mode
-from ..core.functional import Functional
+from ..core.engine import Functional
 from ..core.trained import TrainedNetwork
 from .models import FLAGS, UserModel
 

@@ -31,8 +31,8 @@ from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
 from ...planning.rules import Rule
 from ..core import batches as loading
 from ..core.arrays import Arrays, Mode
+from ..core.engine import Functional
 from ..core.frameworks import elsewhere
-from ..core.functional import Functional
 from ..core.trained import TrainedNetwork
 from ..files import OpenedFile
 from . import primitives as primitives_keras

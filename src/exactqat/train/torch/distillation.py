@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ..core import batches as loading
-from .modules import FakeQuantize, WeightFakeQuantize
 from .prepared import PreparedModel
 from .recovery import distillation_loss, require_reduction
 
@@ -132,10 +131,7 @@ def _in_float(model: PreparedModel, teacher: nn.Module) -> PreparedModel:
         made = PreparedModel(model.plan, tensors, None)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"teacher is another network than the one that model was prepared from: {error}") from error
-    for module in made.eval().modules():
-        if isinstance(module, FakeQuantize | WeightFakeQuantize):
-            module.quantizing = False
-    return made.requires_grad_(False)
+    return made.as_float()
 
 
 def _of_values(name: str, own: Tensor, taught: Tensor, examples: int) -> Tensor:

@@ -8,26 +8,16 @@ only; this runs wherever the process group does, and shares may differ in size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-import exactqat as eq
-
-from ..core.ranges import rank_of_ends
-from .layers import WeightedLayer
-from .modules import (
-    BatchNormTensors,
-    FusedBatchNorm2d,
-    LayerBatchNorm,
-    batch_norm_tensors,
-)
-from .primitives import channels_first_view, channels_last_view, per_channel
-from .ranges import ActivationRange
+from . import layers
+from .collectives import normalized
+from .layers import batch_norm_tensors, share_of_batch
+from .prepared import PreparedModel
+from .tree import Kept
 
 
 @contextmanager
@@ -43,109 +33,39 @@ def synchronized(model: nn.Module) -> Iterator[None]:
     Raises:
         ValueError: a batch norm without running statistics.
     """
-    replacements = [(module, _replacement(module)) for module in model.modules()]
-    originals = []
-    for module, replacement in replacements:
-        if replacement is not None:
-            originals.append((module, type(module)))
-            # Only the class is swapped: parameters, hooks and the place in the model stay as they are.
-            module.__class__ = replacement
+    states = [module._state for module in model.modules() if isinstance(module, PreparedModel)]
+    norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d)]
+    norms = [each for each in norms if not isinstance(each, Kept)]
+    if not all(each.track_running_stats for each in norms):
+        raise ValueError("track_running_stats must be True: inference uses the running statistics")
+    kinds = [type(each) for each in norms]
+    for state in states:
+        state.synchronized = True
+    for norm in norms:
+        # Only the class is swapped: parameters, hooks and the place in the model stay as they are.
+        norm.__class__ = CrossReplicaBatchNorm2d if isinstance(norm, nn.BatchNorm2d) else CrossReplicaBatchNorm1d
     try:
         yield
     finally:
-        for module, original in originals:
-            module.__class__ = original
+        for state in states:
+            state.synchronized = False
+        for norm, kind in zip(norms, kinds, strict=True):
+            norm.__class__ = kind
 
 
-def _replacement(module: nn.Module) -> type[nn.Module] | None:
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-        if not module.track_running_stats:
-            raise ValueError("track_running_stats must be True: inference uses the running statistics")
-        return CrossReplicaBatchNorm2d if isinstance(module, nn.BatchNorm2d) else CrossReplicaBatchNorm1d
-    if isinstance(module, LayerBatchNorm):
-        return CrossReplicaLayerBatchNorm
-    if isinstance(module, ActivationRange):
-        return CrossReplicaRange
-    return CrossReplicaWeightedLayer if isinstance(module, WeightedLayer) and module.folded else None
-
-
-class CrossReplicaRange(ActivationRange):
-    """An `ActivationRange` that observes the data of all processes, with the same result as one process with all the
-    data.
-
-    A percentile is that of all processes' values together, not a mean or an extreme of their percentiles. For this the
-    processes exchange the values at and beyond it: ``1 - percentile / 100`` of the whole tensor from each of them.
-    """
-
-    def _ends(self, activation: Tensor) -> tuple[Tensor, Tensor]:
-        if self.policy == "learned":
-            return super()._ends(activation)
-        # The smallest values negated, so that both ends are maxima. An empty share does not count.
-        values = activation.flatten()
-        if self.policy != "percentile":
-            ends = values.new_full((2,), -torch.inf)
-            if values.numel():
-                # A maximum may skip NaN, depending on the order of processes; it finds infinity. Neither moves a range.
-                ends = torch.stack([-values.amin(), values.amax()]).nan_to_num_(torch.inf, torch.inf, -torch.inf)
-            dist.all_reduce(ends, dist.ReduceOp.MAX)
-            return -ends[0], ends[1]
-        # As one process counts NaN: above all other values, at the lower end too.
-        values = values.nan_to_num(torch.inf, torch.inf, -torch.inf)
-        count = torch.tensor(values.numel(), device=values.device)
-        dist.all_reduce(count)
-        rank = rank_of_ends(self.percentile, int(count))
-        own = min(rank, values.numel())
-        largest = values.new_full((2, rank), -torch.inf)
-        largest[0, :own] = -values.topk(own, largest=False).values
-        largest[1, :own] = values.topk(own).values
-        everyones = [torch.empty_like(largest) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyones, largest)
-        ends = torch.cat(everyones, 1).topk(rank).values[:, -1]
-        return -ends[0], ends[1]
-
-
-class CrossReplicaWeightedLayer(WeightedLayer):
-    """A `WeightedLayer` that folds its batch norm (`Rule.fold_batch_norm`), with the statistics of all processes."""
-
-    def statistics(self, raw: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        axes = list(axes)
-        count = raw.new_tensor(raw.numel() // raw.shape[self.channel_axis], dtype=torch.float64)
-        dist.all_reduce(count)
-        mean = (_SumOverReplicas.apply(raw.sum(axes, dtype=torch.float64)) / count).to(raw.dtype)
-        squares = (raw - per_channel(mean, raw.dim(), self.channel_axis)).square().sum(axes, dtype=torch.float64)
-        return mean, (_SumOverReplicas.apply(squares) / count).to(raw.dtype)
-
-
-class _SumOverReplicas(torch.autograd.Function):
-    """The sum over all processes; each process's loss depends on it, so its gradient is their sum too."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor) -> Tensor:
-        total = own.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
-
-
-class CrossReplicaBatchNorm2d(FusedBatchNorm2d):
-    """A `FusedBatchNorm2d` whose training statistics are those of all processes' batches together.
+class CrossReplicaBatchNorm2d(nn.BatchNorm2d):
+    """A batch norm whose training statistics are those of all processes' batches together.
 
     The same sums and the same formulas as in one process: only the order of adding the shares differs, so per-channel
     values agree to the last bits of float64 before rounding.
     """
 
     def forward(self, features: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(features)
         self._check_input_dim(features)
-        x = channels_last_view(features)
-        return channels_first_view(_normalized(x, self.tensors(), self.eps, self.momentum))
+        tensors = batch_norm_tensors(self)
+        if not self.training:
+            return layers.normalized(features, tensors, self.eps, False, None)
+        return normalized(features, tensors, self.eps, share_of_batch(tensors, self.momentum))
 
 
 class CrossReplicaBatchNorm1d(nn.BatchNorm1d):
@@ -157,108 +77,5 @@ class CrossReplicaBatchNorm1d(nn.BatchNorm1d):
         self._check_input_dim(features)
         if features.dim() != 2:
             raise ValueError(f"features must be [batch, features], got shape {list(features.shape)}")
-        x = features[:, None, None, :].contiguous()
-        return _normalized(x, batch_norm_tensors(self), self.eps, self.momentum)[:, 0, 0, :]
-
-
-class CrossReplicaLayerBatchNorm(LayerBatchNorm):
-    """Likewise for the batch norm of a prepared model's layer."""
-
-    def normalize(self, features: Tensor, channel_axis: int = 1) -> Tensor:
-        if not self.training:
-            return super().normalize(features, channel_axis)
-        moved = features.movedim(channel_axis, -1)
-        image = moved if moved.dim() == 4 else moved.reshape(-1, 1, 1, moved.shape[-1])
-        y = _normalized(image.contiguous(), self.tensors(), self.eps, self.momentum)
-        return y.reshape(moved.shape).movedim(-1, channel_axis)
-
-
-def _normalized(x: Tensor, tensors: BatchNormTensors, epsilon: float, momentum: float | None) -> Tensor:
-    """Training forward for x [n, height, width, channels]; moves the running statistics."""
-    scale = torch.ones_like(tensors.mean) if tensors.weight is None else tensors.weight
-    offset = torch.zeros_like(tensors.mean) if tensors.bias is None else tensors.bias
-    y, mean, variance, count = _Normalize.apply(x, scale, offset, epsilon)
-    with torch.no_grad():
-        if tensors.batches is not None:
-            tensors.batches.add_(1)
-        share = 1.0 / float(cast(Tensor, tensors.batches)) if momentum is None else momentum
-        unbiased = variance * (count / (count - 1))
-        for statistic, new in ((tensors.mean, mean), (tensors.variance, unbiased)):
-            statistic.copy_((1.0 - share) * statistic.double() + share * new)
-    return y
-
-
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Mean and biased variance for each channel of float64 `x`, and the number of values for each, of all processes.
-
-    Two exchanges, (count, sum) and the sum of squares about the mean: a difference of large sums would lose precision.
-    """
-    channels = x.shape[-1]
-    count = x.numel() // channels
-    mean, variance = x.new_zeros(channels), x.new_zeros(channels)
-    if count:
-        nothing = x.new_zeros(0)
-        ones, zeros = torch.ones_like(mean), torch.zeros_like(mean)
-        # The operator's own statistics for the share: the library's sums in their documented order.
-        local = eq.raw_ops.FusedBatchNormV3(x=x, scale=ones, offset=zeros, mean=nothing, variance=nothing)
-        mean, variance = local.reserve_space_1, local.reserve_space_2
-    sums = torch.cat([mean * count, mean.new_tensor([count])])
-    dist.all_reduce(sums)
-    total = sums[-1].item()
-    if total < 2:
-        raise ValueError(f"a training batch needs more than one value per channel over all processes, got {total:.0f}")
-    whole_mean = sums[:-1] / total
-    squares = count * (variance + (mean - whole_mean).square())
-    dist.all_reduce(squares)
-    return whole_mean, squares / total, total
-
-
-class _Normalize(torch.autograd.Function):
-    """x [n, height, width, channels], scale and offset [channels]; gives y, mean, variance (float64) and the count."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, epsilon: float
-    ) -> tuple[Tensor, Tensor, Tensor, float]:
-        mean, variance, count = _statistics(x.double())
-        # As the operator computes elements (docs/decisions/batch-norm.md): 16-bit ones in float32, rounded once.
-        real = torch.promote_types(x.dtype, torch.float32)
-        slope = scale.double() / (variance + epsilon).sqrt()
-        rounded = mean.to(real)
-        shift = offset.double() + (rounded.double() - mean) * slope
-        y = ((x.to(real) - rounded) * slope.to(real) + shift.to(real)).to(x.dtype)
-        ctx.save_for_backward(x, scale, rounded, variance.to(real))
-        ctx.count, ctx.epsilon = count, epsilon
-        ctx.mark_non_differentiable(mean, variance)
-        return y, mean, variance, count
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, scale, rounded, variance = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        mean, variance, wide_scale = rounded.double(), variance.double(), scale.double()
-        local = eq.raw_ops.FusedBatchNormGradV3(
-            y_backprop=gradient.double(),
-            x=x.double(),
-            scale=wide_scale,
-            reserve_space_1=mean,
-            reserve_space_2=variance,
-            reserve_space_3=mean.new_zeros(()),
-            epsilon=ctx.epsilon,
-            is_training=False,
-        )
-        # The gradients of scale and offset stay those of the share, as DistributedDataParallel averages them itself;
-        # the gradient of x needs their sums.
-        sums = torch.stack([local.scale_backprop, local.offset_backprop])
-        dist.all_reduce(sums)
-        inverse = 1 / (variance + ctx.epsilon).sqrt()
-        factor, slope, shift = (
-            v.to(rounded.dtype) for v in (wide_scale * inverse, inverse * sums[0] / ctx.count, sums[1] / ctx.count)
-        )
-        return (
-            (factor * ((gradient.to(rounded.dtype) - shift) - (x.to(rounded.dtype) - rounded) * slope)).to(x.dtype),
-            local.scale_backprop.to(scale.dtype),
-            local.offset_backprop.to(scale.dtype),
-            None,
-        )
+        tensors = batch_norm_tensors(self)
+        return normalized(features, tensors, self.eps, share_of_batch(tensors, self.momentum))

@@ -15,24 +15,23 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from exactqat.torch import is_plain
 
 from ...device import INT8_MAX, INT8_MIN, profile_named
 from ...planning.plans import Numbers, Plan, PlanStep
-from ..core.device_steps import SLACK, Clamp, Constants, DeviceSteps
-from ..core.frozen import DeviceNetwork
+from ..core.on_device import SLACK, Clamp, Constants, DeviceNetwork, DeviceSteps
+from ..core.steps import Input, Step, WeightedStep
 from . import primitives as primitives_torch
-from .layers import CustomGradient, Outside, QuantizedInput, QuantizedLayer, TrainingOnly, WeightedLayer
-from .modules import FakeQuantize
 from .on_grid import OnGrid, Value, real, taken
-from .primitives import per_channel
+from .primitives import per_channel, to_numpy
+from .state import ModuleGrid
+from .steps import CustomGradient, Outside, TrainingOnly
 from .straight_through import is_differentiated, straight_through, unwrapped
 from .sums import (
     accumulated,
-    array,
     in_full_float32,
     is_at_hand,
     parts_of,
@@ -47,28 +46,17 @@ NumbersOf = Callable[[PlanStep, dict[str, tuple[np.float32, int]]], Numbers]
 class Device:
     """Runs a frozen plan as the device would. Keeps its own tables for the current grids."""
 
-    def __init__(
-        self, plan: Plan, quantizers: Mapping[str, FakeQuantize], profile: str | None, numbers_of: NumbersOf
-    ) -> None:
+    def __init__(self, plan: Plan, grids: Mapping[str, ModuleGrid], profile: str | None, numbers_of: NumbersOf) -> None:
         """
         Args:
-            quantizers: by grid.
+            grids: by name.
             profile: None if no device is to be computed.
             numbers_of: a step's integers on given grids.
         """
         self.plan = plan
-        self.quantizers = dict(quantizers)
+        self.grids = dict(grids)
         self.numbers_of = numbers_of
         self.change_profile(profile)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self._kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
-
-    _kept = ("_seen", "_known_steps", "_tables", "_network")
 
     def _forget(self) -> None:
         self._seen: Tensor | None = None
@@ -84,7 +72,8 @@ class Device:
 
     def ready(self) -> bool:
         """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
-        return self.exists and all(each.quantizing and not each.observing for each in self.quantizers.values())
+        mode = next(iter(self.grids.values())).state.mode
+        return self.exists and mode.quantizing and not mode.observing
 
     def refresh(self) -> None:
         """Follows the ranges, in case others have been set.
@@ -92,13 +81,13 @@ class Device:
         Their values are compared, all at once: neither a tensor's identity nor its version reveals writes through
         ``.data``.
         """
-        ends = [end for each in self.quantizers.values() for end in (each.range.minimum, each.range.maximum)]
+        ends = [end for grid in self.grids.values() for end in grid.held()[:2]]
         with torch.no_grad():
             values = torch.stack([unwrapped(end) for end in ends])
         same = self._seen is not None and self._seen.device == values.device and torch.equal(values, self._seen)
         if same and self._known_steps is not None:
             return
-        grids = {name: each.scale_and_zero_point() for name, each in self.quantizers.items()}
+        grids = {name: grid.scale_and_zero_point() for name, grid in self.grids.items()}
         if self._known_steps is None or grids != self._known_steps.grids:
             self._forget()
             self._known_steps = DeviceSteps(self.plan, grids, cast(str, self.profile))
@@ -115,7 +104,7 @@ class Device:
     @torch.compiler.disable  # fusing or reordering sums would change the numbers
     def run(
         self,
-        steps: Mapping[str, nn.Module],
+        steps: Mapping[str, Any],
         order: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]],
         inputs: Mapping[str, Tensor],
         seen: dict[str, Tensor] | None,
@@ -123,7 +112,7 @@ class Device:
         """Real numbers of what remains when all steps are done.
 
         Args:
-            steps: modules by path.
+            steps: by path.
             order: path, computed operands and results no longer needed, for each step.
             inputs: float32.
             seen: gets every tensor, if given.
@@ -153,13 +142,13 @@ class Device:
     @torch.compiler.disable
     def run_whole(
         self,
-        steps: Mapping[str, nn.Module],
+        steps: Mapping[str, Any],
         inputs: Mapping[str, Tensor],
         trained: Callable[[], Sequence[np.ndarray]],
         numbers: Callable[[], Numbers],
     ) -> dict[str, Tensor] | None:
-        """As `run`, by the compiled graph: several times as fast. None if more than the results is wanted (gradients,
-        hooks, noise), or weights have changed since the last call, so that preparing the graph may not pay off.
+        """As `run`, by the compiled graph: several times as fast. None if more than the results is wanted
+        (gradients, noise), or weights have changed since the last call, so that preparing the graph may not pay off.
 
         Args:
             trained: all that `numbers` are computed from, in NumPy.
@@ -167,9 +156,7 @@ class Device:
         plain = all(is_plain(each) and each.device.type == "cpu" for each in inputs.values())
         if torch.is_grad_enabled() or not plain or _operations_are_watched():
             return None
-        if any(_is_noisy(step) for step in steps.values()) or any(
-            _is_watched(module) for step in steps.values() for module in step.modules()
-        ):
+        if any(isinstance(step, TrainingOnly) and step.noisy for step in steps.values()):
             return None
         self.refresh()
         if self._network is None:
@@ -177,7 +164,7 @@ class Device:
         network, arrays = self._network, trained()
         if not network.knows(arrays):
             return None
-        features = [cast(QuantizedInput, steps[path]).compose(each).numpy() for path, each in inputs.items()]
+        features = [steps[path].compose(each).numpy() for path, each in inputs.items()]
         if any(np.isnan(feature).any() for feature in features):
             return None
         try:
@@ -220,69 +207,43 @@ class Device:
         factor = torch.ones_like(rows, dtype=x.dtype).masked_fill(rows, math.nan)
         return x * per_channel(factor, x.dim(), stored.batch_axis)
 
-    def step(self, path: str, module: nn.Module, given: Sequence[Value]) -> Value:
+    def step(self, path: str, step: Any, given: Sequence[Value]) -> Value:
         """What one step of the plan computes from its operands."""
-        if isinstance(module, TrainingOnly):
-            return self._training_only(module, given[0])
-        if isinstance(module, CustomGradient):
-            return self._custom_gradient(module, given)
-        if isinstance(module, Outside):
-            return cast(Tensor, module(real(given[0])))
-        layer = cast(QuantizedLayer, module)
-        if _is_watched(layer):
-            watched = cast(Tensor, layer(*map(real, given)))
-            on_grid = all(isinstance(each, OnGrid) for each in given) or isinstance(layer, QuantizedInput)
-            return self._on_grid(path, watched) if on_grid and not watched.isnan().any() else watched
-        if isinstance(layer, QuantizedInput):
-            return self._input(path, layer, real(given[0]))
+        if isinstance(step, TrainingOnly):
+            return self._training_only(step, given[0])
+        if isinstance(step, CustomGradient):
+            return self._custom_gradient(step, given)
+        if isinstance(step, Outside):
+            return step(real(given[0]))
+        if isinstance(step, Input):
+            return self._input(path, step, real(given[0]))
         if not all(isinstance(each, OnGrid) for each in given):
-            return self._off_grid(path, layer, given)
-        result = self.compute(path, layer, cast(Sequence[OnGrid], given))
-        if _is_watched(layer.output_quantizer) and not layer.operator.same_quantization:
-            return self._on_grid(path, layer.output_quantizer(real(result)))
-        return result
-
-    def layer(self, path: str, layer: QuantizedLayer, features: Sequence[Tensor]) -> Tensor:
-        """What a layer computes from real numbers on the grids of its operands."""
-        self.refresh()
-        if isinstance(layer, QuantizedInput):
-            return real(self._input(path, layer, features[0]))
-        operands = [name for name in cast(PlanStep, self.plan.stored(path)).operands if self.plan.is_stored(name)]
-        broken: dict[str, Tensor] = {}
-        with in_full_float32(features[0].device.type):
-            given = []
-            for name, each in zip(operands, features, strict=True):
-                feature, missing = self._without_nan(name, each)
-                if missing is not None:
-                    broken[name] = missing
-                given.append(self._on_grid(name, feature))
-            self._spread(path, operands, broken)
-            return self._with_nan(path, real(self.compute(path, layer, given)), broken)
+            return self._off_grid(path, step, given)
+        return self.compute(path, step, cast(Sequence[OnGrid], given))
 
     def _training_only(self, module: TrainingOnly, x: Value) -> Value:
-        noisy = module.training and (module.expression is not None or module.dropout > 0) and not module.stop_gradient
-        if isinstance(x, OnGrid) and not noisy and not _is_watched(module):
+        if isinstance(x, OnGrid) and not module.noisy:
             return OnGrid(x.steps.detach(), x.scale) if module.stop_gradient else x
-        return cast(Tensor, module(real(x)))
+        return module(real(x))
 
     @staticmethod
     def _custom_gradient(module: CustomGradient, given: Sequence[Value]) -> Value:
         x, *operands = given
-        if not isinstance(x, OnGrid) or _is_watched(module):
-            return cast(Tensor, module(*map(real, given)))
+        if not isinstance(x, OnGrid):
+            return module(*map(real, given))
         gradient_of = module.gradient_of([real(each) for each in operands])
         if gradient_of is None:
             return OnGrid(x.steps.detach(), x.scale)
         return OnGrid(straight_through(gradient_of, x.steps.detach(), factor=1 / float(x.scale)), x.scale)
 
-    def _input(self, path: str, layer: QuantizedInput, given: Tensor) -> Value:
+    def _input(self, path: str, layer: Input, given: Tensor) -> Value:
         stored = layer.compose(given)
         if layer.output_quantizer.indices:
             return OnGrid(stored, np.float32(1))
         # NaN has no code. As in the network's other phases, it propagates for the user to see.
         return stored if stored.isnan().any() else self._on_grid(path, stored)
 
-    def _off_grid(self, path: str, layer: QuantizedLayer, given: Sequence[Value]) -> Value:
+    def _off_grid(self, path: str, layer: Step, given: Sequence[Value]) -> Value:
         """The layer in real numbers; its result is stored like any other."""
         result = layer.compose(*map(real, given))
         if layer.operator.same_quantization or result.isnan().any():
@@ -299,7 +260,7 @@ class Device:
 
     # --- one layer --------------------------------------------------------------------------------------------------
 
-    def compute(self, path: str, layer: QuantizedLayer, operands: Sequence[OnGrid]) -> Value:
+    def compute(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> Value:
         """The device's result for operands on their grids."""
         step = cast(PlanStep, self.plan.stored(path))
         operator = layer.operator
@@ -307,7 +268,7 @@ class Device:
             scale = self._steps.placement(path).scale[0]
             return OnGrid(self._moved(layer, operands, float(scale)), scale)
         in_int8 = all(self._steps.bits(name) <= 8 for name in (path, *step.operands) if self.plan.is_stored(name))
-        if isinstance(layer, WeightedLayer):
+        if isinstance(layer, WeightedStep):
             if in_int8:
                 return self._weighted(path, layer, operands[0])
             with torch.no_grad():
@@ -322,7 +283,7 @@ class Device:
                 steps = self._asked(step, operands, constants, {})
         return self._stored(path, layer, operands, steps)
 
-    def _moved(self, layer: QuantizedLayer, operands: Sequence[OnGrid], scale: float) -> Tensor:
+    def _moved(self, layer: Step, operands: Sequence[OnGrid], scale: float) -> Tensor:
         moved = [each.steps for each in operands]
         for position in sorted(layer.constants):
             constant = layer.constants[position]()
@@ -331,13 +292,13 @@ class Device:
             moved.insert(position, straight_through(constant, steps, factor=1 / scale))
         return cast(Tensor, layer.operator.real(primitives_torch, moved, layer.attributes))
 
-    def _stored(self, path: str, layer: QuantizedLayer, operands: Sequence[OnGrid], steps: Tensor) -> OnGrid:
+    def _stored(self, path: str, layer: Step, operands: Sequence[OnGrid], steps: Tensor) -> OnGrid:
         """The device's steps with the gradient of the layer in real numbers."""
         scale = self._steps.placement(path).scale[0]
-        trained = torch.is_grad_enabled() and (isinstance(layer, WeightedLayer) or layer.constants)
+        trained = torch.is_grad_enabled() and (isinstance(layer, WeightedStep) or layer.constants)
         if not (trained or any(is_differentiated(each.steps) for each in operands)):
             return OnGrid(steps, scale)
-        if isinstance(layer, WeightedLayer):
+        if isinstance(layer, WeightedStep):
             values = layer.compute_frozen(operands[0].real())
         else:
             values = layer.compute_real(layer.operands([each.real() for each in operands]))
@@ -350,7 +311,7 @@ class Device:
 
     # --- operators with weights -------------------------------------------------------------------------------------
 
-    def _weighted(self, path: str, layer: WeightedLayer, x: OnGrid) -> Value:
+    def _weighted(self, path: str, layer: WeightedStep, x: OnGrid) -> Value:
         stored = layer.stored_weight()
         weight = layer.weight_quantizer(stored)
         grid = layer.grid(stored)
@@ -368,7 +329,7 @@ class Device:
         return self._requantized(path, layer, sums, x.scale, weight_scale, rounding)
 
     def _requantized(
-        self, path: str, layer: WeightedLayer, sums: Tensor, input_scale: np.float32, scale: Tensor, rounding: str
+        self, path: str, layer: WeightedStep, sums: Tensor, input_scale: np.float32, scale: Tensor, rounding: str
     ) -> OnGrid:
         """scale: of the weight, [channels]."""
         result = self._steps.clamp(path)
@@ -430,7 +391,7 @@ class Device:
         self, step: PlanStep, operands: Sequence[OnGrid], constants: Constants, weights: Mapping[str, Any]
     ) -> Tensor:
         """What the declarations compute, in NumPy."""
-        found = self._steps.results(step, [array(each.steps) for each in operands], constants, weights)
+        found = self._steps.results(step, [to_numpy(each.steps) for each in operands], constants, weights)
         return torch.from_numpy(found).to(operands[0].steps.device)
 
 
@@ -439,7 +400,7 @@ def _in_float64(
 ) -> Tensor:
     """Steps of profiles that multiply in float64 or in fixed point; scale: of the weight, float32 [channels]."""
     with torch.no_grad():
-        factor = np.float64(input_scale) * array(scale).astype(np.float64) / np.float64(result.scale)
+        factor = np.float64(input_scale) * to_numpy(scale).astype(np.float64) / np.float64(result.scale)
         round_ = rounded_once if rounding == "float64" else rounded_twice
         return round_(factor, sums.detach(), axis, result, in_place)
 
@@ -448,30 +409,6 @@ def _operations_are_watched() -> bool:
     """Whether something records PyTorch's operations, or replaces them."""
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
     return modes > 0 or torch.jit.is_tracing()
-
-
-def _is_noisy(module: nn.Module) -> bool:
-    """Whether training changes a tensor that stays as it is on the device."""
-    return (
-        isinstance(module, TrainingOnly) and module.training and (module.expression is not None or module.dropout > 0)
-    )
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Whether hooks observe or change what a module is called with."""
-    every = nn.modules.module
-    return any(
-        (
-            module._forward_hooks,
-            module._forward_pre_hooks,
-            module._backward_hooks,
-            module._backward_pre_hooks,
-            every._global_forward_hooks,
-            every._global_forward_pre_hooks,
-            every._global_backward_hooks,
-            every._global_backward_pre_hooks,
-        )
-    )
 
 
 __all__ = ["Device", "straight_through"]

@@ -1,284 +1,240 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a prepared network, each one operator of the device with the tensor it stores.
+"""Layers with TensorFlow's arithmetic, usable in any network: convolutions with its padding, depthwise convolution and
+fused batch norm.
 
-They hold what a step works with; `train.core.steps` says what it computes. A frozen layer's device integers come from
-`frozen`; `compose` is the same in real numbers and fake quantization.
+They take and return PyTorch's [batch, channels, height, width]. Inside, the operators see [batch, height, width,
+channels]: for a tensor in ``torch.channels_last`` that is the same memory under another view, and nothing is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.steps import Step, WeightedStep
-from . import primitives as primitives_torch
-from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
-from .owners import BEFORE
-from .straight_through import is_differentiated, straight_through
+import exactqat as eq
 
-# A tensor that does not depend on the input, at its current value.
-Source = Callable[[], Tensor]
+from .primitives import as_in_autocast, channels_first_view, channels_last_view, is_exporting, strides_first
+
+Pair = int | tuple[int, int]
 
 
-class ModuleTensor:
-    """The parameter or buffer that a module holds under a name."""
-
-    def __init__(self, owner: nn.Module, name: str) -> None:
-        self.owner = owner
-        self.name = name
-
-    def __call__(self) -> Tensor:
-        return self.tensor()
-
-    def tensor(self) -> Tensor:
-        """The held tensor itself."""
-        held: Tensor | None = self.owner._parameters.get(self.name)
-        if held is None:
-            held = self.owner._buffers.get(self.name)
-        if held is None:
-            raise RuntimeError(
-                f"'{self.name}' of the prepared model's {type(self.owner).__name__} was taken away: {BEFORE}"
-            )
-        return held
+def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """TensorFlow's SAME along one axis: zeros (before, after) so that the result has ceil(size / stride) positions."""
+    total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2
 
 
-class Computed:
-    """What a function computes from other such tensors, recomputed at every call so that gradients reach them."""
+class Conv2d(nn.Conv2d):
+    """`torch.nn.Conv2d` that also takes TensorFlow's padding for any stride; same parameters and state.
 
-    def __init__(self, function: Callable[..., Tensor], sources: Sequence[Source]) -> None:
-        self.function = function
-        self.sources = tuple(sources)
+    Args:
+        padding: ``"SAME"`` (result has ceil(size / stride) positions; surplus zeros go after), ``"VALID"`` (no padding)
+            or torch's numbers (as many zeros on both sides). The rest as in `torch.nn.Conv2d`.
 
-    def __call__(self) -> Tensor:
-        return self.function(*(source() for source in self.sources))
-
-
-class ConstantOperand(nn.Module):
-    """An operand that does not depend on the input, on its own grid: symmetric, narrow, one scale."""
-
-    def __init__(self, source: Source, quantizer: WeightFakeQuantize, output_quantizer: FakeQuantize) -> None:
-        super().__init__()
-        self.source = source
-        self.quantizer = quantizer
-        # In a tuple, so that the quantizer is not registered as a child a second time.
-        self._quantizers = (output_quantizer,)
-
-    def forward(self) -> Tensor:
-        return cast(Tensor, self.quantizer(self.source()))
-
-
-class SharedConstant(nn.Module):
-    """An operand that does not depend on the input, of an operator that moves codes: it is on the result's grid."""
-
-    def __init__(self, source: Source, output_quantizer: FakeQuantize) -> None:
-        super().__init__()
-        self.source = source
-        # In a tuple, so that the quantizer is not registered as a child a second time.
-        self._quantizers = (output_quantizer,)
-
-    def forward(self) -> Tensor:
-        return cast(Tensor, self._quantizers[0](self.source()))
-
-
-class Integers(Protocol):
-    """What computes a frozen network as the device does: `frozen.Device`."""
-
-    def ready(self) -> bool:
-        """Whether it can compute what is currently wanted."""
-        raise NotImplementedError
-
-    def layer(self, path: str, layer: QuantizedLayer, features: Sequence[Tensor]) -> Tensor:
-        """A layer's result from real numbers on the grids of its operands."""
-        raise NotImplementedError
-
-
-class QuantizedLayer(Step, nn.Module):
-    """A layer without weights: an operator of the device, its constant operands and the quantizer of its result; see
-    `Step`."""
-
-    primitives = primitives_torch
-
-    def __init__(
-        self,
-        kind: str,
-        attributes: Mapping[str, Any],
-        output_quantizer: FakeQuantize,
-        *,
-        source: FakeQuantize | None = None,
-        activation: str = "NONE",
-        bounds: tuple[float, float] | None = None,
-        high: bool = False,
-        constants: Mapping[int, ConstantOperand | SharedConstant] | None = None,
-    ) -> None:
-        """
-        Args:
-            source: the quantizer of the first tensor it reads; None for an input.
-            constants: by their position among the operands.
-        """
-        nn.Module.__init__(self)
-        self.kind = kind
-        self.attributes = dict(attributes)
-        self.activation = activation
-        self.bounds = bounds
-        self.high = high
-        self.frozen = False
-        self.constants = dict(constants or {})
-        for position, constant in (constants or {}).items():
-            self.add_module(f"operand_{position}", constant)
-        # In a tuple, as only one of the layers that share a quantizer has it as its child.
-        self._quantizers = (output_quantizer, source)
-        self._integers: tuple[Integers, str] | None = None
-
-    @property
-    def output_quantizer(self) -> FakeQuantize:
-        return self._quantizers[0]
-
-    @property
-    def source(self) -> FakeQuantize:
-        return cast(FakeQuantize, self._quantizers[1])
-
-    def compute_with(self, integers: Integers, path: str) -> None:
-        """Lets a frozen layer compute the device's integers; `path`: its own in the plan."""
-        self._integers = (integers, path)
-
-    def forward(self, *features: Tensor) -> Tensor:
-        if self.frozen and self._integers is not None and self._integers[0].ready():
-            integers, path = self._integers
-            return integers.layer(path, self, features)
-        return self.compose(*features)
-
-    def extra_repr(self) -> str:
-        return self.kind + (f", {self.activation}" if self.activation != "NONE" else "")
-
-
-class QuantizedInput(QuantizedLayer):
-    """An input of the network as the device gets it."""
-
-    def __init__(self, output_quantizer: FakeQuantize) -> None:
-        super().__init__("", {}, output_quantizer)
-
-    def compose(self, *features: Tensor) -> Tensor:
-        (given,) = features
-        if given.dim() == 4:
-            given = given.contiguous(memory_format=torch.channels_last)
-        return self.store(given)
-
-
-class WeightedLayer(WeightedStep, QuantizedLayer):
-    """A layer with weights; see `WeightedStep`. The weight and the bias are elsewhere in the model, under the user's
-    names, and may serve several layers.
-
-    Attributes:
-        of_all_processes: whether statistics must be those of all processes; off if each one runs on the same data.
+    Raises:
+        ValueError: another padding word, or a padding mode other than zeros.
     """
 
-    of_all_processes = True
-
     def __init__(
         self,
-        kind: str,
-        attributes: Mapping[str, Any],
-        output_quantizer: FakeQuantize,
-        *,
-        weight: Source,
-        bias: Source | None,
-        weight_quantizer: WeightFakeQuantize,
-        batch_norm: LayerBatchNorm | None = None,
-        folded: bool = False,
-        **rest: Any,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: str | Pair = "SAME",
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        **factory: Any,
     ) -> None:
-        QuantizedLayer.__init__(self, kind, attributes, output_quantizer, **rest)
-        self.weight_source = weight
-        self.bias_source = bias
-        self.batch_norm = batch_norm
-        self.folded = folded
-        self._weight_quantizers = (weight_quantizer,)
+        if isinstance(padding, str) and padding not in ("SAME", "VALID"):
+            raise ValueError(f"padding must be 'SAME', 'VALID' or numbers, got {padding!r}")
+        numbers = 0 if isinstance(padding, str) else padding
+        super().__init__(in_channels, out_channels, kernel_size, stride, numbers, dilation, groups, bias, **factory)
+        if self.padding_mode != "zeros":
+            raise ValueError(f"padding_mode must be 'zeros', got {self.padding_mode!r}")
+        self.padding_rule = padding if isinstance(padding, str) else "numbers"
 
-    @property
-    def weight_quantizer(self) -> WeightFakeQuantize:
-        return self._weight_quantizers[0]
-
-    def statistics(self, raw: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        if self.of_all_processes and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            raise RuntimeError(
-                "Rule.fold_batch_norm needs the statistics of all processes: train inside qat.distributed.synchronized"
+    def pads(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Zeros (before, after) the rows and the columns of an input of that size."""
+        first, second = (
+            same_padding(size, kernel, stride, dilation) if self.padding_rule == "SAME" else (number, number)
+            for size, kernel, stride, dilation, number in zip(
+                (height, width),
+                self.kernel_size,
+                self.stride,
+                self.dilation,
+                cast(tuple[int, int], self.padding),
+                strict=True,
             )
-        # Under autocast `raw` may have 16 bits, too few for statistics.
-        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
-        variance, mean = torch.var_mean(raw, list(axes), unbiased=False)
-        return mean, variance
+        )
+        return first, second
 
-
-class TrainingOnly(nn.Module):
-    """What exists in training alone, such as dropout; what is stored stays stored."""
-
-    def __init__(
-        self,
-        expression: Callable[..., Tensor] | None = None,
-        sources: Sequence[Source] = (),
-        dropout: float = 0.0,
-        stop_gradient: bool = False,
-    ) -> None:
-        """
-        Args:
-            expression: computes what training continues with, from `sources` and the tensor itself.
-            dropout: share of dropped values.
-            stop_gradient: no gradient passes.
-        """
-        super().__init__()
-        self.expression = expression
-        self._sources = tuple(sources)
-        self.dropout = dropout
-        self.stop_gradient = stop_gradient
+    def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution with a given weight and bias instead of the module's own."""
+        rows, columns = self.pads(features.shape[2], features.shape[3])
+        if rows[0] == rows[1] and columns[0] == columns[1]:
+            padding = (rows[0], columns[0])
+        else:
+            features = F.pad(features, (*columns, *rows))
+            padding = (0, 0)
+        features, strides = strides_first(features, weight, self.stride, padding)
+        return F.conv2d(features, weight, bias, strides, padding, self.dilation, self.groups)
 
     def forward(self, features: Tensor) -> Tensor:
-        if self.stop_gradient:
-            return features.detach()
-        if not self.training:
-            return features
-        if self.expression is not None:
-            return self.expression(*(source() for source in self._sources), features)
-        return F.dropout(features, self.dropout)
-
-
-class CustomGradient(nn.Module):
-    """An unchanged tensor, with the gradient of the user's own rule; whatever computed its value passes none."""
-
-    def __init__(self, expression: Callable[..., Tensor], sources: Sequence[Source]) -> None:
-        """
-        Args:
-            expression: the user's function of `sources` and further operands.
-        """
-        super().__init__()
-        self.expression = expression
-        self._sources = tuple(sources)
-
-    def gradient_of(self, operands: Sequence[Tensor]) -> Tensor | None:
-        """The tensor that provides the gradient; None if none is needed."""
-        given = [*(source() for source in self._sources), *operands]
-        return self.expression(*given) if any(map(is_differentiated, given)) else None
-
-    def forward(self, value: Tensor, *operands: Tensor) -> Tensor:
-        gradient_of = self.gradient_of(operands)
-        value = value.detach()
-        return value if gradient_of is None else straight_through(gradient_of, value)
-
-
-class Outside(nn.Module):
-    """A final function of the device's results: computed in training, left to the program that runs the device."""
-
-    def __init__(self, kind: str, attributes: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.kind = kind
-        self.attributes = dict(attributes)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return primitives_torch.FUNCTIONS[self.kind](features, **self.attributes)
+        return self.convolve(features, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        return self.kind
+        return f"{super().extra_repr()}, padding_rule={self.padding_rule}"
+
+
+class DepthwiseConv2d(Conv2d):
+    """Every channel convolved on its own, through this library's operator.
+
+    State-dict compatible with ``torch.nn.Conv2d(channels, channels * channel_multiplier, groups=channels)``: the weight
+    is [channels * channel_multiplier, 1, height, width].
+
+    Args:
+        channel_multiplier: results per input channel; results of the same input channel are neighbours.
+        The rest as in `Conv2d`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: str | Pair = "SAME",
+        dilation: Pair = 1,
+        channel_multiplier: int = 1,
+        bias: bool = True,
+        **factory: Any,
+    ) -> None:
+        super().__init__(
+            channels,
+            channels * channel_multiplier,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups=channels,
+            bias=bias,
+            **factory,
+        )
+        self.channel_multiplier = channel_multiplier
+
+    def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if is_exporting():
+            # Capturing reads what is computed; the operator does not matter there.
+            return super().convolve(features, weight, bias)
+        features, weight, bias = as_in_autocast(features, weight, bias)
+        height, width = weight.shape[2:]
+        filter_ = weight.permute(2, 3, 1, 0).reshape(height, width, self.in_channels, self.channel_multiplier)
+        rows, columns = self.pads(features.shape[2], features.shape[3])
+        convolved = eq.nn.depthwise_conv2d(
+            channels_last_view(features),
+            filter_.contiguous(),
+            strides=[1, *self.stride, 1],
+            padding=[[0, 0], list(rows), list(columns), [0, 0]],
+            dilations=list(self.dilation),
+        )
+        if bias is not None:
+            convolved = convolved + bias
+        return channels_first_view(convolved)
+
+
+class BatchNormTensors(NamedTuple):
+    """What batch norm works with: all [channels], except `batches`, which counts training batches."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    variance: Tensor
+    batches: Tensor | None
+
+
+def scale_and_offset(tensors: BatchNormTensors) -> tuple[Tensor, Tensor]:
+    """Gamma and beta, or what they are where a batch norm has none."""
+    weight, bias, mean, *_ = tensors
+    return torch.ones_like(mean) if weight is None else weight, torch.zeros_like(mean) if bias is None else bias
+
+
+def require_several(x: Tensor, tensors: BatchNormTensors) -> None:
+    """Refuses a training batch with one value for each channel."""
+    if x.numel() == tensors.mean.numel():
+        raise ValueError(f"a training batch needs more than one value per channel, got shape {list(x.shape)}")
+
+
+def share_of_batch(tensors: BatchNormTensors, momentum: float | None) -> float:
+    """Counts a training batch; its share in the running statistics. momentum: None for the mean of all batches."""
+    if tensors.batches is not None:
+        tensors.batches.add_(1)
+    if momentum is not None:
+        return momentum
+    # As in PyTorch: without a count, they stay.
+    return 0.0 if tensors.batches is None else 1.0 / float(tensors.batches)
+
+
+def normalized(
+    x: Tensor, tensors: BatchNormTensors, epsilon: float, training: bool, share: float | None, channel_axis: int = 1
+) -> Tensor:
+    """Batch norm along `channel_axis` by TensorFlow's fused operator, for tensors of any rank.
+
+    share: of this batch in the running statistics, which move in training; None: they stay.
+    """
+    scale, offset = scale_and_offset(tensors)
+    mean, variance = tensors.mean, tensors.variance
+    image = x.dim() == 4 and channel_axis == 1
+    moved = x if image else x.movedim(channel_axis, -1)
+    result = eq.raw_ops.FusedBatchNormV3(
+        x=channels_last_view(x) if image else moved.reshape(-1, 1, 1, mean.numel()),
+        scale=scale,
+        offset=offset,
+        # Copies in training: the operator keeps its operands for the backward pass, and the statistics change below.
+        mean=mean.clone() if training else mean,
+        variance=variance.clone() if training else variance,
+        epsilon=epsilon,
+        exponential_avg_factor=1.0 if share is None else share,
+        is_training=training,
+    )
+    if training and share is not None:
+        with torch.no_grad():
+            mean.copy_(result.batch_mean)
+            variance.copy_(result.batch_variance)
+    return channels_first_view(result.y) if image else result.y.reshape(moved.shape).movedim(-1, channel_axis)
+
+
+class FusedBatchNorm2d(nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` computed by TensorFlow's fused batch norm; same parameters and state.
+
+    As in both frameworks, a training batch is normalized with its biased variance and the running variance takes the
+    unbiased one. `momentum` is PyTorch's: the share of the new batch (``None``: the mean of all batches), which is
+    TensorFlow's ``exponential_avg_factor``.
+
+    Raises:
+        ValueError: `track_running_stats` is off; the device needs the statistics.
+    """
+
+    def __init__(self, num_features: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        if not self.track_running_stats:
+            raise ValueError("track_running_stats must be True: inference uses the running statistics")
+
+    def forward(self, features: Tensor) -> Tensor:
+        self._check_input_dim(features)
+        if is_exporting():  # as in `DepthwiseConv2d.convolve`
+            return super().forward(features)
+        tensors = batch_norm_tensors(self)
+        if not self.training:
+            return normalized(features, tensors, self.eps, False, None)
+        require_several(features, tensors)
+        return normalized(features, tensors, self.eps, True, share_of_batch(tensors, self.momentum))
+
+
+def batch_norm_tensors(module: nn.BatchNorm1d | nn.BatchNorm2d) -> BatchNormTensors:
+    """The tensors of a PyTorch batch norm."""
+    mean, variance = cast(Tensor, module.running_mean), cast(Tensor, module.running_var)
+    return BatchNormTensors(module.weight, module.bias, mean, variance, module.num_batches_tracked)

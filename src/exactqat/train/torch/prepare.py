@@ -120,9 +120,8 @@ def _planned(
     warn_of_plan(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     with _undisturbed():
-        made = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device)
+        made = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device, model)
         made.to(next((each.device for each in tensors.values()), None))  # ranges, on the device of the user's tensors
-    made.train(model.training)
     return made
 
 

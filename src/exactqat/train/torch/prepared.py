@@ -1,56 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prepared network in PyTorch: a module that computes what the device will.
+"""A prepared network in PyTorch: the user's module tree, and the training core bound to its tensors.
 
-The module runs the plan's steps one after the other; the device's declarations say what each of them computes. The
-user's parameters stay under the user's names, quantizers and ranges are next to them.
+The plan's steps run one after the other; the device's declarations say what each of them computes. The user's
+parameters stay under the user's names, ranges are next to them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import copy
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...capture.proof import Proof
-from ...device import DEFAULT_PROFILE
+from ...device import DEFAULT_PROFILE, profile_named
 from ...display import shortened, table
-from ...planning.fitting import constant_limits
 from ...planning.inputs import require_examples, require_input, require_rows
-from ...planning.plans import BatchNorm, Derived, Numbers, Plan, PlanInput, PlanStep
+from ...planning.plans import Numbers, Plan, PlanInput, PlanStep
 from ..core import batches as loading
-from ..core.arrays import Arrays, weights_of
+from ..core.arrays import Arrays, Mode, is_learned, weights_of
+from ..core.engine import Functional
 from ..core.frameworks import elsewhere
 from ..core.freezing import fresh_norms
-from ..core.functional import Functional
-from ..core.run_steps import attributes_of
-from ..core.steps import folded_weight
+from ..core.steps import Step, WeightedStep
 from ..core.trained import TrainedNetwork
-from ..core.weights import constant_rule, folds
+from ..core.weights import learned_ends
 from . import primitives as primitives_torch
-from .layers import (
-    Computed,
-    ConstantOperand,
-    CustomGradient,
-    ModuleTensor,
-    Outside,
-    QuantizedInput,
-    QuantizedLayer,
-    SharedConstant,
-    Source,
-    TrainingOnly,
-    WeightedLayer,
-)
-from .modules import FakeQuantize, LayerBatchNorm, WeightFakeQuantize
-from .owners import FILE, Owner, require_called_plainly, require_float32
-from .ranges import ActivationRange, ConstantRange, WeightRange
-from .straight_through import unwrapped, with_hooks
+from .primitives import to_numpy
+from .state import Computed, ModuleGrid, ModuleState, ModuleTensor, Source
+from .steps import CustomGradient, ModuleInput, Outside, TrainingOnly
+from .straight_through import with_hooks
+from .tree import FILE, Kept, Owner, kept_module, kept_tree, node_at, require_called_plainly, require_float32
 
 STATE_FORMAT = 2
 # The child that holds the layers; the others are the user's.
@@ -78,46 +65,117 @@ class PreparedModel(Owner):
             computed, in training and in evaluation: what is stored is exactly ``(code - zero point) * scale``.
         profile: whose integers, by the names of `deploy.PROFILES`; part of the state dict. It may be set. None: it
             stays fake quantized.
+        quantizing: on; off for the float network with the same weights, whose training moves no range.
         proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
 
-    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], profile: str | None = DEFAULT_PROFILE) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        tensors: Mapping[str, Tensor],
+        profile: str | None = DEFAULT_PROFILE,
+        model: nn.Module | None = None,
+    ) -> None:
         """
         Args:
             plan: what to run.
             tensors: the user's parameters and buffers by path, those with several paths under each. They are copied.
             profile: see the attribute.
+            model: has the tree of modules, with their flags.
         """
-        # Here, as it imports PyTorch's compiler, which is slow to import.
-        from .frozen import Device
-
         super().__init__()
         self.plan = plan
         self.unused_rules = list(plan.unused_rules)
         self.proof: Proof | None = None
+        self._profile = None if profile is None else profile_named(profile).name
         self._frozen = False
-        self._observing = False
+        self._quantizing, self._observing = True, False
+        # Ranges that were trained before `freeze`.
+        self._trained_ranges: list[nn.Parameter] = []
         self._watched: Watched | None = None
-        building = _Building(self, plan, tensors)
-        # In a dictionary, as they are registered at their paths.
-        self._steps: dict[str, nn.Module] = building.run()
-        self._order = _order(plan)
-        self._core = building.core
-        self._sources = building.sources
-        self._weight_quantizers = building.weight_quantizers
-        self._device = Device(plan, building.quantizers, profile, self._numbers_of)
+        self._places = _Places()
+        self._fresh_norms: frozenset[str] = frozenset()
+        if model is not None:
+            without = model._places.root if isinstance(model, PreparedModel) else ""
+            kept_tree(self, model, without)
+            for name in (*model._parameters, *model._buffers):  # in the user's order
+                (self._parameters if name in model._parameters else self._buffers).setdefault(name, None)
+        self._bind(_Holders(self, tensors))
         # Training batches that the batch norms of layers had seen before.
-        self._counted: dict[str, int] = {}
-        for path, step in self._steps.items():
-            if isinstance(step, QuantizedLayer):
-                step.compute_with(self._device, path)
-            if isinstance(step, WeightedLayer) and step.batch_norm is not None:
-                counted = step.batch_norm.tensors().batches
-                self._counted[path] = 0 if counted is None else int(counted)
-        self._core.fresh_norms = fresh_norms(plan, tensors)
+        self._counted = {path: norm.batches() for path, norm in self._state.norms.items()}
+        self._fresh_norms = self._core.fresh_norms = fresh_norms(plan, tensors)
+        if model is not None:
+            vars(self)["training"] = model.training
+        for module in self._modules[self._places.root].modules():  # type: ignore[union-attr]
+            module.training = self.training
         for module in self.modules():
             if isinstance(module, Owner):
                 module.close()
+        self._follow_flags()
+
+    def _bind(self, holders: _Holders) -> None:
+        """Makes the steps, which read and move the tensors where they are held."""
+        # Here, as it imports PyTorch's compiler, which is slow to import.
+        from .frozen import Device
+
+        plan = self.plan
+        self._core = Functional(plan)
+        self._core.fresh_norms = self._fresh_norms
+        self._state = ModuleState(self._core, holders.source, holders.held)
+        holders.place_ranges(self._core, self._state)
+        self._steps: dict[str, Any] = {given.path: ModuleInput(self._state, given) for given in plan.inputs}
+        modules = dict(self.named_modules(remove_duplicate=False))
+        for step in plan.steps:
+            self._steps[step.path] = self._bound(step, holders, modules.get(step.place.path, self))
+        self._calls = {path: step.compose if isinstance(step, Step) else step for path, step in self._steps.items()}
+        self._order = _order(plan)
+        self._device = Device(plan, self._state.grids(), self._profile, self._numbers_of)
+        self._recent: deque[_Call] = deque(maxlen=_RECENT)
+
+    def _bound(self, step: PlanStep, holders: _Holders, module: nn.Module) -> Any:
+        """A step. module: of the user's, where the step is in the model."""
+        if step.attributes.get("custom_gradient"):
+            return CustomGradient(*holders.expression_of(step))
+        if step.expression is not None:
+            return TrainingOnly(module, *holders.expression_of(step))
+        if not step.kind:
+            return TrainingOnly(module, **step.attributes)
+        if step.outside:
+            return Outside(step.kind, step.attributes)
+        return (Step if step.weights is None else WeightedStep)(self._state, step)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _BOUND}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind(_Holders(self, {}))
+        self._follow_flags()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedModel:
+        memo[id(self.plan)] = self.plan
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "training":
+            self._follow_flags()
+
+    def _follow_flags(self) -> None:
+        """Steps compute in the model's mode from here on."""
+        if "_state" in vars(self):
+            self._state.mode = Mode(self.training, self._frozen, self._quantizing, self._observing)
+
+    @property
+    def quantizing(self) -> bool:
+        return self._quantizing
+
+    @quantizing.setter
+    def quantizing(self, quantizing: bool) -> None:
+        self._quantizing = quantizing
+        self._follow_flags()
 
     @property
     def frozen(self) -> bool:
@@ -125,10 +183,11 @@ class PreparedModel(Owner):
 
     @property
     def profile(self) -> str | None:
-        return self._device.profile
+        return self._profile
 
     @profile.setter
     def profile(self, profile: str | None) -> None:
+        self._profile = None if profile is None else profile_named(profile).name
         self._device.change_profile(profile)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +195,49 @@ class PreparedModel(Owner):
         seen = self._watched if self.training and torch.is_grad_enabled() else None
         if seen is not None:
             seen.clear()
-        return self._run(args, kwargs, seen)
+        with self._as_before(args, kwargs):
+            return self._run(args, kwargs, seen)
+
+    @contextmanager
+    def _as_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """Checkpoints (`torch.utils.checkpoint`) run a call once more in the backward pass: ranges and statistics are
+        then those from before the call, and move once."""
+        repeated = _is_recomputing()
+        if not (repeated or _may_be_repeated()) or not self._moves():
+            yield
+            return
+        moving, inputs = self._state.moving(), _fingerprint((args, kwargs))
+        if not repeated:
+            self._recent.append(_Call(inputs, [held[name].clone() for held, name in moving]))
+            yield
+            return
+        present = [held[name] for held, name in moving]
+        for (held, name), value in zip(moving, self._call_of(inputs).before, strict=True):
+            held[name] = value.clone()
+        try:
+            yield
+        finally:
+            for (held, name), value in zip(moving, present, strict=True):
+                held[name] = value
+            for grid in self._state.grids().values():
+                grid.forget_shown()
+
+    def _call_of(self, inputs: bytes) -> _Call:
+        """The latest call with these inputs that the current backward pass has not repeated yet."""
+        task = torch._C._current_graph_task_id()
+        for call in reversed(self._recent):
+            if call.inputs == inputs and call.task != task:
+                call.task = task
+                return call
+        raise RuntimeError(
+            "a prepared model runs in a backward pass, on inputs that none of its recent calls had: with "
+            "torch.utils.checkpoint, give the same inputs in both passes"
+        )
+
+    def _moves(self) -> bool:
+        """Whether calls now move ranges or statistics."""
+        mode = self._state.mode
+        return (mode.training and not mode.frozen) or any(norm.training for norm in self._state.norms.values())
 
     def watch(self) -> None:
         """From here on, calls in training keep what the layers store, for `watched`."""
@@ -159,12 +260,12 @@ class PreparedModel(Owner):
         raise TypeError(f"a prepared model cannot be scripted by torch.jit: {FILE}")
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
-        network = self.plan.network
+        network, mode = self.plan.network, self._state.mode
         given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
         for each, tensor in zip(self.plan.inputs, given, strict=True):
             require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
             # With several processes, some may have an empty batch if others do not.
-            if (self._observing or (self.training and not self._frozen)) and not _shares_batches():
+            if (mode.observing or (mode.training and not mode.frozen)) and not _shares_batches():
                 require_examples(each, tuple(tensor.shape))
         if not (torch.compiler.is_compiling() or is_captured(given)):
             self.require_rows(given)
@@ -191,39 +292,57 @@ class PreparedModel(Owner):
             if each.rows and tensor.numel():
                 require_rows(each, *(int(end) for end in tensor.aminmax()))
 
+    def as_float(self) -> PreparedModel:
+        """This model for good in evaluation and without quantization and gradients."""
+        self.quantizing = False
+        return self.eval().requires_grad_(False)
+
+    @contextmanager
+    def compared(self, training: bool) -> Iterator[None]:
+        """Without quantization, in training or evaluation and alone in its process, to be compared with the user's
+        model; then every module is as it was."""
+        with _without_quantization(self):
+            self.train(training)
+            self._state.of_all_processes = False
+            try:
+                yield
+            finally:
+                self._state.of_all_processes = True
+
     @property
     def keeps_nothing(self) -> bool:
         """Whether calls in training compute fake quantization and keep nothing for `watched` or `calibrate`."""
-        return not (self._frozen or self._observing or self._watched is not None)
+        return not (self._frozen or self._state.mode.observing or self._watched is not None)
 
     def _composed(self, inputs: Mapping[str, Tensor], seen: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """Real numbers and fake quantization, layer after layer."""
         values: dict[str, Tensor] = {}
         for path, given in inputs.items():
-            values[path] = self._steps[path](given)
+            values[path] = self._calls[path](given)
             if seen is not None:
                 seen[path] = values[path]
         for path, operands, finished in self._order:
-            values[path] = self._steps[path](*[values[name] for name in operands])
+            values[path] = self._calls[path](*[values[name] for name in operands])
             if seen is not None:
                 seen[path] = values[path]
             for name in finished:
                 del values[name]
         return values
 
-    def step(self, path: str) -> nn.Module:
-        """The module of an input or a step of the plan; `forward` calls it with the computed operands."""
+    def step(self, path: str) -> Any:
+        """An input or a step of the plan, to look at: usually a `Step`, with the grids of its result and weight."""
         return self._steps[path]
 
-    def layers(self) -> Iterator[tuple[str, QuantizedLayer]]:
-        """Paths and layers in order of execution: those whose results the device stores under these names."""
+    def layers(self) -> Iterator[tuple[str, Step]]:
+        """Paths and layers in order of execution, to look at: those whose results the device stores under these
+        names."""
         for path, step in self._steps.items():
-            if isinstance(step, QuantizedLayer) and not (step.kind and step.operator.moves_axes):
+            if isinstance(step, Step) and not (step.kind and step.operator.moves_axes):
                 yield path, step
 
     @torch.no_grad()
-    def stored_tensors(self, *args: Any, **kwargs: Any) -> dict[str, tuple[FakeQuantize, Tensor]]:
-        """Runs the model and returns, by layer path, the quantizer and the value of every tensor the device stores."""
+    def stored_tensors(self, *args: Any, **kwargs: Any) -> dict[str, tuple[ModuleGrid, Tensor]]:
+        """Runs the model and returns, by layer path, the grid and the value of every tensor the device stores."""
         seen: dict[str, Tensor] = {}
         self._run(args, kwargs, seen)
         return {path: (layer.output_quantizer, seen[path]) for path, layer in self.layers()}
@@ -249,15 +368,12 @@ class PreparedModel(Owner):
         self, batch: Any, codes: bool = True
     ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
         """As `evaluated`, and the codes of every tensor that the device stores, as `stored_codes` has them."""
-        was_training, tree = self.training, self.plan.network.input_tree
+        tree = self.plan.network.input_tree
         args, kwargs = self._beside(loading.arguments(batch))
         given = list(args) if tree is None else tree.flatten(*args, **kwargs)
         seen: dict[str, Tensor] = {}
-        self.eval()
-        try:
+        with _in_evaluation(self):
             self._run(args, kwargs, seen)
-        finally:
-            self.train(was_training)
         results = [seen[path] for path in self.plan.device_outputs]
         inputs, outputs = ([each.cpu().numpy() for each in side] for side in (given, results))
         layers = self.layers() if codes else ()
@@ -300,13 +416,8 @@ class PreparedModel(Owner):
 
         def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
             seen: dict[str, Tensor] = {}
-            was_training = self.training
-            self.eval()
-            try:
-                with torch.no_grad(), nullcontext() if quantizing else _without_quantization(self):
-                    self._run(self._beside(inputs), {}, seen)
-            finally:
-                self.train(was_training)
+            with torch.no_grad(), _in_evaluation(self) if quantizing else _without_quantization(self):
+                self._run(self._beside(inputs), {}, seen)
             return {path: value.cpu().numpy() for path, value in seen.items()}
 
         def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
@@ -315,11 +426,12 @@ class PreparedModel(Owner):
 
         functional, arrays = Functional(self.plan, profile=self.profile), self._arrays()
         own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
+        functional.epsilons = self._core.epsilons
         # Also what constants are computed from, as in the other frameworks.
         users = {name: own[name] for name in functional.tensors if name in own}
         # PyTorch's expressions take no NumPy arrays: what they give is known, too.
-        computed = {name: self._sources[name]() for name in self.plan.constants if name in self._sources}
-        given = {name: unwrapped(tensor.detach().cpu()).numpy() for name, tensor in (computed | users).items()}
+        computed = {name: self._state.constant(name) for name in self.plan.constants if self._state.knows(name)}
+        given = {name: to_numpy(tensor) for name, tensor in (computed | users).items()}
         arrays = replace(arrays, tensors={**given, **arrays.tensors})
         return TrainedNetwork(functional, arrays, self._frozen, run, called)
 
@@ -339,9 +451,8 @@ class PreparedModel(Owner):
         for name, value in tensors.items():
             own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))
         for name, ends in ranges.items():
-            kept = self._device.quantizers[name].range
-            kept.minimum.fill_(ends[0])
-            kept.maximum.fill_(ends[1])
+            for held, end in zip(self._state.grid(name).held(), ends, strict=False):
+                held.fill_(end)
 
     def _numbers_of(self, step: PlanStep, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
         return self._core.numbers_of(step, self._arrays([step]), grids)
@@ -350,56 +461,47 @@ class PreparedModel(Owner):
     def _arrays(self, steps: Sequence[PlanStep] | None = None) -> Arrays:
         """What the core computes integers from, in NumPy; only the tensors of the given steps."""
 
-        def array(tensor: Tensor) -> np.ndarray:
-            return unwrapped(tensor.detach().cpu()).numpy()
-
         steps = self.plan.steps if steps is None else steps
         names = dict.fromkeys(name for step in steps for name in self._core.tensors_read(step))
-        arrays = Arrays({name: array(self._sources[name]()) for name in names})
-        for name, quantizer in self._device.quantizers.items():
-            minimum, maximum, batches = map(array, quantizer.range.state())
-            arrays.ranges[name] = {"minimum": minimum, "maximum": maximum, "batches": batches}
-        for path, of_weight in self._weight_quantizers.items():
-            if of_weight.range.learned:
-                arrays.learned[weights_of(path)] = {
-                    end: array(each) for end, each in of_weight.range.named_parameters(recurse=False)
-                }
+        arrays = Arrays({name: to_numpy(self._state.constant(name)) for name in names})
+        for name, grid in self._state.grids().items():
+            arrays.ranges[name] = dict(zip(("minimum", "maximum", "batches"), map(to_numpy, grid.held()), strict=True))
+        for path, weight_grid in self._state.learned_weight_grids().items():
+            ends = cast(Mapping[str, Tensor], weight_grid.learned())
+            arrays.learned[weights_of(path)] = {end: to_numpy(value) for end, value in ends.items()}
+        self._core.epsilons = self._state.epsilons()
         return arrays
 
     def _trained(self) -> list[np.ndarray]:
         """All that `numbers` are computed from."""
         arrays = self._arrays()
         ends = [*arrays.ranges.values(), *arrays.learned.values()]
-        return [*arrays.tensors.values(), *(each[end] for each in ends for end in each)]
+        epsilons = np.array(list(self._core.epsilons.values()))
+        return [epsilons, *arrays.tensors.values(), *(each[end] for each in ends for end in each)]
 
     def _batches_seen(self) -> dict[str, int]:
         """By path, how many batches have moved the range of a tensor."""
-        ranges = {
-            path: each.output_quantizer.range for path, each in self._steps.items() if isinstance(each, QuantizedLayer)
-        }
-        return {shortened(path): int(each.batches) for path, each in ranges.items() if each.policy != "fixed"}
+        grids = {path: step.output_quantizer for path, step in self._steps.items() if isinstance(step, Step)}
+        return {shortened(path): int(grid.batches) for path, grid in grids.items() if grid.policy != "fixed"}
 
     def range_parameters(self) -> list[nn.Parameter]:
         """The learned ranges, for a parameter group of their own."""
         return [
             parameter
             for module in self.modules()
-            if isinstance(module, ActivationRange | WeightRange)
+            if isinstance(module, HeldRange)
             for parameter in module.parameters(recurse=False)
         ]
+
+    def weight_range_parameters(self) -> list[nn.Parameter]:
+        """Those of them that are ranges of weights."""
+        grids = self._state.learned_weight_grids().values()
+        return [parameter for grid in grids for parameter in cast(nn.Module, grid.range).parameters()]
 
     def other_parameters(self) -> list[nn.Parameter]:
         """All parameters that are not ranges."""
         ranges = {id(parameter) for parameter in self.range_parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in ranges]
-
-    def train(self, mode: bool = True) -> PreparedModel:
-        super().train(mode)
-        if self._frozen:
-            for module in self.modules():
-                if isinstance(module, LayerBatchNorm):
-                    module.training = False
-        return self
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"format": STATE_FORMAT, "frozen": self._frozen, "profile": self.profile}
@@ -417,20 +519,24 @@ class PreparedModel(Owner):
         self._set_frozen(state["frozen"])
 
     def _set_frozen(self, frozen: bool) -> None:
+        if frozen != self._frozen:
+            ranges = self._trained_ranges
+            if frozen:
+                ranges = self._trained_ranges = [each for each in self.range_parameters() if each.requires_grad]
+            for parameter in ranges:
+                parameter.requires_grad_(not frozen)
         self._frozen = frozen
         for module in self.modules():
-            if isinstance(module, QuantizedLayer | FakeQuantize):
-                module.frozen = frozen
-        for parameter in self.range_parameters():
-            parameter.requires_grad_(not frozen)
-        self.train(self.training)
+            if isinstance(module, Kept):
+                vars(module)["fixed"] = frozen
+        self._follow_flags()
 
     def __repr__(self) -> str:
-        weighted = [layer for layer in self._steps.values() if isinstance(layer, WeightedLayer)]
+        weighted = [layer for layer in self._steps.values() if isinstance(layer, WeightedStep)]
         bits = Counter(
             (layer.weight_quantizer.rule.weight_bits, self.plan.grids[self.plan.stored(path).grid].bits)
             for path, layer in self._steps.items()
-            if isinstance(layer, WeightedLayer)
+            if isinstance(layer, WeightedStep)
         )
         precisions = "".join(f", {count} W{weight}A{result}" for (weight, result), count in bits.most_common(3))
         phase = "frozen" if self._frozen else "not frozen"
@@ -454,18 +560,19 @@ class PreparedModel(Owner):
             kind, activation = "input", None
         else:
             kind, activation = stored.kind or "in training only", stored.activation
-        if not isinstance(layer, QuantizedLayer):
+        if not isinstance(layer, Step):
             outside = isinstance(stored, PlanStep) and stored.left_out
             return [stored.path, f"{kind}, not on the device" if outside else kind, activation, shape, *[None] * 5]
         grid = self.plan.grids[stored.grid]
-        observed = layer.output_quantizer.range
-        seen = observed.policy == "fixed" or int(observed.batches) > 0
-        ends = f"{float(observed.minimum):.4g} .. {float(observed.maximum):.4g}" if seen else "no data seen yet"
+        policy = layer.output_quantizer.policy
+        minimum, maximum, batches = layer.output_quantizer.held()
+        seen = policy == "fixed" or int(batches) > 0
+        ends = f"{float(minimum):.4g} .. {float(maximum):.4g}" if seen else "no data seen yet"
         weights = weight_bits = None
-        if isinstance(layer, WeightedLayer):
+        if isinstance(layer, WeightedStep):
             weights = "x".join(map(str, layer.weight_source().shape))
             weight_bits = layer.weight_quantizer.rule.weight_bits
-        return [stored.path, kind, activation, shape, observed.policy, ends, weights, weight_bits, grid.bits]
+        return [stored.path, kind, activation, shape, policy, ends, weights, weight_bits, grid.bits]
 
 
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
@@ -484,210 +591,148 @@ def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     ]
 
 
-class _Building:
-    """Makes the modules of a plan and places them, and the tensors they need, in a model."""
+@dataclass
+class _Places:
+    """Where a model holds the tensors of its plan.
 
-    def __init__(self, model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
-        self.model = model
-        self.plan = plan
-        self.tensors = tensors
-        self.held: dict[int, ModuleTensor] = {}
-        self.layers: dict[str, nn.Module] = {}
-        self.root = nn.Module()
-        self.core = Functional(plan)
-        self.quantizers = {name: self._quantizer(name) for name in plan.grids}
-        # By the path of the first layer with the weight.
-        self.weight_quantizers: dict[str, WeightFakeQuantize] = {}
-        self.grid_of = self.core.grid_of
-        self.sources: dict[str, Source] = {}
-        self.data: dict[str, ModuleTensor] = {}
-        self.expressions: list[Any] = []
+    Attributes:
+        root: the name of the child that holds ranges.
+        homes: by the path of a parameter or buffer, the path that it has: one of several for a shared one.
+        data, expressions: by the name of a constant, the name of a buffer or a module in `root`.
+    """
 
-    def run(self) -> dict[str, nn.Module]:
-        for given in self.plan.inputs:
-            self.layers[given.path] = QuantizedInput(self.quantizers[given.grid])
-        for step in self.plan.steps:
-            self.layers[step.path] = self._layer(step)
-        self._place()
-        return self.layers
+    root: str = ""
+    homes: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    expressions: dict[str, str] = field(default_factory=dict)
 
-    def _place(self) -> None:
-        """Registers the layers at their paths; a path may lead through another layer's."""
-        for path in sorted(self.layers, key=lambda path: path.count(".")):
-            parent, _, name = path.rpartition(".")
-            _node(self.root, parent)._modules[name] = self.layers[path]
-        for name, quantizer in self.quantizers.items():
-            _node(self.root, name)._modules["output_quantizer"] = quantizer
-        for path, weight_quantizer in self.weight_quantizers.items():
-            self.layers[path]._modules["weight_quantizer"] = weight_quantizer
-        name, number = _LAYERS, 1
-        while name in self.model._modules:
-            number += 1
-            name = f"{_LAYERS}_{number}"
-        self.model._modules[name] = self.root
 
-    # --- tensors ----------------------------------------------------------------------------------------------------
+class HeldRange(Kept):
+    """Holds a range. One with min > max is refused when it is loaded."""
+
+    learned = False
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        low, high = state_dict.get(prefix + "minimum"), state_dict.get(prefix + "maximum")
+        if low is not None and high is not None and low.dim() == 0 == high.dim():
+            if self.learned:  # training may have left an end beyond zero; it counts as zero
+                low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+            if not low <= 0 <= high:
+                raise ValueError(f"{prefix}minimum and {prefix}maximum must hold min <= 0 <= max, got {low}, {high}")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return object.__reduce_ex__(self, protocol)
+
+
+class _Holders:
+    """Finds the tensors of a plan in its model, and puts them there when the model is made."""
+
+    def __init__(self, model: PreparedModel, tensors: Mapping[str, Tensor]) -> None:
+        """tensors: the user's, by path; none if they are in the model."""
+        self.model, self.plan, self.places, self.tensors = model, model.plan, model._places, tensors
+        self._shared: dict[int, str] = {}
+        if not self.places.root:
+            name, number = _LAYERS, 1
+            while name in model._modules:
+                number += 1
+                name = f"{_LAYERS}_{number}"
+            self.places.root = name
+            root = model._modules[name] = kept_module()
+            paths = [*(given.path for given in self.plan.inputs), *(step.path for step in self.plan.steps)]
+            for path in sorted(paths, key=lambda path: path.count(".")):
+                node_at(root, path, kept_module)
+        self.root = cast(nn.Module, model._modules[self.places.root])
 
     def holder(self, path: str) -> ModuleTensor:
-        """The place of a user's parameter or buffer, created on first request."""
-        original = self.tensors[path]
-        if id(original) not in self.held:
-            parent, _, name = path.rpartition(".")
-            owner = _node(self.model, parent, Owner)
-            copied = original.detach().clone()
-            copied = copied.to(torch.float32) if copied.is_floating_point() else copied
-            if isinstance(original, nn.Parameter):
-                owner._parameters[name] = with_hooks(nn.Parameter(copied), original)
-            else:
-                owner._buffers[name] = copied
-            self.held[id(original)] = ModuleTensor(owner, name)
-        return self.held[id(original)]
+        """The place of a user's parameter or buffer."""
+        homes = self.places.homes
+        if path not in homes:
+            original = self.tensors[path]
+            homes[path] = self._shared.setdefault(id(original), path)
+            if homes[path] == path:
+                self._place(path, original)
+        parent, _, name = homes[path].rpartition(".")
+        return ModuleTensor(node_at(self.model, parent, kept_module), name)
+
+    def _place(self, path: str, original: Tensor) -> None:
+        parent, _, name = path.rpartition(".")
+        owner = node_at(self.model, parent, kept_module)
+        copied = original.detach().clone()
+        copied = copied.to(torch.float32) if copied.is_floating_point() else copied
+        if isinstance(original, nn.Parameter):
+            owner._parameters[name] = with_hooks(nn.Parameter(copied), original)
+        else:
+            owner._buffers[name] = copied
 
     def source(self, name: str) -> Source:
-        """The source of the constant with that name."""
-        if name not in self.sources:
-            self.sources[name] = self._source(name)
-        return self.sources[name]
-
-    def _source(self, name: str) -> Source:
+        """The source of the constant with that name, which planning has not derived from others."""
         constant = self.plan.constants.get(name)
         if constant is None or constant.parameter:
             return self.holder(name)
-        expression = constant.expression
-        if isinstance(expression, Derived):
-            return Computed(expression.function, [self.source(operand) for operand in expression.operands])
-        if expression is not None:
+        if constant.expression is not None:
             # A module, whose numbers move with the model.
-            if expression not in self.expressions:
-                self.expressions.append(expression)
-                self.root._modules[f"expression_{len(self.expressions)}"] = expression
-            return Computed(expression, [self.holder(path) for path in expression.sources])
-        if name not in self.data:
+            expression = self._registered(name, constant.expression)
+            return Computed(expression, [self.holder(path) for path in constant.expression.sources])
+        if name not in self.places.data:
             # A buffer, so that it moves with the model; not in the state dict, as `prepare` recreates it.
-            buffer = f"constant_{len(self.data)}"
-            values = (
-                torch.as_tensor(np.asarray(constant.data)) if isinstance(constant.data, np.ndarray) else constant.data
-            )
+            buffer = self.places.data[name] = f"constant_{len(self.places.data)}"
+            data = constant.data
+            values = torch.as_tensor(np.asarray(data)) if isinstance(data, np.ndarray) else cast(Tensor, data)
             values = values.to(torch.float32) if values.is_floating_point() else values
-            self.root.register_buffer(buffer, values.detach().clone().to(self._device()), persistent=False)
-            self.data[name] = ModuleTensor(self.root, buffer)
-        return self.data[name]
+            device = next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
+            self.root.register_buffer(buffer, values.detach().clone().to(device), persistent=False)
+        return ModuleTensor(self.root, self.places.data[name])
 
-    def optional(self, name: str | None) -> Source | None:
-        return None if name is None else self.source(name)
+    def _registered(self, name: str, expression: nn.Module) -> nn.Module:
+        known = self.places.expressions
+        if name not in known:
+            same = next((at for at, each in self.root._modules.items() if each is expression), None)
+            known[name] = same or f"expression_{len(set(known.values())) + 1}"
+            self.root._modules[known[name]] = expression
+        return cast(nn.Module, self.root._modules[known[name]])
 
-    def _device(self) -> torch.device:
-        return next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
+    def expression_of(self, step: PlanStep) -> tuple[nn.Module, list[Source]]:
+        """What a step of training computes, and the sources of its first operands."""
+        node = node_at(self.root, step.path, kept_module)
+        expression = node._modules.setdefault("expression", step.expression)
+        return cast(nn.Module, expression), [self.holder(path) for path in step.expression.sources]
 
-    # --- layers -----------------------------------------------------------------------------------------------------
+    def held(self, path: str) -> nn.Module | None:
+        """The module that holds a range, if there is one."""
+        node: nn.Module | None = self.root
+        for name in path.split("."):
+            node = None if node is None else node._modules.get(name)
+        return node
 
-    def _layer(self, step: PlanStep) -> nn.Module:
-        if step.attributes.get("custom_gradient"):
-            return CustomGradient(step.expression, [self.holder(path) for path in step.expression.sources])
-        if step.expression is not None:
-            return TrainingOnly(step.expression, [self.holder(path) for path in step.expression.sources])
-        if not step.kind:
-            return TrainingOnly(**step.attributes)
-        if step.outside:
-            return Outside(step.kind, step.attributes)
-        attributes = attributes_of(step)
-        common: dict[str, Any] = {
-            "source": self._read(step),
-            "activation": step.activation,
-            "bounds": step.bounds,
-            "high": step.high,
-            "constants": self._constants(step),
-        }
-        quantizer = self.quantizers[step.grid]
-        if step.weights is None:
-            return QuantizedLayer(step.kind, attributes, quantizer, **common)
-        return self._weighted(step, attributes, quantizer, common)
+    def place_ranges(self, core: Functional, state: ModuleState) -> None:
+        """Makes the modules that hold ranges, where there are none yet."""
+        for name, grid in core.grids.items():
+            if self.held(f"{name}.output_quantizer.range") is None:
+                ends = grid.rule.fixed_range if grid.rule.fixed_range is not None else (0.0, 0.0)
+                held = self._range(f"{name}.output_quantizer")
+                held.learned = grid.rule.ranges == "learned"
+                held.register_buffer("batches", torch.tensor(0))
+                for end, value in (("maximum", ends[1]), ("minimum", ends[0])):
+                    if is_learned(grid, end):
+                        held.register_parameter(end, nn.Parameter(torch.tensor(float(value))))
+                    else:
+                        held.register_buffer(end, torch.tensor(float(value)))
+        for path in dict.fromkeys(core.weight_owner.values()):
+            weights = cast(PlanStep, self.plan.stored(path)).weights
+            assert weights is not None
+            if weights.rule.ranges == "learned" and self.held(f"{path}.weight_quantizer.range") is None:
+                held = self._range(f"{path}.weight_quantizer")
+                with torch.no_grad():
+                    weight = state.stored_weight(weights).detach().movedim(weights.channel_axis, -1)
+                    start = None if weights.range_end is None else torch.as_tensor(weights.range_end).to(weight.device)
+                    for name, value in learned_ends(primitives_torch, weights.rule, weight, start).items():
+                        held.register_parameter(name, nn.Parameter(value.clone()))
 
-    def _read(self, step: PlanStep) -> FakeQuantize:
-        """The quantizer of the first tensor that a step reads."""
-        return self.quantizers[next(self.grid_of[name] for name in step.operands if name in self.grid_of)]
-
-    def _constants(self, step: PlanStep) -> dict[int, ConstantOperand | SharedConstant]:
-        constants: dict[int, ConstantOperand | SharedConstant] = {}
-        for position, name in enumerate(step.operands):
-            if name in self.grid_of:
-                continue
-            source = self.source(name)
-            grid = self.plan.grid_of_constant(step, position)
-            if grid:
-                constants[position] = SharedConstant(source, self.quantizers[grid])
-                continue
-            rule = constant_rule(self.plan.grids[step.grid].rule)
-            with torch.no_grad():
-                # It is stored like the other operand.
-                bits = self.plan.grids[step.grid].constant_bits
-                quantizer = WeightFakeQuantize(rule, source(), bits=bits)
-                limited = constant_limits(self.plan, step, position)
-                if limited is not None:
-                    limits, other = limited
-                    others = self.quantizers[other].range, self.quantizers[step.grid].range
-                    quantizer.range = ConstantRange(rule, source(), bits, limits, others)
-            constants[position] = ConstantOperand(source, quantizer, self.quantizers[step.grid])
-        return constants
-
-    def _weighted(
-        self, step: PlanStep, attributes: dict[str, Any], quantizer: FakeQuantize, common: dict[str, Any]
-    ) -> WeightedLayer:
-        weights = step.weights
-        assert weights is not None
-        weight = self.source(weights.weight)
-        norm = None if weights.batch_norm is None else self._batch_norm(weights.batch_norm)
-        folded = folds(weights)
-        owner = self.core.weight_owner[step.path]
-        if owner not in self.weight_quantizers:
-            with torch.no_grad():
-                value = weight()
-                if folded and norm is not None:
-                    value = folded_weight(primitives_torch, value, norm.factor_and_offset(), weights.channel_axis)
-            self.weight_quantizers[owner] = WeightFakeQuantize(
-                weights.rule, value, weights.channel_axis, range_end=weights.range_end
-            )
-        return WeightedLayer(
-            step.kind,
-            attributes,
-            quantizer,
-            weight=weight,
-            bias=self.optional(weights.bias),
-            weight_quantizer=self.weight_quantizers[owner],
-            batch_norm=norm,
-            folded=folded,
-            **common,
-        )
-
-    def _quantizer(self, name: str) -> FakeQuantize:
-        grid = self.core.grids[name]
-        quantizer = FakeQuantize(grid.rule, grid.nonnegative, grid.trained)
-        quantizer.range.writers = self.core.writers[name]
-        quantizer.range.name = name
-        quantizer.indices = bool(grid.indices)
-        return quantizer
-
-    def _batch_norm(self, norm: BatchNorm) -> LayerBatchNorm:
-        return LayerBatchNorm(
-            self.optional(norm.weight),
-            self.optional(norm.bias),
-            self.source(norm.mean),
-            self.source(norm.variance),
-            self.optional(norm.counter or None),
-            norm.epsilon,
-            norm.momentum,
-            norm.training,
-        )
-
-
-def _node(root: nn.Module, path: str, kind: type[nn.Module] = nn.Module) -> nn.Module:
-    """The module at a path, made if needed; through `_modules`, as names may be those of a module's own attributes."""
-    node = root
-    for name in filter(None, path.split(".")):
-        if name not in node._modules:
-            node._modules[name] = kind()
-        node = cast(nn.Module, node._modules[name])
-    return node
+    def _range(self, path: str) -> HeldRange:
+        held = HeldRange()
+        node_at(self.root, path, kept_module)._modules["range"] = held
+        return held
 
 
 def _prepared(model: Any) -> PreparedModel:
@@ -727,16 +772,13 @@ def freeze(model: PreparedModel) -> None:
     arrays, core = model._arrays(), model._core
     core.require_finite_state(arrays.ranges, {}, arrays.tensors)
     core.require_data(arrays.ranges)
-    for path, layer in model._steps.items():
-        norm = layer.batch_norm if isinstance(layer, WeightedLayer) else None
-        if norm is not None and norm.follows:
-            counted = norm.tensors().batches
-            trained = 0 if counted is None else int(counted) - model._counted[path]
-            arrays.ranges[model.plan.stored(path).grid]["trained"] = trained
+    for path, norm in model._state.norms.items():
+        if norm.norm.training:
+            arrays.ranges[model.plan.stored(path).grid]["trained"] = norm.batches() - model._counted[path]
     ranges, _ = core.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
     with torch.no_grad():
-        for name, quantizer in model._device.quantizers.items():
-            for end, held in zip(("minimum", "maximum"), quantizer.range.state(), strict=False):
+        for name, grid in model._state.grids().items():
+            for end, held in zip(("minimum", "maximum"), grid.held(), strict=False):
                 if ranges[name][end] is not arrays.ranges[name][end]:
                     held.fill_(ranges[name][end].item())
     model._set_frozen(True)
@@ -761,8 +803,8 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
     batches = loading.checked(batches, isinstance(batches, Tensor | np.ndarray))
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
-    ranges = [module for module in model.modules() if isinstance(module, ActivationRange) and module.policy != "fixed"]
-    before = [(each, [end.detach().clone() for end in each.state()]) for each in ranges]
+    ranges = [grid for grid in model._state.grids().values() if grid.policy != "fixed"]
+    before = [(each, [end.detach().clone() for end in each.held()]) for each in ranges]
 
     def see(batch: Any) -> None:
         args, kwargs = _fitting_arguments(model, batch)
@@ -770,7 +812,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
 
     try:
         for each in ranges if restart else ():
-            for end in each.state():
+            for end in each.held():
                 end.zero_()
         with _without_quantization(model, observing=True):
             loading.show(batches, see, model._batches_seen)
@@ -778,7 +820,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         for each in ranges:
             each.forget_shown()
         for each, kept in before:
-            for end, value in zip(each.state(), kept, strict=True):
+            for end, value in zip(each.held(), kept, strict=True):
                 end.copy_(value)
         raise
 
@@ -805,25 +847,70 @@ def is_captured(tensors: Sequence[Tensor]) -> bool:
 
 
 @contextmanager
-def _without_quantization(model: PreparedModel, observing: bool = False) -> Iterator[None]:
-    """The float network, in evaluation mode; `observing` lets ranges see its tensors."""
-    was_training = model.training
-    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize | WeightFakeQuantize)]
+def _in_evaluation(model: PreparedModel) -> Iterator[None]:
+    """Evaluation for a while; then every module is as it was."""
+    flags = [(module, module.training) for module in model.modules()]
     model.eval()
-    model._observing = observing
-    for quantizer in quantizers:
-        quantizer.quantizing = False
-        if isinstance(quantizer, FakeQuantize):
-            quantizer.observing = observing
     try:
         yield
     finally:
-        model._observing = False
-        for quantizer in quantizers:
-            quantizer.quantizing = True
-            if isinstance(quantizer, FakeQuantize):
-                quantizer.observing = False
-        model.train(was_training)
+        for module, training in flags:
+            module.training = training
+
+
+@contextmanager
+def _without_quantization(model: PreparedModel, observing: bool = False) -> Iterator[None]:
+    """The float network, in evaluation mode; `observing` lets ranges see its tensors."""
+    before = model._quantizing, model._observing
+    with _in_evaluation(model):
+        model._quantizing, model._observing = False, observing
+        model._follow_flags()
+        try:
+            yield
+        finally:
+            model._quantizing, model._observing = before
+
+
+class _Call:
+    """A call that a checkpoint may repeat.
+
+    Attributes:
+        inputs: what they are recognized by.
+        before: what it moves, as it was.
+        task: the backward pass that has repeated it last.
+    """
+
+    def __init__(self, inputs: bytes, before: list[Tensor]) -> None:
+        self.inputs, self.before, self.task = inputs, before, -1
+
+
+# How many calls may wait for their backward passes.
+_RECENT = 64
+
+
+def _is_recomputing() -> bool:
+    """Whether this runs as part of a backward pass, such as when `torch.utils.checkpoint` recomputes."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _may_be_repeated() -> bool:
+    """Whether this may be the first pass of a checkpoint: it replaces what is saved for the backward pass, or, a
+    reentrant one, records no gradients."""
+    if torch.compiler.is_compiling():
+        return False
+    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _fingerprint(arguments: Any) -> bytes:
+    """A number for each tensor that tells it from others: the sum of its bits."""
+    tensors = [each.detach() for each in tree_leaves(arguments) if isinstance(each, Tensor)]
+    floats = [each.to(torch.float32) if each.is_floating_point() else each for each in tensors]
+    bits = [each.contiguous().view(torch.int32) if each.is_floating_point() else each for each in floats]
+    return repr([(tuple(each.shape), int(each.sum(dtype=torch.int64))) for each in bits]).encode()
+
+
+# What `PreparedModel._bind` makes.
+_BOUND = ("_core", "_state", "_steps", "_calls", "_order", "_device", "_recent")
 
 
 def _shares_batches() -> bool:

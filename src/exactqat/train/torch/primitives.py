@@ -24,6 +24,8 @@ from torch.autograd import forward_ad
 import exactqat as eq
 from exactqat.torch import is_plain
 
+from .straight_through import unwrapped
+
 Pairs = Sequence[Sequence[int]]
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -470,6 +472,13 @@ def _image(x: Tensor, channel_axis: int) -> tuple[Tensor, Any]:
         return result if channel_axis == 1 else result.movedim(1, channel_axis)
 
     return (moved[:, :, None] if flat else moved), restore
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    """A tensor's values without gradients, also those of one that `torch.func` has wrapped."""
+    x = unwrapped(x)
+    with torch._C._DisableFuncTorch():
+        return x.detach().cpu().numpy()
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

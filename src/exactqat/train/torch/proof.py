@@ -18,8 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.proof import Evidence, Proof, Subject, Trial, cotangent, nudged, prove
 from ...capture.torch.export import checkpoints_run_once
-from .layers import WeightedLayer
-from .modules import FakeQuantize, WeightFakeQuantize
 from .prepared import PreparedModel
 from .straight_through import with_hooks
 from .sums import in_full_float32
@@ -245,33 +243,20 @@ def _record_layers(model: nn.Module, seen: dict[str, np.ndarray]) -> None:
 @contextmanager
 def _plain(model: PreparedModel, training: bool) -> Iterator[None]:
     """The prepared network without quantization and without ranges that follow data; leaves it as it was."""
-    was_training = model.training
-    quantizers = [each for each in model.modules() if isinstance(each, FakeQuantize | WeightFakeQuantize)]
     buffers = [(each, each.detach().clone()) for each in model.buffers()]
     values = [(each, each.detach().clone()) for each in model.parameters()]
     gradients = [(each, each.grad) for each in model.parameters()]
-    model.train(training)
-    # Every process runs both sides on the same data.
-    layers = [each for each in model.modules() if isinstance(each, WeightedLayer)]
-    for quantizer in quantizers:
-        quantizer.quantizing = quantizer.training = False
-    for layer in layers:
-        layer.of_all_processes = False
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        yield
+        with model.compared(training):
+            yield
     finally:
         with torch.no_grad():
             for tensor, kept in (*buffers, *values):
                 tensor.copy_(kept)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        for quantizer in quantizers:
-            quantizer.quantizing = True
-        for layer in layers:
-            layer.of_all_processes = True
-        model.train(was_training)
 
 
 def compare_with_original(

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .prepared import PreparedModel
-from .ranges import WeightRange
 
 # The prefix of a quantizer's parameter names, before the layer's path.
 _QUANTIZERS = "quantization."
@@ -155,7 +154,7 @@ def parameter_groups(
             raise ValueError(f"range_lrs[{pattern!r}] matches no layer with a learned range; those are: {known}")
     # At least one group, whether there are ranges or not.
     members: dict[float, list[nn.Parameter]] = {} if layers else {float(range_lr): []}
-    of_weights = {id(end) for each in model.modules() if isinstance(each, WeightRange) for end in each.parameters()}
+    of_weights = {id(end) for end in model.weight_range_parameters()}
     slower = range_lr / _WEIGHTS_SLOWER if weight_range_lr is None else weight_range_lr
     for layer, parameter in layers:
         own = slower if id(parameter) in of_weights else range_lr

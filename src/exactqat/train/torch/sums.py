@@ -16,10 +16,9 @@ from torch import Tensor
 from exactqat.torch import fused, is_plain
 
 from ...device.arithmetic import fixed_point
-from ..core.device_steps import Clamp
-from .layers import WeightedLayer
+from ..core.on_device import Clamp
+from ..core.steps import WeightedStep
 from .primitives import per_channel
-from .straight_through import unwrapped
 
 _round_sums, _gradient_of_sums = fused("rounded_sums_by_grid"), fused("rounded_sums_by_grid_gradient")
 
@@ -36,11 +35,6 @@ if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
 _LARGEST_EXACT_SHIFT = 12
 
 
-def array(tensor: Tensor) -> np.ndarray:
-    """A tensor's values in NumPy, without gradients."""
-    return unwrapped(tensor.detach().cpu()).numpy()
-
-
 @dataclass(frozen=True)
 class Parts:
     """How a sum is formed without rounding.
@@ -54,7 +48,7 @@ class Parts:
     wide: bool = False
 
 
-def parts_of(layer: WeightedLayer, codes: Tensor, bias: Tensor, lowest: int, highest: int) -> Parts | None:
+def parts_of(layer: WeightedStep, codes: Tensor, bias: Tensor, lowest: int, highest: int) -> Parts | None:
     """For operands in lowest..highest. None: weights are not finite."""
     output_axis, input_axis = layer.weight_axis, 1 - layer.weight_axis
     others = [axis for axis in range(codes.dim()) if axis not in (output_axis, input_axis)]
@@ -90,7 +84,7 @@ def parts_of(layer: WeightedLayer, codes: Tensor, bias: Tensor, lowest: int, hig
     return Parts(whole=False, wide=True)
 
 
-def accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor, parts: Parts) -> Tensor:
+def accumulated(layer: WeightedStep, steps: Tensor, codes: Tensor, bias: Tensor, parts: Parts) -> Tensor:
     """The device's accumulators: float32 where it holds them, else float64."""
     with _without_transforms(steps):
         return _accumulated(layer, steps, codes, bias, parts)
@@ -124,7 +118,7 @@ def _without_transforms(like: Tensor) -> Iterator[None]:
             yield
 
 
-def _accumulated(layer: WeightedLayer, steps: Tensor, codes: Tensor, bias: Tensor, parts: Parts) -> Tensor:
+def _accumulated(layer: WeightedStep, steps: Tensor, codes: Tensor, bias: Tensor, parts: Parts) -> Tensor:
     if parts.whole:
         return layer.compute(steps, codes, bias)
     axis = layer.channel_axis % steps.dim()

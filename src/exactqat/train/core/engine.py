@@ -5,7 +5,7 @@ It knows no framework. It computes with a framework's `primitives`; the device's
 computes. Each framework's own file says where it keeps parameters and state. Integers are computed in NumPy, so equal
 numbers give equal integers in all frameworks.
 
-`train.core` says what a plan means in training; PyTorch's modules call it as well.
+PyTorch binds the same steps to its modules once (`train.torch.prepared`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from ...device import DEFAULT_PROFILE, OPERATORS, profile_named
 from ...planning.fitting import constant_limits
+from ...planning.inputs import require_examples
 from ...planning.plans import (
     BatchNorm,
     Derived,
@@ -30,21 +31,16 @@ from ...planning.plans import (
     require_finite,
 )
 from . import primitives_numpy
-from .accumulators import LayerNumbers, moved_constants
+from .accumulators import Accumulators, LayerNumbers, moved_constants
 from .arrays import ENDS, Arrays, Mode, Tree, is_learned, weights_of
 from .freezing import Settling, fresh_norms, move_ranges, warn_of_unsettled
-from .frozen import DeviceNetwork, DeviceStep
+from .integers import all_numbers, largest_weight_scale, nudged_grids, numbers_of
+from .on_device import DeviceNetwork, DeviceStep
 from .primitives import FunctionalPrimitives
-from .ranges import (
-    CALIBRATED,
-    codes_of,
-)
-from .run import Run
-from .weights import (
-    learned_ends,
-    shared_range,
-    step_width,
-)
+from .ranges import CALIBRATED, codes_of
+from .state import ConstantOperand, State
+from .steps import Step, WeightedStep
+from .weights import learned_ends, shared_range, step_width
 
 
 class Functional:
@@ -66,6 +62,8 @@ class Functional:
         self.primitives = primitives
         profile = None if profile is None else profile_named(profile).name
         self.profile = profile if plan.has_a_device else None
+        # By the names of running means: epsilons of batch norms that are others now than the plan's.
+        self.epsilons: dict[str, float] = {}
         self._device_steps: dict[str, DeviceStep] = {}
         self._device_network: DeviceNetwork | None = None
         self._layer_numbers: LayerNumbers | None = None
@@ -143,16 +141,15 @@ class Functional:
         run = self.in_numpy(Arrays(dict(tensors), learned, ranges))
         found = {}
         for step in self.plan.steps:
-            largest = None if step.weights is None else run.largest_weight_scale(step)
+            largest = None if step.weights is None else largest_weight_scale(run, step)
             if largest is not None:
                 found[(step.path, len(step.operands))] = largest
             for position, name in enumerate(step.operands):
                 if name in self.grid_of or constant_limits(self.plan, step, position) is None:
                     continue
-                value = np.asarray(run.constant(name), np.float32)
-                low, high, rule = run.constant_bounds(step, position, value, within_limits=False)
-                bits = self.plan.grids[step.grid].constant_bits
-                found[(step.path, position)] = float(step_width((low, high), bits, rule.narrow_range))
+                operand = ConstantOperand(run, step, position)
+                ends = operand.bounds(np.asarray(operand.source(), np.float32), within_limits=False)
+                found[(step.path, position)] = float(step_width(ends, operand.bits, operand.rule.narrow_range))
         return found
 
     def require_finite_state(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> None:
@@ -279,9 +276,9 @@ class Functional:
         """
         return Run(self, arrays, mode, key).forward(inputs, seen)
 
-    def in_numpy(self, arrays: Arrays, frozen: bool = True) -> Run:
-        """A run that computes integers, in NumPy. arrays: in NumPy."""
-        return Run(self, arrays, Mode(frozen=frozen), primitives=primitives_numpy)
+    def in_numpy(self, arrays: Arrays, frozen: bool = True) -> State:
+        """What integers are computed from. arrays: in NumPy."""
+        return State(self, arrays, Mode(frozen=frozen), primitives_numpy)
 
     def numbers(self, arrays: Arrays) -> Numbers:
         """The numbers that training ended with, for `deploy.lower`. arrays: in NumPy.
@@ -289,11 +286,11 @@ class Functional:
         Raises:
             MissingData: a range has seen no data.
         """
-        return self.in_numpy(arrays).numbers()
+        return all_numbers(self.in_numpy(arrays))
 
     def numbers_of(self, step: PlanStep, arrays: Arrays, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
         """Those of one step. arrays: in NumPy; grids: all of them."""
-        return self.in_numpy(arrays).numbers_of([step], grids)
+        return numbers_of(self.in_numpy(arrays), [step], grids)
 
     # --- what the device makes of a step ------------------------------------------------------------------------------
 
@@ -341,7 +338,7 @@ class Functional:
         for (name, end), value in zip(ends_of_weights, source[1 + len(names) :], strict=True):
             arrays.learned.setdefault(name, {})[end] = value
         run = self.in_numpy(arrays)
-        return run.numbers_of(self.plan.steps, {name: run.nudged(name) for name in self.grids})
+        return numbers_of(run, self.plan.steps, nudged_grids(run))
 
     def ends_of(self, arrays: Arrays) -> list[Any]:
         """Both ends of all grids' ranges, one after the other."""
@@ -361,9 +358,9 @@ class Functional:
         run = self.in_numpy(arrays)
         known = self._nudged
         if known is None or known[0] != ends.tobytes():
-            known = (ends.tobytes(), {name: run.nudged(name) for name in self.grids})
+            known = (ends.tobytes(), nudged_grids(run))
             self._nudged = known
-        return run.numbers_of([step], known[1])
+        return numbers_of(run, [step], known[1])
 
     def with_ends(self, arrays: Arrays, ends: np.ndarray) -> Arrays:
         """The arrays with both ends of all grids' ranges; the inverse of `ends_of`."""
@@ -394,3 +391,125 @@ def _with_fixed_ends(grid: Grid) -> Grid:
     return replace(
         grid, rule=replace(grid.rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
     )
+
+
+class Run(State):
+    """One run of a network with pure functions."""
+
+    def __init__(self, functional: Functional, arrays: Arrays, mode: Mode, key: Callable[[int], Any] | None) -> None:
+        super().__init__(functional, arrays, mode)
+        self.key = key
+        # What custom gradients compute once for several steps.
+        self.shared: dict[Any, Any] = {}
+
+    def forward(self, inputs: Sequence[Any], seen: dict[str, Any] | None = None) -> tuple[list[Any], Arrays]:
+        values: dict[str, Any] = {}
+        follows = self.mode.observing or (self.mode.training and not self.mode.frozen)
+        for given, x in zip(self.plan.inputs, inputs, strict=True):
+            if follows:
+                require_examples(given, tuple(x.shape))
+            values[given.path] = self.grid(given.grid)(x)
+        as_device = self.mode.frozen and self.mode.quantizing and self.functional.profile is not None
+        on_grid, ends = set(values), None
+        if as_device:
+            p = self.primitives
+            ends = p.stack([p.stop_gradient(end) for end in self.functional.ends_of(self.arrays)], 0)
+
+        def step_by_step() -> dict[str, Any]:
+            sums = None
+            if as_device and self.primitives.sums_are_exact():
+                sums = Accumulators(self, ends)
+                for given, x in zip(self.plan.inputs, inputs, strict=True):
+                    if not given.rows:
+                        sums.look_for_nan(given.path, x)
+            for number, step in enumerate(self.plan.steps):
+                if sums is not None:
+                    sums.spread(step)
+                    if step.path in sums.of and all(name in on_grid for name in step.operands if name in values):
+                        on_grid.add(step.path)
+                        values[step.path] = sums.layer(step, values)
+                        continue
+                value = self.step(number, step, values)
+                values[step.path] = self._as_device(step, value, values, on_grid, ends) if as_device else value
+            return values
+
+        whole = None
+        if as_device and seen is None and not self.mode.training:
+            whole = self._whole(dict(values), ends, step_by_step)
+        found = step_by_step() if whole is None else whole
+        if seen is not None:
+            seen.update(found)
+        outputs = [found[path] for path in self.plan.outputs]
+        return outputs, Arrays(self.tensors, self.learned, self.ranges)
+
+    def _whole(
+        self, inputs: dict[str, Any], ends: Any, step_by_step: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """What `step_by_step` returns for the network's outputs, with one host call; its gradients are those of
+        `step_by_step`, whose values are then computed too. None if a framework does not support that."""
+        network = self.functional.device_network(self.arrays.learned)
+        source = self.functional.network_source(self.arrays, ends)
+
+        def like() -> list[Any]:
+            values = step_by_step()
+            return [values[path] for path in network.wanted]
+
+        found = self.primitives.network_on_host(network, like, source, list(inputs.values()))
+        if found is None:
+            return None
+        values = {**inputs, **dict(zip(network.wanted, found, strict=True))}
+        for number, step in enumerate(self.plan.steps):
+            if step.path in network.after:
+                values[step.path] = self.step(number, step, values)
+        return values
+
+    def _as_device(self, step: PlanStep, x: Any, values: Mapping[str, Any], on_grid: set[str], ends: Any) -> Any:
+        """What the device computes from a step's operands, with the gradient of what is computed here.
+
+        on_grid: paths of tensors that a device can hold: dropout in training leaves the grid, the next stored tensor is
+        on one again.
+        """
+        if step.outside:
+            return x
+        operands = [name for name in step.operands if name in values]
+        kept = all(name in on_grid for name in operands)
+        if step.expression is not None or not step.kind:
+            same_value = step.attributes.get("stop_gradient") or step.attributes.get("custom_gradient")
+            if step.operands[0] in on_grid and (same_value or not self.mode.training):
+                on_grid.add(step.path)
+            return x
+        operator = OPERATORS[step.kind]
+        if kept or not operator.same_quantization:
+            on_grid.add(step.path)
+        if not kept or operator.moves_codes:
+            return x
+        source = self.functional.numbers_source(step, self.arrays, ends)
+        features = [values[name] for name in operands]
+        return self.primitives.on_host(self.functional.device_step(step), x, source, features)
+
+    def step(self, number: int, step: PlanStep, values: Mapping[str, Any]) -> Any:
+        """The tensor that a step computes from earlier ones."""
+        p = self.primitives
+        features = [values[name] for name in step.operands if name in values]
+        if step.expression is not None or not step.kind:
+            if step.attributes.get("custom_gradient"):
+                return self._with_custom_gradient(step, values)
+            return self._only_in_training(number, step, features[0])
+        if step.outside:
+            return p.FUNCTIONS[step.kind](features[0], **step.attributes)
+        return (Step if step.weights is None else WeightedStep)(self, step).compose(*features)
+
+    def _only_in_training(self, number: int, step: PlanStep, x: Any) -> Any:
+        if step.attributes.get("stop_gradient"):
+            return self.primitives.stop_gradient(x)
+        if not self.mode.training:
+            return x
+        assert self.key is not None
+        if step.expression is not None:
+            return step.expression(self.primitives, x, self.key(number))
+        return self.primitives.dropout(x, step.attributes["dropout"], self.key(number))
+
+    def _with_custom_gradient(self, step: PlanStep, values: Mapping[str, Any]) -> Any:
+        """The first operand's value; its gradient is the user's rule at the others, constants as they are trained."""
+        y, *operands = (values[name] if name in values else self.constant(name) for name in step.operands)
+        return step.expression(self.primitives, y, *operands, shared=self.shared)
