@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ...planning.files import short_names
-from ...planning.network import Network, Value
+from ...planning.network import Network, Step, Value
 from ..core.naming import input_names, result_name
 from ..core.refusals import CaptureError, Refused, first_line
 from .contents import Content, Storage, View
@@ -121,6 +122,12 @@ def _results(c: Reader, flat: Sequence[Any], tree: Tree) -> list[tuple[str, str]
     return outputs
 
 
+def _computes_with_own_weight(c: Reader, step: Step) -> bool:
+    """Whether a step is what its module is for, though there may be others, such as a pad before a convolution."""
+    weight = f"{step.place.path}.weight"
+    return weight in c.parameters and weight in step.inputs
+
+
 def _finished(c: Reader, network: Network) -> Network:
     """Without what nobody reads, and with the modules that are one step."""
     read = set(network.outputs)
@@ -130,14 +137,13 @@ def _finished(c: Reader, network: Network) -> Network:
             kept.append(step)
             read.update(name for name in step.inputs if isinstance(name, str))
     kept.reverse()
-    counts: dict[str, int] = {}
-    for step in kept:
-        for call in c.calls[step.output]:
-            counts[call] = counts.get(call, 0) + 1
+    counts = Counter(call for step in kept for call in c.calls[step.output])
+    weighted = Counter(c.calls[step.output][-1] for step in kept if _computes_with_own_weight(c, step))
     steps = []
     for step in kept:
         calls = c.calls[step.output]
-        if calls and counts[calls[-1]] == 1 and step.place.path:
+        own = _computes_with_own_weight(c, step) and weighted[calls[-1]] == 1
+        if calls and (own or counts[calls[-1]] == 1) and step.place.path:
             module = c.modules.get(step.place.path)
             name = type(module).__name__.removeprefix("Parametrized") if module is not None else step.label
             step = replace(step, module=step.place.path, label=name)

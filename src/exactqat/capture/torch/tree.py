@@ -26,6 +26,9 @@ class Tree:
         # The modules' training flags under which the model computes what the network does in training.
         self.flags: Mapping[str, bool] = {}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tree:
+        return self  # nothing changes it
+
     @staticmethod
     def bind(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name; those left out by their defaults.

@@ -741,7 +741,8 @@ def _prepared(model: Any) -> PreparedModel:
     Raises:
         TypeError: it is not one.
     """
-    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, PreparedModel):  # which may have a compiled model inside
+        model = getattr(model, "_orig_mod", model)
     if isinstance(model, PreparedModel):
         return model
     if isinstance(model, nn.Module):
