@@ -33,7 +33,7 @@ from ..core.refusals import CaptureError, Refused
 # Their handlers enter themselves into the reader's table.
 from . import elementwise, fourier, layers, movement, reduction, sequence  # noqa: F401
 from .caches import Caches
-from .export import exported, takes
+from .export import exported, form_of_results, takes
 from .program import network_of
 from .reader import CUMULATIVE, Reader
 from .sizes import EXAMPLES
@@ -56,8 +56,9 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
 
     Args:
         model: stays as it is. One that trains is captured with what training does, which must be what evaluation does
-            but for noise and batch norms; the self-check of `prepare` compares both. One in evaluation is captured in
-            evaluation; its batch norms and dropouts train nevertheless.
+            but for noise and batch norms (the self-check of `prepare` compares both); if it gives other results
+            (auxiliary ones), it is captured in evaluation, with a warning. One in evaluation is captured in evaluation;
+            its batch norms and dropouts train nevertheless.
         example_inputs: the arguments: a tensor or a tuple of anything that nests tensors. The first axis of every
             tensor is the batch; its size in the example does not matter. Values are not read.
         example_kwargs: arguments by name.
@@ -72,9 +73,9 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise CaptureError(f"{path} has no shape yet: call the model once with an example")
-    flags = _training_flags(model)
-    copied = _copied_with(model, flags)
-    signature = inspect.signature(copied.forward)
+    evaluating = _flags_of_evaluation(model)
+    flags = _training_flags(model) if model.training else evaluating
+    signature = inspect.signature(model.forward)
     try:
         arguments = Tree.bind(signature, args, kwargs)
     except TypeError as error:
@@ -82,15 +83,29 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
             f"the example does not fit forward: {error}; give the model's arguments alone, without targets"
         ) from None
     leaves, spec = pytree.tree_flatten(arguments)
-    given_args, given_kwargs = _without_values(
-        args, kwargs, [each for each in leaves if isinstance(each, torch.Tensor)]
-    )
-    now_at("torch.export")
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    given = _without_values(args, kwargs, tensors)
     caches, drawn = Caches(), _random_state()
     try:
-        program, sizes = exported(copied, given_args, given_kwargs)
+        if model.training:
+            forms = [form_of_results(partial(_copied_with, model, each), *given) for each in (flags, evaluating)]
+            caches.forget_tensors_without_values()
+            if None not in forms and forms[0] != forms[1]:
+                warnings.warn(
+                    "training computes something else than evaluation (other results); the network is that of "
+                    "evaluation, with the dropouts and batch norms that are layers. Call model.eval() before to say "
+                    "that this is meant",
+                    stacklevel=users_line(),
+                )
+                flags = evaluating
+        copied = _copied_with(model, flags)
+        now_at("torch.export")
+        program, sizes = exported(copied, *given)
     except CaptureError as error:
-        raise _explained(error, copied, args, kwargs, arguments) from error.__cause__
+        why = _explained(error, copied, args, kwargs, arguments)
+        if flags is not evaluating and form_of_results(partial(_copied_with, model, evaluating), *given) is not None:
+            why = CaptureError(f"{why}. If only training does this, call model.eval() before prepare")
+        raise why from error.__cause__
     finally:
         caches.forget_tensors_without_values()
     if _random_state() != drawn:
@@ -105,7 +120,7 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
     tree = Tree(signature, leaves, spec)
     tree.flags = flags
     network = network_of(reader, paths, tree, args, kwargs)
-    _refuse_changes(reader, network, model.training)
+    _refuse_changes(reader, network, flags is not evaluating)
     return network
 
 
@@ -125,23 +140,24 @@ def _refuse_hooks(model: nn.Module) -> None:
         )
 
 
-def _training_flags(model: nn.Module) -> dict[str, bool]:
-    """The modules' training flags under which the model is read."""
-    evaluating = _flags(model, False)
-    if (left := next((path for path, flag in evaluating.items() if flag), None)) is not None:
+def _flags_of_evaluation(model: nn.Module) -> dict[str, bool]:
+    """The modules' training flags under which evaluation is read: the layers for noise and statistics train.
+
+    Raises:
+        CaptureError: the model's own eval() leaves one in training.
+    """
+    if (left := next((path for path, flag in _flags(model, False).items() if flag), None)) is not None:
         raise CaptureError(
             f"{left or 'the model'!r} stays in training when eval() is called; what the device computes is evaluation"
         )
-    by_train = _flags(model, True)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    markers = {
-        path
-        for path, module in modules.items()
-        if isinstance(module, _MARKERS) or type(module).__name__ in _MARKERS_BY_NAME
-    }
-    if not model.training:
-        return {path: flag and path in markers for path, flag in by_train.items()}
-    # Both what the user has set by hand and what the model's own train() sets, which may not have been called yet.
+    markers = _markers(model)
+    return {path: flag and path in markers for path, flag in _flags(model, True).items()}
+
+
+def _training_flags(model: nn.Module) -> dict[str, bool]:
+    """The flags under which training is read: what the user has set by hand and what the model's own train() sets,
+    which may not have been called yet. Names what is in evaluation by hand."""
+    by_train, markers = _flags(model, True), _markers(model)
     flags = {path: flag and by_train[path] for path, flag in _flags(model).items()}
     held = [path for path in by_train if by_train[path] and not flags[path] and path in markers]
     if held:
@@ -153,6 +169,14 @@ def _training_flags(model: nn.Module) -> dict[str, bool]:
             stacklevel=users_line(),
         )
     return flags
+
+
+def _markers(model: nn.Module) -> set[str]:
+    return {
+        path
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, _MARKERS) or type(module).__name__ in _MARKERS_BY_NAME
+    }
 
 
 def _flags(model: nn.Module, mode: bool | None = None) -> dict[str, bool]:
