@@ -305,6 +305,23 @@ def _parametric_relu(c: Reader, condition: Content, on: Any, off: Any, meta: Met
     return c.emit("prelu", [x, weight], meta, ("", "weight"), channel_axis=axis)
 
 
+def _unit_length_or_zero(c: Reader, mask: Content, chosen: Any, other: Any) -> Content | None:
+    """where(row is 0, 0, row of length 1): the length divides 0 as well, so it says nothing."""
+    if mask.formula.name != "eq" or uniform(c, chosen) != 0 or not isinstance(other, Content):
+        return None
+    largest, number = mask.formula.operands
+    unit, greatest = (c.producers.get(getattr(each, "name", "")) for each in (other, largest))
+    absolute = None if greatest is None else c.producers.get(greatest[1][0].name)
+    kinds = [each and each[0].kind for each in (unit, greatest, absolute)]
+    if number != 0 or unit is None or greatest is None or absolute is None or kinds != ["normalize", "amax", "abs"]:
+        return None
+    (x, *_), axis = unit[1], unit[0].attributes["axis"]
+    how = greatest[0].attributes
+    if absolute[1][0].name != x.name or tuple(how["axes"]) != (axis,) or not how["keep_dims"]:
+        return None
+    return other
+
+
 @handles("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", "masked_fill")
 def _where(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if hasattr(a, "mask"):
@@ -313,7 +330,7 @@ def _where(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
         mask, chosen, other = a.condition, a.self, a.other
     if is_composed(mask) and meta.dtype.is_floating_point:
         chosen, other = (as_number(c, each, meta) if is_truth(each) else each for each in (chosen, other))
-        made = _parametric_relu(c, mask, chosen, other, meta)
+        made = _parametric_relu(c, mask, chosen, other, meta) or _unit_length_or_zero(c, mask, chosen, other)
         return composed(c, "where", [mask, chosen, other], {}, meta) if made is None else made
     if masks.is_mask(c, mask) and meta.dtype != torch.bool:
         return masks.chosen(c, mask, chosen, other, meta)

@@ -70,14 +70,15 @@ def takes(
 
 
 def form_of_results(make: Callable[[], nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """How a model's results nest, and their shapes; None where it does not run without values.
+    """How a model's results nest, and their shapes; None where it does not run.
 
     Args:
         make: makes a copy of the model, which may share its tensors.
     """
-    # Meta tensors take a fraction of the time of fake ones; but a model may bring tensors that are not registered.
-    for mode in (torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True)):
-        with torch.no_grad(), silent(), as_written(), states_of_lstm(), Finite():
+    # Meta tensors take a fraction of the time of fake ones; but a model may bring tensors that are not registered, or
+    # ask for their values, as anchors of detectors do.
+    for mode in (torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True), contextlib.nullcontext()):
+        with torch.no_grad(), silent(), as_written(), states_of_lstm(), Finite(), torch.random.fork_rng(devices=[]):
             try:
                 model = make()
                 given = args, kwargs

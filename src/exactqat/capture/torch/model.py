@@ -84,7 +84,7 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
         ) from None
     leaves, spec = pytree.tree_flatten(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    given = _without_values(args, kwargs, tensors)
+    given = _of_zeros(args, kwargs, tensors)
     caches, drawn = Caches(), _random_state()
     try:
         if model.training:
@@ -232,10 +232,10 @@ def _holder(model: nn.Module, shared: Mapping[int, Any]) -> str:
     return ""
 
 
-def _without_values(
+def _of_zeros(
     args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with `EXAMPLES` examples."""
+    """The arguments with `EXAMPLES` examples, of zeros."""
     if not tensors or any(tensor.dim() == 0 for tensor in tensors):
         raise CaptureError(
             "the example's tensors must have a batch: their first axis; a number is not a tensor of the batch"
@@ -248,7 +248,7 @@ def _without_values(
             raise CaptureError(
                 f"the first axis of every tensor is the batch; the example has {first} and {tensor.shape[0]} there"
             )
-        return torch.empty((rows * EXAMPLES, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
+        return torch.zeros((rows * EXAMPLES, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
 
     made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, blank, (args, kwargs))
     return made
