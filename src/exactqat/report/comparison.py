@@ -171,6 +171,8 @@ def written(jobs: Sequence[FinishedJob]) -> str:
         settings=Table("Settings that differ, by job", ["setting", *names], changed, 1 + len(jobs))
         if changed
         else None,
-        networks=Table("Delivered networks; the best of each precision is marked", HEADER, networks, TEXTS, "wrap"),
+        networks=Table(
+            "Delivered networks; the best of each precision is marked", HEADER, networks, TEXTS, "stack wrap"
+        ),
         notes=[sentence[0].upper() + sentence[1:] for sentence in sentences(jobs)],
     )
