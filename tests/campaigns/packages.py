@@ -66,7 +66,9 @@ def _yolos() -> dict[str, Entry]:
             name = "-".join(filter(None, (version, kind)))
             for form in ("plain",) if kind == "cls" else ("plain", "export"):
                 build = functools.partial(yolo, name, form)
-                found[f"ultralytics {name}{', export form' if form == 'export' else ''}"] = Entry(build)
+                # Its training returns what its losses need, not the boxes of evaluation.
+                entry = Entry(build, "model.eval()", _evaluating)
+                found[f"ultralytics {name}{', export form' if form == 'export' else ''}"] = entry
     # Its head chooses the best boxes by topk.
     choosing = Entry(functools.partial(yolo, "yolo26n", "end2end"), "model.end2end = False", _all_boxes)
     return {**found, "ultralytics yolo26n, end2end": choosing}

@@ -195,6 +195,8 @@ class Subject:
             raise CannotRun(f"{type(error).__name__}: {self.first_line(error)}") from error
 
 
+# What the results of an evaluation right after a step of training are called.
+AFTERWARDS = " (evaluated after a step)"
 Array = TypeVar("Array")
 # Of variables by name, inputs, and whether it trains: results, and variables afterwards.
 Run = Callable[[Mapping[str, Array], Sequence[Array], bool], tuple[Any, Mapping[str, Array]]]
@@ -267,7 +269,7 @@ class FunctionalSubject(Subject, Generic[Array]):
             total = self.weighted_sum(named)
             if trial.training and self.evaluates_after:
                 later, _ = run({**known, **after}, arrays, False)
-                named |= {f"{name} (evaluated after a step)": value for name, value in self.named(later).items()}
+                named |= {f"{name}{AFTERWARDS}": value for name, value in self.named(later).items()}
             return total, (named, {name: after.get(name, known[name]) for name in statistics})
 
         key = (side, trial.training, trial.examples, trial.gradients)
@@ -623,6 +625,12 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float | None:
 def _refusal(subject: Subject, trial: Trial, found: Sequence[Difference]) -> str:
     """What differs, where it begins, and what to do."""
     results, states = ([each for each in found if each.what == _WHAT[kind]] for kind in ("results", "state"))
+    if subject.remedy and results and all(difference.name.endswith(AFTERWARDS) for difference in results):
+        names = listed([f"'{difference.name.removesuffix(AFTERWARDS)}'" for difference in results])
+        return (
+            f"the model was given in training, and its evaluation computes something else than its training (results "
+            f"{names}); the device computes evaluation. {subject.remedy[0].upper()}{subject.remedy[1:]}"
+        )
     where = ""
     if results:
         where, worst = _first_layer(subject, trial), max(results, key=lambda each: each.error)

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...capture.proof import Evidence, Proof, Subject, Trial, cotangent, nudged, prove
+from ...capture.proof import AFTERWARDS, Evidence, Proof, Subject, Trial, cotangent, nudged, prove
 from ...capture.torch.export import checkpoints_run_once
 from .prepared import PreparedModel
 from .straight_through import with_hooks
@@ -154,7 +154,7 @@ class _Sides(Subject):
             with torch.set_grad_enabled(trial.gradients), _Settled():
                 args, kwargs, _ = self._arguments(trial, self.arrays(trial.afterwards, nudge))
                 after = _tensors(model(*args, **kwargs))
-            evidence.results |= {f"{name} (evaluated after a step)": _array(each) for name, each in after.items()}
+            evidence.results |= {f"{name}{AFTERWARDS}": _array(each) for name, each in after.items()}
         return evidence, results
 
     def _gradients(
