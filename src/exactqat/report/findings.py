@@ -164,8 +164,8 @@ def recommended(results: Results) -> Outcome:
 
 def _bytes(outcome: Outcome) -> tuple[float, float]:
     """Of flash and of arena; infinite where they were not measured."""
-    arena = None if outcome.footprint is None else outcome.footprint.arena_bytes
-    flash, arena = (math.inf if size is None else size for size in (outcome.file_bytes, arena))
+    measured = None if outcome.footprint is None else outcome.footprint.arena_bytes
+    flash, arena = (math.inf if size is None else size for size in (outcome.file_bytes, measured))
     return flash, arena
 
 
