@@ -7,10 +7,8 @@ layer's; so it may come from another framework, with its axes in another order.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,10 +19,11 @@ import numpy as np
 from ..device import Refusal
 from ..device.operator import FLOAT
 from ..device.tensor import CODE_RANGES, dequantize, quantize
+from .comparison import decibels_of
 from .formats.read_tflite import read_content
 from .formats.tflite import import_deploy
 from .graph import Graph, Operator
-from .runtimes.trial import RuntimeRefusal, try_in_a_child
+from .runtimes.trial import RuntimeRefusal, answer_of
 from .simulate import simulate, simulate_operator
 
 # Tensors belong together from this correlation on.
@@ -75,18 +74,11 @@ def beside_float(
     """
     path = Path(path)
     content = path.read_bytes()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            said = try_in_a_child(_work, graph, dict(codes), content, path.suffix, profile, folder, seconds=seconds)
-        except RuntimeRefusal as error:
-            said = str(error)
-        found = Path(folder) / "layers.json"
-        if not found.exists():
-            note = Path(folder) / "reason"
-            lines = [line for line in said.splitlines() if line.strip()] or ["no reason given"]
-            reason = note.read_text() if note.exists() else lines[-1]
-            raise Refusal(f"{path.name} cannot be compared: {reason}")
-        return tuple(LayerBesideFloat(**row) for row in json.loads(found.read_text()))
+    try:
+        rows = answer_of(_work, graph, dict(codes), content, path.suffix, profile, seconds=seconds)
+    except RuntimeRefusal as error:
+        raise Refusal(f"{path.name} cannot be compared: {error}") from None
+    return tuple(LayerBesideFloat(**row) for row in rows)
 
 
 def collapse(layers: tuple[LayerBesideFloat, ...]) -> LayerBesideFloat | None:
@@ -98,16 +90,11 @@ def collapse(layers: tuple[LayerBesideFloat, ...]) -> LayerBesideFloat | None:
 
 
 def _work(
-    graph: Graph, codes: Mapping[str, np.ndarray], content: bytes, suffix: str, profile: str, folder: str
-) -> None:
-    try:
-        real = [dequantized(graph, name, codes[name]) for name in graph.inputs]
-        values = _of_onnx(content, real) if suffix.lower() == ".onnx" else _of_tflite(content, real)
-        rows = [asdict(row) for row in _rows(graph, codes, values, profile)]
-    except (ValueError, ImportError, RuntimeError) as error:
-        (Path(folder) / "reason").write_text(" ".join(str(error).split()))
-        return
-    (Path(folder) / "layers.json").write_text(json.dumps(rows))
+    graph: Graph, codes: Mapping[str, np.ndarray], content: bytes, suffix: str, profile: str
+) -> list[dict[str, Any]]:
+    real = [dequantized(graph, name, codes[name]) for name in graph.inputs]
+    values = _of_onnx(content, real) if suffix.lower() == ".onnx" else _of_tflite(content, real)
+    return [asdict(row) for row in _rows(graph, codes, values, profile)]
 
 
 def dequantized(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:
@@ -229,7 +216,7 @@ def _row(
     dead = int(np.count_nonzero((flat == flat[0]).all(0))) if len(flat) > 1 else 0
     cumulative = own = clipped = None
     if signal is not None:
-        cumulative = decibels(signal, dequantized(graph, name, codes))
+        cumulative = decibels_of(signal, dequantized(graph, name, codes))
         ends = np.array(CODE_RANGES[tensor.dtype]) - tensor.quantization.zero_point[0] + (-0.5, 0.5)
         low, high = ends * float(tensor.quantization.scale[0])
         clipped = float(np.mean((signal < low) | (signal > high)))
@@ -237,18 +224,11 @@ def _row(
         in_codes = all(each in matched and graph.tensors[each].dtype in CODE_RANGES for each in activations)
         if in_codes and operator.outputs[0] == name:
             given = {each: quantize(matched[each][1], graph.tensors[each].quantization) for each in activations}
-            own = decibels(signal, dequantized(graph, name, simulate_operator(graph, operator, given, profile)))
+            own = decibels_of(signal, dequantized(graph, name, simulate_operator(graph, operator, given, profile)))
     lowest, highest = CODE_RANGES[tensor.dtype]
     return LayerBesideFloat(
         name, operator.kind, of, cumulative, own, clipped, 1 - len(used) / (highest - lowest + 1), dead, codes.shape[-1]
     )
-
-
-def decibels(signal: np.ndarray, quantized: np.ndarray) -> float | None:
-    """Signal to noise; None without signal or noise."""
-    exact = signal.astype(np.float64)
-    power, noise = float(np.square(exact).sum()), float(np.square(exact - quantized).sum())
-    return 10 * math.log10(power / noise) if power > 0 and noise > 0 else None
 
 
 __all__ = ["LOST", "LayerBesideFloat", "beside_float", "collapse"]

@@ -304,6 +304,13 @@ def _decibels(signal: float, noise: float) -> float | None:
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
 
 
+def decibels_of(signal: np.ndarray, quantized: np.ndarray) -> float | None:
+    """Signal to noise in dB of a quantized tensor; None without signal or noise."""
+    noise = Noise()
+    noise.add(signal, quantized)
+    return noise.decibels()
+
+
 class Noise:
     """Running sums of squares: of a signal, and of what a quantized version adds."""
 

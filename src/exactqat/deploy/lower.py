@@ -23,6 +23,7 @@ from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
 from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without_units
 from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes, same_padding
 from .signature import Port, Signature
+from .unequal import warn_of_unequal_parts
 
 # The most axes that TFLite-Micro's kernel moves; LiteRT's moves one more.
 TRANSPOSED_AXES = 5
@@ -68,7 +69,9 @@ def lower(model: Any) -> Graph:
         ValueError: the model is not frozen, a layer does not fit the device's integers, or a range or weight is not
             finite (the message names it).
     """
-    return lower_with_layouts(model)[0]
+    graph, _ = lower_with_layouts(model)
+    warn_of_unequal_parts(graph)
+    return graph
 
 
 def lower_with_layouts(model: Any) -> tuple[Graph, dict[str, Layout]]:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that are joined or added on one grid although their ranges differ much: the smallest of them loses its
+signal, and no figure of the whole shows it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+from ..device import OPERATORS
+from ..device.file_forms import ONTO_A_GRID
+from ..device.tensor import CODE_RANGES
+from ..display import listed, shortened
+from ..planning.callers import users_line
+from .graph import Graph, Operator
+
+# How many times wider than a part the whole may be.
+WIDEST = 2**5
+
+
+class UnequalPartsWarning(UserWarning):
+    """A tensor is stored on the grid of a much wider one, where little of its signal is left."""
+
+
+@dataclass(frozen=True)
+class UnequalPart:
+    """A part of a joined tensor or of a sum.
+
+    Attributes:
+        whole: the result; part: the operand.
+        decibels: what signal to noise the part keeps on the grid of the whole, if it fills its own.
+    """
+
+    whole: str
+    part: str
+    decibels: float
+
+    def __str__(self) -> str:
+        return f"{shortened(self.part)} in {shortened(self.whole)} ({self.decibels:.0f} dB left)"
+
+
+def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
+    """The operands of joined tensors and of sums whose range is less than a `WIDEST`th of the result's."""
+    makers = {name: operator for operator in graph.operators for name in operator.outputs}
+    found = []
+    for operator in graph.operators:
+        declaration = OPERATORS[operator.kind]
+        joins = declaration.same_quantization and declaration.operands[1] is None
+        whole = graph.tensors[operator.outputs[0]]
+        if not (joins or declaration.adds) or whole.dtype not in CODE_RANGES:
+            continue
+        for name in dict.fromkeys(operator.inputs):
+            part = graph.tensors[_own(graph, makers, name)]
+            if part.data is not None or part.dtype not in CODE_RANGES:
+                continue
+            codes = CODE_RANGES[part.dtype][1] - CODE_RANGES[part.dtype][0]
+            steps = codes * float(part.quantization.scale[0]) / float(whole.quantization.scale[0])
+            if codes / steps > WIDEST * codes / (CODE_RANGES[whole.dtype][1] - CODE_RANGES[whole.dtype][0]):
+                found.append(UnequalPart(whole.name, part.name, 20 * math.log10(max(steps, 1e-3))))
+    return tuple(found)
+
+
+def _own(graph: Graph, makers: dict[str, Operator], name: str) -> str:
+    """The tensor before it was put on the grid of what it joins."""
+    while name in makers and makers[name].kind in ONTO_A_GRID:
+        name = makers[name].inputs[0]
+    return name
+
+
+def warn_of_unequal_parts(graph: Graph) -> None:
+    """One warning for all of them."""
+    found = unequal_parts(graph)
+    if found:
+        warnings.warn(
+            f"the whole's range is more than {WIDEST} times that of a part, of which its grid leaves little: "
+            f"{listed([str(part) for part in found], length=160)}. Return the parts as separate outputs, scale them "
+            f"alike before they meet, or give the whole 16 bits: qat.Rule({found[0].whole!r}, activation_bits=16)",
+            UnequalPartsWarning,
+            stacklevel=users_line(),
+        )
+
+
+__all__ = ["UnequalPart", "UnequalPartsWarning", "unequal_parts", "warn_of_unequal_parts"]
