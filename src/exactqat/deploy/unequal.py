@@ -9,7 +9,6 @@ import warnings
 from dataclasses import dataclass
 
 from ..device import OPERATORS
-from ..device.file_forms import ONTO_A_GRID
 from ..device.tensor import CODE_RANGES
 from ..display import listed, shortened
 from ..planning.callers import users_line
@@ -63,7 +62,7 @@ def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
 
 def _own(graph: Graph, makers: dict[str, Operator], name: str) -> str:
     """The tensor before it was put on the grid of what it joins."""
-    while name in makers and makers[name].kind in ONTO_A_GRID:
+    while name in makers and OPERATORS[makers[name].kind].changes_dtype:
         name = makers[name].inputs[0]
     return name
 
