@@ -147,7 +147,10 @@ def test_parameters_of_gpu_kernels_are_in_order() -> None:
 
 def test_the_neutral_files_of_the_kit_know_no_framework() -> None:
     """What is shared by all frameworks imports none, whatever a user has installed."""
-    paths = [PACKAGE / "capture" / "proof.py", *(PACKAGE / "capture" / "core").glob("*.py")]
+    paths = [
+        PACKAGE / "capture" / "proof.py",
+        *(path for room in ("core", "passes") for path in (PACKAGE / "capture" / room).glob("*.py")),
+    ]
     paths += [*(PACKAGE / "train" / "core").glob("*.py"), *(PACKAGE / "tune").glob("*.py")]
     for path in [*paths, *(PACKAGE / "planning").glob("*.py"), *(PACKAGE / "deploy").rglob("*.py")]:
         found = roots(imports_of(path)) & {"torch", "jax", "flax", "optax", "keras", "tensorflow"}

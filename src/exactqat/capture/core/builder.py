@@ -134,6 +134,14 @@ class ItemBuilder(Builder, Generic[Fixed]):
         """Numbers as something fixed."""
         raise NotImplementedError
 
+    def fixed_named(self, name: str) -> Fixed:
+        """What a constant was made of."""
+        raise NotImplementedError
+
+    def of_both(self, first: Fixed, second: Fixed, function: Callable[[Any, Any], Any]) -> Fixed:
+        """What a function of the arrays of two fixed things of one shape makes, of that shape."""
+        raise NotImplementedError
+
     def label(self, kind: str) -> str:
         """The user's word for a step of this kind."""
         return kind
@@ -211,6 +219,22 @@ class ItemBuilder(Builder, Generic[Fixed]):
         self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), known)
         self.items[name] = Moving(name, shape, dtype, dict(list(samples.items())[-_ROOTS:]) | {name: ITSELF})
         return self.items[name]
+
+    def step_of(self, item: Any) -> Step | None:
+        """The step that made an item."""
+        return self.made_by.get(item.name) if isinstance(item, Moving) else None
+
+    def made_from(self, item: Any, kind: str, stopped: bool = False) -> tuple[Step, Moving] | None:
+        """The step of that kind that made an item, and its first operand; identities aside.
+
+        stopped: those that stop gradients, too.
+        """
+        step = self.step_of(item)
+        while step is not None and step.kind == "identity" and (stopped or not step.attributes.get("stop_gradient")):
+            step = self.made_by.get(str(step.inputs[0]))
+        if step is None or step.kind != kind or step.inputs[0] not in self.items:
+            return None
+        return step, self.items[str(step.inputs[0])]
 
     def forget(self, count: int) -> None:
         """Forgets all steps but the first ones."""

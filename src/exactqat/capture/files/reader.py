@@ -118,6 +118,12 @@ class Reader(ItemBuilder[Fixed]):
     def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
         return Fixed(item.name, np.asarray(function(item.data)))
 
+    def fixed_named(self, name: str) -> Fixed:
+        return next(item for item, own in self._named.values() if own == name)
+
+    def of_both(self, first: Fixed, second: Fixed, function: Callable[[Any, Any], Any]) -> Fixed:
+        return Fixed(first.name, np.asarray(function(first.data, second.data)))
+
     def numbers(self, item: Any) -> np.ndarray | None:
         if isinstance(item, Fixed):
             moves = item.trained and item.data.dtype.kind == _REAL and item.number is None
@@ -208,7 +214,7 @@ class Reader(ItemBuilder[Fixed]):
             sizes = (1,) * (x.rank - len(other.shape)) + other.shape
             free = x.name not in self.grids
             if free and len(sizes) == x.rank and sizes[axis] == x.shape[axis] == math.prod(sizes):
-                weight = next(item for item, name in self._named.values() if name == made.inputs[1])
+                weight = self.fixed_named(str(made.inputs[1]))
                 operands = [self.items[str(made.inputs[0])], weight, replace(other, data=other.data.reshape(-1))]
                 return self.emit(made.kind, operands, x.shape, module=made.module, **made.attributes)
         return self.step("add", [x, other], broadcast(x.shape, other.shape))

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...planning.network import Constant, Place, Step
+from ...planning.network import Constant, Place
 from ..core.builder import ItemBuilder, Moving, entering, free_name
 from ..core.naming import PACKAGE
 from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
@@ -136,7 +136,6 @@ class Converter(ItemBuilder[Fixed]):
         return self._names[id(node)]
 
     def fixed_named(self, name: str) -> Fixed:
-        """The item that a constant was made of."""
         return self._fixed_items[name]
 
     def module_of(self, item: Item | None) -> str:
@@ -149,24 +148,11 @@ class Converter(ItemBuilder[Fixed]):
         """Where the current equation, or the call that contains it, is in the user's files."""
         return place_of(*self._equations)
 
-    def step_of(self, item: Any) -> Step | None:
-        """The step that made an item."""
-        return self.made_by.get(item.name) if isinstance(item, Moving) else None
-
-    def made_from(self, item: Any, kind: str, stopped: bool = False) -> tuple[Step, Moving] | None:
-        """The step of that kind that made an item, and its first operand; identities aside.
-
-        stopped: those that stop gradients, too.
-        """
-        step = self.step_of(item)
-        while step is not None and step.kind == "identity" and (stopped or not step.attributes.get("stop_gradient")):
-            step = self.made_by.get(str(step.inputs[0]))
-        if step is None or step.kind != kind or step.inputs[0] not in self.items:
-            return None
-        return step, self.items[str(step.inputs[0])]
-
     def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
         return item.then(function)
+
+    def of_both(self, first: Fixed, second: Fixed, function: Callable[[Any, Any], Any]) -> Fixed:
+        return first.then(function, second)
 
     def numbers(self, item: Any) -> np.ndarray | None:
         if isinstance(item, Fixed):

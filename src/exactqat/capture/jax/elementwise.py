@@ -16,6 +16,7 @@ from ..core.builder import Moving
 from ..core.functions import Curve
 from ..core.refusals import Refused
 from ..core.sizes import Batch, Shape
+from ..passes import composites
 from .converter import Converter, Operation, handles
 from .items import Fixed, Item
 
@@ -113,12 +114,12 @@ def _binary(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     if (mask := masks.arithmetic(c, _BINARY[name], operands, shape)) is not None:
         return mask
     if name in ("mul", "div"):
-        made = _mean_or_pool(c, name, first, second, numbers)
-        made = _softmax(c, first, second) if made is None and name == "div" else made
+        made = composites.mean_or_pool(c, name, first, second)
+        made = composites.softmax(c, first, second) if made is None and name == "div" else made
         if made is not None:
             return made
     if name == "sub":
-        made = _log_softmax(c, first, second)
+        made = composites.log_softmax(c, first, second)
         if made is not None:
             return made
     operands = [
@@ -145,94 +146,6 @@ def _of_rows(c: Converter, item: Item, shape: Shape) -> Item:
             "axes are joined"
         )
     return item.then(lambda array: jnp.take(array, jnp.array([0]), axis))
-
-
-def _mean_or_pool(c: Converter, name: str, first: Item, second: Item, numbers: list[float | None]) -> Item | None:
-    """A sum divided by its count."""
-    x, other = (first, second) if isinstance(first, Moving) else (second, first)
-    if not isinstance(x, Moving) or not isinstance(other, Fixed) or (name == "div" and x is not first):
-        return None
-    number = numbers[1 if x is first else 0]
-    total = c.made_from(x, "sum")
-    if total is not None and number:
-        step, source = total
-        count = float(np.prod([source.shape[axis] for axis in step.attributes["axes"]]))
-        divided = number if name == "div" else 1.0 / number
-        if abs(divided - count) < 1e-5 * count:
-            return c.emit("mean", [source], x.shape, **step.attributes)
-    pooled = c.made_from(x, "avg_pool")
-    if pooled is None or pooled[0].attributes["divisor"] != 1 or name != "div":
-        return None
-    step, source = pooled
-    attributes = dict(step.attributes)
-    whole = float(np.prod(attributes["window"]))
-    if number is not None:
-        same_count = abs(number - whole) < 1e-5 * whole
-        return c.emit("avg_pool", [source], x.shape, **{**attributes, "divisor": None if same_count else float(number)})
-    counts = other.values
-    if counts is None:
-        return None
-    sides = [attributes["padding"], attributes["window"], attributes["strides"]]
-    spatial = [at for at in range(x.rank) if at not in (attributes["channel_axis"], c.batch_axis(x.shape))]
-    expected = np.ones([1] * x.rank)
-    for axis, (before, after), side, stride in zip(spatial, *sides, strict=True):
-        inside = np.zeros(before + source.shape[axis] + after)
-        inside[before : before + source.shape[axis]] = 1
-        line = [inside[at * stride : at * stride + side].sum() for at in range(x.shape[axis])]
-        expected = expected * np.reshape(line, [-1 if at == axis else 1 for at in range(x.rank)])
-    if not np.allclose(np.broadcast_to(expected, np.broadcast_shapes(expected.shape, counts.shape)), counts):
-        return None
-    return c.emit("avg_pool", [source], x.shape, **{**attributes, "divisor": None, "count_include_pad": False})
-
-
-def _shifted(c: Converter, x: Item) -> tuple[Moving, Moving] | None:
-    """(y, x) of ``y = exp(x - max(x))``, or of ``exp(x)``, from that y."""
-    made = c.made_from(x, "exp")
-    if made is None or not isinstance(x, Moving):
-        return None
-    shifted = c.made_from(made[1], "sub")
-    if shifted is not None and isinstance(shifted[0].inputs[1], str) and shifted[0].inputs[1] in c.items:
-        # Softmax is the same whatever is subtracted, so are its gradients.
-        largest = c.made_from(c.items[shifted[0].inputs[1]], "amax", stopped=True)
-        if largest is not None and largest[1] is shifted[1]:
-            return x, shifted[1]
-    return x, made[1]
-
-
-def _share_axis(c: Converter, total: Item, of: Moving) -> int | None:
-    """The axis over which a sum of `of` goes that keeps it."""
-    made = c.made_from(total, "sum")
-    if made is None or made[1] is not of:
-        return None
-    axes = made[0].attributes["axes"]
-    return int(axes[0]) if len(axes) == 1 and made[0].attributes["keep_dims"] else None
-
-
-def _softmax(c: Converter, first: Item, second: Item) -> Item | None:
-    exponential = _shifted(c, first)
-    axis = None if exponential is None else _share_axis(c, second, exponential[0])
-    if exponential is None or axis is None:
-        return None
-    return c.emit("softmax", [exponential[1]], exponential[1].shape, axis=axis)
-
-
-def _log_softmax(c: Converter, first: Item, second: Item) -> Item | None:
-    """(x - max) - log(sum(exp(x - max)))"""
-    logarithm = c.made_from(second, "log")
-    if logarithm is None or not isinstance(first, Moving):
-        return None
-    total = c.made_from(logarithm[1], "sum")
-    exponential = None if total is None else _shifted(c, total[1])
-    if total is None or exponential is None:
-        return None
-    axis = _share_axis(c, logarithm[1], exponential[0])
-    if axis is None:
-        return None
-    x = exponential[1]
-    made = c.made_from(first, "sub")
-    if first is x or (made is not None and made[1] is x):
-        return c.emit("log_softmax", [x], x.shape, axis=axis)
-    return None
 
 
 @handles("integer_pow")
@@ -296,7 +209,10 @@ def _select(c: Converter, operation: Operation, operands: list[Any]) -> Item:
             made = c.emit("unsupported", [each for each in cases if isinstance(each, Moving)], shape, label="where")
             made.samples = {**samples, **made.samples}
             return made
-        return _parametric_relu(c, condition, cases[0], cases[1], shape)
+        made = composites.parametric_relu(c, condition, cases[0], cases[1])
+        if made is None:
+            raise Refused("")
+        return made
     mask = condition.values
     if mask is None:
         raise Refused("its condition is computed from parameters")
@@ -334,25 +250,6 @@ def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: Sh
             return kept
         return c.emit("add", [kept, holes.then(lambda array, values: array * values, other)], shape)
     return c.emit("add", [c.emit("mul", [chosen, mask], shape), c.emit("mul", [other, holes], shape)], shape)
-
-
-def _parametric_relu(c: Converter, condition: Moving, off: Item, on: Item, shape: Shape) -> Item:
-    """where(x >= 0, x, slope * x) with a slope that is trained."""
-    word, left, right = condition.comparison or ("", None, None)
-    zero = isinstance(right, Fixed) and right.number == 0
-    step = c.step_of(off)
-    if word in ("gt", "ge") and zero and left is on and isinstance(on, Moving) and step is not None:
-        slopes = [each for each in step.inputs if each != on.name]
-        if step.kind == "mul" and on.name in step.inputs and len(slopes) == 1 and slopes[0] in c.constants:
-            slope = c.constants[str(slopes[0])]
-            sizes = (1,) * (on.rank - len(slope.shape)) + slope.shape
-            wide = [axis for axis, size in enumerate(sizes) if size != 1]
-            if len(wide) <= 1:
-                axis = wide[0] if wide else on.rank - 1
-                count = int(np.prod(slope.shape)) if slope.shape else 1
-                weight = c.fixed_named(str(slopes[0])).then(lambda array: array.reshape(count))
-                return c.emit("prelu", [on, weight], shape, channel_axis=axis)
-    raise Refused("")
 
 
 @handles("stop_gradient")

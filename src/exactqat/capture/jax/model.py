@@ -25,13 +25,13 @@ from ..core.builder import Moving
 from ..core.naming import input_names, result_name, words_of
 from ..core.refusals import SIZE_OF_BATCH, CaptureError, first_line
 from ..core.sizes import Batch
+from ..passes.affine import BiasAndAffine
 
 # Their handlers enter themselves into the converter's table.
 from . import elementwise, movement, reduction, weights  # noqa: F401
 from .converter import Converter, is_library, jaxprs, place_in
 from .items import Fixed, Node
 from .layers import replacing, telling
-from .tidy import Tidying
 
 _SYMBOLS = (
     "while a model is read, the size of its batch is a symbol: x.shape[0] instead of len(x), jax.numpy instead of numpy"
@@ -212,7 +212,7 @@ def capture(
         if isinstance(item, Moving) and item.comparison is not None:
             raise CaptureError("the model returns truth values; return the numbers that they are computed from")
         outputs.append(item.name if isinstance(item, Moving) else c.constant(item))
-    steps = Tidying(c, outputs).run()
+    steps = BiasAndAffine(c, outputs).run()
     return Network(
         tuple(each.name for each in values),
         tuple(outputs),

@@ -1,30 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows a convolution or a product becomes part of it: a bias, and a line for each channel.
 
-A jaxpr adds the bias by an equation of its own, and batch norm in evaluation is a difference, a product and a sum. The
-network has words for both.
+Some frameworks add the bias by an operation of its own, and batch norm in evaluation is a difference, a product and a
+sum. The network has words for both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ...planning.network import Step
-from .converter import Converter
-from .items import Fixed
+from ..core.builder import ItemBuilder
 
 _WEIGHTED = ("conv", "conv_transpose", "linear")
 
 
-class Tidying:
+class BiasAndAffine:
     """The live steps of a network under construction, in order."""
 
-    def __init__(self, c: Converter, outputs: Sequence[str]) -> None:
+    def __init__(self, c: ItemBuilder[Any], outputs: Sequence[str]) -> None:
         self.c = c
         self.outputs = set(outputs)
         needed = set(outputs)
@@ -52,7 +50,7 @@ class Tidying:
     def _axis(self, step: Step) -> int:
         return int(step.attributes.get("channel_axis", len(self.c.values[step.output].shape) - 1))
 
-    def _vector(self, operand: Any, shape: Sequence[int], axis: int) -> Fixed | None:
+    def _vector(self, operand: Any, shape: Sequence[int], axis: int) -> Any:
         """A constant with one number for each channel, [channels]."""
         if not isinstance(operand, str) or operand not in self.c.constants:
             return None
@@ -63,7 +61,8 @@ class Tidying:
         count = shape[axis]
         if any(size != 1 for at, size in enumerate(sizes) if at != axis) or sizes[axis] not in (1, count):
             return None
-        return item.then(lambda array: jnp.broadcast_to(array.reshape(-1), (count,)))
+        repeats = 1 if sizes[axis] == count else count
+        return self.c.then(item, (count,), lambda array: array.reshape(-1).repeat(repeats))
 
     def _take(self, into: Step, reader: Step, **changes: Any) -> None:
         """Makes `into` with these changes give what its reader gave."""
@@ -85,7 +84,7 @@ class Tidying:
             vector = self._other(step.output, reader, self._axis(step))
             if vector is None:
                 return step.output
-            self._take(step, reader, inputs=(*step.inputs[:2], self.c.constant(vector)))
+            self._take(step, reader, inputs=(*step.inputs[:2], self.c.operand(vector)))
             return reader.output
         if reader.kind == "reshape":
             self._bias_after_reshapes(step, reader)
@@ -117,11 +116,11 @@ class Tidying:
             return
         if any(size != (after[at] if at in places else 1) for at, size in enumerate(sizes)):
             return
-        bias = self.c.constant(item.then(lambda array: array.reshape(-1)))
+        bias = self.c.operand(self.c.then(item, (before[axis],), lambda array: array.reshape(-1)))
         self.steps[step.output] = replace(step, inputs=(*step.inputs[:2], bias))
         self._take(last, reader)
 
-    def _other(self, name: str, reader: Step, axis: int) -> Fixed | None:
+    def _other(self, name: str, reader: Step, axis: int) -> Any:
         """The vector that a reader combines a value with; None if it is more than that."""
         if self.c.values[reader.output].shape != self.c.values[name].shape:
             return None
@@ -132,10 +131,15 @@ class Tidying:
         """Makes differences, products and sums with vectors one batch norm that the user has frozen."""
         step = self.steps[name]
         axis, count = self._axis(step), self.c.values[name].shape[self._axis(step)]
-        factor: Fixed | None = None
-        offset: Fixed | None = None
+        c = self.c
+        factor: Any = None
+        offset: Any = None
         taken: list[Step] = []
         end = name
+
+        def combined(known: Any, other: Any, function: Callable[[Any, Any], Any]) -> Any:
+            return other if known is None else c.of_both(known, other, function)
+
         while True:
             reader = self._only_reader(end)
             if reader is None or reader.kind not in ("add", "sub", "mul", "div"):
@@ -144,19 +148,19 @@ class Tidying:
             if vector is None or (reader.kind in ("sub", "div") and reader.inputs[0] != end):
                 break
             if reader.kind in ("mul", "div"):
-                inverse = vector if reader.kind == "mul" else vector.then(lambda array: 1.0 / array)
-                factor = inverse if factor is None else factor.then(lambda a, b: a * b, inverse)
-                offset = None if offset is None else offset.then(lambda a, b: a * b, inverse)
+                inverse = vector if reader.kind == "mul" else c.then(vector, (count,), lambda array: 1.0 / array)
+                factor = combined(factor, inverse, lambda a, b: a * b)
+                offset = None if offset is None else c.of_both(offset, inverse, lambda a, b: a * b)
             else:
-                change = vector if reader.kind == "add" else vector.then(lambda array: -array)
-                offset = change if offset is None else offset.then(lambda a, b: a + b, change)
+                change = vector if reader.kind == "add" else c.then(vector, (count,), lambda array: -array)
+                offset = combined(offset, change, lambda a, b: a + b)
             taken.append(reader)
             end = reader.output
-        if factor is None or not (factor.sources or (offset is not None and offset.sources)):
+        vectors = [each for each in (factor, offset) if each is not None]
+        if factor is None or all(c.numbers(each) is not None for each in vectors):
             return
-        c = self.c
-        zeros, ones = (c.constant(c.data(np.full(count, value, np.float32))) for value in (0, 1))
-        weight, bias = c.constant(factor), None if offset is None else c.constant(offset)
+        zeros, ones = (c.operand(c.fixed_of(np.full(count, value, np.float32))) for value in (0, 1))
+        weight, bias = c.operand(factor), None if offset is None else c.operand(offset)
         attributes = {"epsilon": 0.0, "momentum": 0.1, "channel_axis": axis, "training": False, "counter": ""}
         norm = replace(
             taken[0], kind="batch_norm", inputs=(name, weight, bias, zeros, ones), output=end, attributes=attributes
