@@ -183,12 +183,7 @@ class Functional:
     @property
     def random_steps(self) -> list[str]:
         """Steps that need random numbers in training."""
-        return [
-            step.path
-            for step in self.plan.steps
-            if (step.expression is not None and not step.attributes.get("custom_gradient"))
-            or "dropout" in step.attributes
-        ]
+        return [step.path for step in self.plan.steps if step.expression is not None or "dropout" in step.attributes]
 
     @property
     def tensors(self) -> list[str]:
@@ -399,8 +394,6 @@ class Run(State):
     def __init__(self, functional: Functional, arrays: Arrays, mode: Mode, key: Callable[[int], Any] | None) -> None:
         super().__init__(functional, arrays, mode)
         self.key = key
-        # What custom gradients compute once for several steps.
-        self.shared: dict[Any, Any] = {}
 
     def forward(self, inputs: Sequence[Any], seen: dict[str, Any] | None = None) -> tuple[list[Any], Arrays]:
         values: dict[str, Any] = {}
@@ -474,8 +467,8 @@ class Run(State):
         operands = [name for name in step.operands if name in values]
         kept = all(name in on_grid for name in operands)
         if step.expression is not None or not step.kind:
-            same_value = step.attributes.get("stop_gradient") or step.attributes.get("custom_gradient")
-            if step.operands[0] in on_grid and (same_value or not self.mode.training):
+            same_value = step.attributes.get("stop_gradient") or not self.mode.training
+            if step.operands[0] in on_grid and same_value:
                 on_grid.add(step.path)
             return x
         operator = OPERATORS[step.kind]
@@ -492,8 +485,6 @@ class Run(State):
         p = self.primitives
         features = [values[name] for name in step.operands if name in values]
         if step.expression is not None or not step.kind:
-            if step.attributes.get("custom_gradient"):
-                return self._with_custom_gradient(step, values)
             return self._only_in_training(number, step, features[0])
         if step.outside:
             return p.FUNCTIONS[step.kind](features[0], **step.attributes)
@@ -508,8 +499,3 @@ class Run(State):
         if step.expression is not None:
             return step.expression(self.primitives, x, self.key(number))
         return self.primitives.dropout(x, step.attributes["dropout"], self.key(number))
-
-    def _with_custom_gradient(self, step: PlanStep, values: Mapping[str, Any]) -> Any:
-        """The first operand's value; its gradient is the user's rule at the others, constants as they are trained."""
-        y, *operands = (values[name] if name in values else self.constant(name) for name in step.operands)
-        return step.expression(self.primitives, y, *operands, shared=self.shared)

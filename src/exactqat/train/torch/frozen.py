@@ -28,7 +28,7 @@ from . import primitives as primitives_torch
 from .on_grid import OnGrid, Value, real, taken
 from .primitives import per_channel, to_numpy
 from .state import ModuleGrid
-from .steps import CustomGradient, Outside, TrainingOnly
+from .steps import Outside, TrainingOnly
 from .straight_through import is_differentiated, straight_through, unwrapped
 from .sums import (
     accumulated,
@@ -211,8 +211,6 @@ class Device:
         """What one step of the plan computes from its operands."""
         if isinstance(step, TrainingOnly):
             return self._training_only(step, given[0])
-        if isinstance(step, CustomGradient):
-            return self._custom_gradient(step, given)
         if isinstance(step, Outside):
             return step(real(given[0]))
         if isinstance(step, Input):
@@ -225,16 +223,6 @@ class Device:
         if isinstance(x, OnGrid) and not module.noisy:
             return OnGrid(x.steps.detach(), x.scale) if module.stop_gradient else x
         return module(real(x))
-
-    @staticmethod
-    def _custom_gradient(module: CustomGradient, given: Sequence[Value]) -> Value:
-        x, *operands = given
-        if not isinstance(x, OnGrid):
-            return module(*map(real, given))
-        gradient_of = module.gradient_of([real(each) for each in operands])
-        if gradient_of is None:
-            return OnGrid(x.steps.detach(), x.scale)
-        return OnGrid(straight_through(gradient_of, x.steps.detach(), factor=1 / float(x.scale)), x.scale)
 
     def _input(self, path: str, layer: Input, given: Tensor) -> Value:
         stored = layer.compose(given)

@@ -8,16 +8,16 @@ parameters stay under the user's names, ranges are next to them.
 from __future__ import annotations
 
 import copy
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ...capture.proof import Proof
 from ...device import DEFAULT_PROFILE, profile_named
@@ -25,23 +25,20 @@ from ...display import shortened, table
 from ...planning.inputs import require_examples, require_input, require_rows
 from ...planning.plans import Numbers, Plan, PlanInput, PlanStep
 from ..core import batches as loading
-from ..core.arrays import Arrays, Mode, is_learned, weights_of
+from ..core.arrays import Arrays, Mode, weights_of
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere
 from ..core.freezing import fresh_norms
 from ..core.steps import Step, WeightedStep
 from ..core.trained import TrainedNetwork
-from ..core.weights import learned_ends
-from . import primitives as primitives_torch
+from .holders import HeldRange, Holders, Places
 from .primitives import to_numpy
-from .state import Computed, ModuleGrid, ModuleState, ModuleTensor, Source
-from .steps import CustomGradient, ModuleInput, Outside, TrainingOnly
-from .straight_through import with_hooks
-from .tree import FILE, Kept, Owner, kept_module, kept_tree, node_at, require_called_plainly, require_float32
+from .repeats import Repeats
+from .state import ModuleGrid, ModuleState
+from .steps import ModuleInput, Outside, TrainingOnly
+from .tree import FILE, Kept, Owner, kept_tree, require_called_plainly, require_float32
 
 STATE_FORMAT = 2
-# The child that holds the layers; the others are the user's.
-_LAYERS = "quantization"
 
 
 class Watched(dict[str, Tensor]):
@@ -93,14 +90,14 @@ class PreparedModel(Owner):
         # Ranges that were trained before `freeze`.
         self._trained_ranges: list[nn.Parameter] = []
         self._watched: Watched | None = None
-        self._places = _Places()
+        self._places = Places()
         self._fresh_norms: frozenset[str] = frozenset()
         if model is not None:
             without = model._places.root if isinstance(model, PreparedModel) else ""
             kept_tree(self, model, without)
             for name in (*model._parameters, *model._buffers):  # in the user's order
                 (self._parameters if name in model._parameters else self._buffers).setdefault(name, None)
-        self._bind(_Holders(self, tensors))
+        self._bind(Holders(self, plan, self._places, tensors))
         # Training batches that the batch norms of layers had seen before.
         self._counted = {path: norm.batches() for path, norm in self._state.norms.items()}
         self._fresh_norms = self._core.fresh_norms = fresh_norms(plan, tensors)
@@ -113,7 +110,7 @@ class PreparedModel(Owner):
                 module.close()
         self._follow_flags()
 
-    def _bind(self, holders: _Holders) -> None:
+    def _bind(self, holders: Holders) -> None:
         """Makes the steps, which read and move the tensors where they are held."""
         # Here, as it imports PyTorch's compiler, which is slow to import.
         from .frozen import Device
@@ -130,12 +127,10 @@ class PreparedModel(Owner):
         self._calls = {path: step.compose if isinstance(step, Step) else step for path, step in self._steps.items()}
         self._order = _order(plan)
         self._device = Device(plan, self._state.grids(), self._profile, self._numbers_of)
-        self._recent: deque[_Call] = deque(maxlen=_RECENT)
+        self._repeats = Repeats(self._state)
 
-    def _bound(self, step: PlanStep, holders: _Holders, module: nn.Module) -> Any:
+    def _bound(self, step: PlanStep, holders: Holders, module: nn.Module) -> Any:
         """A step. module: of the user's, where the step is in the model."""
-        if step.attributes.get("custom_gradient"):
-            return CustomGradient(*holders.expression_of(step))
         if step.expression is not None:
             return TrainingOnly(module, *holders.expression_of(step))
         if not step.kind:
@@ -149,7 +144,7 @@ class PreparedModel(Owner):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._bind(_Holders(self, {}))
+        self._bind(Holders(self, self.plan, self._places, {}))
         self._follow_flags()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedModel:
@@ -195,49 +190,8 @@ class PreparedModel(Owner):
         seen = self._watched if self.training and torch.is_grad_enabled() else None
         if seen is not None:
             seen.clear()
-        with self._as_before(args, kwargs):
+        with self._repeats.as_before((args, kwargs)):
             return self._run(args, kwargs, seen)
-
-    @contextmanager
-    def _as_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """Checkpoints (`torch.utils.checkpoint`) run a call once more in the backward pass: ranges and statistics are
-        then those from before the call, and move once."""
-        repeated = _is_recomputing()
-        if not (repeated or _may_be_repeated()) or not self._moves():
-            yield
-            return
-        moving, inputs = self._state.moving(), _fingerprint((args, kwargs))
-        if not repeated:
-            self._recent.append(_Call(inputs, [held[name].clone() for held, name in moving]))
-            yield
-            return
-        present = [held[name] for held, name in moving]
-        for (held, name), value in zip(moving, self._call_of(inputs).before, strict=True):
-            held[name] = value.clone()
-        try:
-            yield
-        finally:
-            for (held, name), value in zip(moving, present, strict=True):
-                held[name] = value
-            for grid in self._state.grids().values():
-                grid.forget_shown()
-
-    def _call_of(self, inputs: bytes) -> _Call:
-        """The latest call with these inputs that the current backward pass has not repeated yet."""
-        task = torch._C._current_graph_task_id()
-        for call in reversed(self._recent):
-            if call.inputs == inputs and call.task != task:
-                call.task = task
-                return call
-        raise RuntimeError(
-            "a prepared model runs in a backward pass, on inputs that none of its recent calls had: with "
-            "torch.utils.checkpoint, give the same inputs in both passes"
-        )
-
-    def _moves(self) -> bool:
-        """Whether calls now move ranges or statistics."""
-        mode = self._state.mode
-        return (mode.training and not mode.frozen) or any(norm.training for norm in self._state.norms.values())
 
     def watch(self) -> None:
         """From here on, calls in training keep what the layers store, for `watched`."""
@@ -591,150 +545,6 @@ def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     ]
 
 
-@dataclass
-class _Places:
-    """Where a model holds the tensors of its plan.
-
-    Attributes:
-        root: the name of the child that holds ranges.
-        homes: by the path of a parameter or buffer, the path that it has: one of several for a shared one.
-        data, expressions: by the name of a constant, the name of a buffer or a module in `root`.
-    """
-
-    root: str = ""
-    homes: dict[str, str] = field(default_factory=dict)
-    data: dict[str, str] = field(default_factory=dict)
-    expressions: dict[str, str] = field(default_factory=dict)
-
-
-class HeldRange(Kept):
-    """Holds a range. One with min > max is refused when it is loaded."""
-
-    learned = False
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        low, high = state_dict.get(prefix + "minimum"), state_dict.get(prefix + "maximum")
-        if low is not None and high is not None and low.dim() == 0 == high.dim():
-            if self.learned:  # training may have left an end beyond zero; it counts as zero
-                low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-            if not low <= 0 <= high:
-                raise ValueError(f"{prefix}minimum and {prefix}maximum must hold min <= 0 <= max, got {low}, {high}")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return object.__reduce_ex__(self, protocol)
-
-
-class _Holders:
-    """Finds the tensors of a plan in its model, and puts them there when the model is made."""
-
-    def __init__(self, model: PreparedModel, tensors: Mapping[str, Tensor]) -> None:
-        """tensors: the user's, by path; none if they are in the model."""
-        self.model, self.plan, self.places, self.tensors = model, model.plan, model._places, tensors
-        self._shared: dict[int, str] = {}
-        if not self.places.root:
-            name, number = _LAYERS, 1
-            while name in model._modules:
-                number += 1
-                name = f"{_LAYERS}_{number}"
-            self.places.root = name
-            root = model._modules[name] = kept_module()
-            paths = [*(given.path for given in self.plan.inputs), *(step.path for step in self.plan.steps)]
-            for path in sorted(paths, key=lambda path: path.count(".")):
-                node_at(root, path, kept_module)
-        self.root = cast(nn.Module, model._modules[self.places.root])
-
-    def holder(self, path: str) -> ModuleTensor:
-        """The place of a user's parameter or buffer."""
-        homes = self.places.homes
-        if path not in homes:
-            original = self.tensors[path]
-            homes[path] = self._shared.setdefault(id(original), path)
-            if homes[path] == path:
-                self._place(path, original)
-        parent, _, name = homes[path].rpartition(".")
-        return ModuleTensor(node_at(self.model, parent, kept_module), name)
-
-    def _place(self, path: str, original: Tensor) -> None:
-        parent, _, name = path.rpartition(".")
-        owner = node_at(self.model, parent, kept_module)
-        copied = original.detach().clone()
-        copied = copied.to(torch.float32) if copied.is_floating_point() else copied
-        if isinstance(original, nn.Parameter):
-            owner._parameters[name] = with_hooks(nn.Parameter(copied), original)
-        else:
-            owner._buffers[name] = copied
-
-    def source(self, name: str) -> Source:
-        """The source of the constant with that name, which planning has not derived from others."""
-        constant = self.plan.constants.get(name)
-        if constant is None or constant.parameter:
-            return self.holder(name)
-        if constant.expression is not None:
-            # A module, whose numbers move with the model.
-            expression = self._registered(name, constant.expression)
-            return Computed(expression, [self.holder(path) for path in constant.expression.sources])
-        if name not in self.places.data:
-            # A buffer, so that it moves with the model; not in the state dict, as `prepare` recreates it.
-            buffer = self.places.data[name] = f"constant_{len(self.places.data)}"
-            data = constant.data
-            values = torch.as_tensor(np.asarray(data)) if isinstance(data, np.ndarray) else cast(Tensor, data)
-            values = values.to(torch.float32) if values.is_floating_point() else values
-            device = next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
-            self.root.register_buffer(buffer, values.detach().clone().to(device), persistent=False)
-        return ModuleTensor(self.root, self.places.data[name])
-
-    def _registered(self, name: str, expression: nn.Module) -> nn.Module:
-        known = self.places.expressions
-        if name not in known:
-            same = next((at for at, each in self.root._modules.items() if each is expression), None)
-            known[name] = same or f"expression_{len(set(known.values())) + 1}"
-            self.root._modules[known[name]] = expression
-        return cast(nn.Module, self.root._modules[known[name]])
-
-    def expression_of(self, step: PlanStep) -> tuple[nn.Module, list[Source]]:
-        """What a step of training computes, and the sources of its first operands."""
-        node = node_at(self.root, step.path, kept_module)
-        expression = node._modules.setdefault("expression", step.expression)
-        return cast(nn.Module, expression), [self.holder(path) for path in step.expression.sources]
-
-    def held(self, path: str) -> nn.Module | None:
-        """The module that holds a range, if there is one."""
-        node: nn.Module | None = self.root
-        for name in path.split("."):
-            node = None if node is None else node._modules.get(name)
-        return node
-
-    def place_ranges(self, core: Functional, state: ModuleState) -> None:
-        """Makes the modules that hold ranges, where there are none yet."""
-        for name, grid in core.grids.items():
-            if self.held(f"{name}.output_quantizer.range") is None:
-                ends = grid.rule.fixed_range if grid.rule.fixed_range is not None else (0.0, 0.0)
-                held = self._range(f"{name}.output_quantizer")
-                held.learned = grid.rule.ranges == "learned"
-                held.register_buffer("batches", torch.tensor(0))
-                for end, value in (("maximum", ends[1]), ("minimum", ends[0])):
-                    if is_learned(grid, end):
-                        held.register_parameter(end, nn.Parameter(torch.tensor(float(value))))
-                    else:
-                        held.register_buffer(end, torch.tensor(float(value)))
-        for path in dict.fromkeys(core.weight_owner.values()):
-            weights = cast(PlanStep, self.plan.stored(path)).weights
-            assert weights is not None
-            if weights.rule.ranges == "learned" and self.held(f"{path}.weight_quantizer.range") is None:
-                held = self._range(f"{path}.weight_quantizer")
-                with torch.no_grad():
-                    weight = state.stored_weight(weights).detach().movedim(weights.channel_axis, -1)
-                    start = None if weights.range_end is None else torch.as_tensor(weights.range_end).to(weight.device)
-                    for name, value in learned_ends(primitives_torch, weights.rule, weight, start).items():
-                        held.register_parameter(name, nn.Parameter(value.clone()))
-
-    def _range(self, path: str) -> HeldRange:
-        held = HeldRange()
-        node_at(self.root, path, kept_module)._modules["range"] = held
-        return held
-
-
 def _prepared(model: Any) -> PreparedModel:
     """The prepared model, also from what `torch.compile` returned.
 
@@ -872,46 +682,8 @@ def _without_quantization(model: PreparedModel, observing: bool = False) -> Iter
             model._quantizing, model._observing = before
 
 
-class _Call:
-    """A call that a checkpoint may repeat.
-
-    Attributes:
-        inputs: what they are recognized by.
-        before: what it moves, as it was.
-        task: the backward pass that has repeated it last.
-    """
-
-    def __init__(self, inputs: bytes, before: list[Tensor]) -> None:
-        self.inputs, self.before, self.task = inputs, before, -1
-
-
-# How many calls may wait for their backward passes.
-_RECENT = 64
-
-
-def _is_recomputing() -> bool:
-    """Whether this runs as part of a backward pass, such as when `torch.utils.checkpoint` recomputes."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def _may_be_repeated() -> bool:
-    """Whether this may be the first pass of a checkpoint: it replaces what is saved for the backward pass, or, a
-    reentrant one, records no gradients."""
-    if torch.compiler.is_compiling():
-        return False
-    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def _fingerprint(arguments: Any) -> bytes:
-    """A number for each tensor that tells it from others: the sum of its bits."""
-    tensors = [each.detach() for each in tree_leaves(arguments) if isinstance(each, Tensor)]
-    floats = [each.to(torch.float32) if each.is_floating_point() else each for each in tensors]
-    bits = [each.contiguous().view(torch.int32) if each.is_floating_point() else each for each in floats]
-    return repr([(tuple(each.shape), int(each.sum(dtype=torch.int64))) for each in bits]).encode()
-
-
 # What `PreparedModel._bind` makes.
-_BOUND = ("_core", "_state", "_steps", "_calls", "_order", "_device", "_recent")
+_BOUND = ("_core", "_state", "_steps", "_calls", "_order", "_device", "_repeats")
 
 
 def _shares_batches() -> bool:

@@ -458,6 +458,11 @@ class ModuleState(State):
         """Whether a step reads the constant of that name, or what is derived from it."""
         return name in self._sources
 
+    def moves(self) -> bool:
+        """Whether calls now move ranges or statistics."""
+        mode = self.mode
+        return (mode.training and not mode.frozen) or any(norm.training for norm in self.norms.values())
+
     def moving(self) -> list[tuple[dict[str, Tensor], str]]:
         """Where the buffers are that training moves without gradients: dictionaries and names."""
         found: dict[tuple[int, str], tuple[dict[str, Tensor], str]] = {}

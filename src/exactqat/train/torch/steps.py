@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ..core.steps import Input
 from . import primitives
 from .state import Source
-from .straight_through import is_differentiated, straight_through
 
 
 class ModuleInput(Input):
@@ -62,27 +61,6 @@ class TrainingOnly:
         if not self.expression.training:
             self.expression.training = True
         return cast(Tensor, self.expression(*(source() for source in self.sources), features))
-
-
-class CustomGradient:
-    """An unchanged tensor, with the gradient of the user's own rule; whatever computed its value passes none."""
-
-    def __init__(self, expression: Callable[..., Tensor], sources: Sequence[Source]) -> None:
-        """
-        Args:
-            expression: the user's function of `sources` and further operands.
-        """
-        self.expression, self.sources = expression, tuple(sources)
-
-    def gradient_of(self, operands: Sequence[Tensor]) -> Tensor | None:
-        """The tensor that provides the gradient; None if none is needed."""
-        given = [*(source() for source in self.sources), *operands]
-        return self.expression(*given) if any(map(is_differentiated, given)) else None
-
-    def __call__(self, value: Tensor, *operands: Tensor) -> Tensor:
-        gradient_of = self.gradient_of(operands)
-        value = value.detach()
-        return value if gradient_of is None else straight_through(gradient_of, value)
 
 
 class Outside:
