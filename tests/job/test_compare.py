@@ -90,10 +90,10 @@ def test_jobs_stand_side_by_side(jobs: Path, call: Call) -> None:
     assert "McNemar's exact test" in output
     page = (jobs / "page.html").read_text()
     assert (
-        '<tr class="delivered"><th scope="row" class="t">W4A4</th><td class="t">two</td>' in page
+        '<tr class="delivered"><th scope="row" class="t">W4A4</th><td class="t" data-label="job">two</td>' in page
         and "prefers-color-scheme" in page
     )
-    assert '<tr><th scope="row" class="t">W4A4</th><td class="t">one</td>' in page
+    assert '<tr><th scope="row" class="t">W4A4</th><td class="t" data-label="job">one</td>' in page
     assert call("one", "two", "--html", "page.html")[0] == 2 and (jobs / "page.html").read_text() == page
 
 

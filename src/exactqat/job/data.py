@@ -42,7 +42,7 @@ from .images import AT_ONCE, Files, Images, part_of, pixels, reason, temporary_a
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
-# Files of which all are read before training; of more, so many, evenly.
+# The most files that are all read before training; of more files so many are read, evenly.
 MOST_CHECKED, SAMPLE = 100_000, 2_000
 # Images of a part, read or not, and their labels.
 Part = tuple[results.Images, np.ndarray]
