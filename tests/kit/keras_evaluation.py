@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,7 +13,7 @@ from keras import layers
 from keras_checks import run_checks
 
 import exactqat.qat.keras
-from exactqat import qat
+from exactqat import deploy, qat
 from exactqat.train.core.accumulators import LayerNumbers
 from exactqat.train.core.on_device import DeviceNetwork
 
@@ -45,6 +47,31 @@ def check_an_evaluation_asks_once() -> None:
     exactqat.train.keras.primitives.network_on_host = lambda *arguments: None
     model.predict_function = None
     assert np.array_equal(model.predict(x, verbose=0), whole) and "LayerNumbers" in calls
+
+
+def check_prepare_and_verify_compile_few_programs() -> None:
+    """On JAX; op by op they were hundreds, and minutes."""
+    if keras.backend.backend() != "jax":
+        return
+    import jax
+
+    programs: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **rest: programs.append(event) if "backend_compile" in event else None
+    )
+    x = np.random.default_rng(0).standard_normal((6, 12, 12, 3)).astype("f")
+    given = keras.Input((12, 12, 3))
+    y = layers.BatchNormalization()(layers.Conv2D(8, 3, activation="relu")(given))
+    model = qat.keras.prepare(keras.Model(given, layers.Dense(5)(layers.Flatten()(layers.DepthwiseConv2D(3)(y)))))
+    assert programs and len(programs) < 60, len(programs)
+    qat.keras.calibrate(model, [x])
+    qat.keras.freeze(model)
+    programs.clear()
+    graph = deploy.lower(model)
+    with tempfile.TemporaryDirectory() as folder:
+        path = deploy.write_tflite(graph, Path(folder) / "network.tflite")
+        assert deploy.verify(graph, path, model=model, data=x).equal
+    assert len(programs) < 20, len(programs)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,13 @@ from ...planning.inputs import require_input, require_rows
 from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
 from ...planning.rules import Rule
 from ..core import batches as loading
-from ..core.arrays import Arrays, Mode
+from ..core.arrays import Arrays, Mode, Tree
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere
 from ..core.trained import TrainedNetwork
 from ..files import OpenedFile
 from . import primitives as primitives_keras
+from .programs import program
 
 __all__ = ["FileModel", "PreparedModel", "calibrate", "freeze"]
 
@@ -154,6 +155,7 @@ class PreparedModel(keras.Model):
             frozen=bool(frozen),
             calibrated=bool(calibrated),
             losses_left_out=losses,
+            programs={},
             proof=None,
         )
         self._held.steps_left_out = _own_steps(model)
@@ -413,20 +415,30 @@ class PreparedModel(keras.Model):
         """The network with its numbers in NumPy, as they are now."""
 
         def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
-            seen: dict[str, Any] = {}
-            self._run(inputs[0] if len(inputs) == 1 else inputs, Mode(frozen=self.frozen, quantizing=quantizing), seen)
-            return {path: np.asarray(ops.convert_to_numpy(value)) for path, value in seen.items()}
+            batch = inputs[0] if len(inputs) == 1 else inputs
+            return self._computed(self._given(batch), Mode(frozen=self.frozen, quantizing=quantizing))
 
         def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-            seen: dict[str, Any] = {}
-            self._run(batch, Mode(frozen=self.frozen), seen)
             given = self._given(batch)
-            return [ops.convert_to_numpy(each) for each in given], {
-                path: np.asarray(ops.convert_to_numpy(value)) for path, value in seen.items()
-            }
+            return [ops.convert_to_numpy(x) for x in given], self._computed(given, Mode(frozen=self.frozen))
 
         arrays = self._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
         return TrainedNetwork(self._held.functional, arrays, self.frozen, run, called)
+
+    def _computed(self, given: list[Any], mode: Mode) -> dict[str, np.ndarray]:
+        """What every step computes in evaluation, by its path."""
+        held = self._held
+
+        def run(tensors: dict[str, Any], learned: Tree, ranges: Tree, given: list[Any]) -> dict[str, Any]:
+            seen: dict[str, Any] = {}
+            held.functional.run(Arrays(tensors, learned, ranges), given, mode, None, seen)
+            return seen
+
+        if mode not in held.programs:
+            held.programs[mode] = program(run)
+        arrays = self._arrays(lambda variable: variable.value)
+        values = held.programs[mode](arrays.tensors, arrays.learned, arrays.ranges, given)
+        return {path: np.asarray(ops.convert_to_numpy(value)) for path, value in values.items()}
 
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
         """Takes over variables, by the user's names, and the ranges of grids, by the grids' names.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -23,6 +24,7 @@ from ...planning.masks import is_mask
 from ...planning.network import Network
 from ..core.arrays import Arrays, Mode
 from .prepared import PreparedModel
+from .programs import program
 
 # The value of random numbers while both sides run.
 _CONSTANT = 0.25
@@ -35,6 +37,8 @@ class _Sides(FunctionalSubject[Any]):
 
     Attributes:
         losing: paths of layers that added a loss of what they computed while the model ran.
+        compiled: programs of JAX, by what `differentiated` calls a key.
+        recording: whether a run is recorded layer by layer, so it is not compiled.
     """
 
     first_line = staticmethod(first_line)
@@ -43,6 +47,8 @@ class _Sides(FunctionalSubject[Any]):
 
     def __init__(self, model: Any, prepared: PreparedModel, example: Any) -> None:
         self.losing: dict[str, None] = {}
+        self.compiled: dict[tuple[object, ...], Any] = {}
+        self.recording = False
         self.model, self.prepared = model, prepared
         network, wanted = prepared.plan.network, prepared.plan.inputs
         self.names = variable_names(model)
@@ -68,6 +74,7 @@ class _Sides(FunctionalSubject[Any]):
         trained = [self.names[id(each)] for each in model.trainable_variables]
         others = [self.names[id(each)] for each in model.non_trainable_variables]
         seen: dict[str, np.ndarray] = {}
+        self.recording = layers
 
         def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
             given = tree.pack_sequence_as(
@@ -100,15 +107,17 @@ class _Sides(FunctionalSubject[Any]):
         trained = [name for name in held.tensors if self.variables[name].trainable]
         state = self.prepared._arrays(lambda variable: ops.stop_gradient(variable.value))
         seen: dict[str, Any] = {}
+        self.recording = layers
 
         def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
-            results, after = held.functional.run(
-                Arrays(dict(tensors), state.learned, state.ranges),
-                [self.prepared._as_prepared(kind, each) for kind, each in zip(wanted, inputs, strict=True)],
-                Mode(training=training, quantizing=False),
-                lambda number: held.seeds,
-                seen if layers else None,
-            )
+            with keras.StatelessScope():
+                results, after = held.functional.run(
+                    Arrays(dict(tensors), state.learned, state.ranges),
+                    [self.prepared._as_prepared(kind, each) for kind, each in zip(wanted, inputs, strict=True)],
+                    Mode(training=training, quantizing=False),
+                    lambda number: held.seeds,
+                    seen if layers else None,
+                )
             return results, after.tensors
 
         others = [name for name in values if name not in trained]
@@ -139,9 +148,31 @@ class _Sides(FunctionalSubject[Any]):
         trial: Trial,
     ) -> tuple[Mapping[str, Any], Any]:
         with _settled():
-            fixed = {name: ops.convert_to_tensor(each) for name, each in others.items()}
-            tensors = {name: ops.convert_to_tensor(each) for name, each in leaves.items()}
-            return _differentiated(lambda leaves: step(leaves, fixed), tensors, trial.gradients)
+            fixed = {name: ops.convert_to_tensor(array) for name, array in others.items()}
+            tensors = {name: ops.convert_to_tensor(array) for name, array in leaves.items()}
+            if keras.backend.backend() != "jax" or self.recording:
+                return _differentiated(lambda leaves: step(leaves, fixed), tensors, trial.gradients)
+            import jax
+
+            if key not in self.compiled:
+                self.compiled[key] = program(jax.grad(step, has_aux=True) if trial.gradients else step)
+            gradients, results = self.compiled[key](tensors, fixed)
+        return (gradients if trial.gradients else {}), results
+
+    def trials(self) -> list[Trial]:
+        """On JAX with few programs to compile: one of training, with gradients, and two of evaluation."""
+        trials = super().trials()
+        if keras.backend.backend() != "jax":
+            return trials
+        examples = {trial.training: trial.examples for trial in reversed(trials) if trial.examples > 1}
+        return [
+            replace(
+                trial,
+                examples=trial.examples if trial.examples == 1 else examples[trial.training],
+                gradients=trial.gradients and trial.training,
+            )
+            for trial in trials
+        ]
 
     def _value(self, variable: Any, nudge: int) -> np.ndarray:
         value, name = np.asarray(ops.convert_to_numpy(variable.value)), self.names[id(variable)]
