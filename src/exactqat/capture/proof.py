@@ -575,7 +575,7 @@ def _adds_to_scores(network: Network) -> bool:
         return step is not None and (step.kind in ("add", "sub") or (step.kind in MOVES and is_sum(step.inputs[0])))
 
     return any(
-        (step.kind == "attention" and len(step.inputs) > 3 and step.inputs[3] is not None)
+        (step.kind == "attention" and (step.inputs[3:] not in ((), (None,)) or step.attributes.get("causal")))
         or (step.kind in ("softmax", "log_softmax") and is_sum(step.inputs[0]))
         for step in network.steps
     )

@@ -38,7 +38,7 @@ def numpy_of(value: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.kind == "f" else np.asarray(array)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     lines = [line for line in text_of(error).splitlines() if line.strip() and "Exception encountered" not in line]
     line = lines[0] if lines else type(error).__name__
     return line.split(". ")[0].rstrip(".")
