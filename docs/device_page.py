@@ -36,6 +36,15 @@ directions between int8 and int16. Operators that are not listed have no int16 f
 
 """
 
+UNSIGNED = """
+## In uint8
+
+What TensorFlow 1 wrote, and other files still hold: codes of 0 to 255, filters with one scale and any zero point.
+LiteRT runs them; TFLite-Micro has few such kernels. A graph holds these codes 128 lower. Operators that are not listed
+are not claimed.
+
+"""
+
 UNCHECKED = """
 ## Other versions of the runtimes
 
@@ -54,9 +63,9 @@ def table(dtype: str) -> list[str]:
     lines = [f"| operator | grid of the result | {' | '.join(f'`{profile}`' for profile in PROFILES)} |"]
     lines.append("|---" * (2 + len(PROFILES)) + "|")
     for kind, operator in OPERATORS.items():
-        if dtype not in operator.dtypes:
+        if dtype not in operator.dtypes and not any((f"{kind}:{dtype}", profile) in MEASURED for profile in PROFILES):
             continue
-        fixed = operator.grid_fixed_in(dtype)
+        fixed = operator.grid_fixed_in(dtype) if dtype != "uint8" else None
         if fixed is not None:
             scale, zero_point = fixed
             grid = f"1/{round(1 / scale)}, zero at {zero_point}"
@@ -76,6 +85,7 @@ def table(dtype: str) -> list[str]:
 def page() -> str:
     profiles = [f"| `{profile}` | {profile.description} |" for profile in PROFILES.values()]
     lines = [*profiles, "", *table("int8"), WIDE.rstrip("\n"), "", *table("int16")]
+    lines += [UNSIGNED.rstrip("\n"), "", *table("uint8")]
     path = PAGE.parent.parent / "src" / "exactqat" / "device" / "measured.json"
     runtimes = sorted(set(json.loads(path.read_text()).get("runtimes", {}).values()))
     return HEAD + "\n".join(lines) + "\n" + UNCHECKED + (f"\nRuntimes: {'; '.join(runtimes)}.\n" if runtimes else "")

@@ -19,8 +19,8 @@ from exactqat.device.conditions import COMPARISONS
 from exactqat.device.operator import BOOL, FLOAT
 from exactqat.device.operator import in_int16 as kinds_in_int16
 from exactqat.device.recurrent import PROJECTED
-from exactqat.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN
-from exactqat.device.weighted import FULL_RANGE
+from exactqat.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, RAW
+from exactqat.device.weighted import FULL_RANGE, SHORT_BIAS
 
 Random = np.random.Generator
 Case = Callable[[Random, Builder], str]
@@ -880,6 +880,50 @@ def with_four_bits(rng: Random, graph: Graph) -> Graph:
     return result
 
 
+def in_uint8(rng: Random, graph: Graph) -> Graph:
+    """The same network as TensorFlow 1 wrote it: in uint8, with one scale and any zero point for a filter."""
+    tensors = dict(graph.tensors)
+    operators = tuple(replace(operator, unsigned=True) for operator in graph.operators)
+    for operator in operators:
+        if len(OPERATORS[operator.kind].weights) == 2:
+            filter, bias = (tensors[name] for name in operator.inputs[1:])
+            assert filter.data is not None
+            scale = np.float32(np.median(filter.quantization.scale))
+            grid = per_tensor(scale, random_zero_point(rng) if rng.integers(2) else int(rng.integers(-20, 20)))
+            codes = rng.integers(-128, 128, filter.shape).astype(np.int8)
+            tensors[filter.name] = replace(filter, quantization=grid, data=codes)
+            scale = tensors[operator.inputs[0]].quantization.scale[0] * scale
+            tensors[bias.name] = replace(bias, quantization=per_tensor(scale, 0))
+    result = Graph(tensors, operators, graph.inputs, graph.outputs)
+    result.validate()
+    return result
+
+
+def with_short_bias(rng: Random, graph: Graph) -> Graph:
+    """The same network in int16 whose bias is in int32."""
+    tensors = dict(graph.tensors)
+    (operator,) = graph.operators
+    bias = tensors[operator.inputs[2]]
+    assert bias.data is not None
+    tensors[bias.name] = replace(bias, data=np.clip(bias.data, -(2**29), 2**29).astype(np.int32), dtype="int32")
+    result = replace(graph, tensors=tensors)
+    result.validate()
+    return result
+
+
+def in_int32(rng: Random, graph: Graph) -> Graph:
+    """The same network of integers without a grid."""
+    tensors = {
+        name: replace(tensor, dtype="int32", quantization=INDICES,
+                      data=None if tensor.data is None else tensor.data.astype(np.int32) * 1_000_003)
+        if tensor.dtype == "int8" else tensor
+        for name, tensor in graph.tensors.items()
+    }  # fmt: skip
+    result = replace(graph, tensors=tensors)
+    result.validate()
+    return result
+
+
 def random_lookup_wide(rng: Random, builder: Builder) -> str:
     builder.input("x", (1, 256, 256), per_tensor(random_scale(rng), 0, "int16"))
     codes = rng.integers(-(2**15), 2**15, 2**16)
@@ -911,6 +955,42 @@ PROJECTED_CASES: dict[str, Case] = {"UNIDIRECTIONAL_SEQUENCE_LSTM": random_proje
 FOUR_BIT_KINDS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 FULL_RANGE_KINDS = [kind for kind, operator in OPERATORS.items() if len(operator.weights) == 2]
 # Under these names `EXACT` and `MEASURED` know operators: the kind, or the kind and the dtype or the weights' range.
+# LiteRT has no kernel for the others in uint8, or one that computes otherwise; TFLite-Micro has hardly any.
+UNSIGNED_KINDS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "MUL", "AVERAGE_POOL_2D", "MAX_POOL_2D",
+                  "MEAN", "PAD", "CONCATENATION", "RESHAPE", "TRANSPOSE", "STRIDED_SLICE", "QUANTIZE", "SUB", "MAXIMUM",
+                  "MINIMUM", "SUM", "REDUCE_MAX", "REDUCE_MIN", "ARG_MAX", "ARG_MIN", "TRANSPOSE_CONV", "PADV2",
+                  "MIRROR_PAD", "SPACE_TO_DEPTH", "DEPTH_TO_SPACE", "GATHER", "EMBEDDING", "LOGISTIC", "TANH", "GELU",
+                  "RELU", "LEAKY_RELU", "PRELU", "HARD_SWISH", "SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION",
+                  "RESIZE_NEAREST_NEIGHBOR", "RESIZE_BILINEAR", "EXPAND_DIMS", "SQUEEZE", "PACK", "TILE", "SLICE",
+                  "SPLIT", "SPLIT_V", "UNPACK", "EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
+                  "TOPK_V2", "BATCH_TO_SPACE_ND", "REVERSE_V2", "DIV", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1",
+                  "DEQUANTIZE")  # fmt: skip
+# What moves integers without a grid: LiteRT has no kernel for the others.
+PLAIN_KINDS = (
+    "PAD",
+    "RESHAPE",
+    "TRANSPOSE",
+    "STRIDED_SLICE",
+    "MAXIMUM",
+    "MINIMUM",
+    "REDUCE_MAX",
+    "REDUCE_MIN",
+    "MIRROR_PAD",
+    "SPACE_TO_DEPTH",
+    "GATHER",
+    "EXPAND_DIMS",
+    "SQUEEZE",
+    "PACK",
+    "TILE",
+    "SLICE",
+    "SPLIT",
+    "SPLIT_V",
+    "UNPACK",
+    "TOPK_V2",
+    "GATHER_ND",
+    "REVERSE_V2",
+    "BROADCAST_TO",
+)
 NAMES = (
     *CASES,
     *(f"{kind}:int16" for kind in kinds_in_int16()),
@@ -918,6 +998,9 @@ NAMES = (
     *(f"{kind}:{FLOAT}" for kind in REAL_CASES),
     *(f"{kind}:{PROJECTED}" for kind in PROJECTED_CASES),
     *(f"{kind}:{INT4}" for kind in FOUR_BIT_KINDS),
+    *(f"{kind}:{RAW}" for kind in UNSIGNED_KINDS),
+    *(f"{kind}:int32" for kind in PLAIN_KINDS),
+    *(f"{kind}:int16:{SHORT_BIAS}" for kind in FULL_RANGE_KINDS),
 )
 
 
@@ -927,8 +1010,12 @@ def random_graph(rng: Random, name: str) -> Graph:
     builder = Builder()
     own = {"int16": WIDE_CASES, FLOAT: REAL_CASES, PROJECTED: PROJECTED_CASES}.get(dtype, CASES)
     graph = builder.graph(builder.results(own.get(kind, CASES[kind])(rng, builder)))
+    if dtype in (RAW, "int32"):
+        return in_uint8(rng, graph) if dtype == RAW else in_int32(rng, graph)
     if dtype in (FULL_RANGE, INT4):
         return with_full_range(rng, graph) if dtype == FULL_RANGE else with_four_bits(rng, graph)
+    if dtype.endswith(SHORT_BIAS):
+        return with_short_bias(rng, in_int16(rng, graph))
     return in_int16(rng, graph) if dtype == "int16" and kind not in own else graph
 
 
@@ -944,7 +1031,7 @@ def random_codes(rng: Random, graph: Graph) -> dict[str, np.ndarray]:
         lowest, highest = graph.limits(name)
         values = rng.integers(lowest, highest + 1, (batch, *tensor.shape[1:]))
         # A function of one operand: all of its inputs.
-        if len(graph.inputs) == 1 and tensor.shape in ((1, 16, 16), (1, 256, 256)):
+        if len(graph.inputs) == 1 and tensor.shape in ((1, 16, 16), (1, 256, 256)) and highest < 2**16:
             every = np.resize(np.arange(lowest, highest + 1), tensor.shape)
             codes[name] = every.astype(tensor.dtype)
             continue

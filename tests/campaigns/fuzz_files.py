@@ -77,11 +77,15 @@ def forked(function: Any, *arguments: Any, seconds: float | None = None) -> str:
     return said
 
 
+# Without forking.
+IN_A_CHILD = trial.try_in_a_child
+
+
 def fork_instead(yes: bool) -> None:
     """Whether processes of runtimes are forked."""
-    for name in ("inspect", "verify", "footprint", "runtimes.micro"):
+    for name in ("verify", "footprint", "runtimes.micro", "runtimes.trial"):
         module = importlib.import_module(f"exactqat.deploy.{name}")
-        module.try_in_a_child = forked if yes else trial.try_in_a_child  # type: ignore[attr-defined]
+        module.try_in_a_child = forked if yes else IN_A_CHILD  # type: ignore[attr-defined]
 
 
 def import_runtimes(onnx: bool = False) -> None:

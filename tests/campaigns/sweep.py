@@ -137,7 +137,8 @@ def sweep_engine(kind: str, profile: str, count: int) -> Outcome:
                 sides = (operator.inputs, operator.outputs)
                 inputs, outputs = ([graph.tensors[name] for name in names] for names in sides)
                 given = [expected[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
-                arguments = (inputs, outputs, operator.attributes, profile_named(profile))
+                device = profile_named(profile).for_unsigned() if operator.unsigned else profile_named(profile)
+                arguments = (inputs, outputs, operator.attributes, device)
                 results = OPERATORS[operator.kind].all_results(given, *arguments)
                 expected.update(zip(written(operator.kind, operator.inputs, operator.outputs), results, strict=True))
         except Refusal:

@@ -15,12 +15,13 @@ import pytest
 
 pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 
-from device_cases import CASES, FOUR_BIT_KINDS, NAMES, random_quantization
+from device_cases import CASES, FOUR_BIT_KINDS, NAMES, PLAIN_KINDS, UNSIGNED_KINDS, random_quantization
 from sweep import graphs, sweep
 
 from exactqat.deploy import EXACT, MEASURED, Builder, per_tensor, profiles_here, simulate, verify, write_tflite
 from exactqat.deploy.graph import BUILT_IN
 from exactqat.device import OPERATORS, PROFILES
+from exactqat.device.presence import lacks
 from exactqat.device.weighted import Weighted
 
 SWEEP = 40 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
@@ -33,9 +34,14 @@ def test_every_operator_has_its_cases_and_its_counts() -> None:
     full_range = {f"{kind}:full_range" for kind in OPERATORS if isinstance(OPERATORS[kind], Weighted)}
     four_bits = {f"{kind}:int4" for kind in FOUR_BIT_KINDS}
     projected = {"UNIDIRECTIONAL_SEQUENCE_LSTM:projection"}
-    assert set(NAMES) == set(CASES) | wide | full_range | {"QUANTIZE:float32"} | projected | four_bits
+    of_files = {f"{kind}:uint8" for kind in UNSIGNED_KINDS} | {f"{kind}:int32" for kind in PLAIN_KINDS}
+    of_files |= {f"{kind}:int16:int32_bias" for kind in OPERATORS if isinstance(OPERATORS[kind], Weighted)}
+    assert set(NAMES) == set(CASES) | wide | full_range | {"QUANTIZE:float32"} | projected | four_bits | of_files
     for kind in NAMES:
-        for profile in ("xnnpack-x86",) if kind == "ELU" else ("xnnpack-x86", "reference"):
+        for profile in ("xnnpack-x86", "reference"):
+            if lacks(PROFILES[profile], kind):
+                assert (kind, profile) not in MEASURED
+                continue
             assert MEASURED[kind, profile][0] >= 1000, f"{kind} was hardly compared under {profile}"
     counted = {pair: row[0] for pair, row in MEASURED.items() if row[1] == 0}
     assert {pair: values for pair, values in EXACT.items() if not pair[0].endswith(BUILT_IN)} == counted

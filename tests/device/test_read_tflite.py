@@ -86,7 +86,7 @@ def test_an_input_or_a_result_that_is_a_constant(name: str, end: str) -> None:
     def constant(model: Any) -> None:
         (number,) = getattr(model.subgraphs[0], end)
         model.buffers.append(schema.BufferT())
-        model.buffers[-1].data = np.zeros(7 if name.endswith("uint8") else 300 if end == "inputs" else 5, np.uint8)
+        model.buffers[-1].data = np.zeros(300 if end == "inputs" else 5, np.uint8)
         model.subgraphs[0].tensors[number].buffer = len(model.buffers) - 1
 
     words = "is also a constant" if end == "inputs" else "is written twice"
@@ -446,13 +446,6 @@ def test_features_that_are_refused() -> None:
         names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
         model.subgraphs[0].tensors[names.index("first/filter")].type = schema.TensorType.INT4
 
-    def first_scheme(model: Any) -> None:
-        """As TensorFlow 1 wrote files: everything in uint8, weights too."""
-        for tensor in model.subgraphs[0].tensors:
-            if tensor.type == schema.TensorType.INT8:
-                tensor.type = schema.TensorType.UINT8
-                tensor.quantization.zeroPoint = [128 + int(each) for each in tensor.quantization.zeroPoint]
-
     def activation(model: Any) -> None:
         model.subgraphs[0].operators[0].builtinOptions.fusedActivationFunction = 2
 
@@ -465,7 +458,6 @@ def test_features_that_are_refused() -> None:
         (custom, r"the custom operator TheirOwn \(at first\)"),
         (no_scale, r"int8 without a scale \(at x\)"),
         (int4, r"constant 'first/filter' of int4 and shape \[4, 3, 3, 3\] has 108 bytes"),
-        (first_scheme, r"CONV_2D in uint8, TensorFlow 1's scheme, .* \(at first\)"),
         (activation, r"activation must be one of NONE, RELU, RELU6, got 'RELU_N1_TO_1' \(at first\)"),
     ):
         with pytest.raises(Refusal, match=message):

@@ -78,11 +78,13 @@ class OpenedTflite:
 
 def _own(graph: Graph, name: str) -> FileEnd:
     tensor = graph.tensors[name]
-    return FileEnd(name, tensor.shape, tensor.dtype, name, True)
+    return FileEnd(name, tensor.shape, RAW if name in graph.in_uint8() else tensor.dtype, name, True)
 
 
 def _with_batch(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:
-    """With the axis that the graph has in front of the file's, if it has one."""
+    """As the graph has it: with the axis in front of the file's, if it has one, and codes of uint8 128 lower."""
+    if codes.dtype == np.uint8 and graph.tensors[name].dtype == "int8":
+        codes = (codes ^ 128).view(np.int8)
     return codes[None] if graph.tensors[name].shape == (1, *codes.shape) else codes
 
 
@@ -94,8 +96,7 @@ def _from_file(graph: Graph, array: np.ndarray, end: FileEnd) -> np.ndarray:
         if not np.array_equal(dequantize(codes, tensor.quantization), array):
             raise RuntimeRefusal(f"output {end.name!r} is not on its grid")
         return codes
-    shifted = end.dtype == RAW != tensor.dtype
-    return (array.astype(np.int16) - 128).astype(np.int8) if shifted else array
+    return array
 
 
 def _need_shapes(graph: Graph, stored: Codes) -> None:

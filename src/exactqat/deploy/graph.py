@@ -28,7 +28,7 @@ from ..device import (
 )
 from ..device.arithmetic import same_padding
 from ..device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
-from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, RAW, initial_codes
+from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
 from ..display import listed, table
 from .signature import Signature, plain_signature
 
@@ -40,6 +40,8 @@ class Operator:
     built_in: the file that it was read from computes its sizes when it runs. LiteRT's delegates leave such an operator
     to the built-in kernels, which round single codes differently: it is simulated as the reference kernel, and claimed
     to be exact only on devices without delegates. A file that this library writes states all sizes.
+    unsigned: the file that it was read from holds its codes in uint8, as TensorFlow 1 did; they are 128 above the
+    graph's. Such a filter may have a zero point.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class Operator:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     built_in: bool = False
+    unsigned: bool = False
 
 
 def require_graph(graph: Any) -> None:
@@ -198,6 +201,8 @@ class Graph:
         integers without a grid."""
         tensor = self.tensors[name]
         port = next((each for each in self.signature.inputs if each.tensor == name), None)
+        if tensor.dtype == BOOL:
+            return 0, 1
         if tensor.dtype in CODE_RANGES:
             return CODE_RANGES[tensor.dtype] if port is None or port.limits is None else port.limits
         rows = [
@@ -231,7 +236,15 @@ class Graph:
         """The name under which `EXACT` and `MEASURED` know an operator: "CONV_2D", or "CONV_2D:int16"."""
         inputs = [self.tensors[name] for name in operator.inputs]
         name = OPERATORS[operator.kind].measured_as(inputs, self.tensors[operator.outputs[0]])
+        name = f"{operator.kind}:{RAW}" if operator.unsigned else name
         return f"{name}{BUILT_IN}" if operator.built_in else name
+
+    def in_uint8(self) -> frozenset[str]:
+        """Names of the tensors whose codes the file that it was read from holds in uint8."""
+        names = {
+            name for operator in self.operators if operator.unsigned for name in (*operator.inputs, *operator.outputs)
+        }
+        return frozenset(name for name in names if self.tensors[name].dtype == "int8")
 
     def absent_from(self, device: str | Profile) -> tuple[str, ...]:
         """What the device's runtime does not run, a sentence for each reason; usually nothing."""
@@ -599,7 +612,8 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
     try:
         shapes = declaration.checked_shapes([tensor.shape for tensor in inputs], operator.attributes)
         need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
-        stored = FLOAT if outputs[0].dtype == FLOAT else outputs[0].quantization.dtype
+        plain = outputs[0].dtype == FLOAT or (declaration.moves_codes and outputs[0].dtype in PLAIN)
+        stored = outputs[0].dtype if plain else outputs[0].quantization.dtype
         dtypes = declaration.result_dtypes(operator.attributes, stored, len(shapes))
         for shape, dtype, output in zip(shapes, dtypes, outputs, strict=True):
             need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
@@ -617,7 +631,8 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
                 fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
                 need(fixed, f"scale and zero point of the result must be {grid}")
         if not in_float(inputs, outputs[0]):
-            declaration.check(inputs, outputs[0], operator.attributes)
+            checked = declaration.without_shift(inputs) if operator.unsigned else inputs
+            declaration.check(checked, outputs[0], operator.attributes)
     except Refusal as refusal:
         raise Refusal(f"{where}: {refusal}") from None
 
@@ -647,9 +662,12 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
             _need(where, fits, f"{tensor.name!r} must be {allowed}, got {tensor.dtype}")
             continue
         dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
+        if declaration.moves_codes and output.dtype in PLAIN:
+            dtypes = (*dtypes, output.dtype)
         allowed = " or ".join(dtypes)
         _need(where, tensor.dtype in dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")
-        stored = output.dtype if output.dtype in (*CODE_RANGES, FLOAT) else inputs[0].dtype
+        of_result = output.dtype in (*CODE_RANGES, FLOAT) or declaration.moves_codes
+        stored = output.dtype if of_result else inputs[0].dtype
         fits = declaration.changes_dtype or tensor.dtype == stored
         message = f"{tensor.name!r} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it"
         _need(where, fits, message)
@@ -661,7 +679,7 @@ def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor
 def _or_why(tensor: Tensor) -> str:
     if tensor.dtype != "int16":
         return tensor.dtype
-    return f"int16, which no runtime supports for this operator; supported are {', '.join(in_int16())}"
+    return f"int16, which is not simulated for this operator (LiteRT may run it); simulated are {', '.join(in_int16())}"
 
 
 __all__ = [

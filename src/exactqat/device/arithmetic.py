@@ -32,7 +32,8 @@ def bounds(output: Tensor, attributes: Attributes, profile: Profile) -> tuple[in
     if attributes.get("activation") == "RELU6":
         steps_of_six = np.float32(6) / scale
         if profile.scales_sums_in_float32 and output.dtype == "int8":  # rounds to even after adding the zero point
-            highest = min(highest, int(np.rint(steps_of_six + np.float32(zero_point))))
+            above = 128 if profile.unsigned else 0  # by what the codes lie above a graph's
+            highest = min(highest, int(np.rint(steps_of_six + np.float32(zero_point + above))) - above)
         else:
             highest = min(highest, zero_point + int(round_half_away(steps_of_six)))
     return lowest, highest
@@ -66,6 +67,15 @@ def multiply_fixed_point(accumulator: np.ndarray, significand: Any, exponent: An
     # Their nudge of 2**30, or 1 - 2**30 with division towards zero, comes down to rounding half up.
     high = np.multiply(left.astype(np.int32), significand, dtype=np.int64) + 2**30
     return rounding_shift(high >> 31, np.maximum(-exponent, 0))
+
+
+def multiply_half_up(accumulator: np.ndarray, significand: Any, exponent: Any) -> np.ndarray:
+    """As `multiply_fixed_point`, but the shift rounds halves up."""
+    exponent = np.asarray(exponent)
+    left = (accumulator << np.maximum(exponent, 0)).astype(np.int32)
+    high = (np.multiply(left, significand, dtype=np.int64) + 2**30) >> 31
+    shift = np.maximum(-exponent, 0)
+    return (high + ((np.int64(1) << shift) >> 1)) >> shift
 
 
 def rounding_shift(x: np.ndarray, shift: Any) -> np.ndarray:

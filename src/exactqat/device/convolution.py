@@ -16,7 +16,7 @@ from .file_forms import Unreadable
 from .operator import REQUIRED, Attributes, FileOperator, Shape, need, register
 from .profile import Profile
 from .tensor import Tensor
-from .weighted import Requantization, Weighted, filter_reach
+from .weighted import Requantization, Weighted, bias_option, filter_reach
 
 
 class Convolution(Weighted):
@@ -52,7 +52,8 @@ class Convolution(Weighted):
         return {**found, "padding": pads, "groups": self.groups(first[3], filter)}
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
-        return {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
+        options = {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
+        return {**options, **bias_option(inputs)}
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         dilations = (read.option("dilationHFactor"), read.option("dilationWFactor"))
@@ -135,6 +136,7 @@ class DepthwiseConv2D(Convolution):
     kind = "DEPTHWISE_CONV_2D"
     as_in_onnx = True
     wide_version = 5
+    reads_long_biases = True
     options = "DepthwiseConv2DOptions"
     filter_axis = 3
 
@@ -197,6 +199,7 @@ class DepthwiseConv2D(Convolution):
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         options = super().tflite_options(inputs, output, attributes)
+        options.pop("quantizedBiasType", None)
         return {**options, "depthMultiplier": inputs[1].shape[3] // inputs[0].shape[3]}
 
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
@@ -230,6 +233,7 @@ class TransposeConv(Weighted):
     per_window_attributes = {"strides": 1}
     version = 4
     wide_version = 4
+    reads_long_biases = True
     options = "TransposeConvOptions"
     any_batch = False
     order = (3, 1, 0, 2)
@@ -361,7 +365,8 @@ class TransposeConv(Weighted):
         return codes.transpose(0, 3, 1, 2)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
-        return {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
+        options = {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
+        return {**options, **bias_option(inputs)}
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("output_shape", list(output.shape)),)

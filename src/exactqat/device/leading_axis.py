@@ -98,7 +98,9 @@ def with_leading_axis(word: str, step: FileOperator, whole: Callable[[Tensor, in
     if word in BY_BATCH or (word == "GATHER" and step.option("batchDims")):
         raise Unreadable(f"{word} knows its batch")
     constants = {tensor.name for tensor in step.inputs if tensor is not None and tensor.data is not None}
-    constants.update(tensor.name for tensor in step.inputs if tensor is not None and tensor.name in step.known)
+    constants.update(
+        tensor.name for tensor in step.inputs if tensor is not None and (tensor.name in step.known or 0 in tensor.shape)
+    )
     computed = [tensor for tensor in step.inputs if tensor is not None and tensor.name not in constants]
     first = next(iter(computed), step.output)
     most = max((len(tensor.shape) for tensor in computed), default=0)
@@ -109,7 +111,7 @@ def with_leading_axis(word: str, step: FileOperator, whole: Callable[[Tensor, in
         if tensor is None:
             inputs.append(None)
         elif tensor.name in constants:
-            values = step.known[tensor.name] if tensor.data is None else tensor.data
+            values = step.values(position) if tensor.data is None else tensor.data
             if change is not None:
                 changed = change(values, len(first.shape)).astype(values.dtype)
                 # Others may read the same constant as it is.

@@ -28,7 +28,7 @@ from .arithmetic import (
 from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
 from .profile import Profile
 from .tensor import Tensor
-from .weighted import HIGHEST_MULTIPLIER, Weighted, real_multiplier
+from .weighted import HIGHEST_MULTIPLIER, Weighted, bias_option, real_multiplier
 
 
 @register
@@ -106,7 +106,10 @@ class FullyConnected(Weighted):
         return lambda whole: round_half_away(whole * multiplier).astype(np.int64)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
-        options = {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
+        options = {
+            "fusedActivationFunction": ("ActivationFunctionType", attributes["activation"]),
+            **bias_option(inputs),
+        }
         kept = attributes["keep_axes"] and len(output.shape) > 2
         return {**options, "keepNumDims": True} if kept else options
 
@@ -124,6 +127,10 @@ class FullyConnected(Weighted):
 
     def multiplier_kept(self, multiplier: np.ndarray) -> np.ndarray:
         return multiplier  # by LiteRT
+
+    def short_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
+        own = profile.fully_connected_in_float64 and not profile.optimized
+        return (self.wide_steps if own else super().short_steps)(accumulator, inputs, output, profile)
 
     def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
         if not profile.fully_connected_in_float64:

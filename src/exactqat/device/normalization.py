@@ -205,6 +205,7 @@ class LogSoftmax(Row):
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
         steps = codes[0].astype(np.int64)
+        steps += 128 if profile.unsigned and profile.optimized else 0  # float32 of the codes as they are
         largest = steps.max(-1, keepdims=True)
         if profile.optimized:
             _, total = exponentials(codes[0], inputs[0], 1.0)
@@ -270,7 +271,9 @@ class L2Normalization(Row):
             return as_onnx.normalized(codes[0], inputs[0], output)
         steps = centered(codes[0], inputs[0])
         factor, exponent = fixed.inverse_square_root((steps * steps).sum(-1, keepdims=True))
-        result = multiply_fixed_point(steps, factor, 7 - exponent)
+        # Of uint8, the factor 128 is the codes', not the multiplier's, which is below 1.
+        terms = (128 * steps, factor, -exponent) if profile.unsigned else (steps, factor, 7 - exponent)
+        result = multiply_fixed_point(*terms)
         return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:

@@ -21,7 +21,7 @@ from .file_forms import FileOperator, Unreadable
 from .presence import lacks
 from .profile import Profile
 from .real import FloatPrimitives, real_numbers
-from .tensor import INDICES, Quantization, Tensor
+from .tensor import INDICES, PLAIN, Quantization, Tensor
 
 Attributes = Mapping[str, Any]
 # The dtypes of real numbers, and of conditions.
@@ -249,6 +249,8 @@ class DeviceOperator:
         """Under which name it was compared with the runtimes: the kind, and the dtype if it is not int8."""
         if any(tensor.dtype == FLOAT for tensor in inputs):
             return f"{self.kind}:{FLOAT}"
+        if self.moves_codes and output.dtype in PLAIN:
+            return f"{self.kind}:{output.dtype}"
         return f"{self.kind}:int16" if is_wide(inputs, output) else self.kind
 
     def rows(self, inputs: Sequence[Tensor]) -> int:
@@ -283,6 +285,10 @@ class DeviceOperator:
         limits = self.scale_limits([tensor.dtype for tensor in (*inputs, output)], attributes)
         if limits is not None:
             limits.need(inputs, output)
+
+    def without_shift(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Operands of uint8 as `check` takes them: constants whose zero point is part of their values."""
+        return inputs
 
     def may_end_the_process(self, inputs: Sequence[Tensor], attributes: Attributes, profile: Profile) -> bool:
         """Whether there are codes at which the runtime does not refuse but dies; `integers` raises Refusal for them."""

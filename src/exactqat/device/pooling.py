@@ -134,6 +134,9 @@ class AveragePool2D(Pool):
             total += values
         ones = np.ones_like(codes[0][:1, :, :, :1], np.int64)
         count = sum(values for _, _, values in windows(ones, output, filter_size, attributes, 0))
+        if profile.unsigned:  # codes from 0 on: halves are rounded up
+            codes_of_means = (total + 128 * count + count // 2) // count - 128
+            return finish(codes_of_means - zero_point_of(output), output, attributes, profile)
         magnitude = (np.abs(total) + count // 2) // count
         return finish(np.sign(total) * magnitude - zero_point_of(output), output, attributes, profile)
 

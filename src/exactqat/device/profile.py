@@ -8,7 +8,7 @@ one more `declare(Profile(...))` here, and its counts in measured.json once the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -44,6 +44,9 @@ class Profile:
             otherwise by one of its own.
         four_bits_per_channel: FULLY_CONNECTED takes filters of four bits with a scale for each channel; otherwise with
             one for the whole filter only.
+        reads_long_biases: some kernels take int32 biases beside int16 activations for int64.
+        unsigned: of single operators, never of a device: a file holds their codes in uint8, 128 above a graph's. What
+            rounds codes, instead of steps from real 0, rounds otherwise then.
         most_joined: how many tensors CONCATENATION takes; None: any number.
         rounds_as_onnx: ONNX's operators between DequantizeLinear and QuantizeLinear, as onnxruntime's kernels compute
             them: integers where it has such kernels, else float32; scales in float32, ties to the even code.
@@ -74,6 +77,8 @@ class Profile:
     relu6_keeps_codes: bool = False
     lstm_of_operators: bool = False
     four_bits_per_channel: bool = True
+    reads_long_biases: bool = False
+    unsigned: bool = False
     most_joined: int | None = None
     rounds_as_onnx: bool = False
     multiplier_dtype: type[np.floating] = np.float32
@@ -85,6 +90,10 @@ class Profile:
 
     def __str__(self) -> str:
         return self.name
+
+    def for_unsigned(self) -> Profile:
+        """The same device, for an operator whose codes a file holds in uint8: nothing takes them for others then."""
+        return replace(self, unsigned=True, sums_as_unsigned=False)
 
     @property
     def scales_sums_in_float32(self) -> bool:
@@ -115,6 +124,7 @@ MECHANISMS: Mapping[str, str] = MappingProxyType(
         "relu6_keeps_codes": "a defect: TFLite-Micro clips the operand's codes and takes them for the result's",
         "lstm_of_operators": "other functions: TFLite-Micro looks up an LSTM's sigmoid and tanh, and saturates each of "
         "its sums; LiteRT computes them in fixed point of 16 bits",
+        "reads_long_biases": "a defect: TFLite-Micro reads int32 biases as int64, two at once (so nothing is claimed)",
         "multiplier_dtype": "another multiplier: TFLite-Micro divides scales in float64, LiteRT in float32",
         "table_dtype": "another table: TFLite-Micro makes it in float32, LiteRT in float64",
         "rounds_as_onnx": "another file and runtime: onnxruntime multiplies by float32 scales and takes the even code "
@@ -233,6 +243,7 @@ MICRO = declare(
         lstm_of_operators=True,
         four_bits_per_channel=False,
         most_joined=10,
+        reads_long_biases=True,
         multiplier_dtype=np.float64,
         table_dtype=np.float32,
         runtime="tflite-micro",

@@ -17,6 +17,9 @@ INT4, INT4_MIN, INT4_MAX = "int4", -8, 7
 # Of inputs that stand for themselves, as cameras give them.
 RAW = "uint8"
 
+# What stands for itself, on no grid: operators that only move codes move it too.
+PLAIN = ("int32", "int64", "bool", RAW)
+
 # What activations are stored in: dtype -> lowest and highest code.
 CODE_RANGES = {"int8": (INT8_MIN, INT8_MAX), "int16": (INT16_MIN, INT16_MAX)}
 

@@ -19,23 +19,36 @@ from .arithmetic import (
     centered,
     fixed_point,
     multiply_fixed_point,
+    multiply_half_up,
     multiply_wide,
     reduced,
     scale_of,
     zero_point_of,
 )
 from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
-from .operator import FLOAT, Attributes, DeviceOperator, FileOperator, ScaleLimits, Unreadable, need
+from .operator import FLOAT, Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, Unreadable, need
 from .profile import Profile
 from .real import FloatPrimitives, real_numbers
 from .tensor import INDICES, INT4, INT8_MIN, Quantization, Tensor, code_range
 
 # What filters that hold -128 are measured as.
 FULL_RANGE = "full_range"
+# What operators with an int32 bias beside int16 activations are measured as, besides.
+SHORT_BIAS = "int32_bias"
 # The largest code of a bias; of int64, what kernels' sums of 48 bits hold.
 LARGEST_BIAS = {"int32": 2**31 - 1, "int64": 2**47}
 # What kernels multiply sums by is less.
 HIGHEST_MULTIPLIER = 256
+
+
+def has_short_bias(inputs: Tensors) -> bool:
+    """Whether a bias in int32 is added to products of int16, as files with a `quantized_bias_type` have it."""
+    return inputs[0].dtype == "int16" and inputs[2].dtype == "int32"
+
+
+def bias_option(inputs: Tensors) -> dict[str, Any]:
+    """What an options table says of a bias that is not in its usual dtype."""
+    return {"quantizedBiasType": ("TensorType", "INT32")} if has_short_bias(inputs) else {}
 
 
 def bias_dtype(input: Tensor) -> str:
@@ -52,6 +65,7 @@ class Weighted(DeviceOperator):
 
     Attributes:
         filter_axis: the axis of the filter that holds the output channels.
+        reads_long_biases: TFLite-Micro's kernel takes any bias beside int16 activations for int64.
         plan_axis: that of the weight of a plan's step.
     """
 
@@ -61,6 +75,7 @@ class Weighted(DeviceOperator):
     weights = (1, 2)
     filter_axis: ClassVar[int] = 0
     plan_axis: ClassVar[int] = 0
+    reads_long_biases: ClassVar[bool] = False
     mechanisms = {
         "delegates": "two roundings: XNNPACK multiplies the sum by a float32 scale and rounds once; the built-in "
         "kernels multiply by a 31-bit integer and shift, and round each time",
@@ -144,6 +159,8 @@ class Weighted(DeviceOperator):
         name, filter = super().measured_as(inputs, output), inputs[1].data
         if inputs[1].dtype == INT4 and inputs[0].dtype != FLOAT:
             return f"{name}:{INT4}"
+        if has_short_bias(inputs):
+            return f"{name}:{SHORT_BIAS}"
         full = inputs[0].dtype != FLOAT and filter is not None and np.any(filter == INT8_MIN)
         return f"{name}:{FULL_RANGE}" if full else name
 
@@ -158,8 +175,8 @@ class Weighted(DeviceOperator):
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         input, filter, bias = inputs
         need(filter.dtype in ("int8", INT4), f"{filter.name!r} must be a constant of dtype int8")
-        wanted = bias_dtype(input)
-        need(bias.dtype == wanted, f"{bias.name!r} must be a constant of dtype {wanted}")
+        wanted = "int32" if has_short_bias(inputs) else bias_dtype(input)
+        need(bias.dtype == wanted, f"{bias.name!r} must be a constant of dtype {wanted}, got {bias.dtype}")
         assert filter.data is not None and bias.data is not None
         no_shift = not np.any(filter.quantization.zero_point) and not np.any(bias.quantization.zero_point)
         need(no_shift, "weights and biases have zero point 0")
@@ -199,9 +216,21 @@ class Weighted(DeviceOperator):
         """Whether the device's runtime runs it with this filter in four bits."""
         return True
 
+    def without_shift(self, inputs: Tensors) -> Tensors:
+        """The filter in int16, from real 0."""
+        input, filter, bias = inputs
+        if filter.data is None or filter.quantization.axis is not None:
+            raise Refusal("a filter in uint8 must be a constant with one scale")
+        steps = (filter.data.astype(np.int16) - filter.quantization.zero_point.astype(np.int16)).astype(np.int16)
+        grid = replace(filter.quantization, zero_point=np.zeros(1))
+        return input, replace(filter, data=steps, quantization=grid), bias
+
     def results(
         self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
     ) -> np.ndarray:
+        if profile.unsigned:
+            inputs = self.without_shift(inputs)
+            codes = (codes[0], np.asarray(inputs[1].data), codes[2])
         # XNNPACK leaves filters of four bits to the built-in kernels.
         own = inputs[1].dtype == INT4 and profile.delegates
         return super().results(codes, inputs, output, attributes, replace(profile, delegates=False) if own else profile)
@@ -218,8 +247,22 @@ class Weighted(DeviceOperator):
     ) -> np.ndarray:
         sums = self.wide_sums(codes[0].astype(np.float64), codes[1].astype(np.float64), output, attributes)
         # Whole numbers below 2**53, which float64 adds in any order.
-        steps = self.wide_steps(sums.astype(np.int64) + codes[2], inputs, output, profile)
+        bias, short = codes[2], has_short_bias(inputs)
+        if short and self.reads_long_biases and profile.reads_long_biases:
+            # Two of them at once, and what lies beyond them for the rest: nobody knows what, and nothing is claimed.
+            bias, short = np.zeros(2 * len(bias), np.int32), False
+            bias[: len(codes[2])] = codes[2]
+            bias = bias.view(np.int64)
+        steps = (self.short_steps if short else self.wide_steps)(sums.astype(np.int64) + bias, inputs, output, profile)
         return np.clip(steps, *bounds(output, attributes, profile)).astype(output.dtype)
+
+    def short_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
+        """Likewise from 32-bit sums, as those of a bias in int32 are: LiteRT's optimized kernels, which know no groups,
+        round halves up."""
+        multiplier = fixed_point(real_multiplier(inputs, output))
+        groups = inputs[0].shape[-1] != inputs[1].shape[-1]
+        multiply = multiply_half_up if profile.optimized and not groups else multiply_fixed_point
+        return multiply(accumulator, *multiplier)
 
     def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
         """Steps of the result from 64-bit sums."""
@@ -384,14 +427,15 @@ class Products:
 
     def __init__(self, filter: np.ndarray, bias: np.ndarray, zero_point: int, largest: int) -> None:
         channels, depth = filter.shape
-        width = (2**24 - 1) // (-INT8_MIN * largest)  # of a part that is exact whatever the filter
+        bound = -INT8_MIN if filter.dtype == np.int8 else 2 * -INT8_MIN  # of uint8, from real 0
+        width = (2**24 - 1) // (bound * largest)  # of a part that is exact whatever the filter
         dtype = np.float32 if width >= FEWEST_IN_A_PART else np.float64
         self.matrix = scratch("matrix", (channels, depth + 1), dtype)
         weights = self.matrix[:, :-1]
         weights[...] = filter
         self.added = bias.astype(np.float64) - zero_point * row_sums(weights)
         most = np.abs(self.added).max(initial=0)
-        self.whole = dtype == np.float64 or most - depth * INT8_MIN * largest < 2**24
+        self.whole = dtype == np.float64 or most + depth * bound * largest < 2**24
         if not self.whole:
             reach = largest * row_sums(np.abs(weights)) + np.abs(self.added)
             self.whole = bool(reach.max() < 2**24)

@@ -41,6 +41,9 @@ class Step(Protocol):
     @property
     def built_in(self) -> bool: ...
 
+    @property
+    def unsigned(self) -> bool: ...
+
 
 class Network(Protocol):
     """A graph, such as `deploy.Graph`."""
@@ -253,7 +256,8 @@ class Compiled:
             # Operators with variables also change them: their declarations do that.
             stateless = len(written(step.kind, step.inputs, step.outputs)) == len(step.outputs)
             profile = self._profile_of(step)
-            form = make(OPERATORS[step.kind], inputs, output, step.attributes, profile) if stateless else ()
+            plain = stateless and not step.unsigned
+            form = make(OPERATORS[step.kind], inputs, output, step.attributes, profile) if plain else ()
             self._forms[number] = form
         return self._forms[number]
 
@@ -319,7 +323,8 @@ class Compiled:
 
     def _profile_of(self, step: Step) -> Profile:
         """The profile whose arithmetic computes an operator: the built-in kernels' if delegates leave it to them."""
-        return REFERENCE if step.built_in and self.profile.delegates else self.profile
+        profile = REFERENCE if step.built_in and self.profile.delegates else self.profile
+        return profile.for_unsigned() if step.unsigned else profile
 
     def _bound(self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:
         """Operators placed in one block of memory, for `count` examples."""

@@ -11,7 +11,7 @@ from ..device import Tensor
 from ..device.arithmetic import bounds, fixed_point, reduced, same_padding, scale_of, zero_point_of
 from ..device.operator import Attributes, DeviceOperator
 from ..device.profile import Profile
-from ..device.weighted import Weighted, real_multiplier
+from ..device.weighted import Weighted, has_short_bias, real_multiplier
 from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype, may_use_dot_products, run
 
 # From integer_rounding.h: the columns to pad to, those of a panel, and the numbers of roundings.
@@ -74,7 +74,8 @@ def serves(inputs: Tensors, output: Tensor) -> bool:
     """An activation and a result of one dtype, int8 weights and a bias, both constant. 16-bit weights, which no file
     has, are left to the declarations."""
     constant = inputs[1].data is not None and inputs[2].data is not None
-    return in_one_dtype(inputs[:1], output) and constant and inputs[1].dtype == "int8"
+    plain = constant and inputs[1].dtype == "int8" and not has_short_bias(inputs)
+    return plain and in_one_dtype(inputs[:1], output)
 
 
 def packed(filter: np.ndarray, bias: np.ndarray, groups: int, dot: int) -> tuple[np.ndarray, np.ndarray]:

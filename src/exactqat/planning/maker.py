@@ -175,11 +175,11 @@ class Maker:
         raise Refused(f"{word(self.step)}: {reason}; {remedy}, or prepare it for another device")
 
     def _need_dtype(self, kind: str, rule: Rule) -> None:
-        """Refuses the step in 16 bits if no runtime has the operator for them."""
+        """Refuses the step in 16 bits if the operator is not declared for them."""
         if rule.is_int16 and self.planner.deployable and "int16" not in OPERATORS[kind].dtypes:
             self.planner.refused_in_int16 = True
             raise Refused(
-                f"{word(self.step)} in 16 bits (rule match={rule.match!r}): no runtime has {kind} in int16; give it "
+                f"{word(self.step)} in 16 bits (rule match={rule.match!r}): {kind} is not simulated in int16; give it "
                 "an 8-bit rule"
             )
 

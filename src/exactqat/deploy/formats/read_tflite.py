@@ -41,7 +41,7 @@ from ...device.file_forms import (
 from ...device.leading_axis import RESHAPED, lacks_a_batch, with_leading_axis
 from ...device.operator import BOOL, FLOAT, Refusal, in_float, is_wide
 from ...device.profile import MICRO, REFERENCE, X86
-from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, Quantization, Tensor, code_range, dequantize
+from ...device.tensor import CODE_RANGES, INDICES, INT4, PLAIN, RAW, Quantization, Tensor, code_range, dequantize
 from ...display import listed, shortened
 from ...engine.declared import by_declaration
 from ..graph import Graph, Operator, check_operator
@@ -59,11 +59,6 @@ MOST_READS = 8
 MOST_LOOKS = 64
 # Codes with which zero initial states are tried, by one operator (some hundred MiB) and by all together.
 MOST_FOLDED_AT_ONCE, MOST_FOLDED = 2**22, 2**26
-# What to do about others.
-_OTHERWISE = {
-    "uint8": ", TensorFlow 1's scheme, whose kernels have an arithmetic of their own that is not simulated (convert "
-    "the model to int8, with a converter of TensorFlow 2.3 or later)",
-}
 # The dtypes that a graph's tensors may have.
 DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
 # Also allowed for constants, which the file converts to float32.
@@ -235,6 +230,8 @@ class _Reader:
         self.tensors: list[Tensor] = []
         self.open_batch: set[str] = set()
         self.unknown_shape: set[str] = set()
+        # Names of tensors whose codes the file holds in uint8.
+        self.unsigned: set[str] = set()
         # Constants of dtypes that a graph's tensors may not have.
         self.unread: set[str] = set()
         self.known: dict[str, np.ndarray] = {}
@@ -510,6 +507,11 @@ class _Reader:
                 raise Refusal(f"{given}; runtimes take at most {MOST_VALUES:,} bytes")
             data = self.data(entry, name, dtype, shape)
             grid = self.quantization(entry, name, dtype, data is not None)
+            if dtype == RAW and grid is not INDICES:
+                # Codes of TensorFlow 1, which are 128 above those of a graph.
+                dtype, grid = "int8", replace(grid, zero_point=grid.zero_point - 128)
+                data = None if data is None else (data ^ 128).view(np.int8)
+                self.unsigned.add(name)
             if data is not None:
                 self.known[name] = data
             elif entry.Buffer() and self.buffer(entry.Buffer()) is not None:
@@ -524,7 +526,7 @@ class _Reader:
     def data(self, entry: Any, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """A constant, as stored in the file."""
         content = self.buffer(entry.Buffer()) if entry.Buffer() else None
-        if content is None or dtype not in (*DTYPES, HALF):
+        if content is None or dtype not in (*DTYPES, HALF, RAW):
             return None
         if dtype == INT4:
             return unpacked(content, name, shape)
@@ -546,7 +548,8 @@ class _Reader:
         if found.DetailsType():
             self.problems.add("a quantization that is not affine", name)
         dimension = found.QuantizedDimension()
-        axis = dimension if constant and (scale.size > 1 or dimension) else None
+        # Filters in uint8 have one scale, whatever axis they name.
+        axis = dimension if constant and (scale.size > 1 or (dimension and dtype != RAW)) else None
         if dimension and not constant:
             # XNNPACK does not take such tensors, and leaves operators to kernels that round differently.
             self.problems.add("a result with a scale for each channel", name)
@@ -664,31 +667,34 @@ class _Reader:
         for side in (inputs, outputs):
             ends.append(
                 tuple(
-                    FileEnd(each.name, each.shape, each.dtype, beyond.get(each.name, each.name),
-                            each.name in self.open_batch)
+                    FileEnd(
+                        each.name,
+                        each.shape,
+                        RAW if each.name in self.unsigned else each.dtype,
+                        beyond.get(each.name, each.name),
+                        each.name in self.open_batch,
+                    )
                     for each in side
                 )
-            )  # fmt: skip
+            )
         return ends[0], ends[1], passed
 
-    @staticmethod
-    def only_names(outer: Tensor, inner: Tensor) -> bool:
+    def only_names(self, outer: Tensor, inner: Tensor) -> bool:
         """Whether the codes of `inner` are those of `outer` under another name: real numbers, or uint8 128 above."""
         if inner.dtype not in CODE_RANGES or outer.shape != inner.shape:
             return False
         if outer.dtype == "float32":
             # Whose codes are all real numbers.
             return bool(np.all(inner.quantization.scale < 2.0**111))
-        same = np.array_equal(outer.quantization.scale, inner.quantization.scale)
-        shifted = np.array_equal(outer.quantization.zero_point, inner.quantization.zero_point + 128)
-        return outer.dtype == "uint8" and inner.dtype == "int8" and same and shifted
+        converted = outer.name in self.unsigned and inner.name not in self.unsigned and inner.dtype == "int8"
+        return converted and outer.quantization.equals(inner.quantization)
 
     def check_end(self, side: str, end: FileEnd) -> None:
         tensor = self.used[end.tensor]
         if not is_known(tensor):
             self.problems.add(f"an {side} in {tensor.dtype}", end.name)
-        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT, "int32", RAW):
-            self.problems.add(f"an input in {tensor.dtype}, which is no quantized type", end.name)
+        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT, *PLAIN):
+            self.problems.add(f"an input in {tensor.dtype}", end.name)
         if not tensor.shape:
             self.problems.add(f"an {side} without axes", end.name)
 
@@ -757,7 +763,9 @@ class _Reader:
         if key not in self.reshaped:
             name = next(each for number in count(len(shape)) if (each := f"{tensor.name}#{number}") not in self.used)
             made = self.reshaped[key] = self.used[name] = replace(tensor, name=name, shape=shape)
-            self.between.append(Operator(RESHAPED, (tensor.name,), (name,), {"new_shape": shape}))
+            unsigned = tensor.name in self.unsigned
+            self.unsigned.update([name] if unsigned else [])
+            self.between.append(Operator(RESHAPED, (tensor.name,), (name,), {"new_shape": shape}, unsigned=unsigned))
             check_operator(self.between[-1], {tensor.name: tensor, name: made}, {tensor.name}, RESHAPED)
         return self.reshaped[key]
 
@@ -883,7 +891,7 @@ class _Reader:
         word, step = self.steps[number]
         for tensor in (*step.inputs, *step.outputs):
             if tensor is not None and not is_known(tensor):
-                raise Unreadable(f"{word} in {tensor.dtype}{_OTHERWISE.get(tensor.dtype, '')}")
+                raise Unreadable(f"{word} in {tensor.dtype}")
         if word not in OPERATORS:
             raise Unreadable(word if " " in word else f"the operator {word}")
         declaration = OPERATORS[word]
@@ -914,6 +922,13 @@ class _Reader:
         # Operators that only move codes give the same ones in all kernels, and delegates leave int16 anyway.
         left = computed or any(self.folded.get(tensor.name) for tensor in operands)
         left = left and not declaration.moves_codes and not is_wide(operands, step.output)
+        in_uint8 = [
+            tensor.name in self.unsigned
+            for tensor in (*self.steps[number][1].inputs, *step.outputs)
+            if tensor is not None and tensor.dtype == "int8"
+        ]
+        if any(in_uint8) and not all(in_uint8):
+            raise Unreadable(f"{word} between uint8 and int8")
         return 1, replace(operator, built_in=left)
 
     def fold(
@@ -1004,7 +1019,9 @@ class _Reader:
             if len(shapes) == len(outputs):
                 outputs = [replace(tensor, shape=shape) for tensor, shape in zip(outputs, shapes, strict=True)]
         tensors.update(zip(names, outputs, strict=True))
-        operator = Operator(word, tuple(tensor.name for tensor in operands), names, attributes)
+        unsigned = any(tensor.name in self.unsigned for tensor in outputs)
+        unsigned |= any(tensor.name in self.unsigned for tensor in operands)
+        operator = Operator(word, tuple(tensor.name for tensor in operands), names, attributes, unsigned=unsigned)
         try:
             check_operator(operator, tensors, {tensor.name for tensor in operands}, word)
         except (ValueError, TypeError, OverflowError, IndexError) as error:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ...device import OPERATORS
 from ...device.operator import FileStep, Refusal
-from ...device.tensor import CODE_RANGES, INDICES, INT4, initial_codes
+from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, initial_codes
 from ...display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
 from ..packing import packed as with_four_bits
@@ -223,6 +223,7 @@ class _Writer:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.unsigned = set(graph.in_uint8())
         self.schema: ModuleType = import_deploy("ai_edge_litert.schema_py_generated")
         self.buffers = [self.table("Buffer")]  # by convention buffer 0 is the empty one
         self.tensors: list[Any] = []
@@ -327,14 +328,19 @@ class _Writer:
         ]
 
     def add_tensor(self, tensor: Tensor) -> int:
-        schema = self.schema
+        schema, dtype = self.schema, tensor.dtype
+        if tensor.name in self.unsigned:
+            # As the file held them that the graph was read from: 128 above the graph's.
+            grid, dtype = tensor.quantization, RAW
+            data = None if tensor.data is None else tensor.data.view(np.uint8) ^ 128
+            tensor = replace(tensor, data=data, quantization=Quantization(grid.scale, grid.zero_point + 128))
         # A bias may have this scale by chance, so identity decides.
         plain = tensor.quantization is INDICES or (tensor.data is None and tensor.dtype not in CODE_RANGES)
         entry = self.table(
             "Tensor",
             name=tensor.name,
             shape=list(tensor.shape),
-            type=getattr(schema.TensorType, tensor.dtype.upper()),
+            type=getattr(schema.TensorType, dtype.upper()),
             quantization=None if plain else self.quantization(tensor.quantization),
             hasRank=True,
         )
@@ -388,7 +394,9 @@ class _Writer:
             elif isinstance(operand, str):
                 inputs.append(made[operand])
             else:
-                inputs.append(self.add_tensor(replace(operand, name=f"{output.name}/{operand.name}")))
+                operand = replace(operand, name=f"{output.name}/{operand.name}")
+                self.unsigned.update([operand.name] if operator.unsigned and operand.dtype == "int8" else [])
+                inputs.append(self.add_tensor(operand))
         if step.name:
             grid = output.quantization if step.dtype == output.dtype else INDICES
             between = Tensor(f"{output.name}/{step.name}", step.shape or output.shape, step.dtype, grid)
