@@ -11,8 +11,7 @@ from ...planning.network import Constant, Network, Step
 
 
 class NotComparedWarning(UserWarning):
-    """The self-check of `prepare` could not run the user's model in training or in evaluation, or not with all numbers
-    of examples that it asks about."""
+    """The self-check of `prepare` could not run the user's model in training or in evaluation."""
 
 
 @dataclass(frozen=True)
