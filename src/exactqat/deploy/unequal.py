@@ -14,8 +14,8 @@ from ..display import listed, shortened
 from ..planning.callers import users_line
 from .graph import Graph, Operator
 
-# How many times wider than a part the whole may be.
-WIDEST = 2**5
+# How many times wider than a part a whole of 8 bits may be, and how many steps it has; one of 16 bits leaves more.
+WIDEST, STEPS = 2**5, 255
 
 
 class UnequalPartsWarning(UserWarning):
@@ -40,7 +40,7 @@ class UnequalPart:
 
 
 def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
-    """The operands of joined tensors and of sums whose range is less than a `WIDEST`th of the result's."""
+    """The operands of joined tensors and of sums of which the result's grid leaves few steps."""
     makers = {name: operator for operator in graph.operators for name in operator.outputs}
     found = []
     for operator in graph.operators:
@@ -55,7 +55,7 @@ def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
                 continue
             codes = CODE_RANGES[part.dtype][1] - CODE_RANGES[part.dtype][0]
             steps = codes * float(part.quantization.scale[0]) / float(whole.quantization.scale[0])
-            if codes / steps > WIDEST * codes / (CODE_RANGES[whole.dtype][1] - CODE_RANGES[whole.dtype][0]):
+            if steps < STEPS / WIDEST:
                 found.append(UnequalPart(whole.name, part.name, 20 * math.log10(max(steps, 1e-3))))
     return tuple(found)
 
