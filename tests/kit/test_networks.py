@@ -722,7 +722,7 @@ def test_a_concatenation_covers_the_widest_of_its_operands() -> None:
     maxima = [10.0 * batch.mean(1).amax().item() for batch in batches]
     assert int(quantizer.batches) == len(batches)
     assert quantizer.ends()[1].item() == pytest.approx(np.mean(maxima), rel=0.02)
-    assert quantizer.range()[0].item() == 0.0
+    assert quantizer.ends()[0].item() == 0.0
 
 
 ROOT = Path(__file__).resolve().parents[2]
