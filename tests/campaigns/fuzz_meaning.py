@@ -127,8 +127,6 @@ for name, function in {
     "half_a_size": lambda x: x * 2 if 0.5 * x.shape[0] == 64 else x,
     "root_of_a_size": lambda x: x * 2 if math.sqrt(x.shape[0]) > 11 and x.shape[0] < 200 else x,
     "numbers_in_all": lambda x: x * 2 if x.numel() == 128 * x.shape[1] else x,
-    "of_no_other_class": lambda x: x * 2 if type(x.shape[0]) is int and x.shape[0] == 128 else x,
-    "class_without_effect": lambda x: x * (1.0 if type(len(x)) is int and len(x) in (7, 128) else 1.0),
     "asked_without_effect": lambda x: x * (1.0 if len(x) in (7, 128) else 1.0),
     "small_root": lambda x: (x * 1e-4) * torch.rsqrt((x * 1e-4).square().mean(1, keepdim=True) + 1e-6),
     "small_norm": lambda x: (x * 1e-3) / ((x * 1e-3).norm(dim=1, keepdim=True) + 1e-5),

@@ -9,6 +9,7 @@ in evaluation, the layers that PyTorch has for these train nevertheless.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import random
@@ -103,8 +104,10 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
         program, sizes = exported(copied, *given)
     except CaptureError as error:
         why = _explained(error, copied, args, kwargs, arguments)
-        if flags is not evaluating and form_of_results(partial(_copied_with, model, evaluating), *given) is not None:
-            why = CaptureError(f"{why}. If only training does this, call model.eval() before prepare")
+        if flags is not evaluating:
+            with contextlib.suppress(CaptureError):
+                exported(_copied_with(model, evaluating), *given)
+                why = CaptureError(f"{why}. Only training does this: call model.eval() before prepare")
         raise why from error.__cause__
     finally:
         caches.forget_tensors_without_values()
