@@ -704,7 +704,6 @@ def test_a_quote_that_is_cut_says_so(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["iteration", "index", "split"])
 def test_a_loop_over_the_examples_is_refused_at_once(way: str) -> None:
-    """Not when all of the stand-in's examples have gone through it."""
     seen = []
 
     def forward(self: Any, x: Any) -> Any:
@@ -721,7 +720,7 @@ def test_a_loop_over_the_examples_is_refused_at_once(way: str) -> None:
         return torch.stack(made)
 
     text = refusal(Net(forward, **conv()))
-    assert "goes through the examples of a batch one by one" in text and "test_first_contact.py" in text
+    assert "go through the examples one by one" in text and "test_first_contact.py" in text
     assert len(seen) < 200
 
 
