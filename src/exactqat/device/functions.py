@@ -40,8 +40,8 @@ class Function:
         nonnegative: no result is below 0.
         is_kind: a network may hold it as a step; otherwise only tables do.
         recognized: the attributes with which it is recognised by its values, however it is written.
-        aten, keras, jax: what PyTorch's ATen operators, Keras' operations and JAX' primitives are called that compute
-            it and take nothing else.
+        aten, keras, jax, onnx: what PyTorch's ATen operators, Keras' operations, JAX' primitives and ONNX' operators
+            are called that compute it and take nothing else.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Function:
     aten: tuple[str, ...] = ()
     keras: tuple[str, ...] = ()
     jax: tuple[str, ...] = ()
+    onnx: tuple[str, ...] = ()
 
     def of_step(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments for a step with these attributes."""
@@ -83,7 +84,7 @@ def declare(function: Function) -> Function:
 
 
 def named_by(framework: str) -> dict[str, str]:
-    """The framework's names ("aten", "keras" or "jax") -> kinds of steps, of all functions that are steps."""
+    """The framework's names ("aten", "keras", "jax" or "onnx") -> kinds of steps, of all functions that are steps."""
     return {name: each.name for each in FUNCTIONS.values() if each.is_kind for name in getattr(each, framework)}
 
 
@@ -187,11 +188,19 @@ declare(
         aten=("abs", "absolute"),
         keras=("Abs", "Absolute"),
         jax=("abs",),
+        onnx=("Abs",),
     )
 )
 declare(
     Function(
-        "asinh", _asinh, operator="TABLE", recognized=PLAIN, aten=("asinh",), keras=("Arcsinh", "Asinh"), jax=("asinh",)
+        "asinh",
+        _asinh,
+        operator="TABLE",
+        recognized=PLAIN,
+        aten=("asinh",),
+        keras=("Arcsinh", "Asinh"),
+        jax=("asinh",),
+        onnx=("Asinh",),
     )
 )
 declare(Function("ceil", lambda primitives, x: primitives.ceil(x), is_kind=False))
@@ -213,6 +222,7 @@ declare(
         aten=("cos",),
         keras=("Cos",),
         jax=("cos",),
+        onnx=("Cos",),
     )
 )
 declare(Function("elu", _elu, attributes={"alpha": NUMBER, "scale": NUMBER, "input_scale": NUMBER}, operator="TABLE"))
@@ -225,6 +235,7 @@ declare(
         aten=("erf", "special_erf"),
         keras=("Erf",),
         jax=("erf",),
+        onnx=("Erf",),
     )
 )
 # In float32, infinity is not far.
@@ -238,6 +249,7 @@ declare(
         aten=("exp",),
         keras=("Exp",),
         jax=("exp",),
+        onnx=("Exp",),
     )
 )
 declare(
@@ -249,6 +261,7 @@ declare(
         aten=("floor",),
         keras=("Floor",),
         jax=("floor",),
+        onnx=("Floor",),
     )
 )
 declare(
@@ -285,6 +298,7 @@ declare(
         recognized=PLAIN,
         aten=("hardswish",),
         keras=("HardSilu",),
+        onnx=("HardSwish",),
     )
 )
 declare(
@@ -298,7 +312,13 @@ declare(
 )
 declare(
     Function(
-        "log", lambda primitives, x: primitives.log(x), operator="TABLE", aten=("log",), keras=("Log",), jax=("log",)
+        "log",
+        lambda primitives, x: primitives.log(x),
+        operator="TABLE",
+        aten=("log",),
+        keras=("Log",),
+        jax=("log",),
+        onnx=("Log",),
     )
 )
 declare(
@@ -319,16 +339,30 @@ declare(
         recognized=PLAIN,
         aten=("mish",),
         keras=("Mish",),
+        onnx=("Mish",),
     )
 )
 declare(
     Function(
-        "neg", lambda primitives, x: -x, recognized=PLAIN, aten=("neg", "negative"), keras=("Negative",), jax=("neg",)
+        "neg",
+        lambda primitives, x: -x,
+        recognized=PLAIN,
+        aten=("neg", "negative"),
+        keras=("Negative",),
+        jax=("neg",),
+        onnx=("Neg",),
     )
 )
 declare(Function("pow", _pow, attributes={"exponent": NUMBER}))
 declare(
-    Function("reciprocal", lambda primitives, x: 1.0 / x, operator="TABLE", aten=("reciprocal",), keras=("Reciprocal",))
+    Function(
+        "reciprocal",
+        lambda primitives, x: 1.0 / x,
+        operator="TABLE",
+        aten=("reciprocal",),
+        keras=("Reciprocal",),
+        onnx=("Reciprocal",),
+    )
 )
 declare(
     Function(
@@ -337,6 +371,7 @@ declare(
         recognized=PLAIN,
         aten=("relu",),
         keras=("Relu",),
+        onnx=("Relu",),
     )
 )
 declare(
@@ -344,7 +379,7 @@ declare(
         "relu6", lambda primitives, x: primitives.clip(x, 0.0, 6.0), recognized=PLAIN, aten=("relu6",), keras=("Relu6",)
     )
 )
-declare(Function("round", lambda primitives, x: primitives.round(x), operator="TABLE", jax=("round",)))
+declare(Function("round", lambda primitives, x: primitives.round(x), operator="TABLE", jax=("round",), onnx=("Round",)))
 declare(
     Function(
         "rsqrt",
@@ -374,6 +409,7 @@ declare(
         aten=("sigmoid", "special_expit"),
         keras=("Sigmoid",),
         jax=("logistic",),
+        onnx=("Sigmoid",),
     )
 )
 declare(
@@ -385,6 +421,7 @@ declare(
         aten=("sign", "sgn"),
         keras=("Sign",),
         jax=("sign",),
+        onnx=("Sign",),
     )
 )
 declare(
@@ -399,6 +436,7 @@ declare(
         aten=("sin",),
         keras=("Sin",),
         jax=("sin",),
+        onnx=("Sin",),
     )
 )
 declare(
@@ -427,6 +465,7 @@ declare(
         recognized=PLAIN,
         aten=("softsign",),
         keras=("Softsign",),
+        onnx=("Softsign",),
     )
 )
 # Its slope at 0 is infinite.
@@ -439,6 +478,7 @@ declare(
         aten=("sqrt",),
         keras=("Sqrt",),
         jax=("sqrt",),
+        onnx=("Sqrt",),
     )
 )
 declare(
@@ -455,6 +495,7 @@ declare(
         aten=("tanh",),
         keras=("Tanh",),
         jax=("tanh",),
+        onnx=("Tanh",),
     )
 )
 declare(

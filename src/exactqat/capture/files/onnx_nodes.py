@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...device.arithmetic import same_padding
+from ...device.functions import named_by
 from ..core.builder import Moving, entering
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
@@ -28,11 +29,7 @@ _CHANNELS = 1
 # --- value by value ---------------------------------------------------------------------------------------------------
 
 # Words of functions without attributes, and the kinds of steps that they are.
-_UNARY = {
-    **{word: word.lower() for word in ("Abs", "Asinh", "Cos", "Erf", "Exp", "Floor", "Log", "Mish", "Neg")},
-    **{word: word.lower() for word in ("Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softsign", "Sqrt")},
-    **{"Tanh": "tanh", "HardSwish": "hardswish"},
-}
+_UNARY = named_by("onnx")
 # Words, kinds, and what the attributes of ONNX are in those of steps, with ONNX' defaults.
 _FUNCTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "LeakyRelu": ("leaky_relu", lambda given: {"slope": float(given.get("alpha", 0.01))}),
