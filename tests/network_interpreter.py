@@ -20,6 +20,7 @@ UNARY = {
     **{name: getattr(torch, name) for name in ("square", "reciprocal", "erf", "sin", "cos", "selu", "floor", "round")},
     **{name: getattr(F, name) for name in ("relu6", "silu", "mish", "hardsigmoid", "hardswish", "softsign")},
     "asinh": torch.asinh,
+    "cosh": torch.cosh,
     "log_sigmoid": F.logsigmoid,
     "sign": torch.sign,
 }

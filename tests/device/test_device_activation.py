@@ -124,7 +124,8 @@ def test_resizing_is_pytorch_s(size: tuple[int, int], align_corners: bool) -> No
 
 # PyTorch's own functions, with the parameters of PARAMETERS.
 TORCH = {
-    "abs": torch.abs, "asinh": torch.asinh, "cos": torch.cos, "erf": torch.erf, "exp": torch.exp, "floor": torch.floor,
+    "abs": torch.abs, "asinh": torch.asinh, "cos": torch.cos, "cosh": torch.cosh,
+    "erf": torch.erf, "exp": torch.exp, "floor": torch.floor,
     "hardsigmoid": torch.nn.functional.hardsigmoid, "hardswish": torch.nn.functional.hardswish,
     "log_sigmoid": torch.nn.functional.logsigmoid, "mish": torch.nn.functional.mish, "neg": torch.neg,
     "relu": torch.relu, "relu6": torch.nn.functional.relu6, "round": torch.round, "selu": torch.selu,

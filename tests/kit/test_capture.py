@@ -225,7 +225,7 @@ ELEMENTWISE = [
     lambda m, x: tuple(f(x) for f in (F.relu, F.relu6, F.gelu, F.silu, F.mish, F.elu, F.selu, F.celu, F.leaky_relu)),
     lambda m, x: tuple(f(x) for f in (F.softplus, F.softsign, F.tanhshrink, F.hardtanh, F.hardswish, F.hardsigmoid)),
     lambda m, x: tuple(f(x) for f in (F.logsigmoid, F.sigmoid, F.tanh, torch.exp, torch.erf, torch.sin, torch.cos)),
-    lambda m, x: (torch.asinh(x), torch.arcsinh(3 * x)),
+    lambda m, x: (torch.asinh(x), torch.arcsinh(3 * x), torch.cosh(x)),
     lambda m, x: tuple(f(x) for f in (torch.abs, torch.neg, torch.sign, torch.floor, torch.round, torch.ceil)),
     lambda m, x: tuple(f(x) for f in (torch.square, torch.reciprocal, torch.exp2, torch.expm1, torch.positive)),
     lambda m, x: (F.gelu(x, approximate="tanh"), F.glu(x, 1), F.softmin(x, 1), F.threshold(x, 0, 0), x * x),

@@ -78,6 +78,8 @@ def kinds(function: Any, params: Any = LINEAR, example: Any = X) -> list[str]:
         (jax.nn.log_sigmoid, "log_sigmoid", {}),
         (jax.nn.soft_sign, "softsign", {}),
         (jnp.arcsinh, "asinh", {}),
+        (jnp.cosh, "cosh", {}),
+        (lambda x: 0.5 * (jnp.exp(x) + jnp.exp(-x)), "cosh", {}),
         (lambda x: 1 / (1 + jnp.exp(-x)), "sigmoid", {}),
         (jax.nn.softmax, "softmax", {"axis": 2}),
         (lambda x: jnp.exp(x) / jnp.exp(x).sum(1, keepdims=True), "softmax", {"axis": 1}),

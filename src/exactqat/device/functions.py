@@ -225,6 +225,20 @@ declare(
         onnx=("Cos",),
     )
 )
+# In float32, infinity is not far.
+declare(
+    Function(
+        "cosh",
+        lambda primitives, x: sum(primitives.exp(primitives.minimum(sign * x, 80.0)) / 2 for sign in (1, -1)),
+        operator="TABLE",
+        nonnegative=True,
+        recognized=PLAIN,
+        aten=("cosh",),
+        keras=("Cosh",),
+        jax=("cosh",),
+        onnx=("Cosh",),
+    )
+)
 declare(Function("elu", _elu, attributes={"alpha": NUMBER, "scale": NUMBER, "input_scale": NUMBER}, operator="TABLE"))
 declare(
     Function(
