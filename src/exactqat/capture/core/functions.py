@@ -45,6 +45,8 @@ _NEAR = 1e-4
 _ROUNDED = 5e-3
 # Where a function is smaller than `_ZERO`, another one is the same only if it is smaller than `_VANISHING`.
 _ZERO, _VANISHING = 1e-20, 1e-13
+# The device's exp ends at 80, so what is divided by it does not vanish altogether.
+_EXP_ENDS = 1e-30
 # What float32 holds.
 _LARGEST = 3e38
 
@@ -153,10 +155,11 @@ def same(first: np.ndarray, second: np.ndarray, tolerance: float = TOLERANCE, po
     difference, size = np.abs(first - second), np.abs(second)
     near, zero = np.abs(points) <= _NEAR, size <= _ZERO
     least = min(1.0, float(size.max(initial=0.0)))
+    ends = _EXP_ENDS * np.abs(points)
     return bool(
-        np.all(difference <= tolerance * (least + size))
+        np.all(difference <= tolerance * (least + size) + ends)
         and np.all(difference[near] <= 0.1 * size[near] + _ROUNDED * tolerance)
-        and np.all(np.abs(first[zero]) <= _VANISHING)
+        and np.all((np.abs(first) <= _VANISHING + ends)[zero])
     )
 
 
