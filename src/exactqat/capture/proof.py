@@ -251,7 +251,7 @@ class FunctionalSubject(Subject, Generic[Array]):
         """What one side gives.
 
         Args:
-            values: of all variables, of which `trained` have gradients and training moves `statistics`.
+            values: of all variables; `trained` have gradients, and training moves `statistics`.
         """
         names = [f"input {place}" for place in range(len(inputs))]
         given = dict(zip(names, inputs, strict=True))
