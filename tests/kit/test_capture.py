@@ -20,7 +20,6 @@ from plain_networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.capture.core import comparison  # noqa: E402
 from exactqat.capture.torch.model import CaptureError, capture  # noqa: E402
 from exactqat.planning import sequence  # noqa: E402
 from exactqat.planning.network import KINDS  # noqa: E402
@@ -837,21 +836,3 @@ def test_gates_in_other_orders_and_a_reset_before_the_product() -> None:
     cell.product = lambda state, begin, count: cell.part(state @ back.T, begin, count, "")  # type: ignore[method-assign]
     before = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
     np.testing.assert_allclose(before, after, rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_networks_side_by_side() -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.ReLU())
-    trained, evaluated = captured(model.train(), torch.randn(2, 4)), captured(model.eval(), torch.randn(2, 4))
-    other = captured(nn.Sequential(model[0], nn.Sigmoid()), torch.randn(2, 4))
-
-    def difference(one, two, **more):
-        return comparison.first_difference(one, two, lambda a, b: a == b, lambda a, b: a.name == b.name, **more)
-
-    assert difference(trained, evaluated, ignored=("expression",), dropout=False) is None
-    assert difference(evaluated, other).one.kind == "dropout"
-    found = difference(evaluated, other, dropout=False)
-    assert (found.one.kind, found.other.kind) == ("relu", "sigmoid")
-    longer = captured(nn.Sequential(model[0], nn.ReLU(), nn.Tanh()), torch.randn(2, 4))
-    found = difference(longer, evaluated, dropout=False)
-    assert found.one.kind == "tanh" and found.other is None

@@ -30,7 +30,6 @@ from ..planning import UnsupportedOperator
 from ..planning.callers import users_line
 from ..planning.masks import MOVES, hides
 from ..planning.network import Network
-from .core.comparison import NotComparedWarning as NotComparedWarning
 from .core.refusals import first_line
 
 # Relative differences below it are float32's rounding in any network.
@@ -106,6 +105,10 @@ class Evidence:
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, np.ndarray] = field(default_factory=dict)
     layers: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class NotComparedWarning(UserWarning):
+    """The self-check of `prepare` could not run the user's model in training or in evaluation."""
 
 
 class HalfPrecisionWarning(UserWarning):

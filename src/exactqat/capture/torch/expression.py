@@ -154,32 +154,6 @@ class Expression(nn.Module):
                 results.append(_overload(name)(*arguments, **options))
         return results[-1]
 
-    def same_as(self, other: Expression) -> bool:
-        """Whether both are the same instructions on the same sources and data, dropout aside."""
-        same = (self.axis, self.rows) == (other.axis, other.rows)
-        return same and identical(self._without_dropout(), other._without_dropout())
-
-    def _without_dropout(self) -> list[tuple[Any, ...]]:
-        """The instructions as they are in evaluation, with the data in their places."""
-        kept: list[tuple[Any, ...]] = []
-        moved: dict[int, _Slot] = {}
-
-        def encode(value: Any) -> Any:
-            if isinstance(value, _Slot):
-                return moved[value.index]
-            if isinstance(value, InTraining):
-                return 0.0
-            return [encode(element) for element in value] if isinstance(value, list) else value
-
-        for index, (name, args, kwargs, in_place) in enumerate(self.instructions):
-            if name == "aten.dropout.default" and isinstance(args[1], InTraining):
-                moved[index] = moved[args[0].index]
-                continue
-            moved[index] = _Slot(len(kept))
-            args = [getattr(self, args[0])] if name == "data" else encode(args)
-            kept.append((name, args, {key: encode(value) for key, value in kwargs.items()}, in_place))
-        return kept
-
 
 def nodes_in(value: Any) -> list[Node]:
     if isinstance(value, Node):
@@ -195,21 +169,6 @@ def _contains(value: Any, what: type) -> bool:
     if isinstance(value, Mapping):
         value = tuple(value.values())
     return isinstance(value, what) or (isinstance(value, (list, tuple)) and any(_contains(v, what) for v in value))
-
-
-def identical(a: Any, b: Any) -> bool:
-    """Equality that looks into tensors and containers."""
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-            return False
-        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(identical(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(identical(a[key], b[key]) for key in a)
-    if isinstance(a, Expression) and isinstance(b, Expression):
-        return a.same_as(b)
-    return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 def map_nodes(function: Callable[[Node], Node], node: Node) -> Node:
