@@ -28,6 +28,7 @@ from exactqat.device.arithmetic import (
     scale_of,
     zero_point_of,
 )
+from exactqat.device.operator import Call
 from exactqat.engine import compiled, declared
 
 COUNT = 20 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
@@ -246,9 +247,9 @@ def test_large_tensors_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = {name: np.random.default_rng(0).integers(-128, 128, (1, 200, 1000)).astype(np.int8) for name in "ab"}
     sizes, declared = [], OPERATORS["ADD"].integers
 
-    def note(codes: list[np.ndarray], *arguments: object, **named: object) -> np.ndarray:
-        sizes.append(codes[0].size)
-        return declared(codes, *arguments, **named)  # type: ignore[arg-type]
+    def note(call: Call) -> np.ndarray:
+        sizes.append(call.codes[0].size)
+        return declared(call)
 
     monkeypatch.setattr(OPERATORS["ADD"], "integers", note)
     y = simulate(graph, codes)["y"]

@@ -14,6 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from ..device import OPERATORS, Profile
+from ..device.operator import Call
 from ..device.profile import MECHANISMS, profile_named
 from .graph import Graph, Operator
 
@@ -56,7 +57,7 @@ def mechanism_of(
     codes = [values[tensor.name] if tensor.data is None else tensor.data for tensor in inputs]
 
     def computed(profile: Profile) -> tuple[np.ndarray, ...]:
-        return declaration.all_results(codes, inputs, outputs, operator.attributes, profile)
+        return declaration.all_results(Call(codes, inputs, outputs, operator.attributes, profile))
 
     ours, theirs = computed(first), computed(second)
     where = [one != other for one, other in zip(ours, theirs, strict=True)]
@@ -65,7 +66,7 @@ def mechanism_of(
         return None
     found = _fewest(first, second, lambda profile: _equal(computed(profile), theirs))
     ties = None
-    steps = declaration.exact_steps(codes, inputs, outputs[0], operator.attributes)
+    steps = declaration.exact_steps(Call(codes, inputs, outputs, operator.attributes, first))
     if steps is not None:
         exact = np.abs(steps[where[0]])
         ties = int(np.count_nonzero(np.abs(exact % 1 - 0.5) <= TIE * np.maximum(exact, 1)))

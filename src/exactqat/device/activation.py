@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from . import as_onnx, interpolated
 from . import fixed_point_functions as fixed
 from .arithmetic import (
-    Arrays,
     Tensors,
     broadcast_shape,
     centered,
@@ -29,6 +29,7 @@ from .operator import (
     OPERATORS,
     REQUIRED,
     Attributes,
+    Call,
     DeviceOperator,
     FileOperator,
     FileStep,
@@ -54,21 +55,19 @@ class Unary(DeviceOperator):
         """The results of the codes -128..127, in this order; int8 or wider."""
         raise NotImplementedError
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        compute = self.onnx_table if profile.rounds_as_onnx else self.table
-        table = compute(inputs[0], output, attributes, profile)
-        return table.astype(np.int8)[codes[0].astype(np.intp) - INT8_MIN]
+    def integers(self, call: Call) -> np.ndarray:
+        compute = self.onnx_table if call.profile.rounds_as_onnx else self.table
+        table = compute(call.inputs[0], call.output, call.attributes, call.profile)
+        return table.astype(np.int8)[call.codes[0].astype(np.intp) - INT8_MIN]
 
     def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         """Likewise of onnxruntime; by default the same one."""
         return self.table(source, output, attributes, profile)
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        results = self.wide_results(codes[0].astype(np.int64), inputs[0], output, attributes, profile)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        results = self.wide_results(
+            call.codes[0].astype(np.int64), call.inputs[0], call.output, call.attributes, call.profile
+        )
         return np.clip(results, INT16_MIN, INT16_MAX).astype(np.int16)
 
     def wide_results(
@@ -696,17 +695,15 @@ class PRelu(DeviceOperator):
         x, slope = operands
         return primitives.where(x >= 0, x, x * slope)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.rounds_as_onnx:
-            x, slope = as_onnx.operands(codes, inputs)
-            return as_onnx.quantized(np.where(x > 0, x, x * slope), output, attributes)
-        steps, slopes = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
-        scale, slope_scale, result_scale = scales_for(profile, *inputs, output)
+    def integers(self, call: Call) -> np.ndarray:
+        if call.profile.rounds_as_onnx:
+            x, slope = as_onnx.operands(call.codes, call.inputs)
+            return as_onnx.quantized(np.where(x > 0, x, x * slope), call.output, call.attributes)
+        steps, slopes = (centered(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True))
+        scale, slope_scale, result_scale = scales_for(call.profile, *call.inputs, call.output)
         positive, negative = scale / result_scale, scale * slope_scale / result_scale
         result = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps * slopes, negative))
-        return within_int8(result + zero_point_of(output))
+        return within_int8(result + zero_point_of(call.output))
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
@@ -744,15 +741,13 @@ class HardSwish(Unary):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return FUNCTIONS["hardswish"](primitives, operands[0])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        result = super().integers(codes, inputs, output, attributes, profile)
+    def integers(self, call: Call) -> np.ndarray:
+        result = super().integers(call)
         left = result.size % 8
-        if profile.vectors_of_eight and left:
+        if call.profile.vectors_of_eight and left:
             # What does not fill a vector is computed as elsewhere.
-            last = codes[0].reshape(-1)[-left:]
-            result.reshape(-1)[-left:] = super().integers([last], inputs, output, attributes, REFERENCE)
+            last = call.codes[0].reshape(-1)[-left:]
+            result.reshape(-1)[-left:] = super().integers(replace(call, codes=[last], profile=REFERENCE))
         return result
 
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:

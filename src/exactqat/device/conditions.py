@@ -8,10 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, broadcast_shape, centered, fixed_point, multiply_fixed_point, scale_of
+from .arithmetic import Tensors, broadcast_shape, centered, fixed_point, multiply_fixed_point, scale_of
 from .movement import Movement
-from .operator import BOOL, Attributes, DeviceOperator, Shape, need, register
-from .profile import Profile
+from .operator import BOOL, Attributes, Call, DeviceOperator, Shape, need, register
 from .tensor import Tensor
 
 PURPOSE = "files: a plan makes tables and products of conditions"
@@ -36,10 +35,8 @@ class Condition(DeviceOperator):
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         need_rows(inputs, output)
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return type(self).function(*codes)
+    def float_results(self, call: Call) -> np.ndarray:
+        return type(self).function(*call.codes)
 
 
 def need_rows(inputs: Tensors, output: Tensor) -> None:
@@ -65,12 +62,10 @@ class Comparison(Condition):
             scale = float(scale_of(tensor))
             need(2.0**-30 <= scale < 1, f"scales must be in [2**-30, 1), got {scale:g} of {tensor.name!r}")
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
+    def integers(self, call: Call) -> np.ndarray:
         terms = [
             multiply_fixed_point(centered(code, tensor) << 8, *fixed_point(float(scale_of(tensor))))
-            for code, tensor in zip(codes, inputs, strict=True)
+            for code, tensor in zip(call.codes, call.inputs, strict=True)
         ]
         return type(self).function(*terms)
 
@@ -81,10 +76,8 @@ class Logic(Condition):
     dtypes = (BOOL,)
     floats = False
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return type(self).function(*codes)
+    def integers(self, call: Call) -> np.ndarray:
+        return type(self).function(*call.codes)
 
 
 # Kind, what it computes, the name of its options table, and the version of its int8 form.
@@ -137,10 +130,8 @@ class Choice(Movement):
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
         need_rows(inputs, output)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.where(*codes)
+    def integers(self, call: Call) -> np.ndarray:
+        return np.where(*call.codes)
 
 
 @register

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from .. import raw_ops
-from .arithmetic import Arrays, Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
+from .arithmetic import Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
 from .blocks import repeated, rows_of_block, scratch, share
 from .file_forms import Unreadable
-from .operator import REQUIRED, Attributes, FileOperator, Shape, need, register
-from .profile import Profile
+from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, need, register
 from .tensor import Tensor
 from .weighted import Requantization, Weighted, bias_option, filter_reach
 
@@ -86,14 +85,12 @@ class Conv2D(Convolution):
         need(bias == (filter[0],), f"bias must have shape ({filter[0]},), got {bias}")
         return (*window_shape(first, filter[1:3], attributes), filter[0])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        x, filter, size = codes[0], codes[1], codes[1].shape[3]
-        result = np.empty((x.shape[0], *output.shape[1:]), output.dtype)
+    def integers(self, call: Call) -> np.ndarray:
+        x, filter, size = call.codes[0], call.codes[1], call.codes[1].shape[3]
+        result = np.empty((x.shape[0], *call.output.shape[1:]), call.output.dtype)
         met, into = x[:, :, :, None, None], result
-        if filter.shape[1:3] != (1, 1) or tuple(attributes["strides"]) != (1, 1):
-            met = windows_of(x, filter.shape[1:3], attributes, zero_point_of(inputs[0]))
+        if filter.shape[1:3] != (1, 1) or tuple(call.attributes["strides"]) != (1, 1):
+            met = windows_of(x, filter.shape[1:3], call.attributes, zero_point_of(call.inputs[0]))
         elif size == x.shape[3]:  # neighbours in a line do not matter
             met, into = (array.reshape(-1, 1, 1, array.shape[3]) for array in (x, result))
         groups = x.shape[3] // size
@@ -101,7 +98,9 @@ class Conv2D(Convolution):
         for group in range(groups):
             part = met[..., group * size : (group + 1) * size]
             channels = slice(group * outputs, (group + 1) * outputs)
-            self.store_products(part, into[..., channels], codes, inputs, output, attributes, profile, channels)
+            self.store_products(
+                part, into[..., channels], call.codes, call.inputs, call.output, call.attributes, call.profile, channels
+            )
         return result
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
@@ -148,27 +147,25 @@ class DepthwiseConv2D(Convolution):
         need(bias == (filter[3],), f"bias must have shape ({filter[3]},), got {bias}")
         return (*window_shape(first, filter[1:3], attributes), filter[3])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        x, filter = codes[0], codes[1]
-        exact = int((filter_reach(filter, 3, inputs[0]) + np.abs(codes[2].astype(np.int64))).max()) < 2**24
+    def integers(self, call: Call) -> np.ndarray:
+        x, filter = call.codes[0], call.codes[1]
+        exact = int((filter_reach(filter, 3, call.inputs[0]) + np.abs(call.codes[2].astype(np.int64))).max()) < 2**24
         dtype = np.float32 if exact else np.float64
         taps = filter.reshape(*filter.shape[1:3], x.shape[3], -1).astype(dtype)
-        result = np.empty((x.shape[0], *output.shape[1:]), output.dtype)
+        result = np.empty((x.shape[0], *call.output.shape[1:]), call.output.dtype)
         per_image = math.prod(x.shape[1:])
         # Few enough images at a time to stay in the cache, and enough for a call to be worth it.
         together = rows_of_block(per_image, max(x.shape[0], 1))
         rows = rows_of_block(filter.shape[3], max(math.prod(result.shape[:3]), 1))
-        requantization = Requantization(self, inputs, output, attributes, profile, rows)
-        bias = repeated("bias", codes[2], rows, dtype)
+        requantization = Requantization(self, call.inputs, call.output, call.attributes, call.profile, rows)
+        bias = repeated("bias", call.codes[2], rows, dtype)
         steps = scratch("steps", (together, *x.shape[1:]), dtype)
-        sums = scratch("sums", (together, *output.shape[1:]), dtype)
+        sums = scratch("sums", (together, *call.output.shape[1:]), dtype)
         for image in range(0, x.shape[0], together):
             stored = result[image : image + together]
             count = len(stored)
-            np.subtract(x[image : image + count], dtype(zero_point_of(inputs[0])), out=steps[:count], dtype=dtype)
-            depthwise(steps[:count], taps, attributes, sums[:count])
+            np.subtract(x[image : image + count], dtype(zero_point_of(call.inputs[0])), out=steps[:count], dtype=dtype)
+            depthwise(steps[:count], taps, call.attributes, sums[:count])
             places, flat = (array.reshape(-1, filter.shape[3]) for array in (stored, sums[:count]))
 
             def store(todo: Sequence[int], flat: np.ndarray = flat, places: np.ndarray = places) -> None:
@@ -292,14 +289,12 @@ class TransposeConv(Weighted):
         result = primitives.conv_transpose(x, weight, bias, strides, padding, output_padding, dilations, 1, axis)
         return activate(primitives, result, attributes)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        x, filter = codes[0], codes[1]
+    def integers(self, call: Call) -> np.ndarray:
+        x, filter = call.codes[0], call.codes[1]
         # Beyond the image there is nothing, not even the zero point that sums of codes would have to be rid of.
-        offset = zero_point_of(inputs[0]) * filter.astype(np.int64).sum(3)
+        offset = zero_point_of(call.inputs[0]) * filter.astype(np.int64).sum(3)
         rows, height, width, _ = x.shape
-        (down, right), window = attributes["strides"], filter.shape[1:3]
+        (down, right), window = call.attributes["strides"], filter.shape[1:3]
         whole = [
             (size - 1) * stride + side
             for size, stride, side in zip((height, width), (down, right), window, strict=True)
@@ -310,12 +305,12 @@ class TransposeConv(Weighted):
             for j in range(window[1]):
                 place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
                 place += (flat @ filter[:, i, j].T).reshape(place.shape) - offset[:, i, j]
-        sums = np.zeros((rows, *output.shape[1:]))
-        cut = [max(before - after, 0) // 2 for before, after in zip(whole, output.shape[1:3], strict=True)]
-        kept = spread[:, cut[0] : cut[0] + output.shape[1], cut[1] : cut[1] + output.shape[2]]
+        sums = np.zeros((rows, *call.output.shape[1:]))
+        cut = [max(before - after, 0) // 2 for before, after in zip(whole, call.output.shape[1:3], strict=True)]
+        kept = spread[:, cut[0] : cut[0] + call.output.shape[1], cut[1] : cut[1] + call.output.shape[2]]
         sums[:, : kept.shape[1], : kept.shape[2]] = kept + offset.sum((1, 2))
         sums[:, kept.shape[1] :] = sums[:, :, kept.shape[2] :] = offset.sum((1, 2))
-        return self.requantize(sums, codes, inputs, output, attributes, profile)
+        return self.requantize(sums, call.codes, call.inputs, call.output, call.attributes, call.profile)
 
     def wide_sums(self, x: np.ndarray, filter: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         rows, height, width, _ = x.shape

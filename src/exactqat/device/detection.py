@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors
+from .arithmetic import Tensors
 from .floating import Floating
-from .operator import REQUIRED, Attributes, FileOperator, Shape, Unreadable, need, register
-from .profile import Profile
+from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, Unreadable, need, register
 from .tensor import Tensor
 
 # Of results, which a small file may ask for.
@@ -78,15 +77,16 @@ class DetectionPostprocess(Floating):
         overlap = attributes["overlap_below"]
         need(0 < overlap <= 1, f"overlap_below must be above 0 and at most 1, got {overlap}")
 
-    def all_results(
-        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
-    ) -> tuple[np.ndarray, ...]:
-        several = not attributes["each_class"] and attributes["classes_of_a_box"] > 1
-        fits = not several or profile.runtime != "tflite-micro"
+    def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
+        several = not call.attributes["each_class"] and call.attributes["classes_of_a_box"] > 1
+        fits = not several or call.profile.runtime != "tflite-micro"
         need(fits, "TFLite-Micro writes several classes of a box beyond the end of its results")
         with np.errstate(all="ignore"):
-            rows = [detected(boxes, scores, codes[2], attributes) for boxes, scores in zip(*codes[:2], strict=True)]
-        shapes = [tensor.shape for tensor in outputs]
+            rows = [
+                detected(boxes, scores, call.codes[2], call.attributes)
+                for boxes, scores in zip(*call.codes[:2], strict=True)
+            ]
+        shapes = [tensor.shape for tensor in call.outputs]
         return tuple(
             np.stack(column).astype(np.float32).reshape(-1, *shape[1:])
             for column, shape in zip(zip(*rows, strict=True), shapes, strict=True)

@@ -25,7 +25,18 @@ from .arithmetic import (
     scales_for,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, Shape, Unreadable, need, register
+from .operator import (
+    Attributes,
+    Call,
+    DeviceOperator,
+    FileOperator,
+    Refusal,
+    ScaleLimits,
+    Shape,
+    Unreadable,
+    need,
+    register,
+)
 from .profile import REFERENCE, Profile
 from .tensor import Tensor
 
@@ -119,28 +130,28 @@ class Add(FusedBinary):
         first, second = operands
         return activate(primitives, first + second if self.sign > 0 else first - second, attributes)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.rounds_as_onnx:
-            return self.as_onnx(codes, inputs, output, attributes)
-        scales = [scale_of(tensor) for tensor in inputs]
-        ratios = [float(scale / scale_of(output)) for scale in scales]
-        if profile.delegates and min(ratios) >= 2**-10:
+    def integers(self, call: Call) -> np.ndarray:
+        if call.profile.rounds_as_onnx:
+            return self.as_onnx(call)
+        scales = [scale_of(tensor) for tensor in call.inputs]
+        ratios = [float(scale / scale_of(call.output)) for scale in scales]
+        if call.profile.delegates and min(ratios) >= 2**-10:
             # The larger multiplier gets 21 significant bits, the other one as many as that shift leaves it: what is
             # shifted back is below 2**31.
             shift = 21 - int(np.frexp(max(ratios))[1])
             multipliers = [int(np.rint(np.ldexp(ratio, shift))) for ratio in ratios]
             multipliers[1] *= self.sign
-            shifts = sum(m * zero_point_of(tensor) for m, tensor in zip(multipliers, inputs, strict=True))
-            first, second = (code.astype(np.int32) * np.int32(m) for code, m in zip(codes, multipliers, strict=True))
+            shifts = sum(m * zero_point_of(tensor) for m, tensor in zip(multipliers, call.inputs, strict=True))
+            first, second = (
+                code.astype(np.int32) * np.int32(m) for code, m in zip(call.codes, multipliers, strict=True)
+            )
             steps = first + second
             steps += np.int32((1 << (shift - 1)) - shifts)
-            return finish(steps >> shift, output, attributes, profile)
+            return finish(steps >> shift, call.output, call.attributes, call.profile)
         # XNNPACK leaves smaller ratios to the built-in kernel.
-        steps = self.built_in([centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True)],
-                              scales, scale_of(output), 20, profile)  # fmt: skip
-        return finish(steps, output, attributes, REFERENCE)
+        steps = self.built_in([centered(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True)],
+                              scales, scale_of(call.output), 20, call.profile)  # fmt: skip
+        return finish(steps, call.output, call.attributes, REFERENCE)
 
     def built_in(
         self, operands: Arrays, scales: Sequence[np.floating], scale: np.floating, bits: int, profile: Profile
@@ -161,26 +172,26 @@ class Add(FusedBinary):
         last = fixed_point(twice_larger / (2**bits * float(scale)))
         return multiply_fixed_point(terms[0] + self.sign * terms[1], *last)
 
-    def as_onnx(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray:
+    def as_onnx(self, call: Call) -> np.ndarray:
         """By a kernel of onnxruntime's own; it has none for the difference."""
         if self.sign > 0:
-            return as_onnx.added(codes, inputs, output, attributes)
-        first, second = as_onnx.operands(codes, inputs)
-        return as_onnx.quantized(first - second, output, attributes)
+            return as_onnx.added(call.codes, call.inputs, call.output, call.attributes)
+        first, second = as_onnx.operands(call.codes, call.inputs)
+        return as_onnx.quantized(first - second, call.output, call.attributes)
 
-    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
+    def exact_steps(self, call: Call) -> np.ndarray | None:
         first, second = (
-            centered(code, tensor) * (float(scale_of(tensor)) / float(scale_of(output)))
-            for code, tensor in zip(codes, inputs, strict=True)
+            centered(code, tensor) * (float(scale_of(tensor)) / float(scale_of(call.output)))
+            for code, tensor in zip(call.codes, call.inputs, strict=True)
         )
         return np.asarray(first + self.sign * second)
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
+    def wide_integers(self, call: Call) -> np.ndarray:
         # As the built-in kernel for int8, but that only 15 bits are left to shift by.
-        steps = self.built_in(codes, [scale_of(tensor) for tensor in inputs], scale_of(output), 15, profile)
-        return finish(steps, output, attributes, profile)
+        steps = self.built_in(
+            call.codes, [scale_of(tensor) for tensor in call.inputs], scale_of(call.output), 15, call.profile
+        )
+        return finish(steps, call.output, call.attributes, call.profile)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         # The schema's default asks for kernels that take powers of two only.
@@ -225,31 +236,29 @@ class Multiply(FusedBinary):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return activate(primitives, operands[0] * operands[1], attributes)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
-        if profile.rounds_as_onnx:
-            return as_onnx.multiplied(product, scale_of(inputs[0]) * scale_of(inputs[1]), output, attributes)
-        if not profile.delegates:
-            return self.in_fixed_point(product, inputs, output, attributes, profile)
-        multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
-        if profile.rounds_products_half_up:
+    def integers(self, call: Call) -> np.ndarray:
+        product = centered(call.codes[0], call.inputs[0]) * centered(call.codes[1], call.inputs[1])
+        if call.profile.rounds_as_onnx:
+            return as_onnx.multiplied(
+                product, scale_of(call.inputs[0]) * scale_of(call.inputs[1]), call.output, call.attributes
+            )
+        if not call.profile.delegates:
+            return self.in_fixed_point(product, call.inputs, call.output, call.attributes, call.profile)
+        multiplier = scale_of(call.inputs[0]) * scale_of(call.inputs[1]) / scale_of(call.output)
+        if call.profile.rounds_products_half_up:
             steps = multiply_round_half_up(product, multiplier)
         else:
             steps = np.rint(product.astype(np.float32) * multiplier).astype(np.int64)
-        return finish(steps, output, attributes, profile)
+        return finish(steps, call.output, call.attributes, call.profile)
 
-    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
-        product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
-        first, second, result = (float(scale_of(tensor)) for tensor in (*inputs, output))
+    def exact_steps(self, call: Call) -> np.ndarray | None:
+        product = centered(call.codes[0], call.inputs[0]) * centered(call.codes[1], call.inputs[1])
+        first, second, result = (float(scale_of(tensor)) for tensor in (*call.inputs, call.output))
         return np.asarray(product * (first * second / result))
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        product = centered(codes[0], inputs[0]) * centered(codes[1], inputs[1])
-        return self.in_fixed_point(product, inputs, output, attributes, profile)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        product = centered(call.codes[0], call.inputs[0]) * centered(call.codes[1], call.inputs[1])
+        return self.in_fixed_point(product, call.inputs, call.output, call.attributes, call.profile)
 
     @staticmethod
     def in_fixed_point(
@@ -298,10 +307,8 @@ class Maximum(Extreme):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.maximum(*operands)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.maximum(*codes)
+    def integers(self, call: Call) -> np.ndarray:
+        return np.maximum(*call.codes)
 
 
 @register
@@ -315,10 +322,8 @@ class Minimum(Extreme):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.minimum(*operands)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.minimum(*codes)
+    def integers(self, call: Call) -> np.ndarray:
+        return np.minimum(*call.codes)
 
 
 @register
@@ -348,21 +353,19 @@ class SquaredDifference(Binary):
         difference = operands[0] - operands[1]
         return difference * difference
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.rounds_as_onnx:
-            first, second = as_onnx.operands(codes, inputs)
-            return as_onnx.quantized((first - second) * (first - second), output, attributes)
-        scales = [float(scale_of(tensor)) for tensor in inputs]
+    def integers(self, call: Call) -> np.ndarray:
+        if call.profile.rounds_as_onnx:
+            first, second = as_onnx.operands(call.codes, call.inputs)
+            return as_onnx.quantized((first - second) * (first - second), call.output, call.attributes)
+        scales = [float(scale_of(tensor)) for tensor in call.inputs]
         twice_larger = 2 * max(scales)
         first, second = (
             multiply_fixed_point(centered(code, tensor) << 7, *fixed_point(scale / twice_larger))
-            for code, tensor, scale in zip(codes, inputs, scales, strict=True)
+            for code, tensor, scale in zip(call.codes, call.inputs, scales, strict=True)
         )
         square = (first - second) * (first - second)
-        multiplier = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(output)))
-        return finish(multiply_fixed_point(square, *fixed_point(multiplier)), output, attributes, REFERENCE)
+        multiplier = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(call.output)))
+        return finish(multiply_fixed_point(square, *fixed_point(multiplier)), call.output, call.attributes, REFERENCE)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
@@ -401,25 +404,23 @@ class Absolute(Unary):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.abs(operands[0])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.rounds_as_onnx:
-            return as_onnx.quantized(np.abs(as_onnx.operands(codes, inputs)[0]), output, attributes)
-        magnitude = np.abs(centered(codes[0], inputs[0]))
-        if scale_of(inputs[0]) == scale_of(output):
-            return finish(magnitude, output, attributes, profile)
-        scale, result = scales_for(profile, inputs[0], output)
-        return finish(multiply_fixed_point(magnitude, *fixed_point(scale / result)), output, attributes, profile)
+    def integers(self, call: Call) -> np.ndarray:
+        if call.profile.rounds_as_onnx:
+            return as_onnx.quantized(np.abs(as_onnx.operands(call.codes, call.inputs)[0]), call.output, call.attributes)
+        magnitude = np.abs(centered(call.codes[0], call.inputs[0]))
+        if scale_of(call.inputs[0]) == scale_of(call.output):
+            return finish(magnitude, call.output, call.attributes, call.profile)
+        scale, result = scales_for(call.profile, call.inputs[0], call.output)
+        return finish(
+            multiply_fixed_point(magnitude, *fixed_point(scale / result)), call.output, call.attributes, call.profile
+        )
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if scale_of(inputs[0]) == scale_of(output):
-            return self.integers(codes, inputs, output, attributes, profile)
-        scale, result = scales_for(profile, inputs[0], output)
-        steps = multiply_fixed_point(np.abs(codes[0].astype(np.int64)), *fixed_point(scale / result))
-        return finish(steps, output, attributes, profile)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        if scale_of(call.inputs[0]) == scale_of(call.output):
+            return self.integers(call)
+        scale, result = scales_for(call.profile, call.inputs[0], call.output)
+        steps = multiply_fixed_point(np.abs(call.codes[0].astype(np.int64)), *fixed_point(scale / result))
+        return finish(steps, call.output, call.attributes, call.profile)
 
 
 @register
@@ -448,20 +449,18 @@ class Divide(FusedBinary):
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         raise Refusal(f"{self.kind} has no form in ONNX here")
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        first, second = (centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
+    def integers(self, call: Call) -> np.ndarray:
+        first, second = (centered(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True))
         need(bool(np.all(second != 0)), "a division by 0, which runtimes do not define")
         first = np.where(second < 0, -first, first)
         inverse, exponent = fixed.reciprocal(np.abs(second), 31)
         # As far to the left as int32 goes, before the first rounding.
         headroom = fixed.leading_zeros(np.where(first >= 0, first, 2 * -first - 1)) - (first >= 0)
         quotient = fixed.high_multiply(first << headroom, inverse)
-        scales = scales_for(profile, *inputs, output)
+        scales = scales_for(call.profile, *call.inputs, call.output)
         significand, shift = fixed_point(scales[0] / (scales[1] * scales[2]))
         steps = shifted_as_int32(fixed.high_multiply(quotient, significand), exponent + headroom - shift)
-        return finish(steps, output, attributes, profile if not profile.delegates else REFERENCE)
+        return finish(steps, call.output, call.attributes, call.profile if not call.profile.delegates else REFERENCE)
 
 
 def shifted_as_int32(x: np.ndarray, shift: np.ndarray) -> np.ndarray:

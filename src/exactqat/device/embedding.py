@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
-from .operator import Attributes, DeviceOperator, FileOperator, FileStep, Shape, are_steps, need, register
-from .profile import Profile
+from .arithmetic import Tensors, scale_of, zero_point_of
+from .operator import Attributes, Call, DeviceOperator, FileOperator, FileStep, Shape, are_steps, need, register
 from .tensor import INDICES, Tensor
 
 # Classes of ONE_HOT, whose table has as many rows and columns.
@@ -62,10 +61,8 @@ class Embedding(DeviceOperator):
         indices, table = operands
         return primitives.embedding(indices, table, attributes.get("fixed_row"))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        indices, table = codes
+    def integers(self, call: Call) -> np.ndarray:
+        indices, table = call.codes
         return table[indices]
 
     def lower(self, context: Any, step: Any) -> Any:
@@ -130,11 +127,9 @@ class CodedEmbedding(Embedding):
         index = primitives.clip(primitives.round(primitives.stop_gradient(x)), 0.0, float(table.shape[0] - 1))
         return super().real(primitives, (index, table), attributes)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        x, table = codes
-        return table[np.clip(x.astype(np.int32) - zero_point_of(inputs[0]), 0, len(table) - 1)]
+    def integers(self, call: Call) -> np.ndarray:
+        x, table = call.codes
+        return table[np.clip(x.astype(np.int32) - zero_point_of(call.inputs[0]), 0, len(table) - 1)]
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         x, table = inputs

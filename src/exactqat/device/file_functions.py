@@ -11,7 +11,6 @@ import numpy as np
 from . import fixed_point_functions as fixed
 from .activation import CODES, Tabulated, Unary, rescaled, rounded, within_int8
 from .arithmetic import (
-    Arrays,
     Tensors,
     centered,
     fixed_point,
@@ -21,7 +20,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .functions import NumPyPrimitives
-from .operator import FLOAT, Attributes, DeviceOperator, ScaleLimits, Shape, need, register
+from .operator import FLOAT, Attributes, Call, DeviceOperator, ScaleLimits, Shape, need, register
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor, dequantize
 
@@ -38,10 +37,8 @@ class OfFiles(DeviceOperator):
         """The function in float32."""
         raise NotImplementedError
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.asarray(self.of_real(codes[0]), np.float32)
+    def float_results(self, call: Call) -> np.ndarray:
+        return np.asarray(self.of_real(call.codes[0]), np.float32)
 
 
 @register
@@ -183,11 +180,9 @@ class Bounded(OfFiles, Unary):
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
         return {"min": self.bounds[0], "max": self.bounds[1]}
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
+    def float_results(self, call: Call) -> np.ndarray:
         lowest, highest = map(np.float32, self.bounds)
-        return np.asarray(np.clip(codes[0], lowest, highest))
+        return np.asarray(np.clip(call.codes[0], lowest, highest))
 
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         zero_point, scale = zero_point_of(output), scale_of(output)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, broadcast_shape
+from .arithmetic import Tensors, broadcast_shape
 from .functions import FUNCTIONS
 from .operator import (
     BOOL,
@@ -21,13 +21,13 @@ from .operator import (
     OPERATORS,
     REQUIRED,
     Attributes,
+    Call,
     DeviceOperator,
     FileOperator,
     Shape,
     need,
     register,
 )
-from .profile import Profile
 from .real import real_numbers
 from .tensor import RAW, Tensor
 
@@ -49,10 +49,8 @@ class Dequantize(DeviceOperator):
     def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         return FLOAT
 
-    def results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return real_numbers(codes[0], inputs[0])
+    def results(self, call: Call) -> np.ndarray:
+        return real_numbers(call.codes[0], call.inputs[0])
 
 
 @register
@@ -76,11 +74,9 @@ class Cast(DeviceOperator):
     def dtype(self, attributes: Attributes, stored: str = "int8") -> str:
         return str(attributes["to"])
 
-    def results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
+    def results(self, call: Call) -> np.ndarray:
         with np.errstate(invalid="ignore"):
-            return codes[0].astype(attributes["to"])
+            return call.codes[0].astype(call.attributes["to"])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         types = (inputs[0].dtype, attributes["to"])
@@ -111,10 +107,8 @@ class FloatUnary(Floating):
         (shape,) = context.results(operator)
         context.give(operator, context.step(self.kind.lower(), context.operands(operator), shape))
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.asarray(type(self).function(codes[0]), np.float32)
+    def float_results(self, call: Call) -> np.ndarray:
+        return np.asarray(type(self).function(call.codes[0]), np.float32)
 
 
 class FloatBinary(Floating):
@@ -137,10 +131,8 @@ class FloatBinary(Floating):
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         return broadcast_shape(shapes)
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.asarray(type(self).function(*codes), np.float32)
+    def float_results(self, call: Call) -> np.ndarray:
+        return np.asarray(type(self).function(*call.codes), np.float32)
 
 
 # Kind, what it computes, and the name of its options table.
@@ -184,15 +176,13 @@ class CumulativeSum(Floating):
         need(1 <= axis < len(first), f"axis must be in 1..{len(first) - 1}, got {axis}")
         return first
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        axis = attributes["axis"]
-        x = np.flip(codes[0], axis) if attributes["reverse"] else codes[0]
+    def float_results(self, call: Call) -> np.ndarray:
+        axis = call.attributes["axis"]
+        x = np.flip(call.codes[0], axis) if call.attributes["reverse"] else call.codes[0]
         sums = np.cumsum(x, axis, dtype=np.float32)
-        if attributes["exclusive"]:
+        if call.attributes["exclusive"]:
             sums = sums - x
-        return np.flip(sums, axis).copy() if attributes["reverse"] else sums
+        return np.flip(sums, axis).copy() if call.attributes["reverse"] else sums
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {name: attributes[name] for name in ("exclusive", "reverse")}
@@ -226,10 +216,8 @@ class AddN(Floating):
         need(len(set(shapes)) == 1, f"operands must have one shape, got {list(shapes)}")
         return shapes[0]
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.asarray(sum(codes[1:], codes[0]), np.float32)
+    def float_results(self, call: Call) -> np.ndarray:
+        return np.asarray(sum(call.codes[1:], call.codes[0]), np.float32)
 
 
 @register
@@ -248,18 +236,19 @@ class LocalResponseNormalization(Floating):
         need(attributes["radius"] >= 0, f"radius must be 0 or more, got {attributes['radius']}")
         return shapes[0]
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        x, channels = codes[0], codes[0].shape[-1]
-        after = attributes["radius"] if profile.optimized else attributes["radius"] - 1
+    def float_results(self, call: Call) -> np.ndarray:
+        x, channels = call.codes[0], call.codes[0].shape[-1]
+        after = call.attributes["radius"] if call.profile.optimized else call.attributes["radius"] - 1
         # Sums of all squares before each channel.
         sums = np.concatenate([np.zeros_like(x[..., :1]), np.cumsum(np.square(x), -1, dtype=np.float64)], -1)
         channel = np.arange(channels)
-        first, end = channel - attributes["radius"], np.maximum(channel + after + 1, channel - attributes["radius"])
+        first, end = (
+            channel - call.attributes["radius"],
+            np.maximum(channel + after + 1, channel - call.attributes["radius"]),
+        )
         near = (sums[..., np.clip(end, 0, channels)] - sums[..., np.clip(first, 0, channels)]).astype(np.float32)
-        whole = np.float32(attributes["bias"]) + np.float32(attributes["alpha"]) * near
-        return np.asarray(x * np.power(whole, -np.float32(attributes["beta"])), np.float32)
+        whole = np.float32(call.attributes["bias"]) + np.float32(call.attributes["alpha"]) * near
+        return np.asarray(x * np.power(whole, -np.float32(call.attributes["beta"])), np.float32)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return dict(attributes)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import (
-    Arrays,
     Tensors,
     activate,
     broadcast_shape,
@@ -25,7 +24,7 @@ from .arithmetic import (
     scales_for,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
+from .operator import Attributes, Call, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
 from .profile import Profile
 from .tensor import Tensor
 from .weighted import HIGHEST_MULTIPLIER, Weighted, bias_option, real_multiplier
@@ -81,13 +80,11 @@ class FullyConnected(Weighted):
             x = primitives.reshape(x, (-1, int(filter.shape[1])))
         return activate(primitives, primitives.linear(x, filter, bias), attributes)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        x = codes[0] if attributes["keep_axes"] else codes[0].reshape(-1, codes[1].shape[1])
-        result = np.empty((*x.shape[:-1], len(codes[1])), output.dtype)
+    def integers(self, call: Call) -> np.ndarray:
+        x = call.codes[0] if call.attributes["keep_axes"] else call.codes[0].reshape(-1, call.codes[1].shape[1])
+        result = np.empty((*x.shape[:-1], len(call.codes[1])), call.output.dtype)
         rows, into = (array.reshape(-1, 1, 1, array.shape[-1]) for array in (x, result))
-        self.store_products(rows, into, codes, inputs, output, attributes, profile)
+        self.store_products(rows, into, call.codes, call.inputs, call.output, call.attributes, call.profile)
         return result
 
     def takes_four_bits(self, filter: Tensor, profile: Profile) -> bool:
@@ -230,24 +227,24 @@ class BatchMatrixMultiply(DeviceOperator):
             turned.append(primitives.transpose(x, axes) if attributes[name] else x)
         return primitives.matmul(*turned)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        operands = [centered(code, tensor) for code, tensor in zip(codes, inputs, strict=True)]
-        depth = operands[0].shape[-2 if attributes["adj_x"] else -1]
+    def integers(self, call: Call) -> np.ndarray:
+        operands = [centered(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True)]
+        depth = operands[0].shape[-2 if call.attributes["adj_x"] else -1]
         reach = depth * math.prod(int(np.abs(operand).max(initial=0)) for operand in operands)
         dtype = np.float32 if reach < 2**24 else np.float64  # which holds all sums
         first, second = (
-            np.swapaxes(x.astype(dtype), -1, -2) if attributes[name] else x.astype(dtype)
+            np.swapaxes(x.astype(dtype), -1, -2) if call.attributes[name] else x.astype(dtype)
             for x, name in zip(operands, ("adj_x", "adj_y"), strict=True)
         )
         accumulator = np.matmul(first, second).astype(np.int64)
-        if in_float32(inputs, profile):
-            multiplier = scale_of(inputs[0]) * scale_of(inputs[1]) / scale_of(output)
+        if in_float32(call.inputs, call.profile):
+            multiplier = scale_of(call.inputs[0]) * scale_of(call.inputs[1]) / scale_of(call.output)
             steps = np.rint(accumulator.astype(np.float32) * multiplier).astype(np.int64)
         else:
-            steps = multiply_fixed_point(accumulator, *fixed_point(product_multiplier(inputs, output, profile)))
-        return finish(steps, output, attributes, profile)
+            steps = multiply_fixed_point(
+                accumulator, *fixed_point(product_multiplier(call.inputs, call.output, call.profile))
+            )
+        return finish(steps, call.output, call.attributes, call.profile)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
@@ -263,16 +260,16 @@ class BatchMatrixMultiply(DeviceOperator):
     def read_attributes(self, read: FileOperator) -> dict[str, Any]:
         return {"adj_x": read.option("adjX"), "adj_y": read.option("adjY")}
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
+    def wide_integers(self, call: Call) -> np.ndarray:
         turned = [
-            np.swapaxes(code, -1, -2) if attributes[name] else code
-            for code, name in zip(codes, ("adj_x", "adj_y"), strict=True)
+            np.swapaxes(code, -1, -2) if call.attributes[name] else code
+            for code, name in zip(call.codes, ("adj_x", "adj_y"), strict=True)
         ]
         first, second = (code.astype(np.float64) for code in turned)
-        multiplier = fixed_point(product_multiplier(inputs, output, profile))
-        return finish(multiply_wide((first @ second).astype(np.int64), *multiplier), output, attributes, profile)
+        multiplier = fixed_point(product_multiplier(call.inputs, call.output, call.profile))
+        return finish(
+            multiply_wide((first @ second).astype(np.int64), *multiplier), call.output, call.attributes, call.profile
+        )
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         name, operands = output.name, []

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, scale_of, zero_point_of
+from .arithmetic import Tensors, scale_of, zero_point_of
 from .operator import (
     FLOAT,
     REQUIRED,
     Attributes,
+    Call,
     DeviceOperator,
     FileOperator,
     FileStep,
@@ -65,10 +66,8 @@ class Pad(Movement):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.pad(operands[0], attributes["paddings"], 0.0)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.pad(codes[0], attributes["paddings"], constant_values=zero_point_of(output))
+    def integers(self, call: Call) -> np.ndarray:
+        return np.pad(call.codes[0], call.attributes["paddings"], constant_values=zero_point_of(call.output))
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("paddings", attributes["paddings"]),)
@@ -158,15 +157,13 @@ class Concatenation(Movement):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.concatenate(list(operands), attributes["axis"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        examples = max(len(code) // tensor.shape[0] for code, tensor in zip(codes, inputs, strict=True))
+    def integers(self, call: Call) -> np.ndarray:
+        examples = max(len(code) // tensor.shape[0] for code, tensor in zip(call.codes, call.inputs, strict=True))
         parts = [
             np.tile(code, (examples, *[1] * (code.ndim - 1))) if tensor.data is not None else code
-            for code, tensor in zip(codes, inputs, strict=True)
+            for code, tensor in zip(call.codes, call.inputs, strict=True)
         ]
-        return np.concatenate(parts, attributes["axis"])
+        return np.concatenate(parts, call.attributes["axis"])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"axis": attributes["axis"]}
@@ -209,11 +206,9 @@ class Reshape(Movement):
         """attributes: new_shape with -1 for the batch's axis."""
         return primitives.reshape(operands[0], attributes["new_shape"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        examples = codes[0].shape[0] // inputs[0].shape[0]
-        return codes[0].reshape(examples * output.shape[0], *output.shape[1:])
+    def integers(self, call: Call) -> np.ndarray:
+        examples = call.codes[0].shape[0] // call.inputs[0].shape[0]
+        return call.codes[0].reshape(examples * call.output.shape[0], *call.output.shape[1:])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"newShape": [-1, *output.shape[1:]]}
@@ -271,10 +266,8 @@ class Transpose(Movement):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.transpose(operands[0], attributes["permutation"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.ascontiguousarray(codes[0].transpose(attributes["permutation"]))
+    def integers(self, call: Call) -> np.ndarray:
+        return np.ascontiguousarray(call.codes[0].transpose(call.attributes["permutation"]))
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("permutation", list(attributes["permutation"])),)
@@ -344,12 +337,10 @@ class StridedSlice(Movement):
             x = primitives.reshape(x, (-1, *kept[1:]))
         return x
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        columns = [attributes[name] for name in ("begin", "end", "steps")]
-        taken = codes[0][tuple(slice(*entry) for entry in zip(*columns, strict=True))]
-        return taken.reshape(len(taken), *output.shape[1:]).copy()
+    def integers(self, call: Call) -> np.ndarray:
+        columns = [call.attributes[name] for name in ("begin", "end", "steps")]
+        taken = call.codes[0][tuple(slice(*entry) for entry in zip(*columns, strict=True))]
+        return taken.reshape(len(taken), *call.output.shape[1:]).copy()
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         # The whole batch, whatever it is.
@@ -426,15 +417,15 @@ class PadV2(Movement):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.pad(operands[0], attributes["paddings"], self.value(attributes))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.pad(codes[0], attributes["paddings"], constant_values=self.code(output, attributes))
+    def integers(self, call: Call) -> np.ndarray:
+        return np.pad(
+            call.codes[0], call.attributes["paddings"], constant_values=self.code(call.output, call.attributes)
+        )
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.pad(codes[0], attributes["paddings"], constant_values=np.float32(self.value(attributes)))
+    def float_results(self, call: Call) -> np.ndarray:
+        return np.pad(
+            call.codes[0], call.attributes["paddings"], constant_values=np.float32(self.value(call.attributes))
+        )
 
     @staticmethod
     def code(output: Tensor, attributes: Attributes) -> int:
@@ -510,10 +501,8 @@ class MirrorPad(Movement):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.pad_reflect(operands[0], attributes["paddings"], attributes["mode"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return mirrored(codes[0], attributes["paddings"], attributes["mode"])
+    def integers(self, call: Call) -> np.ndarray:
+        return mirrored(call.codes[0], call.attributes["paddings"], call.attributes["mode"])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"mode": ("MirrorPadMode", attributes["mode"])}
@@ -635,13 +624,11 @@ class SpaceToDepth(Blocks):
         split = context.reshaped(x, (rows, height, block, width, block, x.shape[3]))
         context.give(operator, context.reshaped(context.permute(split, (0, 1, 3, 2, 4, 5)), shape))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        (x,), block = codes, attributes["block_size"]
+    def integers(self, call: Call) -> np.ndarray:
+        (x,), block = call.codes, call.attributes["block_size"]
         rows, height, width, channels = x.shape
         split = x.reshape(rows, height // block, block, width // block, block, channels)
-        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *output.shape[1:])
+        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *call.output.shape[1:])
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         block = operator.attributes["block_size"]
@@ -677,13 +664,11 @@ class DepthToSpace(Blocks):
         split = context.reshaped(x, (rows, height // block, width // block, block, block, channels))
         context.give(operator, context.reshaped(context.permute(split, (0, 1, 3, 2, 4, 5)), shape))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        (x,), block = codes, attributes["block_size"]
+    def integers(self, call: Call) -> np.ndarray:
+        (x,), block = call.codes, call.attributes["block_size"]
         rows, height, width, channels = x.shape
         split = x.reshape(rows, height, width, block, block, channels // (block * block))
-        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *output.shape[1:])
+        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *call.output.shape[1:])
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         block = operator.attributes["block_size"]
@@ -717,10 +702,8 @@ class Gather(Movement):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.gather(operands[0], attributes["indices"], attributes["axis"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return codes[0].take(attributes["indices"], attributes["axis"])
+    def integers(self, call: Call) -> np.ndarray:
+        return call.codes[0].take(call.attributes["indices"], call.attributes["axis"])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"axis": attributes["axis"]}

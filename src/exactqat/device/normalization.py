@@ -13,7 +13,6 @@ import numpy as np
 from . import as_onnx, interpolated
 from . import fixed_point_functions as fixed
 from .arithmetic import (
-    Arrays,
     Tensors,
     centered,
     fixed_point,
@@ -23,7 +22,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, Shape, need, register
+from .operator import Attributes, Call, DeviceOperator, FileOperator, Refusal, ScaleLimits, Shape, need, register
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor
 
@@ -132,18 +131,16 @@ class Softmax(Row):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.softmax(operands[0] * attributes.get("beta", 1.0), attributes["axis"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        beta = float(np.float32(attributes["beta"]))
-        if profile.rounds_as_onnx:
-            return as_onnx.softmax(codes[0], inputs[0], beta, output)
-        if profile.optimized:
-            values, total = exponentials(codes[0], inputs[0], beta)
-            shares = values * (np.float32(1) / (total * scale_of(output)))
-            result = round_half_away(shares) + zero_point_of(output)
+    def integers(self, call: Call) -> np.ndarray:
+        beta = float(np.float32(call.attributes["beta"]))
+        if call.profile.rounds_as_onnx:
+            return as_onnx.softmax(call.codes[0], call.inputs[0], beta, call.output)
+        if call.profile.optimized:
+            values, total = exponentials(call.codes[0], call.inputs[0], beta)
+            shares = values * (np.float32(1) / (total * scale_of(call.output)))
+            result = round_half_away(shares) + zero_point_of(call.output)
             return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
-        x, near, _, _ = scaled_exponents(codes[0], inputs[0], beta)
+        x, near, _, _ = scaled_exponents(call.codes[0], call.inputs[0], beta)
         powers = fixed.exp_on_negative_values(x, EXPONENT_BITS)
         total = np.where(near, rounding_shift(powers, SUM_BITS), 0).sum(-1, keepdims=True)
         factor, exponent = fixed.reciprocal(total, SUM_BITS)
@@ -154,11 +151,11 @@ class Softmax(Row):
         result = rounding_shift(fixed.high_multiply(factor, powers), exponent + 23) + INT8_MIN
         return np.where(near, np.clip(result, INT8_MIN, INT8_MAX), INT8_MIN).astype(np.int8)
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        beta = float(np.float32(attributes["beta"]))
-        return interpolated.softmax(codes[0].astype(np.int64), scale_of(inputs[0]), beta, profile).astype(np.int16)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        beta = float(np.float32(call.attributes["beta"]))
+        return interpolated.softmax(
+            call.codes[0].astype(np.int64), scale_of(call.inputs[0]), beta, call.profile
+        ).astype(np.int16)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"beta": float(attributes["beta"])}
@@ -201,20 +198,20 @@ class LogSoftmax(Row):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.log_softmax(operands[0], attributes["axis"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        steps = codes[0].astype(np.int64)
-        steps += 128 if profile.unsigned and profile.optimized else 0  # float32 of the codes as they are
+    def integers(self, call: Call) -> np.ndarray:
+        steps = call.codes[0].astype(np.int64)
+        steps += 128 if call.profile.unsigned and call.profile.optimized else 0  # float32 of the codes as they are
         largest = steps.max(-1, keepdims=True)
-        if profile.optimized:
-            _, total = exponentials(codes[0], inputs[0], 1.0)
+        if call.profile.optimized:
+            _, total = exponentials(call.codes[0], call.inputs[0], 1.0)
             log = np.log(total.astype(np.float64)).astype(np.float32)
-            scale = scale_of(inputs[0])
-            shift = (scale * largest.astype(np.float32) + log) / scale_of(output)
-            result = np.rint((scale / scale_of(output)) * steps.astype(np.float32) - shift) + zero_point_of(output)
+            scale = scale_of(call.inputs[0])
+            shift = (scale * largest.astype(np.float32) + log) / scale_of(call.output)
+            result = np.rint((scale / scale_of(call.output)) * steps.astype(np.float32) - shift) + zero_point_of(
+                call.output
+            )
             return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
-        x, near, significand, shift = scaled_exponents(codes[0], inputs[0], 1.0)
+        x, near, significand, shift = scaled_exponents(call.codes[0], call.inputs[0], 1.0)
         powers = rounding_shift(fixed.exp_on_negative_values(x, EXPONENT_BITS), SUM_BITS)
         total = np.where(near, powers, 0).sum(-1, keepdims=True)
         log = fixed.log_of_one_and_more(total, SUM_BITS, EXPONENT_BITS)
@@ -222,7 +219,7 @@ class LogSoftmax(Row):
         lowest = multiply_fixed_point(log + fixed.INT32_MIN, *fixed_point(2.0 ** (31 - shift) / significand))
         radius = math.floor((2**EXPONENT_BITS - 1) * 2.0 ** (31 - EXPONENT_BITS) / 2.0**shift)
         inside = steps - largest > np.maximum(-radius - 1, lowest)
-        result = rounding_shift(x - log, 31 - EXPONENT_BITS - 4) + zero_point_of(output)
+        result = rounding_shift(x - log, 31 - EXPONENT_BITS - 4) + zero_point_of(call.output)
         return np.where(inside, np.clip(result, INT8_MIN, INT8_MAX), INT8_MIN).astype(np.int8)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
@@ -264,15 +261,13 @@ class L2Normalization(Row):
         least = max(attributes.get("epsilon", 0.0), 1e-12) ** 2
         return x * primitives.rsqrt(primitives.maximum(primitives.sum(x * x, (attributes["axis"],), True), least))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.rounds_as_onnx:
-            return as_onnx.normalized(codes[0], inputs[0], output)
-        steps = centered(codes[0], inputs[0])
+    def integers(self, call: Call) -> np.ndarray:
+        if call.profile.rounds_as_onnx:
+            return as_onnx.normalized(call.codes[0], call.inputs[0], call.output)
+        steps = centered(call.codes[0], call.inputs[0])
         factor, exponent = fixed.inverse_square_root((steps * steps).sum(-1, keepdims=True))
         # Of uint8, the factor 128 is the codes', not the multiplier's, which is below 1.
-        terms = (128 * steps, factor, -exponent) if profile.unsigned else (steps, factor, 7 - exponent)
+        terms = (128 * steps, factor, -exponent) if call.profile.unsigned else (steps, factor, 7 - exponent)
         result = multiply_fixed_point(*terms)
         return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -107,6 +107,28 @@ class ScaleLimits:
         if math.isinf(self.highest):
             return f"at least {ends[0]}"
         return f"in [{ends[0]}, {ends[1]})" if self.lowest else f"below {ends[1]}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an operator computes its results from.
+
+    Attributes:
+        codes: of all operands.
+        inputs, outputs: tensors of the operands and of the results.
+        profile: of the device that rounds.
+    """
+
+    codes: Sequence[np.ndarray]
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    attributes: Attributes
+    profile: Profile
+
+    @property
+    def output(self) -> Tensor:
+        """The first result, which most operators have alone."""
+        return self.outputs[0]
 
 
 class DeviceOperator:
@@ -321,81 +343,46 @@ class DeviceOperator:
         """
         return None
 
-    def integers(
-        self,
-        codes: Sequence[np.ndarray],
-        inputs: Sequence[Tensor],
-        output: Tensor,
-        attributes: Attributes,
-        profile: Profile,
-    ) -> np.ndarray:
+    def integers(self, call: Call) -> np.ndarray:
         """The codes of the result from the codes of all operands, under one profile of rounding."""
         raise NotImplementedError(f"{self.kind} has no integers")
 
-    def wide_integers(
-        self,
-        codes: Sequence[np.ndarray],
-        inputs: Sequence[Tensor],
-        output: Tensor,
-        attributes: Attributes,
-        profile: Profile,
-    ) -> np.ndarray:
+    def wide_integers(self, call: Call) -> np.ndarray:
         """As `integers`, where an operand or the result is int16. XNNPACK takes none of these: LiteRT's own kernels
         compute them under every profile of it. The base class serves what only moves or compares codes."""
-        return self.integers(codes, inputs, output, attributes, profile)
+        return self.integers(call)
 
-    def exact_steps(
-        self, codes: Sequence[np.ndarray], inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
-    ) -> np.ndarray | None:
+    def exact_steps(self, call: Call) -> np.ndarray | None:
         """The result in float64 steps of its grid from real 0, before it is rounded; None where nothing is declared.
 
         It explains differences, and no code follows from it.
         """
         return None
 
-    def float_results(
-        self,
-        codes: Sequence[np.ndarray],
-        inputs: Sequence[Tensor],
-        output: Tensor,
-        attributes: Attributes,
-        profile: Profile,
-    ) -> np.ndarray:
+    def float_results(self, call: Call) -> np.ndarray:
         """The result in float32; operands are in float32, weights also in integers with a scale."""
         if self.moves_codes:
-            return self.integers(codes, inputs, output, attributes, profile)
-        operands = [real_numbers(code, tensor) for code, tensor in zip(codes, inputs, strict=True)]
-        return np.asarray(self.real(FloatPrimitives, operands, self.real_attributes(inputs, attributes)), np.float32)
+            return self.integers(call)
+        operands = [real_numbers(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True)]
+        return np.asarray(
+            self.real(FloatPrimitives, operands, self.real_attributes(call.inputs, call.attributes)), np.float32
+        )
 
     def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
         """What `real` asks for, of operands whose axes are the device's."""
         return attributes
 
-    def results(
-        self,
-        codes: Sequence[np.ndarray],
-        inputs: Sequence[Tensor],
-        output: Tensor,
-        attributes: Attributes,
-        profile: Profile,
-    ) -> np.ndarray:
+    def results(self, call: Call) -> np.ndarray:
         """`integers`, `wide_integers` or `float_results`, by what its activations are stored in."""
-        if in_float(inputs, output):
+        if in_float(call.inputs, call.output):
             with np.errstate(all="ignore"):
-                return self.float_results(codes, inputs, output, attributes, profile)
-        compute = self.wide_integers if is_wide(inputs, output) else self.integers
-        return compute(codes, inputs, output, attributes, profile)
+                return self.float_results(call)
+        compute = self.wide_integers if is_wide(call.inputs, call.output) else self.integers
+        return compute(call)
 
-    def all_results(
-        self,
-        codes: Sequence[np.ndarray],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        attributes: Attributes,
-        profile: Profile,
-    ) -> tuple[np.ndarray, ...]:
+    def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
         """`results` of an operator with any number of them, and then what its variables hold (see `written`)."""
-        return (self.results(codes, inputs, outputs[0], attributes, profile),)
+        return (self.results(replace(call, outputs=(call.outputs[0],))),)
 
     # --- how it enters a graph ---------------------------------------------------------------------------------------
 
@@ -604,6 +591,7 @@ __all__ = [
     "PADDINGS",
     "REQUIRED",
     "Attributes",
+    "Call",
     "DeviceOperator",
     "FileOperator",
     "FileStep",

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, finish, same_padding, window_shape, windows, zero_point_of
+from .arithmetic import Tensors, finish, same_padding, window_shape, windows, zero_point_of
 from .convolution import onnx_window, read_window, window_options
-from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, Shape, need, register
-from .profile import Profile
+from .operator import REQUIRED, Attributes, Call, DeviceOperator, FileOperator, Shape, need, register
 from .tensor import INT16_MIN, Tensor, per_tensor
 
 
@@ -84,12 +83,10 @@ class AveragePool2D(Pool):
         (x,) = operands
         return self.sums(primitives, x, attributes) / self.counts(primitives, x, attributes)
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
+    def float_results(self, call: Call) -> np.ndarray:
         sums, counts = (
-            sum(values for _, _, values in windows(x, output, attributes["filter_size"], attributes, 0))
-            for x in (codes[0], np.ones((1, *inputs[0].shape[1:3], 1), np.float32))
+            sum(values for _, _, values in windows(x, call.output, call.attributes["filter_size"], call.attributes, 0))
+            for x in (call.codes[0], np.ones((1, *call.inputs[0].shape[1:3], 1), np.float32))
         )
         return np.asarray(sums / counts, np.float32)
 
@@ -125,20 +122,20 @@ class AveragePool2D(Pool):
             result = result * inside.reshape([-1 if place == axis else 1 for place in range(x.ndim)])
         return primitives.array(result.astype(np.float32), x)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        filter_size = attributes["filter_size"]
-        total = np.zeros((codes[0].shape[0], *output.shape[1:]), np.int64)
-        for _, _, values in windows(codes[0], output, filter_size, attributes, 0):
+    def integers(self, call: Call) -> np.ndarray:
+        filter_size = call.attributes["filter_size"]
+        total = np.zeros((call.codes[0].shape[0], *call.output.shape[1:]), np.int64)
+        for _, _, values in windows(call.codes[0], call.output, filter_size, call.attributes, 0):
             total += values
-        ones = np.ones_like(codes[0][:1, :, :, :1], np.int64)
-        count = sum(values for _, _, values in windows(ones, output, filter_size, attributes, 0))
-        if profile.unsigned:  # codes from 0 on: halves are rounded up
+        ones = np.ones_like(call.codes[0][:1, :, :, :1], np.int64)
+        count = sum(values for _, _, values in windows(ones, call.output, filter_size, call.attributes, 0))
+        if call.profile.unsigned:  # codes from 0 on: halves are rounded up
             codes_of_means = (total + 128 * count + count // 2) // count - 128
-            return finish(codes_of_means - zero_point_of(output), output, attributes, profile)
+            return finish(codes_of_means - zero_point_of(call.output), call.output, call.attributes, call.profile)
         magnitude = (np.abs(total) + count // 2) // count
-        return finish(np.sign(total) * magnitude - zero_point_of(output), output, attributes, profile)
+        return finish(
+            np.sign(total) * magnitude - zero_point_of(call.output), call.output, call.attributes, call.profile
+        )
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # The codes themselves are averaged: it is in codes that the device rounds away from zero. QuantizeLinear rounds
@@ -166,12 +163,10 @@ class L2Pool2D(Pool):
     version = 1
     purpose = "files: what converters leave in float32"
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        size = attributes["filter_size"]
-        total = sum(part for *_, part in windows(np.square(codes[0]), output, size, attributes, 0.0))
-        count = sum(part for *_, part in windows(np.ones_like(codes[0]), output, size, attributes, 0.0))
+    def float_results(self, call: Call) -> np.ndarray:
+        size = call.attributes["filter_size"]
+        total = sum(part for *_, part in windows(np.square(call.codes[0]), call.output, size, call.attributes, 0.0))
+        count = sum(part for *_, part in windows(np.ones_like(call.codes[0]), call.output, size, call.attributes, 0.0))
         return np.asarray(np.sqrt(total / count), np.float32)
 
 
@@ -192,19 +187,17 @@ class MaxPool2D(Pool):
         """attributes: filter_size, strides, channel_axis, and padding: SAME or pairs, below all values."""
         return primitives.max_pool(operands[0], *window_arguments(operands[0], attributes))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        lowest = -math.inf if codes[0].dtype.kind == "f" else np.iinfo(codes[0].dtype).min
-        largest = np.full((codes[0].shape[0], *output.shape[1:]), lowest, codes[0].dtype)
-        for _, _, values in windows(codes[0], output, attributes["filter_size"], attributes, lowest):
+    def integers(self, call: Call) -> np.ndarray:
+        lowest = -math.inf if call.codes[0].dtype.kind == "f" else np.iinfo(call.codes[0].dtype).min
+        largest = np.full((call.codes[0].shape[0], *call.output.shape[1:]), lowest, call.codes[0].dtype)
+        for _, _, values in windows(
+            call.codes[0], call.output, call.attributes["filter_size"], call.attributes, lowest
+        ):
             np.maximum(largest, values, out=largest)
         return largest
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        met = windows(codes[0], output, attributes["filter_size"], attributes, INT16_MIN)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        met = windows(call.codes[0], call.output, call.attributes["filter_size"], call.attributes, INT16_MIN)
         return np.maximum.reduce([values for _, _, values in met])
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from . import as_onnx
 from .arithmetic import (
-    Arrays,
     Tensors,
     centered,
     finish,
@@ -20,8 +20,8 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, DeviceOperator, ScaleLimits, need, register
-from .profile import REFERENCE, Profile
+from .operator import Attributes, Call, DeviceOperator, ScaleLimits, need, register
+from .profile import REFERENCE
 from .tensor import Tensor, code_range
 
 
@@ -68,36 +68,30 @@ class Quantize(DeviceOperator):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return operands[0]
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.rounds_as_onnx:
-            return as_onnx.moved(codes[0], inputs[0], output, attributes)
-        x = centered(codes[0], inputs[0])
-        if profile.delegates:
+    def integers(self, call: Call) -> np.ndarray:
+        if call.profile.rounds_as_onnx:
+            return as_onnx.moved(call.codes[0], call.inputs[0], call.output, call.attributes)
+        x = centered(call.codes[0], call.inputs[0])
+        if call.profile.delegates:
             # Eight fractional bits are all the multiplier has: coarse, but equal scales shift codes exactly.
-            multiplier = int(np.rint(256 * (scale_of(inputs[0]) / scale_of(output))))
-            return finish((x * multiplier + 128) >> 8, output, attributes, profile)
-        ratio = float(scale_of(inputs[0])) / float(scale_of(output))
-        return finish(multiply_fixed_point(x, *fixed_point(ratio)), output, attributes, profile)
+            multiplier = int(np.rint(256 * (scale_of(call.inputs[0]) / scale_of(call.output))))
+            return finish((x * multiplier + 128) >> 8, call.output, call.attributes, call.profile)
+        ratio = float(scale_of(call.inputs[0])) / float(scale_of(call.output))
+        return finish(multiply_fixed_point(x, *fixed_point(ratio)), call.output, call.attributes, call.profile)
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, REFERENCE)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        return self.integers(replace(call, profile=REFERENCE))
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.rounds_as_onnx:
-            return as_onnx.quantized(codes[0], output, attributes)
-        x, scale = codes[0].astype(np.float32), scale_of(output)
-        lowest, highest = code_range(output)
-        if profile.optimized:
+    def float_results(self, call: Call) -> np.ndarray:
+        if call.profile.rounds_as_onnx:
+            return as_onnx.quantized(call.codes[0], call.output, call.attributes)
+        x, scale = call.codes[0].astype(np.float32), scale_of(call.output)
+        lowest, highest = code_range(call.output)
+        if call.profile.optimized:
             steps = np.rint(np.clip(x * (np.float32(1) / scale), -(2.0**24), 2.0**24))
         else:
             steps = np.clip(round_half_away(x / scale), -(2.0**24), 2.0**24)
-        return np.clip(np.nan_to_num(steps) + zero_point_of(output), lowest, highest).astype(output.dtype)
+        return np.clip(np.nan_to_num(steps) + zero_point_of(call.output), lowest, highest).astype(call.output.dtype)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         real = writer.operands(operator)[0]

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors, zero_point_of
+from .arithmetic import Tensors, zero_point_of
 from .movement import Movement, Reshape
-from .operator import OPERATORS, REQUIRED, Attributes, FileOperator, Shape, Unreadable, need, register
-from .profile import Profile
+from .operator import OPERATORS, REQUIRED, Attributes, Call, FileOperator, Shape, Unreadable, need, register
 from .tensor import Tensor
 
 PURPOSE = "files: a plan makes {} of such steps"
@@ -28,10 +27,8 @@ class Reshaped(Movement):
         (x,) = operands
         return primitives.reshape(x, (-1, *self.shape([tuple(map(int, x.shape))], attributes)[1:]))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return codes[0].reshape(codes[0].shape[0], *output.shape[1:])
+    def integers(self, call: Call) -> np.ndarray:
+        return call.codes[0].reshape(call.codes[0].shape[0], *call.output.shape[1:])
 
     def restore(self, context: Any, operator: Any) -> None:
         context.step(operator, {"new_shape": context.results(operator)[0]}, kind="RESHAPE")
@@ -131,10 +128,8 @@ class Pack(Movement):
         parts = [primitives.reshape(x, shape) for x, shape in zip(operands, sizes, strict=True)]
         return primitives.concatenate(parts, axis)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.stack(codes, attributes["axis"])
+    def integers(self, call: Call) -> np.ndarray:
+        return np.stack(call.codes, call.attributes["axis"])
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"axis": attributes["axis"], "valuesCount": len(inputs)}
@@ -185,10 +180,8 @@ class Tile(Movement):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return _repeated(primitives, operands[0], attributes["multiples"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.tile(codes[0], attributes["multiples"])
+    def integers(self, call: Call) -> np.ndarray:
+        return np.tile(call.codes[0], call.attributes["multiples"])
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("multiples", list(attributes["multiples"])),)
@@ -244,10 +237,8 @@ class Slice(Movement):
                 x = primitives.slice(x, axis, part.start, part.stop, 1)
         return x
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return codes[0][self.slices(inputs[0].shape, attributes)].copy()
+    def integers(self, call: Call) -> np.ndarray:
+        return call.codes[0][self.slices(call.inputs[0].shape, call.attributes)].copy()
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return ("begin", list(attributes["begin"])), ("size", list(attributes["size"]))
@@ -292,17 +283,13 @@ class Parts(Movement):
         ranges = self.ranges(first, attributes)
         return tuple((*first[:axis], end - begin, *first[axis + 1 :]) for begin, end in ranges)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.all_results(codes, inputs, [output], attributes, profile)[0]
+    def integers(self, call: Call) -> np.ndarray:
+        return self.all_results(call)[0]
 
-    def all_results(
-        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
-    ) -> tuple[np.ndarray, ...]:
-        axis = attributes["axis"]
-        ranges = self.ranges(inputs[0].shape, attributes)
-        return tuple(codes[0].take(np.arange(begin, end), axis) for begin, end in ranges)
+    def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
+        axis = call.attributes["axis"]
+        ranges = self.ranges(call.inputs[0].shape, call.attributes)
+        return tuple(call.codes[0].take(np.arange(begin, end), axis) for begin, end in ranges)
 
     def restore(self, context: Any, operator: Any) -> None:
         """One slice for each result."""
@@ -409,11 +396,9 @@ class Unpack(Parts):
         axis = attributes["axis"]
         return tuple((*shape[:axis], *shape[axis + 1 :]) for shape in super().shapes(shapes, attributes))
 
-    def all_results(
-        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
-    ) -> tuple[np.ndarray, ...]:
-        axis = attributes["axis"]
-        return tuple(codes[0].take(entry, axis) for entry in range(inputs[0].shape[axis]))
+    def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
+        axis = call.attributes["axis"]
+        return tuple(call.codes[0].take(entry, axis) for entry in range(call.inputs[0].shape[axis]))
 
     def restore(self, context: Any, operator: Any) -> None:
         """One slice for each result, which loses the axis."""
@@ -509,25 +494,21 @@ class SpaceToBatch(Movement):
         shorter = [size // block for size, block in zip(sizes, blocks, strict=True)]
         return (first[0] * math.prod(blocks), *shorter, *first[1 + len(blocks) :])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        blocks, count = attributes["block_shape"], len(attributes["block_shape"])
-        pads = [(0, 0), *attributes["paddings"], *[(0, 0)] * (codes[0].ndim - 1 - count)]
-        fill = 0 if profile.blocks_filled_with_code_zero else zero_point_of(output)
-        x = np.pad(codes[0], pads, constant_values=fill)
+    def integers(self, call: Call) -> np.ndarray:
+        blocks, count = call.attributes["block_shape"], len(call.attributes["block_shape"])
+        pads = [(0, 0), *call.attributes["paddings"], *[(0, 0)] * (call.codes[0].ndim - 1 - count)]
+        fill = 0 if call.profile.blocks_filled_with_code_zero else zero_point_of(call.output)
+        x = np.pad(call.codes[0], pads, constant_values=fill)
         rest = x.shape[1 + count :]
         parts = [part for size, block in zip(x.shape[1:], blocks, strict=False) for part in (size // block, block)]
         # [example, row, place, place in its block, ..., rest]: the places in blocks come before the rows.
-        x = x.reshape(-1, inputs[0].shape[0], *parts, *rest)
+        x = x.reshape(-1, call.inputs[0].shape[0], *parts, *rest)
         inner, outer = range(3, 3 + 2 * count, 2), range(2, 2 + 2 * count, 2)
         x = x.transpose(0, *inner, 1, *outer, *range(2 + 2 * count, x.ndim))
-        return np.ascontiguousarray(x).reshape(-1, *output.shape[1:])
+        return np.ascontiguousarray(x).reshape(-1, *call.output.shape[1:])
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, profile)
+    def float_results(self, call: Call) -> np.ndarray:
+        return self.integers(call)
 
     def restore(self, context: Any, operator: Any) -> None:
         """A convolution between blocks, as files have dilated ones, is trained as one with dilations."""
@@ -613,17 +594,17 @@ class BatchToSpace(Movement):
         need(min(sizes) >= 1, f"crops {crops} leave nothing of {first}")
         return (first[0] // whole, *sizes, *first[1 + len(blocks) :])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        x, blocks, count = codes[0], attributes["block_shape"], len(attributes["block_shape"])
+    def integers(self, call: Call) -> np.ndarray:
+        x, blocks, count = call.codes[0], call.attributes["block_shape"], len(call.attributes["block_shape"])
         sizes, rest = x.shape[1 : 1 + count], x.shape[1 + count :]
-        x = x.reshape(-1, *blocks, output.shape[0], *sizes, *rest)
+        x = x.reshape(-1, *blocks, call.output.shape[0], *sizes, *rest)
         order = [place for axis in range(count) for place in (2 + count + axis, 1 + axis)]
         x = x.transpose(0, 1 + count, *order, *range(2 + 2 * count, x.ndim))
         longer = [size * block for size, block in zip(sizes, blocks, strict=True)]
         x = x.reshape(-1, *longer, *rest)
-        kept = [slice(before, size - after) for size, (before, after) in zip(longer, attributes["crops"], strict=True)]
+        kept = [
+            slice(before, size - after) for size, (before, after) in zip(longer, call.attributes["crops"], strict=True)
+        ]
         return np.ascontiguousarray(x[(slice(None), *kept)])
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
@@ -674,10 +655,8 @@ class Reverse(Movement):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.flip(operands[0], tuple(attributes["axes"]))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.flip(codes[0], tuple(attributes["axes"])).copy()
+    def integers(self, call: Call) -> np.ndarray:
+        return np.flip(call.codes[0], tuple(call.attributes["axes"])).copy()
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("axes", list(attributes["axes"])),)
@@ -717,10 +696,8 @@ class BroadcastTo(Movement):
         times = [whole // size for size, whole in zip(map(int, x.shape[1:]), attributes["new_shape"][1:], strict=True)]
         return _repeated(primitives, x, (1, *times))
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.broadcast_to(codes[0], (codes[0].shape[0], *attributes["new_shape"][1:])).copy()
+    def integers(self, call: Call) -> np.ndarray:
+        return np.broadcast_to(call.codes[0], (call.codes[0].shape[0], *call.attributes["new_shape"][1:])).copy()
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
         return (("new_shape", list(attributes["new_shape"])),)

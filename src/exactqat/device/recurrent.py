@@ -23,8 +23,18 @@ from .arithmetic import (
     zero_point_of,
 )
 from .floating import Floating
-from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, FileStep, Shape, Unreadable, need, register
-from .profile import Profile
+from .operator import (
+    REQUIRED,
+    Attributes,
+    Call,
+    DeviceOperator,
+    FileOperator,
+    FileStep,
+    Shape,
+    Unreadable,
+    need,
+    register,
+)
 from .real import real_numbers
 from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Quantization, Tensor, per_tensor
 
@@ -135,16 +145,14 @@ class Svdf(Recurrent):
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         return math.prod(inputs[1].shape) + math.prod(inputs[2].shape)
 
-    def all_results(
-        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
-    ) -> tuple[np.ndarray, ...]:
-        x, features, time, bias, state = codes
-        (output,) = outputs
-        first, second = (fixed_point(each) for each in self.multipliers(inputs, output))
-        latest = multiply_fixed_point(products(centered(x, inputs[0]), features), *first)
+    def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
+        x, features, time, bias, state = call.codes
+        (output,) = call.outputs
+        first, second = (fixed_point(each) for each in self.multipliers(call.inputs, output))
+        latest = multiply_fixed_point(products(centered(x, call.inputs[0]), features), *first)
         kept = state.reshape(len(x), *time.shape).astype(np.int64)
         kept[..., -1] = np.clip(latest, INT16_MIN, INT16_MAX)
-        sums = (kept * time).sum(-1).reshape(len(x), -1, attributes["rank"]).sum(-1) + bias
+        sums = (kept * time).sum(-1).reshape(len(x), -1, call.attributes["rank"]).sum(-1) + bias
         steps = multiply_fixed_point(sums, *second) + zero_point_of(output)
         # The place of the next result is the last one.
         moved = np.concatenate([kept[..., 1:], np.zeros_like(kept[..., :1])], -1)
@@ -203,11 +211,11 @@ class UnidirectionalSequenceRnn(Floating):
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in inputs[1:3])
 
-    def all_results(
-        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
-    ) -> tuple[np.ndarray, ...]:
-        x, own, other, bias, state = (real_numbers(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
-        function, result = FUSED[attributes["function"]], np.empty((*x.shape[:2], len(own)), np.float32)
+    def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
+        x, own, other, bias, state = (
+            real_numbers(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True)
+        )
+        function, result = FUSED[call.attributes["function"]], np.empty((*x.shape[:2], len(own)), np.float32)
         with np.errstate(all="ignore"):
             for moment in range(x.shape[1]):
                 state = function(x[:, moment] @ own.T + state @ other.T + bias).astype(np.float32)
@@ -323,16 +331,14 @@ class UnidirectionalSequenceLstm(Recurrent):
         weights = (*inputs[1:9], *inputs[PROJECTION : PROJECTION + 1])
         return inputs[0].shape[1] * sum(math.prod(tensor.shape) for tensor in weights)
 
-    def all_results(
-        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
-    ) -> tuple[np.ndarray, ...]:
-        x, hidden, cell = codes[0], codes[STATE], codes[CELL].astype(np.int64)
-        fits = not profile.lstm_of_operators or len(inputs) <= PROJECTION
+    def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
+        x, hidden, cell = call.codes[0], call.codes[STATE], call.codes[CELL].astype(np.int64)
+        fits = not call.profile.lstm_of_operators or len(call.inputs) <= PROJECTION
         need(fits, "TFLite-Micro has no LSTM with a projection")
-        compute = by_operators if profile.lstm_of_operators else by_one_kernel
-        result = np.empty((len(x), *outputs[0].shape[1:]), np.int8)
+        compute = by_operators if call.profile.lstm_of_operators else by_one_kernel
+        result = np.empty((len(x), *call.outputs[0].shape[1:]), np.int8)
         for moment in range(x.shape[1]):
-            hidden, cell = compute(x[:, moment], hidden, cell, codes, inputs, attributes)
+            hidden, cell = compute(x[:, moment], hidden, cell, call.codes, call.inputs, call.attributes)
             result[:, moment] = hidden
         return result, hidden, cell.astype(np.int16)
 

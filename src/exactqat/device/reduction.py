@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from . import as_onnx
 from .arithmetic import (
-    Arrays,
     Tensors,
     centered,
     finish,
@@ -21,7 +21,7 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, Shape, Unreadable, need, register
+from .operator import REQUIRED, Attributes, Call, DeviceOperator, FileOperator, Shape, Unreadable, need, register
 from .profile import REFERENCE, Profile
 from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
 
@@ -117,28 +117,26 @@ class Mean(Reduction):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.mean(operands[0], attributes["axes"], attributes["keep_dims"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        count = reduced_count(inputs[0], attributes)
-        axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
-        if profile.rounds_as_onnx:
-            total = centered(codes[0], inputs[0]).sum(axes, keepdims=keep)
-            return as_onnx.averaged(total, count, inputs[0], output, attributes)
-        if profile.delegates:
-            multiplier = (scale_of(inputs[0]) / scale_of(output)) * (np.float32(1) / np.float32(count))
-            return xnnpack_reduction(codes[0], inputs[0], output, attributes, multiplier, profile)
+    def integers(self, call: Call) -> np.ndarray:
+        count = reduced_count(call.inputs[0], call.attributes)
+        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
+        if call.profile.rounds_as_onnx:
+            total = centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep)
+            return as_onnx.averaged(total, count, call.inputs[0], call.output, call.attributes)
+        if call.profile.delegates:
+            multiplier = (scale_of(call.inputs[0]) / scale_of(call.output)) * (np.float32(1) / np.float32(count))
+            return xnnpack_reduction(
+                call.codes[0], call.inputs[0], call.output, call.attributes, multiplier, call.profile
+            )
         # The division by the count is folded into the multiplier, where its remainder is cut off.
-        significand, exponent = fixed_point(float(scale_of(inputs[0])) / float(scale_of(output)))
+        significand, exponent = fixed_point(float(scale_of(call.inputs[0])) / float(scale_of(call.output)))
         shift = min(count.bit_length() - 1, 31 + int(exponent))
-        total = centered(codes[0], inputs[0]).sum(axes, keepdims=keep)
+        total = centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep)
         steps = multiply_fixed_point(total, (significand << shift) // count, exponent - shift)
-        return finish(steps, output, attributes, profile)
+        return finish(steps, call.output, call.attributes, call.profile)
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, REFERENCE)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        return self.integers(replace(call, profile=REFERENCE))
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # GlobalAveragePool has a kernel for integers, ReduceMean has none.
@@ -174,22 +172,22 @@ class Sum(Reduction):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.sum(operands[0], attributes["axes"], attributes["keep_dims"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        axes, keep = tuple(attributes["axes"]), bool(attributes["keep_dims"])
-        if profile.delegates:
-            multiplier = scale_of(inputs[0]) / scale_of(output)
-            return xnnpack_reduction(codes[0], inputs[0], output, attributes, multiplier, profile)
-        significand, exponent = fixed_point(float(scale_of(inputs[0])) / float(scale_of(output)))
-        if profile.sums_as_unsigned:
+    def integers(self, call: Call) -> np.ndarray:
+        axes, keep = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
+        if call.profile.delegates:
+            multiplier = scale_of(call.inputs[0]) / scale_of(call.output)
+            return xnnpack_reduction(
+                call.codes[0], call.inputs[0], call.output, call.attributes, multiplier, call.profile
+            )
+        significand, exponent = fixed_point(float(scale_of(call.inputs[0])) / float(scale_of(call.output)))
+        if call.profile.sums_as_unsigned:
             # What LiteRT's reference kernel makes of negative codes is of no use, but its own.
-            count = reduced_count(inputs[0], attributes)
-            total = codes[0].view(np.uint8).sum(axes, dtype=np.int64, keepdims=keep)
-            steps = multiply_fixed_point(total - zero_point_of(inputs[0]) * count, significand, exponent)
-            return np.clip(steps + zero_point_of(output), 0, 255).astype(np.uint8).view(np.int8)
-        total = centered(codes[0], inputs[0]).sum(axes, keepdims=keep)
-        return finish(multiply_fixed_point(total, significand, exponent), output, attributes, profile)
+            count = reduced_count(call.inputs[0], call.attributes)
+            total = call.codes[0].view(np.uint8).sum(axes, dtype=np.int64, keepdims=keep)
+            steps = multiply_fixed_point(total - zero_point_of(call.inputs[0]) * count, significand, exponent)
+            return np.clip(steps + zero_point_of(call.output), 0, 255).astype(np.uint8).view(np.int8)
+        total = centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep)
+        return finish(multiply_fixed_point(total, significand, exponent), call.output, call.attributes, call.profile)
 
 
 class ReduceExtreme(Reduction):
@@ -213,10 +211,8 @@ class ReduceMax(ReduceExtreme):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.amax(operands[0], attributes["axes"], attributes["keep_dims"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return codes[0].max(tuple(attributes["axes"]), keepdims=bool(attributes["keep_dims"]))
+    def integers(self, call: Call) -> np.ndarray:
+        return call.codes[0].max(tuple(call.attributes["axes"]), keepdims=bool(call.attributes["keep_dims"]))
 
 
 @register
@@ -230,10 +226,8 @@ class ReduceMin(ReduceExtreme):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.amin(operands[0], attributes["axes"], attributes["keep_dims"])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return codes[0].min(tuple(attributes["axes"]), keepdims=bool(attributes["keep_dims"]))
+    def integers(self, call: Call) -> np.ndarray:
+        return call.codes[0].min(tuple(call.attributes["axes"]), keepdims=bool(call.attributes["keep_dims"]))
 
 
 @register
@@ -282,15 +276,11 @@ class ArgMax(DeviceOperator):
     def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
         return primitives.argmax(operands[0], attributes["axis"])
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, profile)
+    def float_results(self, call: Call) -> np.ndarray:
+        return self.integers(call)
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.find(codes[0], attributes["axis"]).astype(output.dtype)
+    def integers(self, call: Call) -> np.ndarray:
+        return self.find(call.codes[0], call.attributes["axis"]).astype(call.output.dtype)
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
         return {"outputType": ("TensorType", str(attributes["output_type"]).upper())}

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors
-from .operator import REQUIRED, Attributes, DeviceOperator, FileOperator, Refusal, Shape, need, register
+from .arithmetic import Tensors
+from .operator import REQUIRED, Attributes, Call, DeviceOperator, FileOperator, Refusal, Shape, need, register
 from .profile import REFERENCE, X86, Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor, per_tensor
 
@@ -131,18 +132,14 @@ class ResizeNearestNeighbor(Resize):
             x = primitives.gather(x, self.indices(size, wanted, attributes), axis)
         return x
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        height, width = attributes["size"]
-        rows = self.indices(inputs[0].shape[1], height, attributes, profile)
-        columns = self.indices(inputs[0].shape[2], width, attributes, profile)
-        return codes[0][:, rows[:, None], columns]
+    def integers(self, call: Call) -> np.ndarray:
+        height, width = call.attributes["size"]
+        rows = self.indices(call.inputs[0].shape[1], height, call.attributes, call.profile)
+        columns = self.indices(call.inputs[0].shape[2], width, call.attributes, call.profile)
+        return call.codes[0][:, rows[:, None], columns]
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, REFERENCE)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        return self.integers(replace(call, profile=REFERENCE))
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         # ONNX places its half pixels half a pixel further up, and rounds where TensorFlow cuts off.
@@ -242,22 +239,20 @@ class ResizeBilinear(Resize):
             x = first + (primitives.gather(x, after, axis) - first) * share
         return x
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.rounds_as_onnx and output.dtype == "int8":
-            return self.in_float32(codes[0], output, attributes)
-        bits = XNNPACK_BITS if profile.delegates else BUILT_IN_BITS
-        neighbors = self.neighbors if profile.delegates else self.built_in_neighbors
-        x = codes[0].astype(np.int64)
+    def integers(self, call: Call) -> np.ndarray:
+        if call.profile.rounds_as_onnx and call.output.dtype == "int8":
+            return self.in_float32(call.codes[0], call.output, call.attributes)
+        bits = XNNPACK_BITS if call.profile.delegates else BUILT_IN_BITS
+        neighbors = self.neighbors if call.profile.delegates else self.built_in_neighbors
+        x = call.codes[0].astype(np.int64)
         for axis in (2, 1):
-            before, after, share = neighbors(x.shape[axis], output.shape[axis], attributes)
+            before, after, share = neighbors(x.shape[axis], call.output.shape[axis], call.attributes)
             share = share.reshape([-1 if position == axis else 1 for position in range(4)])
             x = x.take(before, axis) * (2**bits - share) + x.take(after, axis) * share
-        if profile.delegates:
+        if call.profile.delegates:
             return ((x + 2 ** (2 * bits - 1)) >> 2 * bits).astype(np.int8)
         magnitude = (np.abs(x) + 2 ** (2 * bits - 1)) >> 2 * bits
-        return np.where(x > 0, magnitude, -magnitude).astype(output.dtype)
+        return np.where(x > 0, magnitude, -magnitude).astype(call.output.dtype)
 
     def in_float32(self, codes: np.ndarray, output: Tensor, attributes: Attributes) -> np.ndarray:
         """As onnxruntime does, of codes: four products, added one after the other."""
@@ -294,10 +289,8 @@ class ResizeBilinear(Resize):
         half = np.float32(0.5)
         return before, after, np.where(before == after, half, to_before), np.where(before == after, half, to_after)
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.integers(codes, inputs, output, attributes, REFERENCE)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        return self.integers(replace(call, profile=REFERENCE))
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         attributes = operator.attributes

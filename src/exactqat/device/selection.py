@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arrays, Tensors
+from .arithmetic import Tensors
 from .movement import Movement
-from .operator import REQUIRED, Attributes, FileOperator, Shape, need, register
-from .profile import Profile
+from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, need, register
 from .tensor import Tensor
 
 PURPOSE = "files: no plan makes it"
@@ -40,18 +39,14 @@ class TopK(Movement):
     def result_dtypes(self, attributes: Attributes, stored: str, count: int) -> tuple[str, ...]:
         return (stored, "int32")
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.all_results(codes, inputs, [output], attributes, profile)[0]
+    def integers(self, call: Call) -> np.ndarray:
+        return self.all_results(call)[0]
 
-    def all_results(
-        self, codes: Arrays, inputs: Tensors, outputs: Tensors, attributes: Attributes, profile: Profile
-    ) -> tuple[np.ndarray, ...]:
-        x = codes[0]
+    def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
+        x = call.codes[0]
         # -128 has no opposite in int8.
         falling = -x.astype(np.int64) if x.dtype != np.float32 else -x
-        order = np.argsort(falling, -1, kind="stable")[..., : attributes["count"]]
+        order = np.argsort(falling, -1, kind="stable")[..., : call.attributes["count"]]
         return np.take_along_axis(x, order, -1), order.astype(np.int32)
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
@@ -84,11 +79,9 @@ class GatherNd(Movement):
         need(fits, f"indices must lie in the axes {list(first[:axes])}")
         return (*indices.shape[:-1], *first[axes:])
 
-    def integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        places = tuple(np.moveaxis(np.asarray(attributes["indices"]), -1, 0))
-        examples = codes[0].reshape(-1, *inputs[0].shape)
+    def integers(self, call: Call) -> np.ndarray:
+        places = tuple(np.moveaxis(np.asarray(call.attributes["indices"]), -1, 0))
+        examples = call.codes[0].reshape(-1, *call.inputs[0].shape)
         return np.concatenate([example[places] for example in examples])
 
     def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:

@@ -26,7 +26,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
-from .operator import FLOAT, Attributes, DeviceOperator, FileOperator, Refusal, ScaleLimits, Unreadable, need
+from .operator import FLOAT, Attributes, Call, DeviceOperator, FileOperator, Refusal, ScaleLimits, Unreadable, need
 from .profile import Profile
 from .real import FloatPrimitives, real_numbers
 from .tensor import INDICES, INT4, INT8_MIN, Quantization, Tensor, code_range
@@ -207,10 +207,10 @@ class Weighted(DeviceOperator):
             fits = bool(np.all(bound * multiplier < 2**31))
             need(fits, "the rescaled sum can leave 32 bits; the bias or the filter is too large for the output's scale")
 
-    def exact_steps(self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes) -> np.ndarray | None:
-        x = centered(codes[0], inputs[0]).astype(np.float64)
-        sums = self.wide_sums(x, codes[1].astype(np.float64), output, attributes) + codes[2]
-        return np.asarray(sums * real_multiplier(inputs, output))
+    def exact_steps(self, call: Call) -> np.ndarray | None:
+        x = centered(call.codes[0], call.inputs[0]).astype(np.float64)
+        sums = self.wide_sums(x, call.codes[1].astype(np.float64), call.output, call.attributes) + call.codes[2]
+        return np.asarray(sums * real_multiplier(call.inputs, call.output))
 
     def takes_four_bits(self, filter: Tensor, profile: Profile) -> bool:
         """Whether the device's runtime runs it with this filter in four bits."""
@@ -225,36 +225,43 @@ class Weighted(DeviceOperator):
         grid = replace(filter.quantization, zero_point=np.zeros(1))
         return input, replace(filter, data=steps, quantization=grid), bias
 
-    def results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        if profile.unsigned:
+    def results(self, call: Call) -> np.ndarray:
+        codes, inputs = call.codes, call.inputs
+        if call.profile.unsigned:
             inputs = self.without_shift(inputs)
             codes = (codes[0], np.asarray(inputs[1].data), codes[2])
         # XNNPACK leaves filters of four bits to the built-in kernels.
-        own = inputs[1].dtype == INT4 and profile.delegates
-        return super().results(codes, inputs, output, attributes, replace(profile, delegates=False) if own else profile)
+        own = inputs[1].dtype == INT4 and call.profile.delegates
+        return super().results(
+            Call(
+                codes,
+                inputs,
+                (call.output,),
+                call.attributes,
+                replace(call.profile, delegates=False) if own else call.profile,
+            )
+        )
 
-    def float_results(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        x, filter, bias = (real_numbers(code, tensor) for code, tensor in zip(codes, inputs, strict=True))
-        sums = self.wide_sums(x.astype(np.float64), filter.astype(np.float64), output, attributes)
-        return np.asarray(activate(FloatPrimitives, sums + bias, attributes), np.float32)
+    def float_results(self, call: Call) -> np.ndarray:
+        x, filter, bias = (real_numbers(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True))
+        sums = self.wide_sums(x.astype(np.float64), filter.astype(np.float64), call.output, call.attributes)
+        return np.asarray(activate(FloatPrimitives, sums + bias, call.attributes), np.float32)
 
-    def wide_integers(
-        self, codes: Arrays, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        sums = self.wide_sums(codes[0].astype(np.float64), codes[1].astype(np.float64), output, attributes)
+    def wide_integers(self, call: Call) -> np.ndarray:
+        sums = self.wide_sums(
+            call.codes[0].astype(np.float64), call.codes[1].astype(np.float64), call.output, call.attributes
+        )
         # Whole numbers below 2**53, which float64 adds in any order.
-        bias, short = codes[2], has_short_bias(inputs)
-        if short and self.reads_long_biases and profile.reads_long_biases:
+        bias, short = call.codes[2], has_short_bias(call.inputs)
+        if short and self.reads_long_biases and call.profile.reads_long_biases:
             # Two of them at once, and what lies beyond them for the rest: nobody knows what, and nothing is claimed.
             bias, short = np.zeros(2 * len(bias), np.int32), False
-            bias[: len(codes[2])] = codes[2]
+            bias[: len(call.codes[2])] = call.codes[2]
             bias = bias.view(np.int64)
-        steps = (self.short_steps if short else self.wide_steps)(sums.astype(np.int64) + bias, inputs, output, profile)
-        return np.clip(steps, *bounds(output, attributes, profile)).astype(output.dtype)
+        steps = (self.short_steps if short else self.wide_steps)(
+            sums.astype(np.int64) + bias, call.inputs, call.output, call.profile
+        )
+        return np.clip(steps, *bounds(call.output, call.attributes, call.profile)).astype(call.output.dtype)
 
     def short_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
         """Likewise from 32-bit sums, as those of a bias in int32 are: LiteRT's optimized kernels, which know no groups,

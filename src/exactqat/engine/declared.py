@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..device import Tensor
-from ..device.operator import Attributes, DeviceOperator
+from ..device.operator import Attributes, Call, DeviceOperator
 from ..device.profile import Profile
 
 # From this many results on, a table of all codes is used; below that it costs more than it saves.
@@ -26,12 +26,12 @@ def by_declaration(
     """Codes of an operator's results as its declaration computes them, or looks them up."""
 
     def compute(operands: Sequence[np.ndarray]) -> np.ndarray:
-        return declaration.results(operands, inputs, outputs[0], attributes, profile)
+        return declaration.results(Call(operands, inputs, (outputs[0],), attributes, profile))
 
     int8 = outputs[0].dtype == "int8" and all(code.dtype == np.int8 for code in codes)
     if declaration.pointwise and int8 and max(code.size for code in codes) > RESULTS_PER_ENTRY * 256 ** len(codes):
         return (from_table(compute, codes),)
-    return declaration.all_results(codes, inputs, outputs, attributes, profile)
+    return declaration.all_results(Call(codes, inputs, outputs, attributes, profile))
 
 
 def from_table(compute: Callable[[Sequence[np.ndarray]], np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..device.arithmetic import (
     zero_point_of,
 )
 from ..device.elementwise import Add
-from ..device.operator import Attributes, DeviceOperator
+from ..device.operator import Attributes, Call, DeviceOperator
 from ..device.profile import REFERENCE, Profile
 from ..device.tensor import CODE_RANGES, INT8_MAX, INT8_MIN
 from .forms import RESULT, Form, KernelCall, Part, Tensors, fallback_form, form_of, in_one_dtype, is_int8
@@ -98,7 +98,7 @@ def looked_up(
     """A table of the results of all codes."""
     lowest, highest = CODE_RANGES[inputs[0].dtype]
     codes = np.arange(lowest, highest + 1).astype(inputs[0].dtype)
-    results = np.ascontiguousarray(declaration.results([codes], inputs, output, attributes, profile))
+    results = np.ascontiguousarray(declaration.results(Call([codes], inputs, (output,), attributes, profile)))
     return (KernelCall("integer_table", (part(0, inputs[0]), results), part(RESULT, output)),)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..device import Tensor
 from ..device.arithmetic import zero_point_of
 from ..device.movement import PadV2
-from ..device.operator import Attributes, DeviceOperator
+from ..device.operator import Attributes, Call, DeviceOperator
 from ..device.profile import Profile
 from .elementwise import part
 from .forms import RESULT, Form, KernelCall, Part, Tensors, form_of, in_one_dtype
@@ -64,7 +64,7 @@ def rearranged(
         np.arange(begin, begin + size).reshape(tensor.shape)
         for begin, size, tensor in zip(first, sizes, inputs, strict=False)
     ]
-    results = declaration.all_results(numbered, inputs, [output], attributes, profile)
+    results = declaration.all_results(Call(numbered, inputs, [output], attributes, profile))
     calls: list[KernelCall] = []
     for number, result in enumerate(results):
         calls += pieces(result.ravel(), inputs, first, Part(RESULT - number, (-1, result.size)), output.dtype)

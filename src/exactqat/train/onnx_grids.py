@@ -17,7 +17,7 @@ from ..deploy.simulate import simulate
 from ..deploy.weights_on_grid import Trainable, weights_on_grid
 from ..device import OPERATORS
 from ..device.activation import on_any_grid
-from ..device.operator import Refusal, need
+from ..device.operator import Call, Refusal, need
 from ..device.profile import ONNXRUNTIME_X86
 from ..device.tensor import dequantize, quantize
 from ..display import listed
@@ -147,7 +147,9 @@ def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan],
             for each, tensor in zip(layer.inputs, tensors, strict=True)
         ]
         output = lowered.tensors[layer.outputs[0]]
-        steps_of = OPERATORS[layer.kind].exact_steps(values, tensors, output, layer.attributes)
+        steps_of = OPERATORS[layer.kind].exact_steps(
+            Call(values, tensors, (output,), layer.attributes, ONNXRUNTIME_X86)
+        )
         assert steps_of is not None
         low = 0.0 if plan.grids[name].nonnegative else min(float(steps_of.min()), 0.0)
         width = (max(float(steps_of.max()), 0.0) - low) or 1.0
