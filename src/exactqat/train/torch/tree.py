@@ -154,6 +154,8 @@ def kept_module(module: nn.Module | None = None) -> Kept:
     if module is None:
         return _empty(nn.Module)
     users = module.users if isinstance(module, Kept) else type(module)
+    if hasattr(module, "_orig_mod"):  # what torch.compile has made is a holder of a module
+        users = nn.Module
     if nn.utils.parametrize.is_parametrized(module):  # PyTorch has given it a class of its own
         users = users.__bases__[0]
     made = _empty(users)
