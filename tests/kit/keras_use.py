@@ -137,6 +137,16 @@ def check_weights_move() -> None:
     assert not [variable for variable in again.trainable_variables if "ranges" in variable.name]
 
 
+def check_without_data_nothing_is_predicted() -> None:
+    fresh = qat.keras.prepare(keras.Model([given := keras.Input((6,))], layers.Dense(4)(given)))
+    fresh.compile("sgd", "mse")
+    for evaluate in (fresh, predict, lambda model: model.evaluate(x, x[:, :4], verbose=0)):
+        with pytest.raises(RuntimeError, match="ranges have seen no data"):
+            evaluate(x if evaluate is fresh else fresh)
+    fresh.fit(x, x[:, :4], verbose=0)
+    assert np.abs(predict(fresh)).max() > 0
+
+
 def check_what_adapt_found_is_kept() -> None:
     """What `adapt` has found is kept in files."""
     normal = layers.Normalization()
@@ -209,7 +219,8 @@ def check_callbacks_and_summaries() -> None:
     shown.summary(print_fn=words.append)
     assert any("FULLY_CONNECTED" in word for word in words) and "2 stored tensors" in words[0]
     assert "1 W8A8" in words[0] and "<td style='text-align:left'>FULLY_CONNECTED</td>" in shown._repr_html_()
-    assert np.array_equal(predict(keras.models.clone_model(learned), x).shape, (16, 4))
+    with pytest.raises(RuntimeError, match="ranges have seen no data"):  # a clone has seen none
+        predict(keras.models.clone_model(learned), x)
     learned.compile("adam", "mse", metrics=["mae"])
     calls = [
         keras.callbacks.EarlyStopping("val_loss", patience=0, restore_best_weights=True),

@@ -59,7 +59,7 @@ def test_a_network_goes_to_the_device(backend: str, name: str, options: list[str
         pytest.param("jax", "keras_evaluation.py", 2, marks=pytest.mark.slow),
         ("torch", "keras_evaluation.py", 2),
         pytest.param(BACKEND, "keras_arguments.py", 1, marks=pytest.mark.slow),
-        pytest.param(BACKEND, "keras_use.py", 9, marks=pytest.mark.slow),
+        pytest.param(BACKEND, "keras_use.py", 10, marks=pytest.mark.slow),
     ],
 )
 def test_checks(backend: str, module: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

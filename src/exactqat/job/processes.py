@@ -109,8 +109,9 @@ def joined(accelerator: torch.device) -> Iterator[tuple[Processes, torch.device]
     # Buffers are equal everywhere. PyTorch renamed the option that avoids sending them.
     names = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    options: dict[str, Any] = {option: False}
     # The others wait while the first writes, evaluates and compares. A process that ends is noticed at once anyway.
-    strategy = DDPStrategy(timeout=timedelta(days=1), **{option: False})
+    strategy = DDPStrategy(timeout=timedelta(days=1), **options)
     fabric = Fabric(accelerator=accelerator.type, devices=here, num_nodes=count // here, strategy=strategy)
     fabric.launch()
     try:

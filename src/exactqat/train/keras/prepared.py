@@ -49,6 +49,7 @@ class _Held:
     ranges: dict[str, dict[str, Any]]
     seeds: Any
     proof: Any
+    has_data: bool
     originals: dict[str, Any]
     followed: dict[str, bool]
     norms: list[tuple[Any, bool]]
@@ -119,6 +120,7 @@ class PreparedModel(keras.Model):
         statistics: Mapping[str, Any] | None = None,
         keep_final_activation: bool | None = False,
         dtypes: Sequence[str] = (),
+        fresh_norms: Sequence[str] | None = None,
         **rest: Any,
     ) -> None:
         """Called by `prepare`, and by Keras when it loads a model."""
@@ -130,7 +132,7 @@ class PreparedModel(keras.Model):
         model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
         rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
         if not isinstance(model, FileModel):
-            shapes = _shapes(model) if shapes is None else _as_tuples(shapes)
+            shapes = _as_nested(model, _shapes(model) if shapes is None else _as_tuples(shapes))
         names = model.names() if isinstance(model, FileModel) else variable_names(model)
         if statistics is not None:
             _give_statistics(model, names, statistics)
@@ -156,6 +158,7 @@ class PreparedModel(keras.Model):
             calibrated=bool(calibrated),
             losses_left_out=losses,
             programs={},
+            has_data=False,
             proof=None,
         )
         self._held.steps_left_out = _own_steps(model)
@@ -170,6 +173,8 @@ class PreparedModel(keras.Model):
         variables = {names[id(each)]: each for each in model.variables if names[id(each)] in used}
         values = {name: np.asarray(ops.convert_to_numpy(each.value)) for name, each in variables.items()}
         arrays = functional.initial({name: _float32(value) for name, value in values.items()})
+        if fresh_norms is not None:  # Of a loaded model, whose float model has other numbers.
+            functional.fresh_norms = frozenset(fresh_norms)
         self._held.tensors = {
             name: self._variable(name, value, bool(variables[name].trainable), variables[name])
             for name, value in arrays.tensors.items()
@@ -300,7 +305,10 @@ class PreparedModel(keras.Model):
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """As in Keras, which leaves it to models with their own `compile`."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
+        settings = keras.saving.deserialize_keras_object(config)
+        if keras.backend.backend() == "torch":  # The model may have been saved on a backend that compiles.
+            settings["jit_compile"] = False
+        self.compile(**settings)
         if getattr(self, "optimizer", None) is not None:
             self.optimizer.build(self.trainable_variables)
 
@@ -322,6 +330,14 @@ class PreparedModel(keras.Model):
             self._jax_state = {f"{name}_variables": values for name, values in zip(kinds, state, strict=True)}
             self._jax_state_synced = False
         return state
+
+    def make_test_function(self, *args: Any, **kwargs: Any) -> Any:
+        self._require_data()
+        return super().make_test_function(*args, **kwargs)
+
+    def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
+        self._require_data()
+        return super().make_predict_function(*args, **kwargs)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_steps("train_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
@@ -349,7 +365,22 @@ class PreparedModel(keras.Model):
         if held.functional.needs_calibration and not held.calibrated:
             first = held.functional.needs_calibration[0]
             raise ValueError(f"the range of '{first}' is set from data before training: call calibrate first")
+        if not training:
+            self._require_data()
         return self._run(inputs, Mode(training=bool(training) and self.trainable, frozen=held.frozen))
+
+    def _require_data(self) -> None:
+        """Before an evaluation: with ranges that have seen nothing, all that is stored is 0.
+
+        Raises:
+            MissingData: a range has seen no data.
+        """
+        held = self._held
+        if not held.has_data:
+            batches = {name: {"batches": _values(ends["batches"])} for name, ends in held.ranges.items()}
+            if all(ends["batches"] is not None for ends in batches.values()):
+                held.functional.require_data(batches)
+                held.has_data = True
 
     def _run(self, inputs: Any, mode: Mode, seen: dict[str, Any] | None = None) -> Any:
         held = self._held
@@ -501,6 +532,7 @@ class PreparedModel(keras.Model):
             "frozen": held.frozen,
             "calibrated": held.calibrated,
             "profile": held.functional.profile,
+            "fresh_norms": sorted(held.functional.fresh_norms),
             "statistics": _statistics(held.original, variable_names(held.original)),
         }
 
@@ -688,11 +720,20 @@ def _require_prepared(model: Any) -> None:
         raise TypeError(f"model must come from exactqat.qat.keras.prepare, got {type(model).__name__}{how}")
 
 
+def _inputs_of(model: Any) -> Any:
+    """The symbolic inputs of a model, nested as it takes them; None of a subclass, which does not know them."""
+    return getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
+
+
+def _as_nested(model: Any, shapes: Any) -> Any:
+    """One shape alone, of a model whose only input is in a list (as files of Keras 2 have it), in a list."""
+    alone = isinstance(shapes, tuple) and isinstance(_inputs_of(model), list | tuple)
+    return [shapes] if alone and all(size is None or isinstance(size, int) for size in shapes) else shapes
+
+
 def _shapes(model: Any) -> Any:
     """Shapes of a model's inputs, nested as it takes them."""
-    inputs = getattr(model, "_inputs_struct", None)
-    if inputs is None and getattr(model, "_functional", None) is not None:
-        inputs = model._functional._inputs_struct
+    inputs = _inputs_of(model)
     if inputs is None:
         raise ValueError("the model does not know its inputs: give example, a batch of them")
     shapes = keras.tree.map_structure(lambda each: tuple(each.shape), inputs)
