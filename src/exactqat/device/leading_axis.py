@@ -126,6 +126,8 @@ def with_leading_axis(word: str, step: FileOperator, whole: Callable[[Tensor, in
     outputs = tuple(replace(tensor, shape=(1, *tensor.shape)) for tensor in step.outputs)
     changes = OPTIONS.get(word, {})
     if word == "SQUEEZE":
+        if not first.shape:
+            raise Unreadable(f"{word} of a scalar, which has no axis to leave out")
         ones = [axis for axis, size in enumerate(first.shape) if size == 1]
         changes = {"squeezeDims": lambda value: [axis % len(first.shape) + 1 for axis in (value or ones)]}
 
