@@ -40,7 +40,7 @@ class UnequalPart:
 
 
 def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
-    """The operands of joined tensors and of sums of which the result's grid leaves few steps."""
+    """The operands of joined tensors and of sums to which the result's grid leaves few steps."""
     makers = {name: operator for operator in graph.operators for name in operator.outputs}
     found = []
     for operator in graph.operators:

@@ -189,7 +189,7 @@ class _Verifying:
         names = graph.results()
         self.noises = {name: (Noise(), Noise()) for name in self.float_values if name in names}
         same = graph.trained_for in ("", target.device.name)
-        # What stands for training where it left no codes: the simulation of the device that was trained for.
+        # In place of training where it left no codes: the simulation of the device that was trained for.
         self.elsewhere = "" if same or network is not None or trained_codes is not None else graph.trained_for
         self.from_model = network is not None and trained_codes is None
         self.training: dict[str, Tally] = {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators of files with an axis of size 1 before all axes of their tensors: the batch that such a file leaves out.
 
-Graphs take a batch of examples, of which files need not know: their first axis may be the length of a signal, they may
+Graphs take a batch of examples, files need not: their first axis may be the length of a signal, they may
 reduce or join along it, and a scalar has no axis at all. With one more axis in front, all of these are operators that a
 graph has.
 """

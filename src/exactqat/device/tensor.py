@@ -17,7 +17,7 @@ INT4, INT4_MIN, INT4_MAX = "int4", -8, 7
 # Of inputs that stand for themselves, as cameras give them.
 RAW = "uint8"
 
-# What stands for itself, on no grid: operators that only move codes move it too.
+# What has no grid, and means itself: operators that only move codes move it too.
 PLAIN = ("int32", "int64", "bool", RAW)
 
 # What activations are stored in: dtype -> lowest and highest code.

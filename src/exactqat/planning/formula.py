@@ -43,7 +43,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class _Symbol:
-    """Stands for an array while a formula is recorded; has what all frameworks' arrays have in common."""
+    """In place of an array while a formula is recorded; has what all frameworks' arrays have in common."""
 
     def __init__(self, node: Any) -> None:
         self.node = node

@@ -368,7 +368,7 @@ class _Reader:
         return steps
 
     def read_step_or_parts(self, entry: Any) -> list[tuple[str, FileOperator]]:
-        """An operator, or those of the subgraph that a composite stands for: runtimes run them where no accelerator
+        """An operator, or those of the subgraph that a composite represents: runtimes run them where no accelerator
         knows the composite."""
         word, step = self.read_step(entry)
         if word in CONTROL_FLOW:
