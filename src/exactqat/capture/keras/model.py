@@ -16,7 +16,7 @@ import keras
 from keras import tree
 
 from ...planning.inputs import misfit_of_example
-from ...planning.network import Network
+from ...planning.network import Network, Step
 from ..core.builder import free_name
 from ..core.refusals import CaptureError, Refused, text_of
 from ..core.sizes import Batch
@@ -108,7 +108,7 @@ def capture(
         tuple(outputs),
         reader.values,
         reader.constants,
-        tuple(reader.steps),
+        as_needed(reader.steps, outputs),
         ("input",) if len(paths) == 1 else tuple(name.replace("/", ".") for name in names_of_inputs),
         tuple(ends),
         whole,
@@ -116,6 +116,25 @@ def capture(
         tuple(names_of_inputs),
         channels_first=False,
     )
+
+
+def as_needed(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
+    """The steps in the order in which the outputs need them, as a forward function would be written.
+
+    Keras runs a functional model by depth, which mixes the steps of its branches.
+    """
+    makers = {step.output: step for step in steps}
+    ordered: dict[str, Step] = {}
+    for output in (*outputs, *makers):
+        waiting = [output] if output in makers else []
+        while waiting:
+            step = makers[waiting[-1]]
+            missing = [str(operand) for operand in step.inputs if operand in makers and operand not in ordered]
+            if missing:
+                waiting += reversed(missing)
+            else:
+                ordered.setdefault(waiting.pop(), step)
+    return tuple(ordered.values())
 
 
 def _misfit(model: Any, shapes: Any, text: str, paths: Sequence[str]) -> str | None:
