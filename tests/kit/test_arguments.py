@@ -8,13 +8,16 @@ import re
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
 from arguments import CALLS, examine  # noqa: E402
+from torch import nn  # noqa: E402
+
+from exactqat import qat  # noqa: E402
 
 AGREE = (
     "nn.Conv2d(6, 6, (3, 2), padding='same', padding_mode='reflect')",
     "nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1)",
     "nn.AvgPool2d(3, divisor_override=4)",
-    "nn.InstanceNorm2d(6, track_running_stats=True)",
     "nn.Softplus(beta=0.3)",
     "F.normalize(eps=2.0)",
     "F.cosine_similarity(eps=0.5)",
@@ -30,7 +33,8 @@ REFUSED = {
     "F.normalize(p=3.0)": r"ord=3.0 is given, 1, 2 and infinity are allowed",
     "torch.round(decimals=1)": "torch.round: decimals=1 is given, 0 is allowed",
     "torch.div(3, rounding_mode='trunc')": "torch.div: rounding_mode='trunc' is given, None and 'floor' are allowed",
-    "F.scaled_dot_product_attention(dropout_p)": r"dropout_p=0\.3 is given, in evaluation too",
+    "F.scaled_dot_product_attention(dropout_p)": r"Call model.eval\(\) before prepare",
+    "nn.InstanceNorm2d(6, track_running_stats=True)": r"Call model.eval\(\) before prepare",
     "nn.LSTM(8, 6, proj_size=3)": "LSTM: proj_size=3 is given, 0 is allowed",
     "nn.ConvTranspose2d(6, 4, 3, dilation=2)": r"with dilation \(2, 2\)",
 }
@@ -57,4 +61,11 @@ def test_refusals_name_the_argument(name: str) -> None:
 
 def test_batch_statistics_in_evaluation_are_refused() -> None:
     name = next(name for name in CALLS if name.startswith("F.batch_norm") and name.endswith("training=True)"))
-    assert "training=True is given, in evaluation too" in examine(name, exact=False)
+    assert "in evaluation it computes something else" in examine(name, exact=False)
+
+    class Normalized(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True)
+
+    with pytest.raises(qat.UnsupportedOperator, match="training=True is given, in evaluation too"):
+        qat.prepare(Normalized().eval(), torch.rand(4, 3, 5, 5))

@@ -266,7 +266,13 @@ RULES = {
 def test_rules(name: str, tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
     made, batch = shared("ds_cnn")
-    prepared = prepare(made._model.function, made._model.leaves, batch, [qat.Rule(**RULES[name])])
+    model = made._model
+    prepared = prepare(
+        lambda leaves, x: model.function([leaves[name] for name in model.leaves], x),
+        model.leaves,
+        batch,
+        [qat.Rule(**RULES[name])],
+    )
     assert assert_exact(prepared, *trained(prepared, batch), batch, tmp_path) > 0
 
 

@@ -631,8 +631,8 @@ def _refusal(subject: Subject, trial: Trial, found: Sequence[Difference]) -> str
     if subject.remedy and results and all(difference.name.endswith(AFTERWARDS) for difference in results):
         names = listed([f"'{difference.name.removesuffix(AFTERWARDS)}'" for difference in results])
         return (
-            f"the model was given in training, and its evaluation computes something else than its training (results "
-            f"{names}); the device computes evaluation. {subject.remedy[0].upper()}{subject.remedy[1:]}"
+            f"the model was given in training, and in evaluation it computes something else than the network that was "
+            f"read (results {names}); the device computes evaluation. {subject.remedy[0].upper()}{subject.remedy[1:]}"
         )
     where = ""
     if results:

@@ -61,7 +61,7 @@ def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
 
 
 def _own(graph: Graph, makers: dict[str, Operator], name: str) -> str:
-    """The tensor before it was put on the grid of what it joins."""
+    """The tensor before it moved to the grid of what it joins."""
     while name in makers and OPERATORS[makers[name].kind].changes_dtype:
         name = makers[name].inputs[0]
     return name
@@ -72,7 +72,7 @@ def warn_of_unequal_parts(graph: Graph) -> None:
     found = unequal_parts(graph)
     if found:
         warnings.warn(
-            f"the whole's range is more than {WIDEST} times that of a part, of which its grid leaves little: "
+            f"the whole's range is more than {WIDEST} times that of a part, and its grid leaves that little: "
             f"{listed([str(part) for part in found], length=160)}. Return the parts as separate outputs, scale them "
             f"alike before they meet, or give the whole 16 bits: qat.Rule({found[0].whole!r}, activation_bits=16)",
             UnequalPartsWarning,

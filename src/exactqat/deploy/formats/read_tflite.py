@@ -64,7 +64,7 @@ DTYPES = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, INT4)
 # Also allowed for constants, which the file converts to float32.
 HALF = "float16"
 
-# What has subgraphs of its own: these are run by an operator, and that one stands for a subgraph.
+# What has subgraphs of its own: these are run by an operator, and that one represents a subgraph.
 CONTROL_FLOW, COMPOSITE = ("WHILE", "IF", "CALL", "STABLEHLO_WHILE", "STABLEHLO_CASE"), "STABLEHLO_COMPOSITE"
 MOST_COMPOSITES = 1000
 # Operators that the schema lacks, by their names in files.

@@ -52,6 +52,7 @@ def fresh_norms(plan: Plan, tensors: Mapping[str, Any]) -> frozenset[str]:
         for path, norm in norms.items()
         if norm is not None
         and norm.training
+        and {norm.mean, norm.variance} <= tensors.keys()  # computed ones do not begin at anything
         and not bool((tensors[norm.mean] != 0).any())
         and bool((tensors[norm.variance] == (0.0 if norm.debiased else 1.0)).all())
     )
