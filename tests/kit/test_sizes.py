@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,3 +79,15 @@ def test_shapes() -> None:
     assert broadcast((BATCH, 1, 4), (3, 1), (4,)) == (BATCH, 3, 4)
     with pytest.raises(ValueError, match="do not fit"):
         broadcast((BATCH, 4), (2, 4))
+
+
+@pytest.mark.parametrize(("most", "passes"), [(880801, True), (65535, True), (2674, True), (2675, False), (64, False)])
+def test_limits_of_kernels_are_not_questions_about_the_batch(most: int, passes: bool) -> None:
+    """On a GPU PyTorch asks for limits of cuDNN, and counts elements in 32 bits: 2674 times 64x112x112."""
+    sympy, torch = pytest.importorskip("sympy"), pytest.importorskip("torch")
+    from exactqat.capture.torch.sizes import Sizes
+
+    sizes = Sizes([])
+    sizes.rows["batch"] = 1
+    guard = SimpleNamespace(expr=sympy.Le(sympy.Symbol("batch", integer=True), most))
+    assert (sizes.branch([guard], [torch.empty(7, 64, 112, 112, device="meta")]) is None) == passes

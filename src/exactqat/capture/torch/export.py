@@ -133,7 +133,8 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     environment = tensors[0].fake_mode.shape_env
     if (size := next((int(t.shape[0]) for t in tensors if not sizes.is_free(t.shape[0])), None)) is not None:
         raise CaptureError(f"the model cannot be captured: {_made_a_number(environment, size)}")
-    if (branch := sizes.branch(environment.guards)) is not None:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    if (branch := sizes.branch(environment.guards, (t for t in values if isinstance(t, torch.Tensor)))) is not None:
         guard, examples = branch
         raise CaptureError(
             f"the model cannot be captured: {_place_of(guard.sloc)}: what it computes depends on the number of "

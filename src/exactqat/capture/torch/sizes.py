@@ -17,8 +17,11 @@ from .contents import BATCH
 EXAMPLES = 7
 # Numbers of examples for which such an answer must hold: one example broadcasts, so the self-check looks at it.
 _ANSWERED = (*range(2, 130), 240, 256, 360, 512, 840, 1000, 1024, 2520, 6720, 10007)
-# More examples are not a batch: sizes above it are limits of memory and of integers.
-_LARGEST = 2**20
+# More examples are not a batch: sizes above it are limits of memory, of integers and of cuDNN (65,535; 880,801), where
+# PyTorch takes another kernel.
+_LARGEST = 2**15
+# The most elements of a tensor that kernels for GPUs count in 32 bits; beyond, PyTorch takes others.
+_INDEXED = 2**31 - 1
 # Numbers of examples by which a size is known as a multiple of theirs.
 _MEASURED = (1, 2, 3, 4, 5, 7, 12, 36, 1009)
 
@@ -79,15 +82,23 @@ class Sizes:
             code, known, {name: rows * examples for name, rows in self.rows.items()}
         )
 
-    def branch(self, guards: Iterable[Any]) -> tuple[Any, int] | None:
+    def branch(self, guards: Iterable[Any], tensors: Iterable[torch.Tensor]) -> tuple[Any, int] | None:
         """What PyTorch has assumed about the number of examples and a number for which it does not hold; None if all
-        holds for any number."""
+        holds for any number.
+
+        Args:
+            tensors: all of the export, whose elements GPUs count.
+        """
+        elements = {math.prod(int(size) for size in tensor.shape[1:] if not self.is_free(size)) for tensor in tensors}
+        counted = {_INDEXED, *(_INDEXED // number for number in elements if number)}
         for guard in guards:
             expression = guard.expr
             if any(str(symbol) not in self.rows for symbol in expression.free_symbols):
                 continue
             numbers = {int(number) for number in expression.atoms() if number.is_Integer}
             near = {n // rows + d for n in numbers for rows in self.rows.values() for d in (-1, 0, 1)}
+            if expression.func.__name__ in ("LessThan", "StrictLessThan") and numbers & counted:
+                continue
             function = self._function(expression)
             for examples in sorted({*_ANSWERED, *(n for n in near if 2 <= n <= _LARGEST)}):
                 if not function(examples):
