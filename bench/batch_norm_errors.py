@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import exactqat as eq
-from exactqat.reference.arithmetic import fused_multiply_add
+from exactqat.operators.reference.arithmetic import fused_multiply_add
 
 EPSILON = np.float32(1e-3)
 Arrays = dict[str, np.ndarray]

@@ -46,7 +46,7 @@ def on_card(raw: str, operands: dict[str, np.ndarray], attributes: dict[str, Any
 
 
 def reference(raw: str, operands: dict[str, np.ndarray], attributes: dict[str, Any]) -> Any:
-    from exactqat import reference
+    from exactqat.operators import reference
 
     return reference.call(raw, operands, attributes)
 

@@ -47,8 +47,8 @@ from step import RESULTS, machine
 import exactqat as eq
 from exactqat import deploy
 from exactqat.deploy.runtimes import open_runtime, profiles_here
-from exactqat.device import PROFILES
-from exactqat.device.profile import that_run
+from exactqat.kit.device import PROFILES
+from exactqat.kit.device.profile import that_run
 
 LIMITS = {1: 3.0, 8: 2.0}
 QUICK = {"networks": ["dscnn", "mobilenet_v2"], "batches": [1, 8], "threads": [1], "turns": 5}

@@ -38,7 +38,7 @@ def measure(threads: int, elements: int = ELEMENTS) -> dict[str, Any]:
     import torch
 
     import exactqat as eq
-    from exactqat import reference
+    from exactqat.operators import reference
 
     needed = 4 * elements + 2**29
     if _available() < needed:

@@ -36,7 +36,7 @@ ROWS, CHANNELS = 128, 64
 def program(folder: Path, isa: str) -> Path:
     """The kernels' objects and a main function, linked."""
     built = [folder / "cmake" / "CMakeFiles" / f"{part}.dir" for part in (f"_{isa}", "any_processor")]
-    objects = sorted(path for part in built for path in (part / "src" / "exactqat" / "cpu").glob("*.o"))
+    objects = sorted(path for part in built for path in (part / "src" / "exactqat" / "operators" / "cpu").glob("*.o"))
     of_kernels = [str(path) for path in objects if path.name.split(".")[0] not in ("bind", "xla")]
     if not of_kernels:
         sys.exit(f"{folder} holds no built kernels: python tests/campaigns/run_arm64.py --isa {isa} builds them")

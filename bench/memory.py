@@ -50,7 +50,7 @@ def measure(network: str, contestant: str) -> float:
     import torch.nn.functional as F
 
     from exactqat import qat
-    from exactqat.job import models
+    from exactqat.application.job import models
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

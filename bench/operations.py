@@ -214,7 +214,7 @@ SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 def lowered(raw: str, operands: dict[str, Description], attributes: dict[str, Any], dtype: str = "float32") -> Any:
     """The specifications of a call's operands and its checked declaration."""
     from exactqat.operators import OPERATORS
-    from exactqat.operators.specification import TensorSpec
+    from exactqat.operators.declarations.specification import TensorSpec
 
     declared = next(op for op in OPERATORS.values() if op.raw_name == raw)
     specs = {name: TensorSpec(stored_shape(description), dtype) for name, description in operands.items()}

@@ -46,7 +46,7 @@ from torch import fx, nn
 
 import exactqat as eq
 from exactqat import qat
-from exactqat.job import models, training
+from exactqat.application.job import models, training
 
 # Channels, height, width; images in a step; classes.
 TASKS = {

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from docstrings import Docstring, Entry, markdown, parse, table
 
-from exactqat import raw_ops, reference
-from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.specification import FLOATS, TensorSpec
-from exactqat.reference import arithmetic, summation
+from exactqat import raw_ops
+from exactqat.operators import OPERATORS, Operator, reference
+from exactqat.operators.declarations.specification import FLOATS, TensorSpec
+from exactqat.operators.reference import arithmetic, summation
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))

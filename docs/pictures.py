@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 
 import exactqat as eq
 from exactqat import deploy
-from exactqat.report import charts
-from exactqat.report.page import BAD, DARK, NOTE, variable
-from exactqat.train.core.ranges import observed, rank_of_ends, scalars
+from exactqat.application.report import charts
+from exactqat.application.report.page import BAD, DARK, NOTE, variable
+from exactqat.kit.train.core.ranges import observed, rank_of_ends, scalars
 
 PICTURES = Path(__file__).resolve().parent / "_static" / "pictures"
 SHOWN = {"accuracy": "Test accuracy of every network"}

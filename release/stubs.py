@@ -33,7 +33,7 @@ if "exactqat" not in sys.modules:
 
 from exactqat import nn, quantization  # noqa: E402
 from exactqat.operators import OPERATORS, Operator  # noqa: E402
-from exactqat.operators.op import ARRAY  # noqa: E402
+from exactqat.operators.declarations.op import ARRAY  # noqa: E402
 
 HEAD = "# SPDX-License-Identifier: Apache-2.0\n# Made by the build from the declarations in operators/.\n"
 ATTRIBUTES = {"bool": "bool", "int": "SupportsIndex", "float": "_Float", "integers": "Iterable[SupportsIndex]"}

@@ -173,7 +173,7 @@ def check_contents(wheel: Path, source: Path, architecture: str) -> None:
         held = {name for name in archive.namelist() if not name.endswith("/") and ".dist-info/" not in name}
         info = {name.split("/", 1)[1] for name in archive.namelist() if ".dist-info/" in name}
     tag = r"\.abi3" if "-abi3-" in wheel.name else rf"\.cpython-\d+-{architecture}-linux-gnu"
-    modules = {name: re.fullmatch(rf"exactqat/cpu/_([a-z0-9]+){tag}\.so", name) for name in held - expected}
+    modules = {name: re.fullmatch(rf"exactqat/operators/cpu/_([a-z0-9]+){tag}\.so", name) for name in held - expected}
     compare(wheel, held, expected | {name for name, match in modules.items() if match})
     built = {match[1] for match in modules.values() if match} - {"features"}
     if not {"baseline"} <= built or not INSTRUCTION_SETS.get(architecture, set()) <= built:

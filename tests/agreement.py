@@ -16,8 +16,8 @@ from exactqat.deploy.axes import on_device
 from exactqat.deploy.lower import lower_with_layouts
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes, in_users_order, layer_values
-from exactqat.train.core.steps import Step
-from exactqat.train.torch.on_grid import real as in_real_numbers
+from exactqat.kit.train.core.steps import Step
+from exactqat.kit.train.torch.on_grid import real as in_real_numbers
 
 
 def leaves(result: Any) -> list[torch.Tensor]:

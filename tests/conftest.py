@@ -27,9 +27,8 @@ import numpy as np
 import pytest
 from cases import Case
 
-from exactqat import cpu, reference
-from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.specification import Lowering, TensorSpec
+from exactqat.operators import OPERATORS, Operator, cpu, reference
+from exactqat.operators.declarations.specification import Lowering, TensorSpec
 
 # Tests import what campaigns share with them, and so do the programs that tests start.
 HERE = Path(__file__).resolve().parent
@@ -130,7 +129,7 @@ def seeded(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without pictures, whose drawing takes a third of a small job's time, for tests of what is around them."""
-    monkeypatch.setattr("exactqat.report.charts.svg", lambda figure, caption: "")
+    monkeypatch.setattr("exactqat.application.report.charts.svg", lambda figure, caption: "")
 
 
 BY_RAW_NAME = {op.raw_name: op for op in OPERATORS.values() if op.raw_name}
@@ -192,7 +191,7 @@ def _by_triton(device: str) -> Callable[[Operator, list[np.ndarray], dict[str, A
     def run(op: Operator, operands: list[np.ndarray], attributes: dict[str, Any]) -> list[np.ndarray]:
         import torch
 
-        from exactqat import triton
+        from exactqat.operators import triton
 
         specs = tuple(TensorSpec(a.shape, a.dtype.name) for a in operands)
         lowered = op.lower(specs, tuple(attributes.items()))

@@ -13,14 +13,14 @@ from functools import partial
 import numpy as np
 
 from exactqat.deploy import Builder, Graph, Quantization, per_tensor
-from exactqat.device import ACTIVATIONS, OPERATORS, Tensor
-from exactqat.device.activation import FUNCTIONS
-from exactqat.device.conditions import COMPARISONS
-from exactqat.device.operator import BOOL, FLOAT
-from exactqat.device.operator import in_int16 as kinds_in_int16
-from exactqat.device.recurrent import PROJECTED
-from exactqat.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, RAW
-from exactqat.device.weighted import FULL_RANGE, SHORT_BIAS
+from exactqat.kit.device import ACTIVATIONS, OPERATORS, Tensor
+from exactqat.kit.device.activation import FUNCTIONS
+from exactqat.kit.device.conditions import COMPARISONS
+from exactqat.kit.device.operator import BOOL, FLOAT
+from exactqat.kit.device.operator import in_int16 as kinds_in_int16
+from exactqat.kit.device.recurrent import PROJECTED
+from exactqat.kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, RAW
+from exactqat.kit.device.weighted import FULL_RANGE, SHORT_BIAS
 
 Random = np.random.Generator
 Case = Callable[[Random, Builder], str]

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from exactqat import qat
-from exactqat.planning.network import Network, Value
-from exactqat.planning.plans import Grid, Plan, PlanInput
-from exactqat.train.torch.prepared import PreparedModel
+from exactqat.kit.planning.network import Network, Value
+from exactqat.kit.planning.plans import Grid, Plan, PlanInput
+from exactqat.kit.train.torch.prepared import PreparedModel
 
 
 def one_grid(rule: qat.Rule, nonnegative: bool = False) -> tuple[PreparedModel, Any]:

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exactqat.device import OPERATORS
-from exactqat.planning.network import Constant, Network, Place, Step, Value
-from exactqat.planning.plans import Derived, Plan, PlanStep
-from exactqat.train.torch import primitives as primitives_torch
+from exactqat.kit.device import OPERATORS
+from exactqat.kit.planning.network import Constant, Network, Place, Step, Value
+from exactqat.kit.planning.plans import Derived, Plan, PlanStep
+from exactqat.kit.train.torch import primitives as primitives_torch
 
 
 class Sketch:

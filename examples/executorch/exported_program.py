@@ -19,11 +19,11 @@ from cortex_m import mark_for_cmsis_nn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exactqat.device import OPERATORS
-from exactqat.planning.plans import Grid, Numbers, Plan, PlanStep
-from exactqat.train.core.steps import attributes_of
-from exactqat.train.torch import primitives
-from exactqat.train.torch.prepared import PreparedModel
+from exactqat.kit.device import OPERATORS
+from exactqat.kit.planning.plans import Grid, Numbers, Plan, PlanStep
+from exactqat.kit.train.core.steps import attributes_of
+from exactqat.kit.train.torch import primitives
+from exactqat.kit.train.torch.prepared import PreparedModel
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 

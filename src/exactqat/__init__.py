@@ -10,11 +10,11 @@ loaded on first use.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from exactqat import frontends as _frontends
 from exactqat import nn, quantization, raw_ops
-from exactqat.cpu import get_num_threads, set_num_threads
-from exactqat.gradients import grad_pass_through
 from exactqat.operators import OPERATORS as _OPERATORS
+from exactqat.operators import frontends as _frontends
+from exactqat.operators.cpu import get_num_threads, set_num_threads
+from exactqat.operators.gradients import grad_pass_through
 
 __version__ = "0.1.0"
 

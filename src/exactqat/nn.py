@@ -4,13 +4,13 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from exactqat.operators import depthwise_conv2d as _depthwise
-from exactqat.operators import fused_batch_norm as _batch_norm
-from exactqat.operators.depthwise_conv2d import DataFormat
-from exactqat.operators.fused_batch_norm import DataFormat as ImageFormat
-from exactqat.operators.op import showing_arrays as _showing_arrays
-from exactqat.operators.plain_numbers import integer as _integer
-from exactqat.operators.plain_numbers import text as _text
+from exactqat.operators.declarations import depthwise_conv2d as _depthwise
+from exactqat.operators.declarations import fused_batch_norm as _batch_norm
+from exactqat.operators.declarations.depthwise_conv2d import DataFormat
+from exactqat.operators.declarations.fused_batch_norm import DataFormat as ImageFormat
+from exactqat.operators.declarations.op import showing_arrays as _showing_arrays
+from exactqat.operators.declarations.plain_numbers import integer as _integer
+from exactqat.operators.declarations.plain_numbers import text as _text
 
 Paddings = Literal["SAME", "VALID"] | Sequence[Sequence[int]]
 

@@ -4,11 +4,11 @@
 from typing import Any
 
 from exactqat.operators import OPERATORS
-from exactqat.operators import quantize_and_dequantize as _operators
-from exactqat.operators.dispatch import rank_of as _rank_of
-from exactqat.operators.op import Operator as _Operator
-from exactqat.operators.op import showing_arrays as _showing_arrays
-from exactqat.operators.quantize_and_dequantize import RoundMode
+from exactqat.operators.declarations import quantize_and_dequantize as _operators
+from exactqat.operators.declarations.dispatch import rank_of as _rank_of
+from exactqat.operators.declarations.op import Operator as _Operator
+from exactqat.operators.declarations.op import showing_arrays as _showing_arrays
+from exactqat.operators.declarations.quantize_and_dequantize import RoundMode
 
 globals().update(
     {

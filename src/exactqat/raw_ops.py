@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 from exactqat.operators import OPERATORS
-from exactqat.operators.op import Operator
+from exactqat.operators.declarations.op import Operator
 
 
 def _keywords_only(op: Operator) -> Any:

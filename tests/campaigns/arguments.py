@@ -408,7 +408,7 @@ def examine(name: str, exact: bool) -> str:
     from network_interpreter import differences
 
     from exactqat import qat
-    from exactqat.train.torch.prepared import _without_quantization
+    from exactqat.kit.train.torch.prepared import _without_quantization
 
     build, source = CALLS[name]
     torch.manual_seed(0)

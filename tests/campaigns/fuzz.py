@@ -36,10 +36,9 @@ from cases import RANGES
 from conftest import ANSWERS_NAN, WIDE, unwritten
 from conftest import DEVICES as ALL_DEVICES
 
-from exactqat import cpu, reference
-from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.plain_numbers import rounded
-from exactqat.operators.specification import FLOATS, Lowering, TensorSpec
+from exactqat.operators import OPERATORS, Operator, cpu, reference
+from exactqat.operators.declarations.plain_numbers import rounded
+from exactqat.operators.declarations.specification import FLOATS, Lowering, TensorSpec
 
 DEVICES = {name: run for name, run in ALL_DEVICES.items() if name not in ANSWERS_NAN}
 

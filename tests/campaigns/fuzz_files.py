@@ -35,7 +35,7 @@ from damaged_files import cases, onnx_cases
 from exactqat import qat
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes import trial
-from exactqat.device import Refusal
+from exactqat.kit.device import Refusal
 
 # Bytes: what the worker may use beside its modules, and what a process of a runtime may.
 MOST_MEMORY, MOST_OF_A_CHILD = 512 << 20, 6 << 30

@@ -20,7 +20,7 @@ from device_cases import NAMES, random_codes, random_graph
 
 from exactqat import deploy, qat
 from exactqat.deploy import Graph
-from exactqat.device import PROFILES
+from exactqat.kit.device import PROFILES
 from exactqat.qat import UnsupportedOperator
 
 

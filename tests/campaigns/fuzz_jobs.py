@@ -44,8 +44,8 @@ import numpy as np
 import torch
 
 from exactqat import cli
-from exactqat.job import figures, pipeline
-from exactqat.job.settings import Settings
+from exactqat.application.job import figures, pipeline
+from exactqat.application.job.settings import Settings
 
 SETTINGS = ["--epochs-float", "1", "--epochs-qat", "1", "--weight-bits", "4", "--activation-bits", "4", "--keep-going"]
 # What every folder has and the job must ignore.
@@ -101,7 +101,8 @@ class Case:
             None, True, False, -1, 0, 1, 3, 2**31, 10**30, -(10**30), 0.5, 1e308, float("nan"), float("inf"), "", "x",
             "digits", "$x$", "\udcff", "\x1b[31m", "[red]", "[/red]", ":smile:", "../../x", "subprocess:call",
             "canary_module:build",
-            "os:system", "exactqat.job.models:dscnn", "resnet8", "small_mobilenet", "x" * 5000, [], {}, [1], [1, 8, 8],
+            "os:system", "exactqat.application.job.models:dscnn",
+            "resnet8", "small_mobilenet", "x" * 5000, [], {}, [1], [1, 8, 8],
             [10**9, 8, 8], [-1, 8, 8], [0, 0, 0], ["touch", str(self.canary)], [f"touch {self.canary}"],
             {"touch": str(self.canary)}, [[[[[[]]]]]],
         ]  # fmt: skip
@@ -447,7 +448,7 @@ def main() -> int:
     import rich.progress  # noqa: F401
     from ai_edge_litert import interpreter, schema_py_generated  # noqa: F401
 
-    import exactqat.report.job_page  # noqa: F401
+    import exactqat.application.report.job_page  # noqa: F401
 
     torch.set_num_threads(1)
     scratch = Path(tempfile.mkdtemp(prefix="exactqat-jobs-"))

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from exactqat import qat
+from exactqat.application.job.models import NETWORKS, network
 from exactqat.deploy import Graph, footprint, npu_footprint, profiles_here, unclaimed, verify, write_tflite
 from exactqat.deploy.lower import lower
 from exactqat.deploy.runtimes import emulation
-from exactqat.job.models import NETWORKS, network
 
 # Shapes and classes of MLPerf Tiny: spotting of keywords, classes of images, anomalies in sounds, visual wake words.
 MLPERF_TINY = {

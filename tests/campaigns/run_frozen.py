@@ -86,7 +86,7 @@ def digits(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained_on_digits(name: str, rule: qat.Rule, steps: int = 300) -> tuple[qat.PreparedModel, tuple[Any, ...]]:
-    from exactqat.job import models
+    from exactqat.application.job import models
 
     shape = OF_THE_JOB[name]
     images, labels = digits(shape)

@@ -29,7 +29,7 @@ from device_cases import NAMES
 from sweep import sweep
 
 from exactqat.deploy.runtimes import micro
-from exactqat.device import OPERATORS
+from exactqat.kit.device import OPERATORS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "versions"

@@ -125,8 +125,8 @@ def read_again(graph: Any, path: Path, codes: dict[str, np.ndarray]) -> dict[str
     """A graph's file, read: whether it is written in the same bytes, results compared and differing on all devices that
     run such files, and whether the network trains from there with the file's integers."""
     from exactqat import deploy, qat
-    from exactqat.device import PROFILES as DEVICES
-    from exactqat.device import Refusal
+    from exactqat.kit.device import PROFILES as DEVICES
+    from exactqat.kit.device import Refusal
 
     again = deploy.read_tflite(path)
     row: dict[str, Any] = {

@@ -7,8 +7,8 @@ An emulated ARM64 runs them as several processors, which choose different kernel
 --write the counts go to `exactqat/device/measured.json`, from which `deploy.EXACT` and `deploy.MEASURED` are read;
 pairs of operator and profile that this machine cannot run keep what another machine wrote.
 
-The simulation uses kernels (`exactqat.engine`). With --engine they are compared with the operators' declarations, for
-every profile and instruction set, without a runtime.
+The simulation uses kernels (`exactqat.kit.engine`). With --engine they are compared with the operators' declarations,
+for every profile and instruction set, without a runtime.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ import _tests_folder  # noqa: F401
 import numpy as np
 from device_cases import NAMES, random_codes, random_graph
 
-import exactqat.device
-from exactqat import cpu
+import exactqat.kit.device
 from exactqat.deploy import Graph, profiles_here, verify, write_onnx, write_tflite
 from exactqat.deploy.runtimes import emulation
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
-from exactqat.device import OPERATORS, PROFILES, Refusal, profile_named
-from exactqat.device.operator import written
-from exactqat.engine import Compiled
+from exactqat.kit.device import OPERATORS, PROFILES, Refusal, profile_named
+from exactqat.kit.device.operator import written
+from exactqat.kit.engine import Compiled
+from exactqat.operators import cpu
 
-MEASURED = Path(exactqat.device.__file__).parent / "measured.json"
+MEASURED = Path(exactqat.kit.device.__file__).parent / "measured.json"
 
 
 @dataclass

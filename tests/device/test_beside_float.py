@@ -18,8 +18,8 @@ from exactqat import cli
 from exactqat.deploy import Builder, Graph, per_tensor, write_tflite
 from exactqat.deploy.beside_float import beside_float, collapse
 from exactqat.deploy.formats.read_tflite import read_content
-from exactqat.device.operator import Refusal
-from exactqat.device.tensor import quantize
+from exactqat.kit.device.operator import Refusal
+from exactqat.kit.device.tensor import quantize
 
 
 def test_the_converter_s_two_files() -> None:

@@ -18,8 +18,8 @@ from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes import open_runtime
-from exactqat.device import Refusal
-from exactqat.device.tensor import INDICES
+from exactqat.kit.device import Refusal
+from exactqat.kit.device.tensor import INDICES
 
 ANCHORS, CLASSES, MOST = 40, 3, 8
 PLAIN: dict[str, Any] = {

@@ -20,9 +20,9 @@ from sweep import graphs, sweep
 
 from exactqat.deploy import EXACT, MEASURED, Builder, per_tensor, profiles_here, simulate, verify, write_tflite
 from exactqat.deploy.graph import BUILT_IN
-from exactqat.device import OPERATORS, PROFILES
-from exactqat.device.presence import lacks
-from exactqat.device.weighted import Weighted
+from exactqat.kit.device import OPERATORS, PROFILES
+from exactqat.kit.device.presence import lacks
+from exactqat.kit.device.weighted import Weighted
 
 SWEEP = 40 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
 HERE = profiles_here()

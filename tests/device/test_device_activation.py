@@ -32,10 +32,10 @@ from exactqat.deploy import (
 )
 from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
-from exactqat.device import OPERATORS, PROFILES, Refusal
-from exactqat.device import fixed_point_functions as fixed
-from exactqat.device.activation import FUNCTIONS, Table, off_the_pole
-from exactqat.train.torch import primitives as primitives_torch
+from exactqat.kit.device import OPERATORS, PROFILES, Refusal
+from exactqat.kit.device import fixed_point_functions as fixed
+from exactqat.kit.device.activation import FUNCTIONS, Table, off_the_pole
+from exactqat.kit.train.torch import primitives as primitives_torch
 
 CODES = np.arange(-128, 128).astype(np.int8)
 FUNCTIONS_OF_ONE = ("LOGISTIC", "TANH", "GELU", "EXP", "TABLE", "RELU", "LEAKY_RELU", "HARD_SWISH")
@@ -289,7 +289,7 @@ def test_shares_just_below_half_a_code_are_rounded_down(tmp_path: Path) -> None:
 
 
 def test_rounding_half_away_from_zero() -> None:
-    from exactqat.device.arithmetic import round_half_away
+    from exactqat.kit.device.arithmetic import round_half_away
 
     for dtype in (np.float32, np.float64):
         below = np.nextafter(dtype(0.5), dtype(0))

@@ -43,7 +43,7 @@ from exactqat.deploy import (
 from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.runtimes import emulation
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
-from exactqat.device import OPERATORS, PROFILES, Refusal
+from exactqat.kit.device import OPERATORS, PROFILES, Refusal
 
 needs_micro = pytest.mark.skipif("micro" not in profiles_here(), reason="needs exactqat[micro]")
 needs_emulation = pytest.mark.skipif(not emulation.is_set_up(), reason=f"ARM64: {emulation.SET_UP} sets it up")
@@ -260,7 +260,7 @@ def test_names_of_headers() -> None:
 
 def test_devices_by_name() -> None:
     pytest.importorskip("torch")
-    from exactqat.job import devices
+    from exactqat.application.job import devices
 
     for name in ("xnnpack-x86", "xnnpack-arm64", "reference", "micro"):
         assert devices.device_named(name) == name and devices.device_to_verify(name) == (name, "")
@@ -289,7 +289,7 @@ def test_devices_by_name() -> None:
 )
 def test_former_names_are_refused_with_the_new_one(former: str, now: str) -> None:
     pytest.importorskip("torch")
-    from exactqat.job import devices
+    from exactqat.application.job import devices
 
     for named in (devices.device_named, devices.device_to_verify):
         with pytest.raises(ValueError, match=f"got '{former}'; .*{now}"):

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from device_cases import NAMES, random_codes, random_graph
 
-from exactqat import cpu, deploy
+from exactqat import deploy
 from exactqat.deploy import Builder, Graph, Quantization, per_tensor
-from exactqat.device import OPERATORS, PROFILES, Refusal, Tensor, profile_named
-from exactqat.device.tensor import CODE_RANGES
-from exactqat.engine import Compiled, by_declaration, dequantized, quantized
-from exactqat.engine.arena import lifetimes, places
+from exactqat.kit.device import OPERATORS, PROFILES, Refusal, Tensor, profile_named
+from exactqat.kit.device.tensor import CODE_RANGES
+from exactqat.kit.engine import Compiled, by_declaration, dequantized, quantized
+from exactqat.kit.engine.arena import lifetimes, places
+from exactqat.operators import cpu
 
 COUNT = 3 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
 THREADS = (1, 2, 7, 16)

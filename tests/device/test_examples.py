@@ -50,7 +50,7 @@ def test_classes_by_name(tmp_path: Path) -> None:
     assert read_examples(saved(path, **parts)).targets.tolist() == [2]
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    from exactqat.job.data import from_npz
+    from exactqat.application.job.data import from_npz
 
     many = {"x": np.repeat(X, 10, 0), "y": np.repeat(texts, 10)}
     assert from_npz(saved(path, **many, classes=names)).class_names == ("bee", "cat", "ant")

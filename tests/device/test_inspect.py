@@ -28,8 +28,8 @@ from exactqat.deploy import Builder, per_tensor, profiles_here
 from exactqat.deploy.formats.tflite import IDENTIFIER, tflite_bytes
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes.trial import RuntimeRefusal, try_in_a_child
-from exactqat.device import Refusal
-from exactqat.device.tensor import INDICES
+from exactqat.kit.device import Refusal
+from exactqat.kit.device.tensor import INDICES
 
 
 @pytest.mark.parametrize("name", READ)

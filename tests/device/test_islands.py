@@ -18,9 +18,9 @@ from exactqat.deploy.formats.tflite import tflite_bytes, with_outputs_at
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.simulate import simulate_results
-from exactqat.device import OPERATORS
-from exactqat.device.operator import FLOAT
-from exactqat.device.tensor import INDICES
+from exactqat.kit.device import OPERATORS
+from exactqat.kit.device.operator import FLOAT
+from exactqat.kit.device.tensor import INDICES
 
 
 def every_result(path: Path, examples: int = 3) -> tuple[object, dict[str, np.ndarray]]:

@@ -21,7 +21,7 @@ from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
-from exactqat.device import OPERATORS, Refusal
+from exactqat.kit.device import OPERATORS, Refusal
 
 schema: Any = importlib.import_module("ai_edge_litert.schema_py_generated")
 flatbuffers: Any = importlib.import_module("flatbuffers")

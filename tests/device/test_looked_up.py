@@ -19,9 +19,9 @@ from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.runtimes import open_runtime
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
-from exactqat.device import OPERATORS, Tensor
-from exactqat.device.operator import FileStep
-from exactqat.device.tensor import INDICES
+from exactqat.kit.device import OPERATORS, Tensor
+from exactqat.kit.device.operator import FileStep
+from exactqat.kit.device.tensor import INDICES
 
 COUNT = 12 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
 Make = Callable[[Tensor, Tensor, Tensor], Sequence[FileStep]]

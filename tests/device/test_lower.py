@@ -15,9 +15,9 @@ from exactqat.deploy import simulate
 from exactqat.deploy.axes import on_device
 from exactqat.deploy.lower import Lowering
 from exactqat.deploy.values import in_users_order
-from exactqat.planning.network import Network
-from exactqat.planning.plans import Grid, Numbers, Plan, PlanInput, PlanStep, WeightNumbers, Weights
-from exactqat.planning.rules import Rule
+from exactqat.kit.planning.network import Network
+from exactqat.kit.planning.plans import Grid, Numbers, Plan, PlanInput, PlanStep, WeightNumbers, Weights
+from exactqat.kit.planning.rules import Rule
 
 GRIDS = {"x": Grid("x", Rule())}
 NUMBERS = Numbers({"x": (np.float32(0.5), 128)}, {})

@@ -16,13 +16,13 @@ pytest.importorskip("ai_edge_litert", reason="needs exactqat[deploy]")
 from device_cases import NAMES, fully_connected_ties, random_codes, random_graph
 from test_read_tflite import changed
 
+from exactqat.application.report.file_page import file_page
 from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, profiles_here, simulate, write_tflite
 from exactqat.deploy.formats.tflite import tflite_bytes, with_outputs
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.mechanism import mechanism_of
 from exactqat.deploy.runtimes import open_runtime
-from exactqat.device.profile import MECHANISMS
-from exactqat.report.file_page import file_page
+from exactqat.kit.device.profile import MECHANISMS
 
 Random = np.random.Generator
 

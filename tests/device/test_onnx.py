@@ -31,7 +31,7 @@ from exactqat.deploy import (  # noqa: E402
 )
 from exactqat.deploy.graph import ACTIVATIONS  # noqa: E402
 from exactqat.deploy.runtimes.trial import RuntimeRefusal  # noqa: E402
-from exactqat.device import OPERATORS, DeviceOperator, Refusal  # noqa: E402
+from exactqat.kit.device import OPERATORS, DeviceOperator, Refusal  # noqa: E402
 
 Random = np.random.Generator
 SHARE_OFF_BY_ONE = 1e-4
@@ -197,9 +197,9 @@ NETWORKS = {
 def test_the_jobs_networks(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from exactqat import qat
+    from exactqat.application.job import models
     from exactqat.deploy.lower import lower
     from exactqat.deploy.values import device_codes
-    from exactqat.job import models
 
     torch.manual_seed(0)
     batch = torch.randn(16, *NETWORKS[name])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from exactqat import deploy
+from exactqat.application.job.devices import device_named, device_to_verify
 from exactqat.deploy import Builder, Graph, per_tensor, simulate, unclaimed, verify, write_tflite
 from exactqat.deploy.runtimes import profile_here
-from exactqat.device import PROFILES, Profile, declare, profile, profile_named
-from exactqat.device.profile import that_run
-from exactqat.job.devices import device_named, device_to_verify
+from exactqat.kit.device import PROFILES, Profile, declare, profile, profile_named
+from exactqat.kit.device.profile import that_run
 
 NPU = replace(PROFILES["reference"], name="npu", title="the NPU", runtime="")
 

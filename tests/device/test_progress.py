@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exactqat import deploy, progress
+from exactqat import deploy
 from exactqat.deploy import Builder, Graph, per_tensor
+from exactqat.kit import progress
 
 GRID = per_tensor(1 / 16, 3)
 # Of an image and of what a network of this width stores of it.

@@ -20,7 +20,7 @@ from device_cases import NAMES, random_codes, random_graph
 from exactqat.deploy import PROFILES, Builder, Graph, per_tensor, read_tflite, simulate, unclaimed, write_tflite
 from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.formats.tflite import tflite_bytes
-from exactqat.device import Refusal
+from exactqat.kit.device import Refusal
 
 schema: Any = importlib.import_module("ai_edge_litert.schema_py_generated")
 flatbuffers: Any = importlib.import_module("flatbuffers")

@@ -17,8 +17,8 @@ from test_mechanisms import CASES, made
 from exactqat import cli
 from exactqat.deploy import Builder, per_tensor, read_tflite, simulate, write_tflite
 from exactqat.deploy.reduce import cut_out, difference, reduce, shrink
-from exactqat.device import PROFILES
-from exactqat.device.operator import Refusal
+from exactqat.kit.device import PROFILES
+from exactqat.kit.device.operator import Refusal
 
 # Values that are left, weights included, and of what: a result needs no more than one value of each operand.
 LEFT = {

@@ -18,8 +18,8 @@ from device_cases import CASES, random_codes, random_quantization
 
 from exactqat.deploy import Builder, Graph, per_tensor, simulate
 from exactqat.deploy.simulate import simulate_operator
-from exactqat.device import OPERATORS, PROFILES, blocks, profile_named, weighted
-from exactqat.device.arithmetic import (
+from exactqat.kit.device import OPERATORS, PROFILES, blocks, profile_named, weighted
+from exactqat.kit.device.arithmetic import (
     bounds,
     fixed_point,
     multiply_fixed_point,
@@ -28,8 +28,8 @@ from exactqat.device.arithmetic import (
     scale_of,
     zero_point_of,
 )
-from exactqat.device.operator import Call
-from exactqat.engine import compiled, declared
+from exactqat.kit.device.operator import Call
+from exactqat.kit.engine import compiled, declared
 
 COUNT = 20 * int(os.environ.get("EXACTQAT_SWEEP", "1"))
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")

@@ -31,7 +31,7 @@ from exactqat.deploy import (
 )
 from exactqat.deploy.formats.tflite import tflite_bytes
 from exactqat.deploy.runtimes import open_runtime
-from exactqat.device import Refusal
+from exactqat.kit.device import Refusal
 
 FILES = Path(__file__).parents[1] / "goldens" / "files"
 GATES = ("input", "forget", "cell", "output")

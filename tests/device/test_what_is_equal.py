@@ -22,13 +22,13 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
 from exactqat import cli, deploy, qat, tune  # noqa: E402
+from exactqat.application.job import beside, data, figures, pipeline, restored, retrained, store  # noqa: E402
+from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.report import job_page as report  # noqa: E402
+from exactqat.application.report.luck import paired  # noqa: E402
+from exactqat.application.report.results import Results  # noqa: E402
 from exactqat.deploy import profiles_here  # noqa: E402
-from exactqat.device.profile import that_run  # noqa: E402
-from exactqat.job import beside, data, figures, pipeline, restored, retrained, store  # noqa: E402
-from exactqat.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.report import job_page as report  # noqa: E402
-from exactqat.report.luck import paired  # noqa: E402
-from exactqat.report.results import Results  # noqa: E402
+from exactqat.kit.device.profile import that_run  # noqa: E402
 
 Call = Callable[..., tuple[int, str, str]]
 FORMER, NOW = "xnnpack-x86", "reference"
@@ -37,7 +37,9 @@ FORMER, NOW = "xnnpack-x86", "reference"
 def two_methods(patch: pytest.MonkeyPatch) -> None:
     """One way without training, one with it: they take a third of the time of four."""
     kept = ("ptq_min_max", "qat_ema")
-    patch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
+    patch.setattr(
+        "exactqat.application.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept)
+    )
 
 
 def settings(out: Path, **given: Any) -> Settings:
@@ -374,7 +376,7 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
         device_predictions = wrong
 
     results.chosen = lambda precision: Chosen()  # type: ignore[assignment, return-value, method-assign]
-    from exactqat.report import findings
+    from exactqat.application.report import findings
 
     listed = findings.mistakes(results)["listed"]
     assert sorted(entry["file"] for entry in listed) == sorted(dataset.test.names)

@@ -67,7 +67,7 @@ def test_a_quarter_of_mobilenet_is_as_the_paper_says() -> None:
 )
 def test_tables_are_the_networks_that_are_trained(network: str, name: str, shape: Any, classes: int) -> None:
     torch = pytest.importorskip("torch")
-    from exactqat.job import models
+    from exactqat.application.job import models
 
     model, table = models.network(name, shape, classes).eval(), layers.NETWORKS[network]()
     assert sum(p.numel() for p in model.parameters()) == sum(layer.parameters for layer in table)

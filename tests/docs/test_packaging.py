@@ -42,7 +42,7 @@ def test_help_lists_the_version() -> None:
 def test_nothing_but_the_tools_is_needed_to_build() -> None:
     needed = {re.split(r"[<>=!~ ]", name)[0] for name in PROJECT["build-system"]["requires"]}
     assert needed == {"scikit-build-core", "nanobind"}
-    sources = [ROOT / "CMakeLists.txt", *(ROOT / "src" / "exactqat" / "cpu").glob("*.[ch]*")]
+    sources = [ROOT / "CMakeLists.txt", *(ROOT / "src" / "exactqat" / "operators" / "cpu").glob("*.[ch]*")]
     for path in sources:
         if path.suffix in (".txt", ".cpp", ".h"):
             assert not re.search(r"#include\s*[<\"]xla/|jaxlib'", path.read_text("utf-8")), path

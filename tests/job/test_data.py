@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
 
-from exactqat.job import data, glyphs, images  # noqa: E402
+from exactqat.application.job import data, glyphs, images  # noqa: E402
 
 
 def picture(value: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> Any:
@@ -361,7 +361,7 @@ def test_skipped_images_are_shown_and_counted(tmp_path: Path) -> None:
     (path / "dog" / "note.txt").write_text("not an image")
     code = (
         "import sys; from rich.console import Console; from exactqat.cli import commands\n"
-        "from exactqat.job import data\n"
+        "from exactqat.application.job import data\n"
         "commands._print_skipped(Console(width=1000), data.load(sys.argv[1]).skipped * 30)"
     )
     done = subprocess.run(

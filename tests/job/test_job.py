@@ -35,14 +35,14 @@ from PIL import Image  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
 from exactqat import cli  # noqa: E402
+from exactqat.application.job import augmentation, beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
+from exactqat.application.job.models import NETWORKS  # noqa: E402
+from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.report import charts, findings  # noqa: E402
+from exactqat.application.report import job_page as report  # noqa: E402
+from exactqat.application.report.page import render  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
-from exactqat.job import augmentation, beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
-from exactqat.job.models import NETWORKS  # noqa: E402
-from exactqat.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.report import charts, findings  # noqa: E402
-from exactqat.report import job_page as report  # noqa: E402
-from exactqat.report.page import render  # noqa: E402
 
 PRECISIONS = ("w8a8", "w4a4", "w3a4")
 RUN = [sys.executable, "-m", "exactqat.cli"]
@@ -380,7 +380,9 @@ def test_errors_in_pipes_are_lines() -> None:
 def fewer_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One network is quantized without training and one with it, for tests of what is around them."""
     kept = ("ptq_min_max", "qat_ema")
-    monkeypatch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
+    monkeypatch.setattr(
+        "exactqat.application.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept)
+    )
 
 
 @pytest.mark.slow

@@ -36,13 +36,13 @@ import fuzz_jobs  # noqa: E402
 from deadly import deadly  # noqa: E402
 
 from exactqat import cli  # noqa: E402
+from exactqat.application.job import checkpoints, files, models, processes, restored, training  # noqa: E402
+from exactqat.application.job.progress import Progress  # noqa: E402
+from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.report import job_page as report  # noqa: E402
+from exactqat.application.report import text  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
-from exactqat.job import checkpoints, files, models, processes, restored, training  # noqa: E402
-from exactqat.job.progress import Progress  # noqa: E402
-from exactqat.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.report import job_page as report  # noqa: E402
-from exactqat.report import text  # noqa: E402
 
 RUN = [sys.executable, "-m", "exactqat.cli"]
 Call = Callable[..., tuple[int, str, str]]
@@ -88,7 +88,9 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def fewer_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One network is quantized without training and one with it, for tests of what is around them."""
     kept = ("ptq_min_max", "qat_ema")
-    monkeypatch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
+    monkeypatch.setattr(
+        "exactqat.application.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept)
+    )
 
 
 def changed(folder: Path, **fields: Any) -> Path:
@@ -104,7 +106,7 @@ def changed(folder: Path, **fields: Any) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "export"])
 @pytest.mark.parametrize(
-    "network", ["subprocess:call", "canary_module:build", "os:system", "exactqat.job.models:dscnn"]
+    "network", ["subprocess:call", "canary_module:build", "os:system", "exactqat.application.job.models:dscnn"]
 )
 def test_a_checkpoint_runs_nothing(folder: Path, call: Call, command: str, network: str) -> None:
     changed(folder, network=network)
@@ -136,7 +138,8 @@ def test_a_job_runs_nothing_from_the_working_directory(folder: Path, call: Call,
 def test_the_users_word_runs_the_users_network(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users_network.py").write_text(
-        "from exactqat.job import models\ndef build(shape, classes): return models.small_mobilenet(shape, classes)\n"
+        "from exactqat.application.job import models\n"
+        "def build(shape, classes): return models.small_mobilenet(shape, classes)\n"
     )
     x, y = fuzz_jobs.patterns()
     np.savez("data.npz", x=x, y=y)

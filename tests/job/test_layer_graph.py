@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
+from exactqat.application.report import layer_graph  # noqa: E402
 from exactqat.deploy import Builder, Graph, per_tensor  # noqa: E402
-from exactqat.report import layer_graph  # noqa: E402
 
 GRID = per_tensor(0.05, 3)
 

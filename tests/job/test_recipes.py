@@ -17,9 +17,9 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("typer")
 
 from exactqat import cli  # noqa: E402
-from exactqat.job import data, judges, manner, models, recipes, restored, training  # noqa: E402
-from exactqat.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.report import findings  # noqa: E402
+from exactqat.application.job import data, judges, manner, models, recipes, restored, training  # noqa: E402
+from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.report import findings  # noqa: E402
 
 
 def made_up(name: str, each: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +109,7 @@ def test_a_recipe_from_data_to_verdict(
     name: str, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kept = tuple(method for method in METHODS if method.name == "qat_ema")
-    monkeypatch.setattr("exactqat.job.settings.METHODS", kept)
+    monkeypatch.setattr("exactqat.application.job.settings.METHODS", kept)
     x, y = made_up(name, each)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     out = tmp_path / "job"
@@ -210,7 +210,7 @@ def test_anomalies_from_data_to_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kept = tuple(method for method in METHODS if method.name == "qat_ema")
-    monkeypatch.setattr("exactqat.job.settings.METHODS", kept)
+    monkeypatch.setattr("exactqat.application.job.settings.METHODS", kept)
     out, path = tmp_path / "job", sounds(tmp_path / "sounds.npz")
     arguments = ("--epochs-float", 20, "--epochs-qat", 4, "--batch-size", 20, "--lr", 0.003)
     assert call(monkeypatch, "train", "--recipe", "mlperf-tiny/ad", "--data", path, "--out", out, *arguments) == 0

@@ -35,11 +35,11 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
 from exactqat import qat  # noqa: E402
+from exactqat.application.job import checkpoints, data, files, models, pipeline, restored, store, training  # noqa: E402
+from exactqat.application.job import settings as settings_of_jobs  # noqa: E402
+from exactqat.application.job.progress import Progress  # noqa: E402
+from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.cli import commands  # noqa: E402
-from exactqat.job import checkpoints, data, files, models, pipeline, restored, store, training  # noqa: E402
-from exactqat.job import settings as settings_of_jobs  # noqa: E402
-from exactqat.job.progress import Progress  # noqa: E402
-from exactqat.job.settings import METHODS, Settings  # noqa: E402
 
 # One network is quantized without training and one with it.
 FEWER = tuple(each for each in METHODS if each.name in ("ptq_min_max", "qat_ema"))

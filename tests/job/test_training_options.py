@@ -22,8 +22,7 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("typer")
 
 from exactqat import cli, deploy, qat, tune  # noqa: E402
-from exactqat.device import DEFAULT_PROFILE  # noqa: E402
-from exactqat.job import (  # noqa: E402
+from exactqat.application.job import (  # noqa: E402
     augmentation,
     data,
     figures,
@@ -37,11 +36,12 @@ from exactqat.job import (  # noqa: E402
     training,
     weights,
 )
-from exactqat.job.progress import Progress  # noqa: E402
-from exactqat.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.report import findings, job_page  # noqa: E402
-from exactqat.report.results import History, Split  # noqa: E402
-from exactqat.report.text import option_of  # noqa: E402
+from exactqat.application.job.progress import Progress  # noqa: E402
+from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.report import findings, job_page  # noqa: E402
+from exactqat.application.report.results import History, Split  # noqa: E402
+from exactqat.application.report.text import option_of  # noqa: E402
+from exactqat.kit.device import DEFAULT_PROFILE  # noqa: E402
 from exactqat.tune.network import Candidate  # noqa: E402
 
 
@@ -63,7 +63,7 @@ def dataset() -> data.Dataset:
 @pytest.fixture
 def one_network(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tuple(method for method in METHODS if method.name == "qat_learned")
-    monkeypatch.setattr("exactqat.job.settings.METHODS", kept)
+    monkeypatch.setattr("exactqat.application.job.settings.METHODS", kept)
 
 
 SMALL: dict[str, Any] = {"epochs_float": 3, "epochs_qat": 3, "weight_bits": 4, "activation_bits": 4, "batch_size": 16}

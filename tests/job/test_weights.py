@@ -26,9 +26,9 @@ pytest.importorskip("typer")
 import fuzz_jobs  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.job import data, figures, manner, models, pipeline, training, weights  # noqa: E402
-from exactqat.job.progress import Progress  # noqa: E402
-from exactqat.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.job import data, figures, manner, models, pipeline, training, weights  # noqa: E402
+from exactqat.application.job.progress import Progress  # noqa: E402
+from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 
 SHAPE, CLASSES = (1, 8, 8), 3
 
@@ -239,7 +239,9 @@ def test_members_of_archives_that_are_forged(tmp_path: Path) -> None:
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, data.Dataset]:
     """Settings of a job with weights, of one network, and its data."""
     kept = ("ptq_min_max", "qat_ema")
-    monkeypatch.setattr("exactqat.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept))
+    monkeypatch.setattr(
+        "exactqat.application.job.settings.METHODS", tuple(method for method in METHODS if method.name in kept)
+    )
     torch.set_num_threads(1)
     x, y = fuzz_jobs.patterns(30)
     np.savez(tmp_path / "data.npz", x=x, y=y)

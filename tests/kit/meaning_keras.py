@@ -52,7 +52,7 @@ from fuzz_meaning_keras import (
 from keras import layers
 
 from exactqat import qat
-from exactqat.capture.core.safeguards import SAFEGUARDS
+from exactqat.kit.capture.core.safeguards import SAFEGUARDS
 
 
 @keras.ops.custom_gradient

@@ -98,7 +98,7 @@ def error(case: Case, given: np.ndarray, x: np.ndarray) -> float:
 
 def values_of(network: Any, x: np.ndarray) -> np.ndarray:
     """What a captured network computes in real numbers."""
-    from exactqat.planning.kinds import KINDS
+    from exactqat.kit.planning.kinds import KINDS
 
     values: dict[Any, Any] = {name: x.astype(np.float64) for name in network.inputs}
     values |= dict.fromkeys(network.constants, 1.0)  # JAX' function has a parameter
@@ -115,7 +115,7 @@ def check(count: int, seed: int, words: Words, captured: Callable[[Callable[[Any
 
     captured: the network of a function; raises what `prepare` raises.
     """
-    from exactqat.planning import UnsupportedOperator
+    from exactqat.kit.planning import UnsupportedOperator
 
     wrong, refused = list[str](), 0
     for case in cases(count, seed):

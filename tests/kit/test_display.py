@@ -10,8 +10,8 @@ import pytest
 
 from exactqat.deploy.comparison import Comparison, Report
 from exactqat.deploy.graph import Builder, Graph, Operator, per_tensor
-from exactqat.device.tensor import Quantization, Tensor
-from exactqat.display import ROWS, listed, table
+from exactqat.kit.device.tensor import Quantization, Tensor
+from exactqat.kit.display import ROWS, listed, table
 
 EVIL = "<script>alert('x')</script>&\x1b[31m\u202e"
 

@@ -31,7 +31,7 @@ from one_grid import one_grid  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.job import data, models, processes, training  # noqa: E402
+from exactqat.application.job import data, models, processes, training  # noqa: E402
 from exactqat.qat.distributed import synchronized  # noqa: E402
 
 COUNT = 2

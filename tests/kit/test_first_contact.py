@@ -31,7 +31,7 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.capture.core import progress  # noqa: E402
+from exactqat.kit.capture.core import progress  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -534,12 +534,12 @@ def test_operators_alone_load_no_framework() -> None:
         import sys, exactqat
         assert not {"torch", "jax", "tensorflow", "keras"} & set(sys.modules)
         import torch
-        assert "exactqat.torch" not in sys.modules
+        assert "exactqat.operators.torch" not in sys.modules
         """)
     assert done.returncode == 0, done.stderr
     done = run("""
         import sys, torch, exactqat
-        assert "exactqat.torch" in sys.modules
+        assert "exactqat.operators.torch" in sys.modules
         """)
     assert done.returncode == 0, done.stderr
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exactqat.planning import plan
-from exactqat.planning.fitting import constant_limits, constant_step, fitting_ranges, limits_of
-from exactqat.planning.plans import Plan
-from exactqat.planning.rules import Rule
+from exactqat.kit.planning import plan
+from exactqat.kit.planning.fitting import constant_limits, constant_step, fitting_ranges, limits_of
+from exactqat.kit.planning.plans import Plan
+from exactqat.kit.planning.rules import Rule
 
 torch = pytest.importorskip("torch")
 from test_plan import MEANINGS  # noqa: E402

@@ -19,8 +19,8 @@ from test_from_file import FILES, on_litert
 
 from exactqat import deploy, qat
 from exactqat.deploy.formats.read_onnx import model_of
+from exactqat.kit.train.files import OpenedFile
 from exactqat.qat import Rule, UnsupportedOperator
-from exactqat.train.files import OpenedFile
 
 pytest.importorskip("ai_edge_litert")
 HERE = Path(__file__).parent
@@ -77,7 +77,7 @@ def test_a_float_tflite_file_is_a_network(name: str, tmp_path: Path) -> None:
     assert_trains(model, tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore::exactqat.planning.FinalActivationWarning")
+@pytest.mark.filterwarnings("ignore::exactqat.kit.planning.FinalActivationWarning")
 @pytest.mark.parametrize("name", EXPORTED)
 def test_an_onnx_file_is_a_network(name: str, tmp_path: Path) -> None:
     path = exported(name, tmp_path)

@@ -26,10 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.deploy import PROFILES  # noqa: E402
 from exactqat.deploy.lower import lower  # noqa: E402
-from exactqat.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away  # noqa: E402
-from exactqat.train.core.on_device import Clamp, DeviceNetwork  # noqa: E402
-from exactqat.train.core.steps import Step, WeightedStep  # noqa: E402
-from exactqat.train.torch import sums as sums_torch  # noqa: E402
+from exactqat.kit.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away  # noqa: E402
+from exactqat.kit.train.core.on_device import Clamp, DeviceNetwork  # noqa: E402
+from exactqat.kit.train.core.steps import Step, WeightedStep  # noqa: E402
+from exactqat.kit.train.torch import sums as sums_torch  # noqa: E402
 
 SAMPLE = (
     "unet_bilinear",

@@ -117,8 +117,8 @@ def test_inputs_of_another_place_are_named() -> None:
 def test_a_job_trains_on_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("ai_edge_litert")
-    from exactqat.job import pipeline
-    from exactqat.job.settings import Settings
+    from exactqat.application.job import pipeline
+    from exactqat.application.job.settings import Settings
 
     settings = Settings(tmp_path / "job", epochs_float=2, epochs_qat=1)
     results = pipeline.run(settings, keep_going=True, accelerator=torch.device("cuda"))

@@ -25,7 +25,7 @@ from exactqat.deploy import EXACT, Builder, Graph, per_tensor, place_codes, prof
 from exactqat.deploy.lower import lower, lower_with_layouts
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes
-from exactqat.device.tensor import CODE_RANGES, dequantize
+from exactqat.kit.device.tensor import CODE_RANGES, dequantize
 
 WIDE = qat.Rule(activation_bits=16)
 SAMPLE = ("fsrcnn", "causal_tcn", "keyword_transformer")

@@ -22,8 +22,8 @@ from jax_networks import NETWORKS, Batch, assert_exact, conv, norm, normalized, 
 
 import exactqat  # noqa: E402
 from exactqat import deploy, qat  # noqa: E402
+from exactqat.kit.train.core.arrays import Mode  # noqa: E402
 from exactqat.qat.jax import Prepared, dropout, prepare  # noqa: E402
-from exactqat.train.core.arrays import Mode  # noqa: E402
 
 SPREAD = Path(__file__).parent / "jax_spread.py"
 LINEAR = weights(w=(8, 8))
@@ -510,7 +510,7 @@ def test_weights_that_no_device_takes_are_named_from_within_a_program() -> None:
 
 SYNCHRONIZED = """
 import jax, numpy as np
-import exactqat.jax
+import exactqat.operators.jax
 from exactqat import qat
 from jax.sharding import PartitionSpec as P
 
@@ -538,7 +538,7 @@ def step(params, state, x, total=lambda value: value):
     return value, results, after, gradients
 
 def replica(params, state, x):
-    with exactqat.jax.synchronized("batch"):
+    with exactqat.operators.jax.synchronized("batch"):
         return step(params, state, x, lambda value: jax.lax.psum(value, "batch"))
 
 mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))

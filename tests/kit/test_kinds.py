@@ -17,12 +17,12 @@ import plain_networks  # noqa: E402
 from torch import nn  # noqa: E402
 
 import exactqat.deploy.lower  # noqa: E402
-from exactqat import planning  # noqa: E402
-from exactqat.capture.torch.model import capture  # noqa: E402
-from exactqat.device import OPERATORS  # noqa: E402
-from exactqat.device.functions import FUNCTIONS, Function, declare  # noqa: E402
-from exactqat.planning import maker  # noqa: E402
-from exactqat.planning.network import KINDS, Constant, Network, Place, Step, Value  # noqa: E402
+from exactqat.kit import planning  # noqa: E402
+from exactqat.kit.capture.torch.model import capture  # noqa: E402
+from exactqat.kit.device import OPERATORS  # noqa: E402
+from exactqat.kit.device.functions import FUNCTIONS, Function, declare  # noqa: E402
+from exactqat.kit.planning import maker  # noqa: E402
+from exactqat.kit.planning.network import KINDS, Constant, Network, Place, Step, Value  # noqa: E402
 
 # Between them: convolutions of all sorts, norms, pools, products, attention, movement and functions of one value.
 SAMPLE = ("squeeze_excite_net", "espcn", "norms", "pads", "global_pools", "activations_gelu_mish_silu", "tiny_vit")

@@ -22,9 +22,9 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.planning import UnsupportedOperator, normalization  # noqa: E402
-from exactqat.planning.inputs import require_input  # noqa: E402
-from exactqat.planning.plans import PlanInput  # noqa: E402
+from exactqat.kit.planning import UnsupportedOperator, normalization  # noqa: E402
+from exactqat.kit.planning.inputs import require_input  # noqa: E402
+from exactqat.kit.planning.plans import PlanInput  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -55,7 +55,7 @@ def frozen(model: nn.Module, *example: torch.Tensor, **how: Any) -> qat.Prepared
 
 def plain(prepared: qat.PreparedModel, *given: torch.Tensor) -> Any:
     """The captured network in real numbers."""
-    from exactqat.train.torch.prepared import _without_quantization
+    from exactqat.kit.train.torch.prepared import _without_quantization
 
     with _without_quantization(prepared), torch.no_grad():
         return prepared.eval()(*given)
@@ -468,7 +468,7 @@ import pytest
 from keras import layers
 
 from exactqat import deploy, qat
-from exactqat.planning import UnsupportedOperator
+from exactqat.kit.planning import UnsupportedOperator
 
 keras.utils.set_random_seed(0)
 images = np.random.default_rng(0).standard_normal((6, 8, 8, 3)).astype("f")

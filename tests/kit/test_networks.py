@@ -27,8 +27,8 @@ from torch import nn  # noqa: E402
 
 import exactqat  # noqa: E402
 from exactqat import qat  # noqa: E402
-from exactqat.job import models  # noqa: E402
-from exactqat.train.torch.prepared import _without_quantization  # noqa: E402
+from exactqat.application.job import models  # noqa: E402
+from exactqat.kit.train.torch.prepared import _without_quantization  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

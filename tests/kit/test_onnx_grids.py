@@ -17,8 +17,8 @@ from onnx_files import exported, on_onnxruntime, quantized
 
 from exactqat import cli, deploy, qat
 from exactqat.deploy.inspect import inspect_onnx as inspect_network
+from exactqat.kit.train.files import OpenedFile
 from exactqat.qat import Rule, UnsupportedOperator
-from exactqat.train.files import OpenedFile
 
 pytest.importorskip("onnxruntime")
 DEVICE = "onnxruntime-x86"

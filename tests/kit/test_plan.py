@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 
 from plan_sketch import Sketch, close, kinds, paths  # noqa: E402
 
-from exactqat.device import OPERATORS  # noqa: E402
-from exactqat.planning import HANDLERS, UnsupportedOperator, plan  # noqa: E402
-from exactqat.planning.network import KINDS  # noqa: E402
-from exactqat.planning.plans import Plan, PlanStep  # noqa: E402
-from exactqat.planning.pooling import same_padding  # noqa: E402
-from exactqat.planning.rules import Rule  # noqa: E402
+from exactqat.kit.device import OPERATORS  # noqa: E402
+from exactqat.kit.planning import HANDLERS, UnsupportedOperator, plan  # noqa: E402
+from exactqat.kit.planning.network import KINDS  # noqa: E402
+from exactqat.kit.planning.plans import Plan, PlanStep  # noqa: E402
+from exactqat.kit.planning.pooling import same_padding  # noqa: E402
+from exactqat.kit.planning.rules import Rule  # noqa: E402
 
 ANY = (Rule(),)
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import exactqat
-from exactqat.train.core import primitives as protocols
-from exactqat.train.core import primitives_numpy
+from exactqat.kit.train.core import primitives as protocols
+from exactqat.kit.train.core import primitives_numpy
 
 PACKAGE = Path(exactqat.__file__).parent
 OFFERED = {
@@ -70,7 +70,7 @@ def test_a_framework_offers_its_protocol(framework: str) -> None:
     # In a process of its own, where Keras finds the backend that is asked for.
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_primitives as test\n"
-        "module = test.import_module(f'exactqat.train.{sys.argv[2]}.primitives')\n"
+        "module = test.import_module(f'exactqat.kit.train.{sys.argv[2]}.primitives')\n"
         "print(*test.problems(module, test.OFFERED[sys.argv[2]]), sep='\\n', end='')"
     )
     arguments = [sys.executable, "-c", program, str(Path(__file__).parent), framework]
@@ -81,7 +81,7 @@ def test_a_framework_offers_its_protocol(framework: str) -> None:
 
 def test_numpy_offers_what_makes_integers() -> None:
     assert not list(problems(primitives_numpy, protocols.NumberPrimitives))
-    from exactqat.train.core.ranges import scalars
+    from exactqat.kit.train.core.ranges import scalars
 
     assert not list(problems(scalars, protocols.RangePrimitives))
 
@@ -101,7 +101,7 @@ def test_what_is_missing_or_taken_otherwise_is_found() -> None:
 def test_nothing_else_is_asked_for(room: str) -> None:
     asked = {
         node.attr
-        for path in (PACKAGE / room).glob("*.py")
+        for path in (PACKAGE / "kit" / room).glob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("p", "primitives", "self.primitives")
     }

@@ -21,10 +21,10 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.planning.network import Constant, Network, Step, Value  # noqa: E402
-from exactqat.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
-from exactqat.train.core.steps import WeightedStep  # noqa: E402
-from exactqat.train.torch.steps import TrainingOnly  # noqa: E402
+from exactqat.kit.planning.network import Constant, Network, Step, Value  # noqa: E402
+from exactqat.kit.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
+from exactqat.kit.train.core.steps import WeightedStep  # noqa: E402
+from exactqat.kit.train.torch.steps import TrainingOnly  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -552,7 +552,7 @@ def shrinking(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def test_a_job_keeps_channels_first_where_channels_last_are_deadly() -> None:
-    from exactqat.job.models import new_model
+    from exactqat.application.job.models import new_model
 
     def last(model: nn.Module) -> bool:
         return any(

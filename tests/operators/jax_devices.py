@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import exactqat as eq
-import exactqat.jax as frontend
+import exactqat.operators.jax as frontend
 from exactqat.operators import OPERATORS
 
 CHECKS: dict[str, Callable[[], None]] = {}

@@ -17,10 +17,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import MockTensor
 
-from exactqat import triton as room
 from exactqat.operators import OPERATORS
-from exactqat.operators.specification import TensorSpec, wide
-from exactqat.triton.launch import Launch
+from exactqat.operators import triton as room
+from exactqat.operators.declarations.specification import TensorSpec, wide
+from exactqat.operators.triton.launch import Launch
 
 
 class Driver:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from bits import assert_same_bits
 
-from exactqat.reference import arithmetic
+from exactqat.operators.reference import arithmetic
 
 SMALLEST, BITS = {"float32": -126, "float64": -1022}, {"float32": 24, "float64": 53}
 

@@ -31,7 +31,7 @@ from conftest import BY_RAW_NAME
 from evaluations import assert_is_plain_rounding, depthwise_evaluated, depthwise_model
 
 import exactqat as eq
-from exactqat import reference
+from exactqat.operators import reference
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "advisories.md"
 WAYS = ("numpy", "torch", "torch.compile", "jax", "jax.jit")

@@ -14,8 +14,7 @@ from cases import cases
 from conftest import BY_RAW_NAME, expected_of
 
 import exactqat as eq
-from exactqat import cpu
-from exactqat.operators import OPERATORS
+from exactqat.operators import OPERATORS, cpu
 
 torch = pytest.importorskip("torch")
 

@@ -17,9 +17,8 @@ from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU, unwritten
 
 import exactqat as eq
-from exactqat import cpu, reference
-from exactqat.operators import OPERATORS
-from exactqat.operators.specification import TensorSpec
+from exactqat.operators import OPERATORS, cpu, reference
+from exactqat.operators.declarations.specification import TensorSpec
 
 NAMES = (
     "depthwise_conv2d_native",

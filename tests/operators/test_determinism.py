@@ -29,9 +29,8 @@ import fuzz
 from conftest import unwritten
 
 import exactqat as eq
-from exactqat import cpu
-from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.specification import TensorSpec
+from exactqat.operators import OPERATORS, Operator, cpu
+from exactqat.operators.declarations.specification import TensorSpec
 
 ANY_NAN = b"NaN"  # its sign and payload are promised by nobody
 
@@ -115,7 +114,7 @@ def test_other_processes(environment: dict[str, str]) -> None:
     code = "print(here.cpu.kernels.__name__, here.eq.get_num_threads(), *here.answers(), sep='\\n')"
     said = in_process(code, **environment)
     module, threads, *theirs = said.splitlines()
-    assert module == f"exactqat.cpu._{environment['EXACTQAT_ISA']}"
+    assert module == f"exactqat.operators.cpu._{environment['EXACTQAT_ISA']}"
     assert threads == environment["EXACTQAT_NUM_THREADS"]
     ours = "\n".join(answers()).splitlines()
     assert theirs == ours

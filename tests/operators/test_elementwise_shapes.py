@@ -11,8 +11,7 @@ from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU
 
 import exactqat as eq
-from exactqat import reference
-from exactqat.operators import OPERATORS
+from exactqat.operators import OPERATORS, reference
 
 # Rows and channels: one of each, fewer than a vector, parts of vectors, rows taken together, rows too long
 # for that, blocks of blocks, and a second task.

@@ -12,7 +12,7 @@ from cases import BadCall, bad_calls
 from conftest import BY_RAW_NAME
 
 import exactqat as eq
-from exactqat.operators.specification import TensorSpec
+from exactqat.operators.declarations.specification import TensorSpec
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")

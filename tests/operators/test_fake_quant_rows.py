@@ -9,9 +9,8 @@ from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU
 
 import exactqat as eq
-from exactqat import reference
-from exactqat.operators import OPERATORS
-from exactqat.operators.kit import fake_quant_rows
+from exactqat.operators import OPERATORS, reference
+from exactqat.operators.declarations.kit import fake_quant_rows
 
 SHAPES = [(1,), (5, 1), (7, 3), (3, 0), (0, 3), (64, 3, 3, 5), (33, 96, 1, 1), (2, 9000)]
 

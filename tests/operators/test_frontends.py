@@ -16,9 +16,9 @@ from conftest import BY_RAW_NAME, expected_of, in_halves
 
 import exactqat as eq
 from exactqat.operators import OPERATORS
-from exactqat.operators.checks import check_dtypes
-from exactqat.operators.op import operator
-from exactqat.operators.specification import Lowering, Tensor, TensorSpec
+from exactqat.operators.declarations.checks import check_dtypes
+from exactqat.operators.declarations.op import operator
+from exactqat.operators.declarations.specification import Lowering, Tensor, TensorSpec
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")

@@ -20,8 +20,7 @@ import fuzz
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exactqat import cpu
-from exactqat.operators import OPERATORS
+from exactqat.operators import OPERATORS, cpu
 
 EXAMPLES = 250  # of each operator
 

@@ -18,9 +18,9 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 import exactqat as eq  # noqa: E402
-from exactqat import triton as room  # noqa: E402
 from exactqat.operators import OPERATORS  # noqa: E402
-from exactqat.operators.specification import TensorSpec  # noqa: E402
+from exactqat.operators import triton as room  # noqa: E402
+from exactqat.operators.declarations.specification import TensorSpec  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

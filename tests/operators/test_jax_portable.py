@@ -19,13 +19,12 @@ from bits import assert_same_bits
 from cases import Case, cases
 from conftest import BY_RAW_NAME, expected_of, in_halves
 
-from exactqat import reference
-from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.specification import TensorSpec
+from exactqat.operators import OPERATORS, Operator, reference
+from exactqat.operators.declarations.specification import TensorSpec
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
-frontend = pytest.importorskip("exactqat.jax")
+frontend = pytest.importorskip("exactqat.operators.jax")
 
 ALL = os.environ.get("EXACTQAT_PORTABLE") == "all"
 
@@ -171,7 +170,7 @@ def test_portable_calls_on_devices() -> None:
 
 def test_the_switch_is_checked() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", "import exactqat.jax"],
+        [sys.executable, "-c", "import exactqat.operators.jax"],
         env={**os.environ, "EXACTQAT_JAX": "wrong"},
         capture_output=True,
         text=True,

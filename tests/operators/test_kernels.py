@@ -9,8 +9,7 @@ from bits import assert_same_bits
 from cases import Case, cases
 from conftest import ANSWERS_NAN, BY_RAW_NAME, DEVICES, SLOW, expected_of, in_halves
 
-from exactqat import cpu, reference
-from exactqat.operators import OPERATORS
+from exactqat.operators import OPERATORS, cpu, reference
 
 CASES = list(cases())
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import exactqat as eq
-from exactqat import cpu
-from exactqat.operators import OPERATORS
-from exactqat.operators.op import operator
-from exactqat.operators.specification import Lowering, Tensor
+from exactqat.operators import OPERATORS, cpu
+from exactqat.operators.declarations.op import operator
+from exactqat.operators.declarations.specification import Lowering, Tensor
 
 X = np.ones((1, 3, 3, 1), np.float32)
 W = np.ones((2, 2, 1, 1), np.float32)

@@ -101,7 +101,9 @@ def test_the_kit_and_the_road_to_the_device_are_there_without_a_framework(code: 
 
 
 def test_operators_alone_do_not_load_the_kit() -> None:
-    code = "import exactqat, sys; assert not {'exactqat.qat', 'exactqat.deploy', 'exactqat.device'} & set(sys.modules)"
+    code = (
+        "import exactqat, sys; assert not {'exactqat.qat', 'exactqat.deploy', 'exactqat.kit.device'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -74,7 +74,7 @@ with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as p
 
 LIMITED = """
 import exactqat as eq
-from exactqat import cpu
+from exactqat.operators import cpu
 result, wanted = np.empty_like(x), np.concatenate([eq.fake_quant_with_min_max_args(row[None]) for row in x])
 {limit}
 eq.fake_quant_with_min_max_args(x, out=result)

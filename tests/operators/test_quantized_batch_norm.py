@@ -11,9 +11,8 @@ from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU
 
 import exactqat as eq
-from exactqat import reference
-from exactqat.operators import OPERATORS
-from exactqat.operators.kit import quantized_batch_norm
+from exactqat.operators import OPERATORS, reference
+from exactqat.operators.declarations.kit import quantized_batch_norm
 
 torch = pytest.importorskip("torch")
 

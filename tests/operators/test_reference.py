@@ -24,7 +24,7 @@ from evaluations import (
     fake_quant_sums,
 )
 
-from exactqat import reference
+from exactqat.operators import reference
 
 ALL = cases()
 

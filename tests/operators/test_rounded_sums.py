@@ -8,9 +8,8 @@ import pytest
 from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU
 
-from exactqat import reference
-from exactqat.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away
-from exactqat.operators import OPERATORS
+from exactqat.kit.device.arithmetic import fixed_point, multiply_fixed_point, round_half_away
+from exactqat.operators import OPERATORS, reference
 
 BY_GRID, GRADIENT_BY_GRID = OPERATORS["rounded_sums_by_grid"], OPERATORS["rounded_sums_by_grid_gradient"]
 SHAPES = [(1,), (7,), (5, 1), (3, 0), (0, 3), (64, 3), (33, 7, 5, 16), (9000, 2), (3, 9000), (2, 300, 31)]

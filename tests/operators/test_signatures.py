@@ -12,7 +12,7 @@ import pytest
 from cases import RESULTS, cases
 
 import exactqat as eq
-from exactqat import reference
+from exactqat.operators import reference
 
 SIGNATURES = goldens.load_json("signatures")
 

@@ -16,8 +16,7 @@ import pytest
 from bits import assert_same_bits
 from conftest import DEVICES, ON_CPU
 
-from exactqat import reference
-from exactqat.operators import OPERATORS
+from exactqat.operators import OPERATORS, reference
 
 FLOATS = ("float32", "float64")
 

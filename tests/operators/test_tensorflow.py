@@ -26,7 +26,7 @@ import exactqat as eq
 
 tf = pytest.importorskip("tensorflow")
 
-from exactqat import tensorflow as frontend  # noqa: E402
+from exactqat.operators import tensorflow as frontend  # noqa: E402
 
 OPS = sorted(BY_RAW_NAME)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tensorflow.md"

@@ -22,9 +22,8 @@ import numpy as np
 import pytest
 
 import exactqat as eq
-import exactqat.numpy
-from exactqat import cpu
-from exactqat.operators import OPERATORS
+import exactqat.operators.numpy
+from exactqat.operators import OPERATORS, cpu
 
 SECONDS = float(os.environ.get("EXACTQAT_STRESS_SECONDS", "0"))
 THREADS = 8
@@ -248,9 +247,9 @@ def test_a_dtype_is_known_both_ways_before_it_counts_as_known(monkeypatch: pytes
             super().__setitem__(dtype, name)
 
     names = Names()
-    monkeypatch.setattr(exactqat.numpy, "_NAMES", names)
-    monkeypatch.setattr(exactqat.numpy, "_DTYPES", dtypes)
-    assert exactqat.numpy._name(np.dtype(">f2")) == "float16"
+    monkeypatch.setattr(exactqat.operators.numpy, "_NAMES", names)
+    monkeypatch.setattr(exactqat.operators.numpy, "_DTYPES", dtypes)
+    assert exactqat.operators.numpy._name(np.dtype(">f2")) == "float16"
     assert names and dtypes == {"float16": np.dtype("float16")}
 
 

@@ -21,7 +21,7 @@ if "triton-interpreter" not in DEVICES:
     pytest.skip("needs Triton's interpreter", allow_module_level=True)
 
 import exactqat as eq  # noqa: E402
-import exactqat.torch as frontend  # noqa: E402
+import exactqat.operators.torch as frontend  # noqa: E402
 from exactqat.operators import OPERATORS, Operator  # noqa: E402
 
 RANDOM = np.random.Generator(np.random.PCG64(3))
@@ -111,19 +111,20 @@ def test_operands_need_not_be_dense(ran: list[str]) -> None:
 
 
 def test_a_machine_without_triton_hears_what_to_install() -> None:
-    script = "import sys; sys.modules['triton'] = None; import exactqat.triton"
+    script = "import sys; sys.modules['triton'] = None; import exactqat.operators.triton"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "pip install 'exactqat[triton]'" in done.stderr
 
 
 @pytest.mark.slow
 def test_importing_the_library_leaves_triton_alone() -> None:
-    script = "import sys; import torch, exactqat, exactqat.torch; assert 'exactqat.triton' not in sys.modules"
+    imports = "import sys; import torch, exactqat, exactqat.operators.torch"
+    script = f"{imports}; assert 'exactqat.operators.triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_real_attributes_arrive_with_all_their_bits() -> None:
-    from exactqat.triton.launch import bits_of
+    from exactqat.operators.triton.launch import bits_of
 
     for value in (0.1, -6.0, 1e-300, 3e300, 0.0):
         assert struct.pack("q", bits_of("float64", value)) == struct.pack("d", value)

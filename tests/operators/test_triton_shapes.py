@@ -11,13 +11,12 @@ import pytest
 from bits import assert_same_bits
 from conftest import DEVICES
 
-from exactqat import reference
-from exactqat.operators import OPERATORS
+from exactqat.operators import OPERATORS, reference
 
 if "triton-interpreter" not in DEVICES:
     pytest.skip("needs Triton's interpreter", allow_module_level=True)
 
-from exactqat.triton import depthwise_conv2d, fused_batch_norm, reduce  # noqa: E402
+from exactqat.operators.triton import depthwise_conv2d, fused_batch_norm, reduce  # noqa: E402
 
 
 def random(seed: int) -> np.random.Generator:

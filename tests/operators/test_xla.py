@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exactqat.cpu import kernels
+from exactqat.operators.cpu import kernels
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "exactqat" / "cpu"
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "exactqat" / "operators" / "cpu"
 
 # Ours -> XLA's: the structs, and their fields in order.
 STRUCTS = {
@@ -181,7 +181,7 @@ X = np.linspace(-8, 8, 9, dtype=np.float32)
 def kernel_call() -> tuple[str, dict[str, object], np.ndarray]:
     """A kernel's name, its numbers, and what it answers when Python calls it."""
     from exactqat.operators import OPERATORS
-    from exactqat.operators.specification import TensorSpec
+    from exactqat.operators.declarations.specification import TensorSpec
 
     op = OPERATORS["fake_quant_with_min_max_args"]
     lowered = op.lower(

@@ -150,7 +150,7 @@ def test_layers_of_a_file_are_ranked(tmp_path: Path) -> None:
 
 
 def test_the_command_that_repeats_a_job_names_the_search(tmp_path: Path) -> None:
-    from exactqat.job.settings import Settings
+    from exactqat.application.job.settings import Settings
 
     command = Settings(tmp_path, ptq=True).commands()[0]
     assert command.endswith(" --ptq") and "--ptq" not in Settings(tmp_path).commands()[0]
@@ -196,7 +196,7 @@ def test_networks_of_a_job(tmp_path: Path) -> None:
 def test_post_training_quantization_is_delivered_where_it_is_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from exactqat.job import manner, settings
+    from exactqat.application.job import manner, settings
 
     kept = tuple(method for method in settings.METHODS if method.name in ("ptq_min_max", "qat_ema"))
     monkeypatch.setattr(settings, "METHODS", kept)

@@ -23,7 +23,7 @@ from networks import examples  # noqa: E402
 
 from exactqat import deploy, qat, tune  # noqa: E402
 from exactqat.deploy.formats.tflite import tflite_bytes  # noqa: E402
-from exactqat.planning.rule_text import parse_rules, rules_text  # noqa: E402
+from exactqat.kit.planning.rule_text import parse_rules, rules_text  # noqa: E402
 from exactqat.tune.budgets import Budgets  # noqa: E402
 
 IMAGES, CLASSES = examples(512, 0)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from ..job import options
+from ..application.job import options
 from . import accuracy, commands
 from .terminal import columns, console_of, is_terminal, say
 from .train_options import with_settings

@@ -30,8 +30,8 @@ from .terminal import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..job.restored import Verified
-    from ..report.results import History, Results
+    from ..application.job.restored import Verified
+    from ..application.report.results import History, Results
 
 
 def train(
@@ -47,11 +47,11 @@ def train(
     """Trains, and returns whether all integers are equal and every network passes what its recipe requires."""
     import torch
 
-    from ..job import devices, figures, files, logs, pipeline, processes, recipes, store, training
-    from ..job.progress import Progress
-    from ..job.settings import Settings
-    from ..report import findings
-    from ..report.text import shell_word
+    from ..application.job import devices, figures, files, logs, pipeline, processes, recipes, store, training
+    from ..application.job.progress import Progress
+    from ..application.job.settings import Settings
+    from ..application.report import findings
+    from ..application.report.text import shell_word
 
     if resume and restart:
         raise ValueError("--resume and --restart cannot be combined")
@@ -160,9 +160,9 @@ def _print_skipped(console: Console, skipped: Sequence[str], noun: str = "image"
 def report(directory: Path, model: str | None = None) -> None:
     import torch
 
-    from ..job import figures, pipeline
-    from ..job.progress import Progress
-    from ..report import job_page as report
+    from ..application.job import figures, pipeline
+    from ..application.job.progress import Progress
+    from ..application.report import job_page as report
 
     torch.set_num_threads(1)
     console = console_of()
@@ -184,7 +184,7 @@ def report(directory: Path, model: str | None = None) -> None:
 def export(
     directory: Path, model: str | None = None, headers: bool = False, name: str | None = None, device: str = "micro"
 ) -> None:
-    from ..job import restored
+    from ..application.job import restored
 
     console = console_of()
     with native_messages_kept_back():
@@ -198,7 +198,7 @@ def export(
 
 def _warn_of_unfinished(directory: Path) -> None:
     """On stderr, as stdout is for the results that exist."""
-    from ..job import store
+    from ..application.job import store
 
     sentence = store.unfinished(directory)
     if sentence:
@@ -209,10 +209,10 @@ def check(name: str, shapes: Sequence[tuple[int, ...]], classes: int, device: st
     """Prints what a model becomes on a device, or why it cannot run there, and returns whether it can."""
     import numpy as np
 
-    from ..job.imported import built
-    from ..job.models import is_known, network
+    from ..application.job.imported import built
+    from ..application.job.models import is_known, network
+    from ..kit.train.core.frameworks import framework_of
     from ..qat.dry_run import HEADER, explain
-    from ..train.core.frameworks import framework_of
 
     shape = shapes[0][1:] if shapes else ()
     model, variables = (network(name, shape, classes), None) if is_known(name) else built(name, shape, classes)
@@ -237,8 +237,8 @@ def check(name: str, shapes: Sequence[tuple[int, ...]], classes: int, device: st
 
 
 def compare(directories: Sequence[Path], html: Path | None) -> None:
-    from ..job import figures, files
-    from ..report import comparison as compare
+    from ..application.job import figures, files
+    from ..application.report import comparison as compare
 
     if html is not None:
         if html.exists() or html.is_symlink():
@@ -263,8 +263,8 @@ def compare(directories: Sequence[Path], html: Path | None) -> None:
 
 
 def _print_results(console: Console, results: Results) -> None:
-    from ..report import findings
-    from ..report import job_page as report
+    from ..application.report import findings
+    from ..application.report import job_page as report
 
     rows: list[TableRow] = []
     for row in report.result_rows(results):
@@ -306,7 +306,7 @@ def _print_results(console: Console, results: Results) -> None:
 
 
 def _print_warnings(console: Console, results: Results) -> None:
-    from ..report import findings
+    from ..application.report import findings
 
     for sentence in findings.warnings_on(results):
         say(console, ("warning: ", "bold yellow"), sentence)
@@ -321,8 +321,8 @@ def _verdict(sentence: str, good: bool) -> tuple[str, str]:
 
 
 def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> None:
+    from ..application.job import restored
     from ..deploy.footprint import DEFAULT_ACCELERATOR
-    from ..job import restored
 
     console = console_of()
     accelerator = accelerator or DEFAULT_ACCELERATOR
@@ -340,7 +340,7 @@ def _verify_npu(directory: Path, accelerator: str, model: str | None = None) -> 
 
 def verify(directory: Path, quiet: bool, model: str | None = None, device: str | None = None) -> bool:
     """Compares, prints, and returns whether all integers are equal."""
-    from ..job import devices
+    from ..application.job import devices
 
     named, choice = ("", "") if device is None else devices.device_to_verify(device)
     if named == devices.NPU:
@@ -353,9 +353,9 @@ def verify(directory: Path, quiet: bool, model: str | None = None, device: str |
 
     import torch
 
-    from ..job import restored
-    from ..job.progress import Progress
-    from ..report.text import shell_word
+    from ..application.job import restored
+    from ..application.job.progress import Progress
+    from ..application.report.text import shell_word
 
     console = console_of()
     torch.set_num_threads(1)
@@ -403,11 +403,11 @@ def inspect(
 ) -> bool:
     """Prints what is in a file and how devices compute it, and returns whether everything claimed to be equal is."""
     from .. import qat
+    from ..application.job import files
+    from ..application.report.file_page import file_page
     from ..deploy.formats.tflite import write_whole
     from ..deploy.inspect import inspect as inspect_file
     from ..deploy.reduce import reduce
-    from ..job import files
-    from ..report.file_page import file_page
 
     for path in (html, reduced):
         if path is not None:
@@ -439,7 +439,7 @@ def inspect(
 
 
 def _model_option(model: str | None) -> str:
-    from ..report.text import shell_word
+    from ..application.report.text import shell_word
 
     return "" if model is None else f" --model {shell_word(model)}"
 

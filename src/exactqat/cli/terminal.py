@@ -69,7 +69,7 @@ def line_of(*parts: str | tuple[str, str]) -> Text:
     """Texts, or texts and their styles; unprintable characters are escaped."""
     from rich.text import Text
 
-    from ..report.text import printable
+    from ..application.report.text import printable
 
     styled = [(part, "") if isinstance(part, str) else part for part in parts]
     return Text.assemble(*((printable(text), style) for text, style in styled))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import Field
 from typing import Annotated, Any
 
-from ..job.options import declared
-from ..report.text import option_of, option_value
+from ..application.job.options import declared
+from ..application.report.text import option_of, option_value
 
 
 def with_settings(command: Callable[..., bool]) -> Callable[..., bool]:

@@ -3,12 +3,12 @@
 verification.
 
 `lower` turns a trained network into a `Graph`, `simulate` computes it in exact integers, `write_tflite` writes it, and
-`verify` compares the real runtime with the simulation; all work on any operator that `exactqat.device` declares.
+`verify` compares the real runtime with the simulation; all work on any operator that `exactqat.kit.device` declares.
 Importing this package only requires NumPy; writing and running files requires `pip install 'exactqat[deploy]'`.
 """
 
-from ..device.operator import Refusal
-from ..planning.plans import MissingData
+from ..kit.device.operator import Refusal
+from ..kit.planning.plans import MissingData
 from .codes import input_codes, output_values
 from .comparison import Comparison, Report
 from .footprint import Footprint, NpuFootprint, footprint, npu_footprint

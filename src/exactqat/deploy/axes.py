@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..device.operator import Layout
+from ..kit.device.operator import Layout
 
 # A factor that no size has, for the batch axis: sizes alone do not distinguish it.
 _BATCH = 1_000_003

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device import Refusal
-from ..device.operator import FLOAT
-from ..device.tensor import CODE_RANGES, dequantize, quantize
+from ..kit.device import Refusal
+from ..kit.device.operator import FLOAT
+from ..kit.device.tensor import CODE_RANGES, dequantize, quantize
 from .comparison import decibels_of
 from .formats.read_tflite import read_content
 from .formats.tflite import import_deploy

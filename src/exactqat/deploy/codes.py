@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ..device.tensor import CODE_RANGES, RAW, Quantization, Tensor, dequantize, quantize
-from ..planning.callers import users_line
+from ..kit.device.tensor import CODE_RANGES, RAW, Quantization, Tensor, dequantize, quantize
+from ..kit.planning.callers import users_line
 from .graph import Graph
 from .signature import Port
 

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ..device import Profile, profile_named
-from ..device.operator import FLOAT
-from ..device.tensor import RAW, dequantize, quantize
-from ..display import shortened
+from ..kit.device import Profile, profile_named
+from ..kit.device.operator import FLOAT
+from ..kit.device.tensor import RAW, dequantize, quantize
+from ..kit.display import shortened
 from .comparison import Comparison, Tally
 from .formats.read_tflite import FileEnd, TfliteFile, to_file
 from .formats.tflite import with_outputs, with_outputs_at

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..device import PROFILES
-from ..display import Finding, listed, shortened, table
+from ..kit.device import PROFILES
+from ..kit.display import Finding, listed, shortened, table
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..display import on_one_line, shortened
+from ..kit.display import on_one_line, shortened
 
 # In a file: what the examples are, what they belong to, and what the targets are called.
 INPUTS, TARGETS, NAMES = "x", "y", "classes"

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..display import Finding
+from ..kit.display import Finding
 from .formats.tflite import import_deploy, tflite_bytes
 from .graph import Graph, require_graph
 from .runtimes.trial import RuntimeRefusal, try_in_a_child

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fully quantized network as a small graph: the result of lowering, which is simulated and written to files.
 
-Operators carry TensorFlow Lite's names and meaning (`exactqat.device` declares them), tensors are channels-last with
-the batch first, activations are int8 or int16, weights int8, biases int32 or int64. `Builder` builds a graph;
+Operators carry TensorFlow Lite's names and meaning (`exactqat.kit.device` declares them), tensors are channels-last
+with the batch first, activations are int8 or int16, weights int8, biases int32 or int64. `Builder` builds a graph;
 `Graph.validate` refuses everything the device would refuse or compute differently, before a file is written.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device import (
+from ..kit.device import (
     ACTIVATIONS,
     INT8_MAX,
     INT8_MIN,
@@ -26,10 +26,10 @@ from ..device import (
     per_tensor,
     profile_named,
 )
-from ..device.arithmetic import same_padding
-from ..device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
-from ..device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
-from ..display import listed, table
+from ..kit.device.arithmetic import same_padding
+from ..kit.device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
+from ..kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
+from ..kit.display import listed, table
 from .signature import Signature, plain_signature
 
 
@@ -368,7 +368,7 @@ class Builder:
     """Builds a graph operator by operator; every method returns the name of its result, or of the first if there are
     several (`results` names all).
 
-    Besides `operator`, there is a lower-case method for every kind that `exactqat.device` declares:
+    Besides `operator`, there is a lower-case method for every kind that `exactqat.kit.device` declares:
     ``builder.conv_2d(x, filter, filter_scale, bias, output, name="first", strides=(2, 2))``,
     ``builder.add(x, y, output, name="sum")``, ``builder.pad(x, paddings, name="padded")``.
     `output` is the result's Quantization, or the placement from `place_codes`: for two placements the shifting operator

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from ..device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
-from ..device.operator import FLOAT
-from ..device.profile import that_run
-from ..device.tensor import CODE_RANGES, RAW
-from ..display import Finding, printable, shortened
+from ..kit.device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
+from ..kit.device.operator import FLOAT
+from ..kit.device.profile import that_run
+from ..kit.device.tensor import CODE_RANGES, RAW
+from ..kit.display import Finding, printable, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
 from .codes import Intake, by_name
 from .comparing import Comparing, Opened, OpenedTflite

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS
-from ..device.operator import DeviceOperator, Layout
-from ..device.tensor import INDICES
-from ..planning.plans import Numbers, Plan, PlanInput, PlanStep
+from ..kit.device import OPERATORS
+from ..kit.device.operator import DeviceOperator, Layout
+from ..kit.device.tensor import INDICES
+from ..kit.planning.plans import Numbers, Plan, PlanInput, PlanStep
 from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without_units
 from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes, same_padding
 from .signature import Port, Signature

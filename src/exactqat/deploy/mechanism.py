@@ -13,9 +13,9 @@ from itertools import combinations
 
 import numpy as np
 
-from ..device import OPERATORS, Profile
-from ..device.operator import Call
-from ..device.profile import MECHANISMS, profile_named
+from ..kit.device import OPERATORS, Profile
+from ..kit.device.operator import Call
+from ..kit.device.profile import MECHANISMS, profile_named
 from .graph import Graph, Operator
 
 # A result is halfway between two codes if it is closer to the midpoint than this share of itself; float64 holds 2**-53.

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
-from ..device.tensor import INT4, INT4_MAX, INT4_MIN
-from ..device.weighted import Weighted
+from ..kit.device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
+from ..kit.device.tensor import INT4, INT4_MAX, INT4_MIN
+from ..kit.device.weighted import Weighted
 from .graph import Graph, require_graph
 from .simulate import EXACT
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..device import OPERATORS, Tensor
-from ..device.in_time import in_time
-from ..device.operator import Refusal, need
-from ..device.tensor import CODE_RANGES
+from ..kit.device import OPERATORS, Tensor
+from ..kit.device.in_time import in_time
+from ..kit.device.operator import Refusal, need
+from ..kit.device.tensor import CODE_RANGES
 from .graph import Graph, Operator
 
 # A result of a step: which of its operators, and which result of that.

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, Profile, Refusal, profile_named
-from ..display import Finding
+from ..kit.device import OPERATORS, Profile, Refusal, profile_named
+from ..kit.display import Finding
 from .formats.read_tflite import TfliteFile, read_content, to_file
 from .formats.tflite import tflite_bytes, with_outputs_at, write_whole
 from .graph import Graph, Operator, Tensor, check_operator

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ..device.tensor import Tensor
+from ..kit.device.tensor import Tensor
 
 KEY = "serving_default"
 METADATA = "exactqat"

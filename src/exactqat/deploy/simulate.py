@@ -3,8 +3,8 @@
 
 `xnnpack-x86` and `xnnpack-arm64` are the runtime's defaults on these processors: the XNNPACK delegate, and the built-in
 kernels for what XNNPACK does not support. `reference` is the runtime's reference kernels, `micro` those of TFLite-Micro
-and CMSIS-NN. The arithmetic is declared with each operator in `exactqat.device`; EXACT lists where equality was shown,
-and MEASURED over how many results.
+and CMSIS-NN. The arithmetic is declared with each operator in `exactqat.kit.device`; EXACT lists where equality was
+shown, and MEASURED over how many results.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from importlib import resources
 
 import numpy as np
 
-from ..device import PROFILES, Profile, profile_named
-from ..device.tensor import RAW, dequantize, quantize
-from ..engine import Compiled, compiled_for
-from ..progress import Clock
+from ..kit.device import PROFILES, Profile, profile_named
+from ..kit.device.tensor import RAW, dequantize, quantize
+from ..kit.engine import Compiled, compiled_for
+from ..kit.progress import Clock
 from .graph import BUILT_IN, Graph, Operator, require_graph
 
 
 def _measured() -> dict[tuple[str, str], tuple[int, int, int]]:
-    content = json.loads(resources.files("exactqat.device").joinpath("measured.json").read_text("utf-8"))
+    content = json.loads(resources.files("exactqat.kit.device").joinpath("measured.json").read_text("utf-8"))
     return {(kind, profile): tuple(row) for kind, rows in content["results"].items() for profile, row in rows.items()}
 
 

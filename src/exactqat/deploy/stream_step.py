@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS
-from ..device.in_time import time_axis_sizes
-from ..device.operator import Refusal, need
-from ..device.tensor import CODE_RANGES, Tensor
+from ..kit.device import OPERATORS
+from ..kit.device.in_time import time_axis_sizes
+from ..kit.device.operator import Refusal, need
+from ..kit.device.tensor import CODE_RANGES, Tensor
 from .graph import Builder, Graph, Operator
 from .recurrence import Key
 from .signature import Port, Signature

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..device import Profile, profile_named
-from ..device.operator import Refusal
-from ..display import listed
+from ..kit.device import Profile, profile_named
+from ..kit.device.operator import Refusal
+from ..kit.display import listed
 from .graph import Graph, require_graph
 from .signature import Signature
 from .simulate import simulate

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..device import OPERATORS, Tensor
-from ..device.in_time import InTime, in_time, time_axis_sizes
-from ..device.operator import Refusal, need
+from ..kit.device import OPERATORS, Tensor
+from ..kit.device.in_time import InTime, in_time, time_axis_sizes
+from ..kit.device.operator import Refusal, need
 from .graph import Graph, Operator
 from .recurrence import Recurrence, find_recurrence
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, Tensor, profile_named
-from ..device.operator import FLOAT, Refusal, need
-from ..device.tensor import CODE_RANGES, dequantize
-from ..device.weighted import Weighted
-from ..display import listed, shortened
-from ..planning import UnsupportedOperator
-from ..planning.callers import users_line
-from ..planning.ends import Ends
-from ..planning.network import Constant, Network, Value
-from ..planning.plans import Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
-from ..planning.rules import Rule
+from ..kit.device import OPERATORS, Tensor, profile_named
+from ..kit.device.operator import FLOAT, Refusal, need
+from ..kit.device.tensor import CODE_RANGES, dequantize
+from ..kit.device.weighted import Weighted
+from ..kit.display import listed, shortened
+from ..kit.planning import UnsupportedOperator
+from ..kit.planning.callers import users_line
+from ..kit.planning.ends import Ends
+from ..kit.planning.network import Constant, Network, Value
+from ..kit.planning.plans import Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
+from ..kit.planning.rules import Rule
 from .graph import Graph, Operator
 from .lower import Lowering
 from .simulate import simulate

@@ -8,10 +8,10 @@ import math
 import warnings
 from dataclasses import dataclass
 
-from ..device import OPERATORS
-from ..device.tensor import CODE_RANGES
-from ..display import listed, shortened
-from ..planning.callers import users_line
+from ..kit.device import OPERATORS
+from ..kit.device.tensor import CODE_RANGES
+from ..kit.display import listed, shortened
+from ..kit.planning.callers import users_line
 from .graph import Graph, Operator
 
 # How many times wider than a part a whole of 8 bits may be, and how many steps it has; one of 16 bits leaves more.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.operator import Layout
+from ..kit.device.operator import Layout
 from .axes import on_device
 from .graph import Graph
 from .lower import lower_with_layouts

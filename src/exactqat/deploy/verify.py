@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..device import OPERATORS, PROFILES, Profile, Refusal, profile_named
-from ..device.profile import DEFAULT_KERNELS, ONNXRUNTIME_X86, REFERENCE
-from ..device.tensor import CODE_RANGES
-from ..progress import Clock
+from ..kit.device import OPERATORS, PROFILES, Profile, Refusal, profile_named
+from ..kit.device.profile import DEFAULT_KERNELS, ONNXRUNTIME_X86, REFERENCE
+from ..kit.device.tensor import CODE_RANGES
+from ..kit.progress import Clock
 from .codes import Intake
 from .comparing import Codes, Comparing, Opened, OpenedTflite
 from .comparison import Noise, Report, Tally

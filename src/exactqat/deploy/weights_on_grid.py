@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..device.operator import need
-from ..planning.network import Constant
-from ..planning.plans import BatchNorm, Derived, Plan, Weights
-from ..planning.rules import Rule
+from ..kit.device.operator import need
+from ..kit.planning.network import Constant
+from ..kit.planning.plans import BatchNorm, Derived, Plan, Weights
+from ..kit.planning.rules import Rule
 
 # The largest code of a filter, with a narrow range.
 _LARGEST = 127

@@ -1,23 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The declarations of all operators: TensorFlow's families, and in `kit` the training kit's own."""
+"""TensorFlow's operators: declarations, reference, kernels for CPU and GPU, and a frontend for each framework."""
 
-from exactqat.operators import (
-    depthwise_conv2d,
-    fake_quant,
-    fused_batch_norm,
-    in_tensorflow,
-    kit,
-    quantize_and_dequantize,
-)
-from exactqat.operators.op import OPERATORS, Operator
+from exactqat.operators.declarations import OPERATORS, Operator
 
-__all__ = [
-    "OPERATORS",
-    "Operator",
-    "depthwise_conv2d",
-    "fake_quant",
-    "fused_batch_norm",
-    "in_tensorflow",
-    "kit",
-    "quantize_and_dequantize",
-]
+__all__ = ["OPERATORS", "Operator"]

@@ -10,19 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..capture.proof import HalfPrecisionWarning, NotComparedWarning
-    from ..planning import FinalActivationWarning, UnsupportedOperator
-    from ..planning.fitting import RangesMovedWarning
-    from ..planning.plans import MissingData
-    from ..planning.rule_text import load_rules, save_rules
-    from ..planning.rules import RangePolicy as RangePolicy
-    from ..planning.rules import Rule, UnusedRuleWarning
-    from ..train.core.freezing import UnsettledStatisticsWarning
-    from ..train.torch.distillation import Distillation
-    from ..train.torch.graphed import GraphedModel, graphed
-    from ..train.torch.layers import Conv2d, DepthwiseConv2d, FusedBatchNorm2d
-    from ..train.torch.prepared import PreparedModel
-    from ..train.torch.recovery import EarlyStopping, distillation_loss, parameter_groups
+    from ..kit.capture.proof import HalfPrecisionWarning, NotComparedWarning
+    from ..kit.planning import FinalActivationWarning, UnsupportedOperator
+    from ..kit.planning.fitting import RangesMovedWarning
+    from ..kit.planning.plans import MissingData
+    from ..kit.planning.rule_text import load_rules, save_rules
+    from ..kit.planning.rules import RangePolicy as RangePolicy
+    from ..kit.planning.rules import Rule, UnusedRuleWarning
+    from ..kit.train.core.freezing import UnsettledStatisticsWarning
+    from ..kit.train.torch.distillation import Distillation
+    from ..kit.train.torch.graphed import GraphedModel, graphed
+    from ..kit.train.torch.layers import Conv2d, DepthwiseConv2d, FusedBatchNorm2d
+    from ..kit.train.torch.prepared import PreparedModel
+    from ..kit.train.torch.recovery import EarlyStopping, distillation_loss, parameter_groups
     from .dry_run import Explanation, explain
     from .files import inspect_onnx
     from .surface import calibrate, freeze, prepare
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
     ".files": ("inspect_onnx",),
-    "..train.torch.distillation": ("Distillation",),
-    "..train.torch.graphed": ("GraphedModel", "graphed"),
-    "..train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
-    "..planning": ("FinalActivationWarning", "UnsupportedOperator"),
-    "..planning.fitting": ("RangesMovedWarning",),
-    "..train.core.freezing": ("UnsettledStatisticsWarning",),
-    "..planning.plans": ("MissingData",),
-    "..planning.rule_text": ("load_rules", "save_rules"),
-    "..planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
-    "..capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
-    "..train.torch.recovery": ("EarlyStopping", "distillation_loss", "parameter_groups"),
+    "..kit.train.torch.distillation": ("Distillation",),
+    "..kit.train.torch.graphed": ("GraphedModel", "graphed"),
+    "..kit.train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
+    "..kit.planning": ("FinalActivationWarning", "UnsupportedOperator"),
+    "..kit.planning.fitting": ("RangesMovedWarning",),
+    "..kit.train.core.freezing": ("UnsettledStatisticsWarning",),
+    "..kit.planning.plans": ("MissingData",),
+    "..kit.planning.rule_text": ("load_rules", "save_rules"),
+    "..kit.planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
+    "..kit.capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
+    "..kit.train.torch.recovery": ("EarlyStopping", "distillation_loss", "parameter_groups"),
     ".surface": ("calibrate", "freeze", "prepare"),
-    "..train.torch.prepared": ("PreparedModel",),
+    "..kit.train.torch.prepared": ("PreparedModel",),
 }
 # Whole modules: `qat.jax.prepare`.
 _MODULES = ("distributed", "jax", "keras", "tfmot", "torch")

@@ -10,8 +10,8 @@ from typing import Any
 from ..deploy.formats.read_onnx import read_onnx
 from ..deploy.inspect import EXAMPLES, SECONDS, Inspection
 from ..deploy.inspect import inspect_onnx as inspect_network
-from ..device import Profile
-from ..train.files import OpenedFile
+from ..kit.device import Profile
+from ..kit.train.files import OpenedFile
 
 
 def inspect_onnx(

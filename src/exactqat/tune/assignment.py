@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from ..deploy.simulate import unclaimed
-from ..device import OPERATORS
-from ..planning import plan as planned
-from ..planning.plans import Plan, PlanInput, PlanStep
-from ..planning.rules import Rule
+from ..kit.device import OPERATORS
+from ..kit.planning import plan as planned
+from ..kit.planning.plans import Plan, PlanInput, PlanStep
+from ..kit.planning.rules import Rule
 from .network import Candidate, Ends
 from .observing import Seen
 from .ranges import chosen

@@ -13,8 +13,8 @@ import numpy as np
 from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
-from ..device import OPERATORS
-from ..device.tensor import CODE_RANGES, INT4, INT4_MAX
+from ..kit.device import OPERATORS
+from ..kit.device.tensor import CODE_RANGES, INT4, INT4_MAX
 from .assignment import Assignments, Bits, Unit
 from .precisions import layer_of
 

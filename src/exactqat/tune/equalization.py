@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..device import OPERATORS
-from ..planning.plans import PlanStep
+from ..kit.device import OPERATORS
+from ..kit.planning.plans import PlanStep
 from .network import Candidate, real_weights
 from .observing import Observer
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
-from ..planning.callers import users_line
+from ..kit.planning.callers import users_line
 from .metrics import Data, Mark, Metric
 
 BATCH = 64

@@ -18,8 +18,8 @@ from ..deploy.formats.read_tflite import read_tflite
 from ..deploy.formats.tflite import write_tflite
 from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
-from ..device import DEFAULT_PROFILE, Profile, profile_named
-from ..display import Finding
+from ..kit.device import DEFAULT_PROFILE, Profile, profile_named
+from ..kit.display import Finding
 from .metrics import Data, Metric, accuracy, score
 from .network import Candidate
 

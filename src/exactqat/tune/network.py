@@ -12,16 +12,16 @@ import numpy as np
 
 from ..deploy.graph import Graph
 from ..deploy.lower import Lowering
-from ..device import DEFAULT_PROFILE
-from ..planning.fitting import RangesMovedWarning
-from ..planning.plans import Derived, Numbers, Plan, PlanStep, WeightNumbers
-from ..train.core import primitives_numpy
-from ..train.core.arrays import Arrays
-from ..train.core.engine import Functional
-from ..train.core.integers import all_numbers
-from ..train.core.state import State
-from ..train.core.trained import TrainedNetwork
-from ..train.core.weights import per_channel
+from ..kit.device import DEFAULT_PROFILE
+from ..kit.planning.fitting import RangesMovedWarning
+from ..kit.planning.plans import Derived, Numbers, Plan, PlanStep, WeightNumbers
+from ..kit.train.core import primitives_numpy
+from ..kit.train.core.arrays import Arrays
+from ..kit.train.core.engine import Functional
+from ..kit.train.core.integers import all_numbers
+from ..kit.train.core.state import State
+from ..kit.train.core.trained import TrainedNetwork
+from ..kit.train.core.weights import per_channel
 
 # Digits of a finely quantized weight: int8 codes are its first digit, and this many fine steps make one of theirs.
 DIGIT = 254

@@ -11,10 +11,10 @@ from ..deploy.codes import codes_of
 from ..deploy.graph import Graph, Operator
 from ..deploy.lower import Lowering
 from ..deploy.simulate import compile as compiled
-from ..device import OPERATORS
-from ..device.tensor import dequantize
-from ..device.weighted import Weighted
-from ..planning.plans import PlanInput, PlanStep, WeightNumbers
+from ..kit.device import OPERATORS
+from ..kit.device.tensor import dequantize
+from ..kit.device.weighted import Weighted
+from ..kit.planning.plans import PlanInput, PlanStep, WeightNumbers
 from .metrics import Data
 from .network import Candidate
 from .sensitivity import Evaluation, at_two_precisions

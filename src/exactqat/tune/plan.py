@@ -20,8 +20,8 @@ from ..deploy.footprint import DEFAULT_ACCELERATOR, MICRO, arena_of, npu_footpri
 from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
-from ..device import Profile, profile_named
-from ..progress import Clock, Progress
+from ..kit.device import Profile, profile_named
+from ..kit.progress import Clock, Progress
 from .assignment import FEW, Assignments, Bits, Unit, multiply_adds
 from .budgets import Budgets
 from .costs import Costs

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..deploy.graph import Graph
-from ..display import Finding, table
-from ..planning.rule_text import rules_text, save_rules
-from ..planning.rules import Rule
+from ..kit.display import Finding, table
+from ..kit.planning.rule_text import rules_text, save_rules
+from ..kit.planning.rules import Rule
 from .budgets import WORDS, Budgets
 from .network import Candidate
 

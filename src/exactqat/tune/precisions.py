@@ -17,13 +17,13 @@ import numpy as np
 
 from ..deploy.graph import Graph, Operator
 from ..deploy.signature import Port
-from ..device import OPERATORS, Quantization, Tensor, per_tensor
-from ..device.activation import Table
-from ..device.file_forms import ONTO_A_GRID
-from ..device.tensor import CODE_RANGES
-from ..device.weighted import Weighted
-from ..train.core import primitives_numpy
-from ..train.core.weights import SMALLEST_MULTIPLIER, per_channel
+from ..kit.device import OPERATORS, Quantization, Tensor, per_tensor
+from ..kit.device.activation import Table
+from ..kit.device.file_forms import ONTO_A_GRID
+from ..kit.device.tensor import CODE_RANGES
+from ..kit.device.weighted import Weighted
+from ..kit.train.core import primitives_numpy
+from ..kit.train.core.weights import SMALLEST_MULTIPLIER, per_channel
 from .network import FineWeights
 
 INT16_LARGEST = 2**15 - 1

@@ -19,12 +19,12 @@ from ..deploy.footprint import arena_of
 from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
-from ..device import OPERATORS
-from ..device.operator import Refusal
-from ..display import Finding
-from ..planning.plans import Plan, PlanInput, PlanStep
-from ..planning.rule_text import rules_text
-from ..planning.rules import Rule
+from ..kit.device import OPERATORS
+from ..kit.device.operator import Refusal
+from ..kit.display import Finding
+from ..kit.planning.plans import Plan, PlanInput, PlanStep
+from ..kit.planning.rule_text import rules_text
+from ..kit.planning.rules import Rule
 from .assignment import FEW, Assignments, Unit
 from .metrics import Data, Mark, Metric
 from .network import Candidate

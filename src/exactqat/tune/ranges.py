@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..planning.plans import Plan
-from ..train.core import primitives_numpy
-from ..train.core.ranges import least_error_fraction
+from ..kit.planning.plans import Plan
+from ..kit.train.core import primitives_numpy
+from ..kit.train.core.ranges import least_error_fraction
 from .network import Candidate, Ends
 from .observing import Seen
 

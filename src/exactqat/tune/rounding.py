@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from ..deploy.graph import Graph, Operator
-from ..device import OPERATORS
-from ..device.arithmetic import windows_of
-from ..planning.plans import PlanStep
-from ..train.core import primitives_numpy
-from ..train.core.weights import folds, per_channel, weight_codes
+from ..kit.device import OPERATORS
+from ..kit.device.arithmetic import windows_of
+from ..kit.planning.plans import PlanStep
+from ..kit.train.core import primitives_numpy
+from ..kit.train.core.weights import folds, per_channel, weight_codes
 from .network import Candidate
 from .observing import Observer, Places, places_of
 

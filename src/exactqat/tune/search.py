@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..deploy.graph import Graph
-from ..device import Profile, profile_named
-from ..device.operator import Refusal
-from ..display import Finding
-from ..progress import Clock, Progress
+from ..kit.device import Profile, profile_named
+from ..kit.device.operator import Refusal
+from ..kit.display import Finding
+from ..kit.progress import Clock, Progress
 from .correction import corrected
 from .equalization import equalized, groups
 from .evaluations import Evaluations, Task, require_executor

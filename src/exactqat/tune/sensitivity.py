@@ -18,12 +18,12 @@ from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
 from ..deploy.inspect import name_in_short
 from ..deploy.simulate import compile as compiled
-from ..device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
-from ..device.tensor import CODE_RANGES, dequantize
-from ..display import Finding, shortened, table
-from ..engine import Compiled
-from ..planning.plans import PlanInput, PlanStep
-from ..progress import Clock, Progress
+from ..kit.device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
+from ..kit.device.tensor import CODE_RANGES, dequantize
+from ..kit.display import Finding, shortened, table
+from ..kit.engine import Compiled
+from ..kit.planning.plans import PlanInput, PlanStep
+from ..kit.progress import Clock, Progress
 from .metrics import Data, Mark, Metric, accuracy, decibels, score
 from .network import Candidate, FineWeights
 from .precisions import Part, Precisions

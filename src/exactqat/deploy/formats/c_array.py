@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...device import profile_named
+from ...kit.device import profile_named
 from ..footprint import Footprint, footprint
 from ..graph import Graph
 from ..signature import Port

@@ -2,7 +2,7 @@
 """Writes a Graph as an .onnx file in QDQ form.
 
 Every tensor passes through QuantizeLinear and DequantizeLinear, and the operators between them are ONNX's float ones
-(opset 21), as each operator's declaration in `exactqat.device` says; runtimes with integer kernels fuse the three.
+(opset 21), as each operator's declaration in `exactqat.kit.device` says; runtimes with integer kernels fuse the three.
 Inputs and outputs are float32 (indices: integers) with any batch size, and the names and axes of `Graph.signature`. If
 the graph was built by hand, they have the graph's names, and tensors of four axes are channels-first. In between,
 tensors of four axes are channels-first, the others are ordered as in the graph. The file computes in float, rounding
@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from ...device import OPERATORS
-from ...device.arithmetic import bounds
-from ...device.as_onnx import SHIFT
-from ...device.operator import Refusal
-from ...device.profile import ONNXRUNTIME_X86
-from ...device.tensor import CODE_RANGES, code_range
-from ...display import listed, shortened
+from ...kit.device import OPERATORS
+from ...kit.device.arithmetic import bounds
+from ...kit.device.as_onnx import SHIFT
+from ...kit.device.operator import Refusal
+from ...kit.device.profile import ONNXRUNTIME_X86
+from ...kit.device.tensor import CODE_RANGES, code_range
+from ...kit.display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, require_graph
 from ..signature import METADATA, Port, Signature
 from .tflite import import_deploy, write_whole

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...device.operator import Refusal
-from ...display import shortened
+from ...kit.device.operator import Refusal
+from ...kit.display import shortened
 from .read_tflite import path_of_file
 from .tflite import import_deploy
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a quantized .tflite file from any writer as a Graph.
 
-Each declaration in `exactqat.device` reads what it writes; nothing here knows an operator. What a graph cannot express
-(control flow, custom operators, ...) is refused in one sentence that lists all of it with its place.
+Each declaration in `exactqat.kit.device` reads what it writes; nothing here knows an operator. What a graph cannot
+express (control flow, custom operators, ...) is refused in one sentence that lists all of it with its place.
 
 A file is untrusted data: every list is counted before it is read, and the same bytes cannot be read over and over, so a
 damaged or hostile file costs no more memory and time than its size allows.
@@ -22,9 +22,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...device import OPERATORS
-from ...device.arithmetic import zero_point_of
-from ...device.file_forms import (
+from ...kit.device import OPERATORS
+from ...kit.device.arithmetic import zero_point_of
+from ...kit.device.file_forms import (
     FILLED,
     MOST_SHAPE_NUMBERS,
     OFF_A_GRID,
@@ -38,12 +38,12 @@ from ...device.file_forms import (
     without_packing,
     without_wrapping,
 )
-from ...device.leading_axis import RESHAPED, lacks_a_batch, with_leading_axis
-from ...device.operator import BOOL, FLOAT, Refusal, in_float, is_wide
-from ...device.profile import MICRO, REFERENCE, X86
-from ...device.tensor import CODE_RANGES, INDICES, INT4, PLAIN, RAW, Quantization, Tensor, code_range, dequantize
-from ...display import listed, shortened
-from ...engine.declared import by_declaration
+from ...kit.device.leading_axis import RESHAPED, lacks_a_batch, with_leading_axis
+from ...kit.device.operator import BOOL, FLOAT, Refusal, in_float, is_wide
+from ...kit.device.profile import MICRO, REFERENCE, X86
+from ...kit.device.tensor import CODE_RANGES, INDICES, INT4, PLAIN, RAW, Quantization, Tensor, code_range, dequantize
+from ...kit.display import listed, shortened
+from ...kit.engine.declared import by_declaration
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
 from .read_variables import WITHOUT_RESULTS, Variables, assigned, called_once

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...device.file_forms import FileOperator
-from ...device.operator import FLOAT, Refusal
-from ...device.tensor import CODE_RANGES, Tensor
-from ...display import shortened
+from ...kit.device.file_forms import FileOperator
+from ...kit.device.operator import FLOAT, Refusal
+from ...kit.device.tensor import CODE_RANGES, Tensor
+from ...kit.display import shortened
 
 CALL_ONCE, VAR_HANDLE, READ_VARIABLE, ASSIGN_VARIABLE = "CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"
 WORDS = (CALL_ONCE, VAR_HANDLE, READ_VARIABLE, ASSIGN_VARIABLE)

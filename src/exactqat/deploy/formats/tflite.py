@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from ...device import OPERATORS
-from ...device.operator import FileStep, Refusal
-from ...device.tensor import CODE_RANGES, INDICES, INT4, RAW, initial_codes
-from ...display import listed, shortened
+from ...kit.device import OPERATORS
+from ...kit.device.operator import FileStep, Refusal
+from ...kit.device.tensor import CODE_RANGES, INDICES, INT4, RAW, initial_codes
+from ...kit.display import listed, shortened
 from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
 from ..packing import packed as with_four_bits
 from ..signature import KEY, METADATA, Signature

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runtimes that files are compared on: LiteRT here and on an emulated ARM64, TFLite-Micro, onnxruntime.
 
-A profile of `exactqat.device` names its runtime; `profiles_here` says which profiles this machine can run.
+A profile of `exactqat.kit.device` names its runtime; `profiles_here` says which profiles this machine can run.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.util
 import platform
 
-from ...device import Profile, profile_named
-from ...device.profile import that_run, with_alias
+from ...kit.device import Profile, profile_named
+from ...kit.device.profile import that_run, with_alias
 from .emulation import SET_UP, is_set_up
 from .litert import Emulated, LiteRT
 from .micro import Micro

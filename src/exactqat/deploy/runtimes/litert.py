@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...device import Profile
+from ...kit.device import Profile
 from ..formats.tflite import import_deploy
 from .emulation import EmulatedInterpreter
 from .trial import RuntimeRefusal

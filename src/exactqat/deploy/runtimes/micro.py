@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...device import Profile
+from ...kit.device import Profile
 from ..formats.tflite import import_deploy
 from .litert import indices_of
 from .trial import RuntimeRefusal, try_in_a_child

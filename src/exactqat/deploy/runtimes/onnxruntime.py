@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ...device.as_onnx import SHIFT
-from ...device.operator import Layout, Refusal
-from ...display import shortened
+from ...kit.device.as_onnx import SHIFT
+from ...kit.device.operator import Layout, Refusal
+from ...kit.display import shortened
 from ..axes import on_device
 from ..codes import as_codes, as_real
 from ..formats.onnx import channels_first, ends, inner_names

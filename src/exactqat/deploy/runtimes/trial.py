@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from ...display import shortened
+from ...kit.display import shortened
 
 # The child can import what the parent can; -P: nothing else from the working directory. It gets half of the machine's
 # memory (or 4 GiB of addresses, as libraries reserve many and fill few), so that a small file that asks for all of it

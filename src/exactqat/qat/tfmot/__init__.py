@@ -20,13 +20,13 @@ from glob import escape
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from ...train.keras import prepared as kit
-from ...train.keras.prepare import prepare
+from ...kit.train.keras import prepared as kit
+from ...kit.train.keras.prepare import prepare
 
 # isort: split
 import keras
 
-from ...planning.rules import Rule, UnusedRuleWarning
+from ...kit.planning.rules import Rule, UnusedRuleWarning
 from . import default_8bit, experimental, quantizers
 from .default_8bit import Default8BitQuantizeScheme
 from .rules import Scheme, rule_of
@@ -318,7 +318,7 @@ def _check_complete(network: Any, prepared: kit.PreparedModel, plain: list[str])
 
 
 def _only_moves(kind: str) -> bool:
-    from ...device import OPERATORS
+    from ...kit.device import OPERATORS
 
     return bool(OPERATORS[kind].same_quantization)
 

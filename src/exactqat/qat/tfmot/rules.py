@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...planning.rules import RangePolicy, Rule
+from ...kit.planning.rules import RangePolicy, Rule
 from .quantizers import AllValuesQuantizer, FixedQuantizer, LastValueQuantizer, MovingAverageQuantizer, Quantizer
 
 # What MovingAverageQuantizer takes.

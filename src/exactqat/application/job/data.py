@@ -1,0 +1,571 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data for the job: scikit-learn's digits, rendered letters, an .npz file, a folder of class folders, or any iterable
+of (x, y).
+
+How images become numbers, whatever their source:
+
+- Unsigned integers of 8 and 16 bits are divided by 255 and 65535; all other numbers are used as they are.
+- Gray images among colored ones become colored. Transparent pixels become black, in proportion. EXIF rotation is
+  applied, palettes are resolved, and only the first frame of an animation is used.
+- `image_size` crops the largest square in the middle of every image and scales it; files of 8 bits keep 8 bits. Without
+  it all images must have the same size.
+- Unreadable images are skipped and listed in `Dataset.skipped`; of more than MOST_CHECKED files, a sample is read.
+
+Arrays and files stay on disk and are read when they are needed (`images.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from ...deploy.examples import NAMES, PART_NAMES, numbered
+from ...kit.display import on_one_line
+from ...kit.progress import Clock
+from ..report import results
+from ..report.results import Dataset, Split
+from .files import check_file
+from .glyphs import rendered
+from .images import AT_ONCE, Files, Images, part_of, pixels, reason, temporary_array
+
+# The split belongs to the data, not to a run: every seed is judged on the same test images.
+SPLIT_SEED = 0
+TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
+# The most files that are all read before training; of more files so many are read, evenly.
+MOST_CHECKED, SAMPLE = 100_000, 2_000
+# Images of a part, read or not, and their labels.
+Part = tuple[results.Images, np.ndarray]
+
+
+def load(name: str, image_size: int | None = None, split: str | None = None, reconstructs: bool = False) -> Dataset:
+    """The data set of that name.
+
+    Args:
+        name: "digits", "glyphs", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
+        image_size: height and width to which images are scaled, in pixels.
+        split: parts of training, validation and test, and a seed, as `options.split` writes them; for data that is not
+            yet divided.
+        reconstructs: the data is normal examples and anomalies, see `from_anomalies`.
+
+    Raises:
+        ValueError: there is none, or it cannot be used; the message says why.
+    """
+    path = Path(name)
+    if reconstructs:
+        if path.suffix != ".npz":
+            raise ValueError(f"data must be an .npz file of normal examples and anomalies, got {name!r}")
+        return from_anomalies(path)
+    if name == "digits":
+        return digits(image_size, split)
+    if name == "glyphs":
+        return glyphs(image_size, split)
+    if path.suffix == ".npz":
+        return from_npz(path, image_size, split)
+    if name and path.is_dir():  # without a name it is the working directory
+        return from_folder(path, image_size, split)
+    raise ValueError(
+        f"data must be 'digits', 'glyphs', an .npz file or a folder with one folder of images per class, got {name!r}"
+    )
+
+
+def digits(image_size: int | None = None, split: str | None = None) -> Dataset:
+    """scikit-learn's handwritten digits: 1797 images of 8x8 pixels with values 0..16, scaled to 0..1."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = _fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size)
+    return _dataset("digits", {"": (torch.from_numpy(images), bunch.target)}, (0.0, 1.0), split=split)
+
+
+def glyphs(image_size: int | None = None, split: str | None = None) -> Dataset:
+    """2,496 images of letters, 16x16 pixels, rendered here; see `rendered`. The test images are other renderings in the
+    same fonts."""
+    rows, letters = rendered(SPLIT_SEED)
+    images = Images(rows[..., None], np.arange(len(rows)), _fitting(image_size))[:]
+    return _dataset("glyphs", {"": (images, letters)}, (0.0, 1.0), split=split)
+
+
+def from_npz(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
+    """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
+
+    x: [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4 channels;
+    y: [n], integers or strings; ``classes``, if given, names the integers, or the strings in their order. Images that
+    contain NaN or infinity are skipped.
+
+    Raises:
+        ValueError: the file or its arrays cannot be used; the message says why.
+    """
+    names = {"": ("",)} | {part: tuple(f"_{name}" for name in endings) for part, endings in PART_NAMES.items()}
+    wanted = {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
+    held, arrays = arrays_of(path, {NAMES, *wanted})
+    classes = [str(name) for name in arrays.get(NAMES, ())]
+    pairs = {
+        part: (arrays[f"x{ending}"], numbered(path, arrays[f"y{ending}"], classes))
+        for part, endings in names.items()
+        for ending in endings
+        if {f"x{ending}", f"y{ending}"} <= set(arrays)
+    }
+    if "" in pairs:
+        pairs = {"": pairs[""]}
+    elif not {"train", "test"} <= set(pairs):
+        raise ValueError(
+            f"{path} must contain arrays named x and y, or x_train, y_train, x_test and y_test; it contains "
+            f"{', '.join(held) or 'nothing'}"
+        )
+    skipped: list[str] = []
+    parts: dict[str, Part] = {}
+    low, high = 0.0, 0.0
+    for part, (x, y) in pairs.items():
+        where = f"{path}, {part or 'x and y'}"
+        check_labels(y, len(x) if x.ndim else 0, where)
+        rows = _channels_last(x, where)
+        finite = np.ones(len(rows), bool)
+        for start in range(0, len(rows), AT_ONCE):
+            block = rows[start : start + AT_ONCE]
+            if block.dtype.kind == "f":
+                finite[start : start + AT_ONCE] = np.isfinite(block).all((1, 2, 3))
+                block = block[finite[start : start + AT_ONCE]]
+            scale = {"uint8": 255, "uint16": 65535}.get(block.dtype.name, 1)
+            low, high = min(low, float(block.min(initial=0)) / scale), max(high, float(block.max(initial=0)) / scale)
+        skipped += [f"{where}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
+        parts[part] = (Images(rows, np.nonzero(finite)[0], _fitting(image_size)), y[finite])
+    limits = range_of([np.array([low, high], np.float32)])
+    dataset = _dataset(path.name, parts, limits, skipped, str(path), split=split)
+    if not classes:
+        return dataset
+    return replace(dataset, class_names=tuple(classes[int(label)] for label in dataset.class_names))
+
+
+def from_anomalies(path: Path) -> Dataset:
+    """Arrays ``x_train`` of normal examples, ``x_test`` and ``y_test`` (0: normal, 1: anomaly) and, if given, ``x_val``
+    of normal ones; otherwise a share of the training examples is used for it.
+
+    x: [n, features] or [n, height, width], numbers, used as they are.
+
+    Raises:
+        ValueError: the file or its arrays cannot be used; the message says why.
+    """
+    held, arrays = arrays_of(path, {"x_train", "x_val", "x_test", "y_test"})
+    if not {"x_train", "x_test", "y_test"} <= set(arrays):
+        raise ValueError(
+            f"{path} must contain x_train (normal examples), x_test and y_test (0: normal, 1: anomaly), and may "
+            f"contain x_val; it contains {', '.join(held) or 'nothing'}"
+        )
+    parts: dict[str, np.ndarray] = {}
+    for name in ("x_train", "x_val", "x_test"):
+        if name not in arrays:
+            continue
+        x = arrays[name]
+        if x.ndim not in (2, 3) or 0 in x.shape or x.dtype.kind not in "biuf" or not np.isfinite(x).all():
+            raise ValueError(
+                f"{path}: {name} must be finite numbers [n, features] or [n, height, width], got {x.dtype} "
+                f"{list(x.shape)}"
+            )
+        shape = (len(x), 1, *x.shape[1:]) if x.ndim == 3 else (len(x), 1, 1, x.shape[1])
+        parts[name] = np.ascontiguousarray(x.reshape(shape), np.float32)
+    shapes = {name: list(x.shape[2:]) for name, x in parts.items()}
+    if len({tuple(shape) for shape in shapes.values()}) > 1:
+        raise ValueError(f"{path}: the parts differ in the shape of their examples: {shapes}")
+    labels = arrays["y_test"]
+    check_labels(labels, len(parts["x_test"]), f"{path}, y_test")
+    if set(np.unique(labels).tolist()) != {0, 1}:
+        raise ValueError(f"{path}: y_test must hold 0 for normal examples and 1 for anomalies, both of them")
+    if "x_val" not in parts:
+        order = np.random.default_rng(SPLIT_SEED).permutation(len(parts["x_train"]))
+        share = max(1, round(VALIDATION_SHARE * len(order)))
+        if len(order) < 4:
+            raise ValueError(f"{path}: x_train has {len(order)} examples, at least 4 are needed")
+        parts["x_val"], parts["x_train"] = parts["x_train"][order[:share]], parts["x_train"][order[share:]]
+
+    def part(name: str, y: np.ndarray | None = None) -> Split:
+        x = torch.from_numpy(parts[name])
+        return Split(x, torch.zeros(len(x), dtype=torch.int64) if y is None else torch.from_numpy(y.astype(np.int64)))
+
+    splits = part("x_train"), part("x_val"), part("x_test", labels)
+    return Dataset(path.name, ("normal", "anomaly"), range_of(list(parts.values())), *splits, reconstructs=True)
+
+
+def arrays_of(path: Path, wanted: set[str]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """The names of all arrays in an .npz file, and the wanted arrays; they stay on disk.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        check_file(path)
+        with path.open("rb") as file:
+            start = file.read(6)
+        if start == b"\x93NUMPY":
+            raise ValueError("it contains a single array, not an archive of x and y")
+        if start and not start.startswith(b"PK"):  # np.load would treat it as a pickle, and say how to run its code
+            raise ValueError("it is not an archive of arrays such as numpy.savez writes")
+        with zipfile.ZipFile(path) as archive:
+            held = sorted(name.removesuffix(".npy") for name in archive.namelist())
+            arrays = {
+                info.filename.removesuffix(".npy"): _array(archive, info)
+                for info in archive.infolist()
+                if info.filename.removesuffix(".npy") in wanted
+            }
+    except Exception as error:  # noqa: BLE001 - archives and headers of arrays that are damaged raise nearly anything
+        raise ValueError(f"{path} cannot be read as an .npz file: {reason(error)}") from error
+    return held, arrays
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """A member, mapped into memory: a packed one from a temporary file."""
+    key = info.filename.removesuffix(".npy")
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(version, np.lib.format.read_array_header_2_0)
+        shape, fortran, dtype = read(member)
+        if dtype.hasobject:
+            raise ValueError(f"{key} contains Python objects; save numbers or strings, such as {key}.astype(str)")
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if info.file_size - member.tell() != size:
+            raise ValueError(f"{key} is not as long as it says")
+        if info.compress_type == zipfile.ZIP_STORED and size and dtype.kind not in "US":
+            # Read once for its checksum, in pieces.
+            offset = member.tell()
+            while member.read(1 << 20):
+                pass
+            with open(str(archive.filename), "rb") as file:
+                file.seek(info.header_offset + 26)
+                name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
+            place = info.header_offset + 30 + name + extra + offset
+            return np.memmap(str(archive.filename), dtype, "c", place, shape, "F" if fortran else "C")
+        content = temporary_array((size,), np.uint8)
+        shutil.copyfileobj(member, _Writer(content), 1 << 20)
+        return content.view(dtype).reshape(shape, order="F" if fortran else "C")
+
+
+class _Writer:
+    """A file that fills an array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self._at = array, 0
+
+    def write(self, data: bytes) -> int:
+        self._array[self._at : self._at + len(data)] = np.frombuffer(data, np.uint8)
+        self._at += len(data)
+        return len(data)
+
+
+def from_folder(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
+    """One folder of images for each class, named like the class, read with Pillow.
+
+    With subfolders ``train`` and ``test``, and ``val`` if there is one (in capitals too), each of those holds the class
+    folders; otherwise the images are divided here, always in the same way. Names that begin with a dot are not part of
+    the data.
+
+    Raises:
+        ValueError: a class without a usable image, fewer than two classes, images of different sizes without
+            `image_size`.
+    """
+    folders = _subfolders(path)
+    divided: dict[str, Path] = {}
+    for part, names in PART_NAMES.items():
+        held = [folder for name, folder in folders.items() if name.lower() in names]
+        if len(held) == 1:
+            divided[part] = held[0]
+        elif held:
+            raise ValueError(f"{path} holds {' and '.join(folder.name for folder in held)}, which are the same part")
+    if not {"train", "test"} <= set(divided):
+        # Otherwise a network would learn to distinguish the parts.
+        if "train" in divided and len(divided) == len(folders):
+            raise ValueError(
+                f"{path} holds {' and '.join(folders)}, but no folder test; without one, put the class folders "
+                f"directly into {path} to have them split automatically"
+            )
+        divided = {"": path}
+    skipped: list[str] = []
+    listed = {part: _list_classes(folder, skipped) for part, folder in divided.items()}
+    files = [(part, label, name) for part, classes in listed.items() for label, names in classes for name in names]
+    rows, usable = _read_files(path, files, image_size, skipped)
+    first = {label for label, _ in next(iter(listed.values()))}
+    counts = Counter(file[:2] for file, good in zip(files, usable, strict=True) if good)
+    parts: dict[str, Part] = {}
+    photos: dict[str, list[str]] = {}
+    for part, folder in divided.items():
+        for label, held_files in listed[part]:
+            if label not in first:
+                raise ValueError(f"{folder} holds class '{label}', which {next(iter(divided.values()))} lacks")
+            if not counts[part, label]:
+                place = on_one_line(folder / label)
+                why = next((sentence for sentence in reversed(skipped) if sentence.startswith(place)), "it is empty")
+                if held_files:
+                    why = f"none of its {len(held_files)} files can be read as an image, such as {why}"
+                raise ValueError(f"class '{on_one_line(label)}' has no image in {place}: {why}")
+        numbers = np.array([number for number, file in enumerate(files) if usable[number] and file[0] == part])
+        parts[part] = (Images(rows, numbers), np.array([files[number][1] for number in numbers]))
+        photos[part] = [on_one_line(files[number][2].removeprefix(f"{path}/")) for number in numbers]
+    return _dataset(path.name, parts, (0.0, 1.0), skipped, str(path), photos, split)
+
+
+def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size: int | None = None) -> Dataset:
+    """Any iterable of (x, y), such as a torch `Dataset`; it is read once and divided here.
+
+    Args:
+        pairs: x is a Pillow image, an array or a tensor: [height, width], [height, width, channels] or [channels,
+            height, width] with 1 to 4 channels; y an integer or a string.
+        name: for the report.
+        image_size: see the module.
+
+    Raises:
+        ValueError: as `from_folder`; or an x of another shape, a y that is neither.
+    """
+    images: list[np.ndarray] = []
+    labels: list[Any] = []
+    skipped: list[str] = []
+    for position, (x, y) in enumerate(pairs):
+        where = f"{name}, image {position}"
+        array = pixels(x, image_size) if isinstance(x, Image.Image) else np.asarray(x)
+        if array.ndim not in (2, 3):
+            raise ValueError(f"{where}: x must have 2 or 3 dimensions, got shape {list(array.shape)}")
+        image = Images(_channels_last(array[None], where), np.arange(1), _fitting(image_size)).numpy()[0]
+        if not np.isfinite(image).all():
+            skipped.append(f"{where}: contains NaN or infinity")
+            continue
+        images.append(image)
+        labels.append(y.item() if hasattr(y, "item") else y)
+    if not images:
+        raise ValueError(f"{name} contains no usable image")
+    y = np.array(labels)
+    check_labels(y, len(images), name)
+    channels, first = max(image.shape[0] for image in images), images[0].shape[1:]
+    for image in images:
+        if image.shape[1:] != first:
+            sizes = " and ".join(f"{width}x{height} pixels" for height, width in (first, image.shape[1:]))
+            raise ValueError(f"images differ in size ({sizes}); set image_size (--image-size) to scale them all")
+        if image.shape[0] not in (1, channels):
+            raise ValueError(f"{name} has images of {image.shape[0]} and of {channels} channels")
+    stacked = np.stack([np.broadcast_to(image, (channels, *first)) for image in images])
+    return _dataset(name, {"": (torch.from_numpy(stacked), y)}, range_of([stacked]), skipped)
+
+
+def _subfolders(path: Path) -> dict[str, Path]:
+    folders = {
+        entry.name: Path(entry.path)
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name)
+        if entry.is_dir() and not entry.name.startswith(".")
+    }
+    for folder in folders.values():
+        # Otherwise all images would be one more class.
+        if folder.is_symlink() and path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"{on_one_line(folder)} is a link to a folder that contains it; remove it, it is not a class"
+            )
+    return folders
+
+
+def _list_classes(path: Path, skipped: list[str]) -> list[tuple[str, list[str]]]:
+    """The class folders of a part and all files below each, in order."""
+    folders = _subfolders(path)
+    if not folders:
+        raise ValueError(f"{path} must contain one folder of images per class, but contains no folder")
+    return [
+        (label, sorted(_list(str(folder), skipped), key=lambda name: name.split("/")))
+        for label, folder in folders.items()
+    ]
+
+
+def _list(folder: str, skipped: list[str]) -> list[str]:
+    """All files below a folder; `skipped` gets what cannot be opened, or is neither a file nor a folder."""
+    files: list[str] = []
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        skipped.append(f"{on_one_line(folder)}: its images cannot be read: {error.strerror}")
+        return files
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_file():
+            files.append(entry.path)
+        elif not entry.is_dir():
+            what = "not a readable file" if os.path.exists(entry.path) else "a link to nothing"
+            skipped.append(f"{on_one_line(entry.path)}: {what}")
+        elif entry.is_symlink():
+            skipped.append(f"{on_one_line(entry.path)}: a link to a folder, which is not followed below a class")
+        else:
+            files += _list(entry.path, skipped)
+    return files
+
+
+def _read_files(
+    path: Path, files: Sequence[tuple[str, str, str]], image_size: int | None, skipped: list[str]
+) -> tuple[Files, np.ndarray]:
+    """The files' images, and whether each can be used; `skipped` gets those that cannot."""
+    tell = Clock.counting(f"reading {on_one_line(path.name)}", None)
+    few = len(files) <= MOST_CHECKED
+    checked = np.arange(len(files)) if few else np.linspace(0, len(files) - 1, SAMPLE).astype(int)
+    usable, failed = np.ones(len(files), bool), dict[int, str]()
+    sizes: dict[tuple[int, int], str] = {}
+    channels, dtype = 1, np.uint8
+    for number in checked.tolist():
+        name = files[number][2]
+        try:
+            with Image.open(name) as image:
+                turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+                sizes.setdefault(image.size[::-1] if turned else image.size, on_one_line(name))
+                channels = max(channels, 1 if image.mode[0] in "1LIF" else 3)
+                dtype = np.uint16 if image.mode.startswith("I") else dtype  # type: ignore[assignment]
+        except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
+            failed[number] = reason(error)
+    if image_size is None and len(sizes) > 1:
+        two = " and ".join(f"{name} has {width}x{height} pixels" for (width, height), name in list(sizes.items())[:2])
+        raise ValueError(f"images differ in size ({two}); set image_size (--image-size) to scale them all")
+    width, height = (image_size, image_size) if image_size is not None else next(iter(sizes), (1, 1))
+    rows = Files([name for *_, name in files], (height, width, channels), dtype, image_size)
+    left = np.setdiff1d(checked, list(failed)).astype(int)
+    for start in range(0, len(left), AT_ONCE):
+        failed |= rows.read(left[start : start + AT_ONCE])
+        tell(min(start + AT_ONCE, len(left)), len(left))
+    for number in sorted(failed):
+        usable[number] = False
+        skipped.append(f"{on_one_line(files[number][2])}: {failed[number]}")
+    return rows, usable
+
+
+def _channels_last(x: np.ndarray, where: str) -> np.ndarray:
+    """A batch of images as [n, height, width, channels], without a copy."""
+    if x.dtype.kind not in "biuf":
+        raise ValueError(f"{where}: x must contain numbers, got dtype {x.dtype}")
+    if x.ndim == 3:
+        x = x[..., None]
+    elif x.ndim == 4 and not 1 <= x.shape[3] <= 4 and 1 <= x.shape[1] <= 4:
+        x = x.transpose(0, 2, 3, 1)
+    elif x.ndim != 4 or not 1 <= x.shape[3] <= 4:
+        raise ValueError(
+            f"{where}: x must be [n, height, width], [n, height, width, channels] or [n, channels, height, width] with "
+            f"1 to 4 channels, got shape {list(x.shape)}"
+        )
+    if 0 in x.shape:
+        raise ValueError(f"{where}: x is empty, its shape is {list(x.shape)}")
+    return x
+
+
+def check_labels(y: np.ndarray, count: int, where: str) -> None:
+    if y.shape != (count,):
+        raise ValueError(f"{where}: y must have one label for each of {count} images, got shape {list(y.shape)}")
+    if y.dtype.kind not in "biuU":
+        raise ValueError(f"{where}: y must contain integers or strings, got dtype {y.dtype}")
+
+
+def range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
+    """0..1 if the images keep to it, otherwise their extremes with zero."""
+    low = min(float(images.min(initial=0.0)) for images in parts)
+    high = max(float(images.max(initial=0.0)) for images in parts)
+    return (0.0, 1.0) if low == 0 and high <= 1 else (low, high)
+
+
+def _fitting(size: int | None) -> Any:
+    return None if size is None else lambda images: _fitted(images, size)
+
+
+def _fitted(images: np.ndarray, size: int | None) -> np.ndarray:
+    """The middle square of images [n, channels, height, width], scaled to `size`."""
+    height, width = images.shape[2:]
+    if size is None or (height, width) == (size, size):
+        return images
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = torch.from_numpy(np.ascontiguousarray(images[:, :, top : top + side, left : left + side]))
+    return F.interpolate(square, (size, size), mode="bilinear", antialias=True, align_corners=False).numpy()
+
+
+def _dataset(
+    name: str,
+    parts: dict[str, Part],
+    value_range: tuple[float, float],
+    skipped: Sequence[str] = (),
+    where: str = "",
+    names: Mapping[str, Sequence[str]] | None = None,
+    split: str | None = None,
+) -> Dataset:
+    """Assembles the parts; one part called "" is divided into three, and a missing validation part is split off.
+
+    Args:
+        where: the data is, for messages; its name if that says enough.
+        names: of each part's images, if they have any.
+        split: see `load`.
+    """
+    where = where or name
+    # Strings in their order, integers in theirs.
+    labels = np.unique(next(iter(parts.values()))[1])
+    class_names = tuple(str(label) for label in labels)
+    if len(labels) < 2:
+        only = f"only class '{class_names[0]}'" if len(labels) else "none"
+        raise ValueError(f"{where} must contain at least two classes, but contains {only}")
+    shapes = {part: tuple(images.shape[1:]) for part, (images, _) in parts.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"{where}: the parts differ in the shape of their images: {shapes}")
+    splits = {}
+    for part, (images, y) in parts.items():
+        strangers = np.setdiff1d(y, labels)
+        if len(strangers):
+            raise ValueError(f"{where}: part '{part}' holds class '{strangers[0]}', which the training part lacks")
+        codes = torch.from_numpy(np.searchsorted(labels, y).astype(np.int64))
+        splits[part] = Split(images, codes, tuple(names[part]) if names else ())
+    if split is not None and "" not in splits:
+        raise ValueError(f"{where} is divided into {' and '.join(splits)} already: omit --split {split}")
+    if "" in splits:
+        of_validation, of_test, seed = _shares(split)
+        rest, test = _divided(where, splits.pop(""), of_test, class_names, 3, seed)
+        train, validation = _divided(where, rest, of_validation / (1 - of_test), class_names, 2, seed)
+        splits = {"train": train, "validation": validation, "test": test}
+    elif "validation" not in splits:
+        train, validation = _divided(where, splits["train"], VALIDATION_SHARE, class_names, least=2)
+        splits |= {"train": train, "validation": validation}
+    train, validation, test = (splits[part] for part in PART_NAMES)
+    return Dataset(name, class_names, value_range, train, validation, test, tuple(skipped))
+
+
+def _shares(split: str | None) -> tuple[float, float, int]:
+    """The shares of validation and test, and a seed."""
+    if split is None:
+        return VALIDATION_SHARE, TEST_SHARE, SPLIT_SEED
+    parts, _, seed = split.partition(":")
+    train, validation, test = map(int, parts.split("/"))
+    whole = train + validation + test
+    return validation / whole, test / whole, int(seed)
+
+
+def _divided(
+    where: str, split: Split, share: float, class_names: tuple[str, ...], least: int, seed: int = SPLIT_SEED
+) -> tuple[Split, Split]:
+    """Divides a part into the rest and a share, always the same for a seed; every class has its share of both, at least
+    one image."""
+    generator = np.random.default_rng(seed)
+    labels = split.labels.numpy()
+    chosen = []
+    for code, class_name in enumerate(class_names):
+        members = generator.permutation(np.nonzero(labels == code)[0])
+        if len(members) < least:
+            raise ValueError(
+                f"{where}: class '{class_name}' has {len(members)} images to divide, at least {least} are needed"
+            )
+        # Something has to remain for the other parts.
+        chosen.append(members[: min(len(members) - least + 1, max(1, round(share * len(members))))])
+    smaller = np.sort(np.concatenate(chosen))
+    larger = np.setdiff1d(np.arange(len(labels)), smaller)
+    # Not in class order: batches without shuffling, as in calibration, should hold all classes.
+    parts = [torch.from_numpy(generator.permutation(indices)) for indices in (larger, smaller)]
+    first, second = (
+        Split(
+            part_of(split.images, part), split.labels[part],
+            tuple(split.names[index] for index in part if split.names),
+        )
+        for part in parts
+    )  # fmt: skip
+    return first, second

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that stay on disk: arrays and files are read when they are asked for, so memory does not grow with the data.
+
+Image files are decoded once, by threads, into a temporary file (in `EXACTQAT_CACHE`, or the system's folder for
+temporary files), from which every later epoch reads. They keep the bits they came with: 8, or 16.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from ...kit.display import on_one_line
+from ..report import results
+
+# Images that are read at once where all are looked at.
+AT_ONCE = 256
+Index = slice | Tensor | np.ndarray | Sequence[int]
+
+
+class Rows(Protocol):
+    """Images [n, height, width, channels] of any dtype, by their numbers."""
+
+    shape: tuple[int, ...]
+
+    def __getitem__(self, numbers: np.ndarray) -> np.ndarray: ...
+
+
+class Images:
+    """Images as float32 [n, channels, height, width], read from rows when they are asked for.
+
+    Used like a tensor: `shape`, `len`, indices of images, `split`. Unsigned integers of 8 and 16 bits are divided by
+    255 and 65535; all other numbers are used as they are.
+    """
+
+    def __init__(
+        self, rows: Rows, numbers: np.ndarray, fitted: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> None:
+        """numbers: of the rows that these images are; fitted: what is done to images as they are read."""
+        self._rows, self._numbers, self._fitted = rows, numbers, fitted
+        first = self._read(numbers[:1]) if len(numbers) else np.zeros((0, *rows.shape[3:], *rows.shape[1:3]))
+        self.shape = torch.Size((len(numbers), *first.shape[1:]))
+
+    def _read(self, numbers: np.ndarray) -> np.ndarray:
+        rows = np.asarray(self._rows[numbers])
+        scale = {"uint8": 255, "uint16": 65535}.get(rows.dtype.name, 1)
+        images = np.ascontiguousarray(rows.transpose(0, 3, 1, 2), np.float32) / np.float32(scale)
+        return images if self._fitted is None else self._fitted(images)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """The images of a slice, of several numbers, or of one number."""
+        if isinstance(index, int | np.integer):
+            return self[[int(index)]][0]
+        chosen = index.numpy() if isinstance(index, Tensor) else index
+        return torch.from_numpy(self._read(self._numbers[chosen]))
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    def part(self, index: Index) -> Images:
+        """Some of the images, not yet read."""
+        chosen = index.numpy() if isinstance(index, Tensor) else index
+        return Images(self._rows, self._numbers[chosen], self._fitted)
+
+    def numpy(self) -> np.ndarray:
+        """All of them."""
+        return self._read(self._numbers)
+
+    def unread(self) -> list[bytes]:
+        """What identifies the images without reading them, if there are files that were not all read."""
+        return self._rows.unread(self._numbers) if isinstance(self._rows, Files) else []
+
+
+def part_of(images: results.Images, index: Tensor | slice) -> results.Images:
+    """Some of the images; those on disk are not yet read."""
+    return images.part(index) if isinstance(images, Images) else images[index]
+
+
+def temporary_array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array in a file without a name, which ends with the process.
+
+    Raises:
+        ValueError: the disk has no room for it.
+    """
+    folder = os.environ.get("EXACTQAT_CACHE") or tempfile.gettempdir()
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ValueError(
+            f"{shape[0]:,} images take {size / 2**30:,.1f} GiB in {folder}, which has {free / 2**30:,.1f} GiB left; "
+            "choose another folder in EXACTQAT_CACHE, or use a smaller image_size (--image-size)"
+        )
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(max(size, 1))
+        return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def pixels(image: Image.Image, size: int | None = None) -> np.ndarray:
+    """A Pillow image as [height, width] or [height, width, 3], uint8 or uint16.
+
+    EXIF rotation is applied, palettes are resolved, transparent pixels become black, in proportion.
+
+    Args:
+        size: the largest square in the middle is scaled to it.
+
+    Raises:
+        ValueError: its pixels have no known range.
+    """
+    image = ImageOps.exif_transpose(image)
+    mode = image.mode
+    if mode == "F":
+        raise ValueError("its pixels are floating-point numbers without a known range; use an .npz file for such data")
+    if mode.startswith("I"):
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError("its pixels have more than 16 bits")
+        wide = Image.fromarray(values.astype(np.float32))
+        return np.rint(np.asarray(_scaled(wide, size))).astype(np.uint16)
+    gray = "L" if mode in ("1", "L", "LA", "La") else "RGB"
+    if mode in ("LA", "La", "RGBA", "RGBa", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.composite(image.convert(gray), Image.new(gray, image.size), image.getchannel("A"))
+    return np.asarray(_scaled(image.convert(gray), size))
+
+
+def _scaled(image: Image.Image, size: int | None) -> Image.Image:
+    if size is None or image.size == (size, size):
+        return image
+    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+
+
+class Files:
+    """Image files as rows, decoded when they are asked for first.
+
+    Args:
+        paths: of the files; size: see `pixels`.
+        shape: height, width and channels; dtype: uint8 or uint16.
+    """
+
+    def __init__(self, paths: Sequence[str], shape: tuple[int, int, int], dtype: Any, size: int | None) -> None:
+        self.paths, self._size = paths, size
+        self.shape: tuple[int, ...] = (len(paths), *shape)
+        self._pixels = temporary_array(self.shape, dtype)
+        self._ready = np.zeros(len(paths), bool)
+        self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+        self._lock = threading.Lock()
+
+    def _decode(self, number: int) -> str:
+        """Reads one file; a sentence if that fails."""
+        try:
+            with Image.open(self.paths[number]) as image:
+                decoded = pixels(image, self._size)
+        except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
+            return reason(error)
+        if decoded.shape[:2] != self.shape[1:3]:
+            height, width = decoded.shape[:2]
+            return f"it has {width}x{height} pixels and others {self.shape[2]}x{self.shape[1]}"
+        if decoded.ndim > 2 and self.shape[3] == 1 or decoded.itemsize > self._pixels.itemsize:
+            return "it has colors or 16 bits, and others have not"
+        if decoded.itemsize < self._pixels.itemsize:
+            decoded = decoded.astype(np.uint16) * 257
+        self._pixels[number] = decoded[:, :, None] if decoded.ndim == 2 else decoded
+        self._ready[number] = True
+        return ""
+
+    def read(self, numbers: np.ndarray) -> dict[int, str]:
+        """Decodes files, and returns why that failed for some."""
+        with self._lock:
+            missing = numbers[~self._ready[numbers]].tolist()
+            failed = zip(missing, self._threads.map(self._decode, missing), strict=True)
+            return {number: why for number, why in failed if why}
+
+    def unread(self, numbers: np.ndarray) -> list[bytes]:
+        """Names and sizes of files, unless all were read."""
+        if self._ready[numbers].all():
+            return []
+        return [f"{self.paths[number]} {os.path.getsize(self.paths[number])}".encode() for number in numbers]
+
+    def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
+        for number, why in self.read(numbers).items():
+            raise ValueError(
+                f"{on_one_line(self.paths[number])} cannot be read: {why}. Of so many files a sample is read before "
+                "training: remove it, and start again"
+            )
+        return self._pixels[numbers]
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be read."""
+    return on_one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__)

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job's networks: ordinary PyTorch modules that know nothing of quantization.
+
+`NETWORKS` names them; `network` builds one of them, or any other that an importable function builds. Their structures
+are those of the papers named with them; paddings are TensorFlow's, so that devices need no separate operator for
+padding. The last layer is always called ``classifier``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ...kit.train.torch.primitives import overruns_channels_last
+from ...qat import Conv2d, DepthwiseConv2d
+from ..report.text import shell_word
+from .imported import built, described, imported
+
+Shape = Sequence[int]
+
+
+def convolution(
+    inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, activation: type[nn.Module] = nn.ReLU6
+) -> nn.Sequential:
+    """Convolution, batch norm, activation."""
+    return nn.Sequential(Conv2d(inputs, outputs, kernel, stride, bias=False), nn.BatchNorm2d(outputs), activation())
+
+
+def depthwise(channels: int, stride: int = 1, kernel: int = 3, activation: type[nn.Module] = nn.ReLU6) -> nn.Sequential:
+    """Depthwise convolution, batch norm, activation."""
+    filter_ = DepthwiseConv2d(channels, kernel, stride, bias=False)
+    return nn.Sequential(filter_, nn.BatchNorm2d(channels), activation())
+
+
+class Separable(nn.Module):
+    """MobileNet's block: every channel filtered separately, then channels mixed point by point."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.depthwise = depthwise(inputs, stride)
+        self.pointwise = convolution(inputs, outputs, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.pointwise(self.depthwise(features))
+
+
+class SqueezeExcite(nn.Module):
+    """Scales every channel by a number between 0 and 1 that depends on all channels' means."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.squeeze = nn.Sequential(Conv2d(channels, squeezed, 1), nn.ReLU())
+        self.excite = nn.Sequential(Conv2d(squeezed, channels, 1), nn.Hardsigmoid())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features * self.excite(self.squeeze(self.pool(features)))
+
+
+class InvertedResidual(nn.Module):
+    """MobileNetV2's and V3's block: widen, filter, narrow without an activation, and add the input if it fits.
+
+    Args:
+        wide: channels in the middle; if equal to `inputs`, there is nothing to widen.
+        squeeze_excite: with `SqueezeExcite` between filtering and narrowing.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        wide: int,
+        outputs: int,
+        stride: int = 1,
+        kernel: int = 3,
+        activation: type[nn.Module] = nn.ReLU6,
+        squeeze_excite: bool = False,
+    ) -> None:
+        super().__init__()
+        self.expand = convolution(inputs, wide, 1, activation=activation) if wide != inputs else nn.Identity()
+        self.depthwise = depthwise(wide, stride, kernel, activation)
+        self.scale = SqueezeExcite(wide, _divisible(wide / 4)) if squeeze_excite else nn.Identity()
+        self.project = nn.Sequential(Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.residual = stride == 1 and inputs == outputs
+
+    def forward(self, features: Tensor) -> Tensor:
+        narrow = self.project(self.scale(self.depthwise(self.expand(features))))
+        return features + narrow if self.residual else narrow
+
+
+def _divisible(channels: float, divisor: int = 8) -> int:
+    """The next multiple of eight, never below nine tenths of the requested number."""
+    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * channels else rounded
+
+
+class ImageClassifier(nn.Module):
+    """Features, their mean over the image, and one linear layer.
+
+    Args:
+        channels: those the linear layer reads.
+        head: layers between the mean and the linear layer.
+    """
+
+    def __init__(
+        self, features: nn.Module, channels: int, classes: int, dropout: float = 0.0, head: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = head if head is not None else nn.Identity()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.classifier = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.dropout(self.head(self.pool(self.features(images))).flatten(1)))
+
+
+class SmallMobileNet(nn.Module):
+    """About nine thousand parameters; for images from 8x8 up.
+
+    Args:
+        channels: of the images.
+        classes: number of logits.
+    """
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.stem = convolution(channels, 16, 3)
+        self.block1 = Separable(16, 24, stride=2)
+        self.block2 = InvertedResidual(24, 96, 24)
+        self.block3 = Separable(24, 48, stride=2)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(48, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.block3(self.block2(self.block1(self.stem(images))))
+        return self.classifier(self.pool(features).flatten(1))
+
+
+def small_mobilenet(shape: Shape, classes: int) -> nn.Module:
+    """`SmallMobileNet` for images of that shape."""
+    return SmallMobileNet(shape[0], classes)
+
+
+def dscnn(shape: Shape, classes: int, width: int = 64) -> nn.Module:
+    """Keyword spotting on spectrograms (arXiv:1711.07128); shape (1, 49, 10) in MLPerf Tiny."""
+    blocks = [Separable(width, width, stride=1) for _ in range(4)]
+    return ImageClassifier(nn.Sequential(convolution(shape[0], width, (10, 4), 2), *blocks), width, classes, 0.4)
+
+
+def mobilenet_v1(shape: Shape, classes: int, width: float = 0.25) -> nn.Module:
+    """arXiv:1704.04861; shape (3, 96, 96) with width 0.25 is visual wake words of MLPerf Tiny."""
+
+    def scaled(channels: int) -> int:
+        return max(8, int(channels * width))
+
+    blocks: list[nn.Module] = [convolution(shape[0], scaled(32), 3, 2)]
+    inputs = 32
+    for outputs, stride in [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2)]:
+        blocks.append(Separable(scaled(inputs), scaled(outputs), stride))
+        inputs = outputs
+    blocks.append(Separable(scaled(1024), scaled(1024), 1))
+    return ImageClassifier(nn.Sequential(*blocks), scaled(1024), classes)
+
+
+def mobilenet_v2(shape: Shape, classes: int, width: float = 1.0) -> nn.Module:
+    """arXiv:1801.04381, table 2."""
+    inputs = _divisible(32 * width)
+    blocks: list[nn.Module] = [convolution(shape[0], inputs, 3, 2)]
+    stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    for widening, channels, repeats, stride in stages:
+        outputs = _divisible(channels * width)
+        for repeat in range(repeats):
+            blocks.append(InvertedResidual(inputs, inputs * widening, outputs, stride if repeat == 0 else 1))
+            inputs = outputs
+    last = _divisible(1280 * max(1.0, width))
+    return ImageClassifier(nn.Sequential(*blocks, convolution(inputs, last, 1)), last, classes, 0.2)
+
+
+def mobilenet_v3_small(shape: Shape, classes: int) -> nn.Module:
+    """arXiv:1905.02244, table 2: squeeze-and-excite, hard swish."""
+    relu, swish = nn.ReLU, nn.Hardswish
+    # kernel, channels in the middle, channels after, squeeze-and-excite, activation, stride
+    stages = [
+        (3, 16, 16, True, relu, 2),
+        (3, 72, 24, False, relu, 2),
+        (3, 88, 24, False, relu, 1),
+        (5, 96, 40, True, swish, 2),
+        (5, 240, 40, True, swish, 1),
+        (5, 240, 40, True, swish, 1),
+        (5, 120, 48, True, swish, 1),
+        (5, 144, 48, True, swish, 1),
+        (5, 288, 96, True, swish, 2),
+        (5, 576, 96, True, swish, 1),
+        (5, 576, 96, True, swish, 1),
+    ]
+    inputs = 16
+    blocks: list[nn.Module] = [convolution(shape[0], inputs, 3, 2, swish)]
+    for kernel, wide, outputs, squeeze_excite, activation, stride in stages:
+        blocks.append(InvertedResidual(inputs, wide, outputs, stride, kernel, activation, squeeze_excite))
+        inputs = outputs
+    features = nn.Sequential(*blocks, convolution(96, 576, 1, 1, swish))
+    return ImageClassifier(features, 1024, classes, 0.2, nn.Sequential(Conv2d(576, 1024, 1), swish()))
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions in parallel with the input, or with its 1x1 convolution if size or channels change."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = convolution(inputs, outputs, 3, stride, nn.ReLU)
+        self.second = nn.Sequential(Conv2d(outputs, outputs, 3, bias=False), nn.BatchNorm2d(outputs))
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else Conv2d(inputs, outputs, 1, stride)
+        self.relu = nn.ReLU()
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.relu(self.shortcut(features) + self.second(self.first(features)))
+
+
+def resnet8(shape: Shape, classes: int) -> nn.Module:
+    """The smallest residual network of arXiv:1512.03385's kind; shape (3, 32, 32) in MLPerf Tiny."""
+    blocks = [ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2), ResidualBlock(32, 64, 2)]
+    return ImageClassifier(nn.Sequential(convolution(shape[0], 16, 3, 1, nn.ReLU), *blocks), 64, classes)
+
+
+class Autoencoder(nn.Module):
+    """Dense layers down to eight numbers and up again."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        sizes = [inputs, 128, 128, 128, 128, 8, 128, 128, 128, 128]
+        layers: list[nn.Module] = []
+        for size, following in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(size, following), nn.BatchNorm1d(following), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.classifier = nn.Linear(128, outputs)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.classifier(self.layers(features.flatten(1)))
+
+
+def autoencoder(shape: Shape, classes: int) -> nn.Module:
+    """Anomaly detection of MLPerf Tiny, shape (640,); `classes` outputs: 640 to reconstruct the input."""
+    return Autoencoder(math.prod(shape), classes)
+
+
+NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    function.__name__: function
+    for function in (
+        small_mobilenet,
+        dscnn,
+        mobilenet_v1,
+        mobilenet_v2,
+        mobilenet_v3_small,
+        resnet8,
+        autoencoder,
+    )
+}
+
+
+# Packages whose models are used if they are named, and how they build one.
+LIBRARIES: dict[str, Callable[[str, Shape, int], nn.Module]] = {}
+
+
+def _library(function: Callable[[str, Shape, int], nn.Module]) -> Callable[[str, Shape, int], nn.Module]:
+    LIBRARIES[function.__name__] = function
+    return function
+
+
+@_library
+def timm(name: str, shape: Shape, classes: int) -> nn.Module:
+    from timm import create_model
+
+    return create_model(name, pretrained=False, in_chans=shape[0], num_classes=classes)
+
+
+@_library
+def torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
+    from torchvision.models import get_model
+
+    return get_model(name, weights=None, num_classes=classes)
+
+
+def is_known(name: str) -> bool:
+    """Whether a network is one of NETWORKS or of LIBRARIES: building it runs no code of the user's or of a file's.
+
+    Names of LIBRARIES are architectures; other names, with which timm would download a model, are not allowed.
+    """
+    package, _, architecture = name.partition("/")
+    return name in NETWORKS or (package in LIBRARIES and re.fullmatch(r"[\w.]+", architecture, re.ASCII) is not None)
+
+
+def check_name(name: str) -> None:
+    """Refuses a name of no network; for a user's network it imports the module.
+
+    Raises:
+        ValueError: there is no such network, or its package is not installed.
+    """
+    if is_known(name):
+        package = name.partition("/")[0]
+        if package in LIBRARIES and importlib.util.find_spec(package) is None:
+            raise ValueError(f"model {name} needs the package {package}, which is not installed: pip install {package}")
+        return
+    if ":" not in name:
+        libraries = ", ".join(f"{package}/NAME" for package in LIBRARIES)
+        raise ValueError(
+            f"model must be one of {', '.join(NETWORKS)}, {libraries} or 'package.module:function', got {name!r}"
+        )
+    imported(name)
+
+
+def network(name: str, shape: Shape, classes: int) -> nn.Module:
+    """Builds an untrained network by name.
+
+    Args:
+        name: one of NETWORKS, a model of one of LIBRARIES such as ``"timm/mobilenetv3_small_100"``, or
+            ``"package.module:function"``, see `imported.built`. That runs the function: a name from a file has to go
+            through `named_in` first.
+        shape: of one input, without the batch: (channels, height, width) or (features,).
+        classes: number of outputs.
+
+    Raises:
+        ValueError: there is no such network, or the function fails or does not return a module.
+    """
+    check_name(name)
+    if name in NETWORKS:
+        return NETWORKS[name](tuple(shape), classes)
+    if is_known(name):
+        package, _, architecture = name.partition("/")
+        try:
+            return LIBRARIES[package](architecture, tuple(shape), classes)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises for a name or a shape
+            raise ValueError(f"model {name} cannot be built: {described(error)}") from error
+    model, _ = built(name, shape, classes)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def named_in(file: Path, name: str, given: str | None) -> str:
+    """The network that a file names, if it may be built.
+
+    A file must not decide what code runs: it names a known network, or the one that the user also named.
+
+    Args:
+        given: the user's name for it, which may be left out for known ones, see `is_known`.
+
+    Raises:
+        ValueError: the user has not named it, or has named another.
+    """
+    if given is not None and given != name:
+        raise ValueError(f"{file} names the network {name!r}, which is not --model {given}")
+    if given is None and not is_known(name):
+        raise ValueError(
+            f"{file} names the network {name!r}, which is not one of exactqat's own ({', '.join(NETWORKS)}). "
+            f"Code that a file names is not run. If you trust it, name it yourself: "
+            f"--model {shell_word(name)}"
+        )
+    return name
+
+
+def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+    """The untrained network of that name (see `network`), in the memory format that needs no copies, if that is safe.
+
+    Args:
+        input_shape: channels, height, width.
+    """
+    model = network(name, input_shape, classes)
+    if any(isinstance(layer, nn.Conv2d) and _overruns(layer) for layer in model.modules()):
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _overruns(layer: nn.Conv2d) -> bool:
+    padding = (0,) if isinstance(layer.padding, str) else layer.padding
+    return overruns_channels_last(layer.weight, layer.stride, padding)

@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report's charts, drawn by matplotlib as vectors whose colors and letters are the page's, with values on hover.
+
+Each is as wide as a phone's screen, so that its letters can be read there; the page shows them side by side where there
+is room.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from torch import Tensor
+
+from ...deploy.comparison import Comparison
+from ...kit.train.core.steps import WeightedStep
+from . import findings
+from .page import BAD, DARK, INK, LINE, NOTE, escape, variable
+from .text import shortened
+
+if TYPE_CHECKING:
+    from .results import Outcome, Results
+
+FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
+METHOD_COLORS = dict(
+    zip(("ptq_min_max", "ptq_least_error", "qat_ema", "qat_learned"), PTQ_COLORS + QAT_COLORS, strict=True)
+) | {"ptq_searched": "#146c43"}
+METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^osP", strict=True))
+PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43", "#b02a37", "#6fa8dc", "#f2b77c", "#6b7280")
+PRECISION_LINES = ("-", "--", ":", "-.")
+# The most characters of a name in a picture, which has to fit the longest; the most points with values on hover.
+DRAWN_LENGTH, MOST_TIPS = 20, 400
+# Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown smaller than that.
+WIDTH, HEIGHT, SMALLEST = 4.6, 3.1, 0.85
+STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "exactqat", "font.size": 11, "axes.titlesize": 11, "legend.fontsize": 10,
+    "text.color": INK, "axes.edgecolor": NOTE, "axes.labelcolor": INK, "xtick.color": NOTE, "ytick.color": NOTE,
+    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.titlelocation": "left", "legend.frameon": False,
+    # Names are names: dollar signs are not math, and a user's own text style is not used.
+    "text.parse_math": False, "text.usetex": False, "axes.unicode_minus": True, "axes.formatter.use_mathtext": False,
+}  # fmt: skip
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.5g}%")
+# Axes with room beyond the possible shares.
+SHARE = FuncFormatter(lambda value, _: f"{100 * value:.5g}%" if -1e-9 < value < 1 + 1e-9 else "")
+NUMBER = FuncFormatter(lambda value, _: f"{value:.6g}")
+# An artist's id that becomes what is shown next to the pointer.
+TIP = "tip:"
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """In this context, matplotlib draws in STYLE, whatever the user's style."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
+        yield
+
+
+def svg(figure: Figure, caption: str) -> Markup:
+    """A figure of the page."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        # The reader's fonts are used, not those that matplotlib has here.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    drawn = buffer.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(rf'<g id="{TIP}([^"]*)">', lambda found: f"<g><title>{found[1]}</title>", drawn)
+    # Other pictures on the page have the same ids; those that are referenced are made from what they name.
+    drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
+    drawn = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", drawn)
+    width = figure.get_figwidth() * 72
+    # What is wider than a phone scrolls there, at its own size.
+    smallest = width * (SMALLEST if width <= WIDTH * 72 else 1.1)
+    drawn = re.sub(
+        r'<svg\s[^>]*?(viewBox="[^"]*")[^>]*>',
+        lambda found: (
+            f"<svg {found[1]} role='img' aria-label='{escape(caption)}' "
+            f"style='min-width:{smallest:.0f}px;max-width:{width * 1.45:.0f}px'>"
+        ),
+        drawn,
+        count=1,
+    )
+    for color in DARK:
+        drawn = drawn.replace(color, variable(color))
+    return Markup(f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>")
+
+
+def _figure(height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _clean(axes: Axes, grid: str = "y") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color=LINE, linewidth=0.8)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+
+
+def _below(figure: Figure, axes: Axes, columns: int = 2) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns)
+
+
+def _tips(axes: Axes, x: Sequence[float], y: Sequence[float], texts: Sequence[str]) -> None:
+    """Shows a text next to the pointer at each point."""
+    for across, up, text in list(zip(x, y, texts, strict=True))[:MOST_TIPS]:
+        (point,) = axes.plot([across], [up], "o", color=INK, alpha=0, markersize=11, markeredgewidth=0)
+        point.set_gid(TIP + shortened(text, 120))
+
+
+def accuracies(results: Results) -> Markup:
+    """A bar for each network; quantized ones on the device."""
+    rows: list[tuple[str, float, str]] = [("float32", results.float_test_accuracy, FLOAT_COLOR)]
+    places = [0.0]
+    for precision in results.settings.precisions:
+        for position, outcome in enumerate(results.of(precision)):
+            places.append(places[-1] + (1.6 if position == 0 else 1.0))
+            label = f"{precision.upper()} {outcome.method.title.removesuffix(' ranges')}"
+            rows.append((label, outcome.device_accuracy, METHOD_COLORS[outcome.method.name]))
+    shares = [share for _, share, _ in rows]
+    # The differences are small: the axis starts below the lowest bar, and says so.
+    floor = max(0.0, np.floor((min(shares) - 0.03) * 20) / 20)
+    figure, axes = _figure(1.1 + 0.21 * places[-1])
+    bars = axes.barh(places, [share - floor for share in shares], left=floor, color=[color for *_, color in rows])
+    for bar, place, (label, share, _) in zip(bars, places, rows, strict=True):
+        bar.set_gid(f"{TIP}{label}: {share:.2%}")
+        axes.text(1.02, place, f"{share:.1%}", transform=axes.get_yaxis_transform(), va="center", fontsize=10)
+    axes.axvline(shares[0], color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's")
+    axes.set_yticks(places, [label for label, *_ in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlim(floor, min(1.0, floor + (max(max(shares), floor + 0.05) - floor) * 1.05))
+    # Whole percentages, and few: names at the left may leave little room.
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(PERCENT)
+    axes.set_xlabel("test accuracy" + (f" (the axis starts at {floor:.0%})" if floor else ""))
+    _below(figure, axes)
+    _clean(axes, "x")
+    return svg(figure, "Test accuracy of every network; quantized networks on the device. Dashed: the float network's.")
+
+
+def sizes(results: Results) -> list[Markup]:
+    """Accuracy against the bytes of all parameters, for all networks, and against the compressed file, for those that
+    are delivered."""
+    figure, axes = _figure(3.5)
+    axes.plot(results.float_bytes, results.float_test_accuracy, "D", color=FLOAT_COLOR, markersize=7, label="float32")
+    packed = [(float(results.float_bytes), results.float_test_accuracy, "float32")]
+    titled = set[str]()
+    for outcome in results.outcomes:
+        name, size, share = outcome.method.name, float(findings.packed_bytes(outcome)), outcome.device_accuracy
+        title = f"{outcome.precision.upper()} {outcome.method.title}"
+        label = None if name in titled else outcome.method.title.removesuffix(" ranges")
+        axes.plot(size, share, METHOD_MARKERS[name], color=METHOD_COLORS[name], markersize=7, label=label)
+        packed.append((size, share, title))
+        titled.add(name)
+    first = _size_picture(
+        figure, axes, packed, "bytes of all parameters, packed",
+        "Accuracy against size: parameters packed at their own bits (files use 8-bit containers).",
+    )  # fmt: skip
+    figure, axes = _figure(3.5)
+    widths = [width for width in findings.widths(results) if width.compressed_file_bytes is not None]
+    for number, bits in enumerate(sorted({width.activation_bits for width in widths}, reverse=True)):
+        line = [width for width in widths if width.activation_bits == bits]
+        axes.plot(
+            [float(width.compressed_file_bytes or 0) for width in line],
+            [float(width.device_accuracy or 0) for width in line],
+            "o-", color=PRECISION_COLORS[number % len(PRECISION_COLORS)], label=f"{bits}-bit activations",
+        )  # fmt: skip
+    shown = [(float(w.compressed_file_bytes or 0), float(w.device_accuracy or 0), w.network.upper()) for w in widths]
+    for size, share, name in shown:
+        axes.annotate(name, (size, share), (0, 8), textcoords="offset points", ha="center", fontsize=10)
+    axes.axhline(
+        results.float_test_accuracy, color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's"
+    )
+    second = _size_picture(
+        figure, axes, shown, "bytes of the compressed .tflite file",
+        "Accuracy of the delivered networks on the device, against the compressed file, as downloaded.",
+    )  # fmt: skip
+    return [first, second]
+
+
+def _size_picture(
+    figure: Figure, axes: Axes, shown: Sequence[tuple[float, float, str]], label: str, caption: str
+) -> Markup:
+    """Sizes from left to right, accuracies upwards; `shown`: each point and what it is."""
+    bytes_of = [size for size, *_ in shown]
+    _tips(
+        axes, bytes_of, [share for _, share, _ in shown],
+        [f"{name}: {share:.2%}, {size:,.0f} bytes" for size, share, name in shown],
+    )  # fmt: skip
+    axes.margins(x=0.12, y=0.22)
+    if max(bytes_of) > 3 * min(bytes_of):
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(bytes_of) < 30 * min(bytes_of) else (1,)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    # Accuracies that are all equal are shown side by side, not enlarged.
+    low, high = axes.get_ylim()
+    if high - low < 0.05:
+        low, high = (low + high) / 2 - 0.025, (low + high) / 2 + 0.025
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(SHARE)
+    axes.set_xlabel(label)
+    axes.set_ylabel("test accuracy")
+    _below(figure, axes)
+    _clean(axes)
+    return svg(figure, caption)
+
+
+def curves(results: Results) -> list[Markup]:
+    """Loss and validation accuracy by epoch: of the float network, then of each precision."""
+    groups = [("float", [("float", FLOAT_COLOR, results.float_history)])]
+    for precision in results.settings.precisions:
+        trained = [
+            (outcome.method.title, METHOD_COLORS[outcome.method.name], outcome.history)
+            for outcome in results.of(precision)
+            if outcome.history
+        ]
+        if trained:
+            groups.append((precision.upper(), trained))
+    pictures = []
+    for title, histories in groups:
+        for what in ("loss", f"accuracy on the validation {results.dataset.noun}s"):
+            figure, axes = _figure()
+            drawn: list[float] = []
+            for number, (label, color, history) in enumerate(histories):
+                values = history.loss if what == "loss" else history.validation_accuracy
+                epochs = list(range(1, len(values) + 1))
+                # A line of one epoch would be invisible, as would one under another of the same width.
+                marker, wider = "o" if len(values) == 1 else "", len(histories) - 1 - number
+                axes.plot(
+                    epochs, values, color=color, label=label, linewidth=1.4 + 1.6 * wider, marker=marker,
+                    markersize=6 + 4 * wider,
+                )  # fmt: skip
+                shown = [f"{value:.4g}" if what == "loss" else f"{value:.2%}" for value in values]
+                _tips(axes, epochs, values, [f"{label}, epoch {epoch}: {text}" for epoch, text in enumerate(shown, 1)])
+                drawn += values
+            frozen = {history.frozen_from for *_, history in histories if history.frozen_from}
+            for number, epoch in enumerate(sorted(frozen)):
+                label = "frozen from here on" if number == 0 else ""
+                axes.axvline(epoch + 0.5, color=NOTE, linestyle="--", linewidth=1, label=label)
+            longest = max(len(history.loss) for *_, history in histories)
+            axes.set_xlim(1 - 0.02 * longest - 0.4 * (longest < 3), longest + 0.02 * longest + 0.4 * (longest < 3))
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+            axes.set_xlabel("epoch")
+            if what == "loss":
+                _loss_axis(axes, drawn)
+            else:
+                # The first epochs of a long training start from chance and would flatten the rest.
+                low, high = float(np.quantile(drawn, 0.02)) if longest > 20 else min(drawn), max(drawn)
+                room = max(0.01, 0.08 * (high - low))
+                axes.set_ylim(max(0.0, low - room), min(1.0 + room / 4, high + room))
+                axes.yaxis.set_major_locator(MaxNLocator(5))
+                axes.yaxis.set_major_formatter(PERCENT)
+            axes.set_title(f"{title}: {what}")
+            if len(histories) > 1 or frozen:
+                _below(figure, axes)
+            _clean(axes)
+            pictures.append(svg(figure, f"{title}: {what}, by epoch."))
+    return pictures
+
+
+def _loss_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Logarithmic if the loss falls far, with full numbers."""
+    if min(values) > 0 and max(values) > 5 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylabel("logarithmic")
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(NUMBER)
+
+
+def noise_by_layer(outcome: Outcome) -> dict[str, Comparison]:
+    """What each layer stores, where there is both signal and noise."""
+    assert outcome.report is not None
+    return {row.name: row for row in outcome.report.operators if row.device_sqnr is not None}
+
+
+def noise(outcomes: Sequence[Outcome]) -> Markup:
+    """Signal to noise of what every layer stores, a row for each layer."""
+    names = list(dict.fromkeys(name for outcome in outcomes for name in noise_by_layer(outcome)))
+    positions = {name: position for position, name in enumerate(names)}
+    figure, axes = _figure(1.3 + 0.2 * max(4, len(names)))
+    for number, outcome in enumerate(outcomes):
+        color = PRECISION_COLORS[number % len(PRECISION_COLORS)]
+        line = PRECISION_LINES[number // len(PRECISION_COLORS) % len(PRECISION_LINES)]
+        rows, title = noise_by_layer(outcome), outcome.precision.upper()
+        places = [positions[name] for name in rows]
+        device = [np.nan if row.device_sqnr is None else row.device_sqnr for row in rows.values()]
+        trained = [np.nan if row.trained_sqnr is None else row.trained_sqnr for row in rows.values()]
+        axes.plot(device, places, color=color, linestyle=line, marker="o", markersize=4, label=f"{title}, device")
+        axes.plot(trained, places, color=INK, linestyle="", marker="x", markersize=5)
+        texts = [f"{title}, {name}: {ratio:.1f} dB" for name, ratio in zip(rows, device, strict=True)]
+        _tips(axes, device, places, texts)
+    axes.plot([], [], color=INK, linestyle="", marker="x", label="in training")
+    axes.set_xlabel("signal to noise in dB")
+    axes.set_yticks(range(len(names)), [_tail(name) for name in names], fontsize=10)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+    _below(figure, axes)
+    _clean(axes, "both")
+    return svg(
+        figure,
+        "Signal to noise of every layer's output, from input to logits: lines for the device's integers, crosses for "
+        "the trained network in PyTorch.",
+    )
+
+
+def _tail(name: str) -> str:
+    """The end of a layer's path, which distinguishes it from its neighbours."""
+    name = shortened(name, len(name) * 10)
+    return name if len(name) <= DRAWN_LENGTH + 4 else "…" + name[-DRAWN_LENGTH - 3 :]
+
+
+def shown_layer(outcome: Outcome) -> tuple[str, WeightedStep]:
+    """The layer whose weights are shown: the widest depthwise one, or the widest if there is none."""
+    layers = [(name, layer) for name, layer in outcome.model.layers() if isinstance(layer, WeightedStep)]
+    return max(layers, key=lambda named: depthwise_and_channels(named[1]))
+
+
+def depthwise_and_channels(layer: WeightedStep) -> tuple[bool, int]:
+    weight = layer.weight_source()
+    depthwise = weight.dim() == 4 and weight.shape[1] == 1 and int(layer.attributes.get("groups", 1)) > 1
+    return depthwise, weight.shape[layer.weight_axis]
+
+
+def _channels_first(layer: WeightedStep, weight: Tensor) -> Tensor:
+    """A layer's weight as [channels, the rest]."""
+    return weight.detach().movedim(layer.weight_axis, 0).flatten(1)
+
+
+def weight_ranges(outcome: Outcome) -> list[Markup]:
+    """Ranges of every channel of one layer, before and after batch norm is folded in."""
+    _, layer = shown_layer(outcome)
+    weight = _channels_first(layer, layer.weight_source())
+    factor = layer.grid().factor.detach()
+    pictures = []
+    for title, rows in (("weights", weight), ("weights with batch norm folded in", weight * factor[:, None])):
+        magnitude = rows.abs().amax(1).numpy()
+        order = np.argsort(magnitude)
+        low, high = rows.amin(1).numpy()[order], rows.amax(1).numpy()[order]
+        limit = magnitude.max()
+        figure, axes = _figure()
+        bars = axes.bar(np.arange(1, len(order) + 1), high - low, bottom=low, color=QAT_COLORS[0], width=1.0)
+        for bar, channel, lowest, highest in list(zip(bars, order, low, high, strict=True))[:MOST_TIPS]:
+            bar.set_gid(f"{TIP}channel {channel}: {lowest:.4g} to {highest:.4g}")
+        axes.axhline(limit, color=BAD, linestyle="--", linewidth=1, label="range of one scale for the whole layer")
+        axes.axhline(-limit, color=BAD, linestyle="--", linewidth=1)
+        ratio = limit / max(magnitude[magnitude > 0].min(initial=np.inf), 1e-12)
+        axes.set_title(f"{title}\nwidest : narrowest = {ratio:.1f}")
+        axes.set_xlim(0.5, len(order) + 0.5)
+        # So that both dashed lines are visible next to the frame.
+        axes.set_ylim(-1.12 * (limit or 1), 1.12 * (limit or 1))
+        axes.set_xlabel("channel, from narrow to wide")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+        _below(figure, axes)
+        _clean(axes)
+        pictures.append(svg(figure, f"Range of every channel: {title}."))
+    return pictures
+
+
+def weights_on_grids(*outcomes: Outcome) -> list[Markup]:
+    """How often each code occurs in one layer, and where its weights were before rounding."""
+    pictures = []
+    for outcome in outcomes:
+        name, layer = shown_layer(outcome)
+        weight = layer.weight_source().detach()
+        scale = layer.weight_quantizer.scale(weight).detach().numpy()
+        alive = scale > 0
+        steps = _channels_first(layer, weight).numpy()[alive] / scale[alive, None]
+        codes = np.moveaxis(layer.weight_quantizer.codes(weight), layer.weight_axis, 0).reshape(len(alive), -1)[alive]
+        bits = layer.weight_quantizer.rule.weight_bits
+        limit = 2 ** (bits - 1) - 1
+        # As many codes per bar as it takes to distinguish the bars, the same for each.
+        width = {6: 3, 8: 15}.get(bits, 1)
+        edges = np.arange(-limit - 0.5, limit + 1, width)
+        figure, axes = _figure()
+        counts, _, bars = axes.hist(
+            codes.ravel(), bins=edges.tolist(), color=QAT_COLORS[0], rwidth=0.6 if limit < 16 else 0.95,
+            label="after rounding",
+        )  # fmt: skip
+        for bar, start, count in zip(bars, edges, counts, strict=False):  # type: ignore[arg-type]
+            first, last = int(start + 0.5), int(start + width - 0.5)
+            codes_in_words = f"code {first}" if first == last else f"codes {first} to {last}"
+            bar.set_gid(f"{TIP}{codes_in_words}: {int(count):,} weights")
+        # The same bins and one step more on both sides, in quarters: weights beyond the grid are clipped to it.
+        quarters = np.arange(edges[0] - width, edges[-1] + width * 1.01, width / 4)
+        axes.hist(
+            np.clip(steps.ravel(), quarters[0], quarters[-1]), bins=quarters.tolist(),
+            weights=np.full(steps.size, 4.0), histtype="step", color=INK, linewidth=0.9,
+            label="before rounding, four times as fine",
+        )  # fmt: skip
+        if limit <= 7:
+            axes.set_xticks(np.arange(-limit, limit + 1))
+            for code in range(-limit, limit + 1):
+                axes.axvline(code, color=LINE, linewidth=0.6, zorder=0)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.set_title(f"{outcome.precision.upper()}: {bits} bits, codes -{limit}..{limit}")
+        axes.set_xlabel("weight in steps of its channel's grid")
+        axes.set_ylabel(f"weights per {f'{width} codes' if width > 1 else 'code'}")
+        _below(figure, axes, 1)
+        _clean(axes)
+        pictures.append(svg(figure, f"Weights of all channels of {shortened(name, 80)}, in steps."))
+    return pictures

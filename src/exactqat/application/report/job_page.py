@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DIR/report.html: a report on the job in one file, with all pictures, for readers who did not run it.
+
+The page is `templates/job.html`; here is what it shows.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ...deploy.simulate import PROFILES, unclaimed
+from ...kit.device.profile import that_run
+from ...kit.train.core.steps import WeightedStep
+from . import charts, findings, layer_graph
+from .luck import Paired
+from .page import Cell, Table, differing, render
+from .results import Outcome, Results
+from .text import shortened
+
+# Beyond this many classes a table of mistakes replaces the matrix, which would be unreadable.
+MATRIX_CLASSES = 20
+# Beyond this many classes, only those most often wrong are listed.
+LISTED_CLASSES = 100
+# The most mistaken images shown, and the most pixels of their longer side.
+SHOWN_IMAGES, IMAGE_SIDE = 24, 112
+# The most characters of a name in a table, which can be scrolled.
+WRITTEN_LENGTH = 120
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result table; None where a column does not apply. paired: the network on the device compared with
+    the float network."""
+
+    network: str
+    method: str
+    test_accuracy: float
+    device_accuracy: float | None
+    file_bytes: int
+    differing: int | None = None
+    compared: int | None = None
+    training_differing: int | None = None
+    training_compared: int | None = None
+    paired: Paired | None = None
+    delivered: bool = False
+
+
+def result_rows(results: Results) -> list[Row]:
+    """The result table, for the terminal and the report."""
+    rows = [Row("float32", "float training", results.float_test_accuracy, None, results.float_bytes)]
+    for outcome in results.outcomes:
+        assert outcome.report is not None
+        rows.append(
+            Row(
+                outcome.precision.upper(),
+                outcome.method.title,
+                outcome.test_accuracy,
+                outcome.device_accuracy,
+                outcome.file_bytes,
+                outcome.report.differing,
+                outcome.report.values,
+                outcome.report.training_differing,
+                outcome.report.training_values,
+                results.beside_float(outcome.device_predictions),
+                outcome is results.chosen(outcome.precision),
+            )
+        )
+    return rows
+
+
+def closing_sentences(results: Results) -> list[tuple[bool, str]]:
+    """How many integers were compared, and with what result: the files on the runtime, the device compared with
+    training, and which device that is. Each says whether it is good news."""
+    networks, tests, noun = len(results.outcomes), len(results.dataset.test), results.dataset.noun
+    device = results.settings.device
+
+    def verdict(count: int) -> str:
+        return "all are equal" if count == 0 else f"{count:,} of them differ"
+
+    title = PROFILES[device].title
+    ran = (
+        f"{results.values_compared:,} integers (every layer's output of {networks} networks on all {tests} test "
+        f"{noun}s) were compared between our simulation and the runtime ({PROFILES[results.ran_as].title}): "
+        f"{verdict(results.values_differing)}."
+    )
+    trained = (
+        f"{results.training_values:,} integers were compared between training and what {title} computes: "
+        f"{verdict(results.training_differing)}."
+    )
+    sentences = [(results.values_differing == 0, ran), (results.training_differing == 0, trained)]
+    wrong, fed = results.predictions
+    if wrong:
+        sentences.append(
+            (False, f"Fed with the {noun}s, the files return other integers than the models: {wrong:,} of {fed:,}.")
+        )
+    sentences += findings.passing(results)
+    formerly = f", starting from a job trained for {results.formerly}" if results.formerly else ""
+    named = f"Trained for {device}{formerly}."
+    if results.ran_as != device:
+        return [*sentences, (False, f"{named} The files were not run there: this machine does not have {title}.")]
+    return [*sentences, (True, named)]
+
+
+def written(results: Results) -> str:
+    """The page."""
+    with charts.drawing():
+        return _page(results)
+
+
+def _page(results: Results) -> str:
+    dataset, settings = results.dataset, results.settings
+    best = [results.chosen(precision) for precision in settings.precisions]
+    trained = [outcome.report for outcome in results.outcomes if outcome.method.trained and outcome.report is not None]
+    of_weights, of_activations = (sorted(set(bits), reverse=True) for bits in zip(*settings.widths, strict=True))
+    layer_name, layer = charts.shown_layer(best[0])
+    return render(
+        "job.html",
+        title=f"exactqat: {dataset.name}",
+        results=results,
+        dataset=dataset,
+        settings=settings,
+        noun=dataset.noun,
+        best=best,
+        profiles=PROFILES,
+        findings=findings,
+        charts=charts,
+        sizes=charts.sizes(results),
+        learned=findings.learned(dataset, results.float_test_accuracy),
+        closing=closing_sentences(results),
+        guess=findings.guessing(dataset),
+        rounding=(sum(report.training_differing for report in trained), sum(r.training_values for r in trained)),
+        weight_bits=_listed(of_weights),
+        weight_codes=_listed([2**bits - 1 for bits in of_weights]),
+        activation_bits=_listed(of_activations),
+        activation_codes=_listed([2**bits for bits in of_activations]),
+        fit=[] if results.fit is None else results.fit.sentences(shortened(settings.weights, WRITTEN_LENGTH)),
+        origin=shortened(settings.from_job, WRITTEN_LENGTH) if settings.from_job is not None else "",
+        result_table=_result_table(results),
+        width_table=Table(
+            "The delivered networks: accuracy, and bytes on the device", findings.WIDTHS_HEADER,
+            [(False, row) for row in findings.width_rows(results)], 1, "stack",
+        ),
+        devices=_devices(results, best),
+        weakest=[_weakest(outcome) for outcome in best],
+        layer=(layer_name, charts.depthwise_and_channels(layer)[1]),
+        on_grids=charts.weights_on_grids(*(best[:1] + best[-1:] if len(best) > 1 else best)),
+        class_table=_class_table(results),
+        matrices=_confusions(results, best),
+        mistakes=_mistakes(results),
+        ports=[
+            [port.described(best[0].graph.tensors[port.tensor]) for port in side]
+            for side in (best[0].graph.signature.inputs, best[0].graph.signature.outputs)
+        ],
+        footprint_tables=_footprint_tables(best),
+        not_measured=dict.fromkeys(each.why_not for o in best if (each := o.footprint) is not None and each.why_not),
+        claims=_claims(best),
+        layers=[
+            (outcome.precision.upper(), len(outcome.graph.operators), _layer_graph(outcome), _layer_table(outcome))
+            for outcome in best
+        ],
+        shifted=any(operator.kind == "QUANTIZE" for outcome in best for operator in outcome.graph.operators),
+    )  # fmt: skip
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """As in a sentence."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _result_table(results: Results) -> Table:
+    rows: list[tuple[bool, Sequence[str | Cell]]] = []
+    for row in result_rows(results):
+        shown = row.test_accuracy if row.device_accuracy is None else row.device_accuracy
+        paired = Cell("–") if row.paired is None else Cell(row.paired.points(), row.paired.verdict())
+        rows.append(
+            (
+                row.delivered,
+                [
+                    Cell(row.network, f"{row.file_bytes:,} bytes"),
+                    row.method + (" ★" if row.delivered else ""),
+                    Cell(f"{shown:.1%}", f"in PyTorch {row.test_accuracy:.2%}"),
+                    paired,
+                    differing(row.differing, row.compared),
+                    differing(row.training_differing, row.training_compared),
+                ],
+            )
+        )
+    header = (
+        "network", "method", "accuracy on the device", "points to float", "file and simulation differ",
+        "device and training differ",
+    )  # fmt: skip
+    return Table(
+        f"Every network on {len(results.dataset.test):,} test {results.dataset.noun}s", header, rows, 2, "stack"
+    )
+
+
+def _devices(results: Results, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """What every device computes for the delivered networks, compared with training; the job's own device first."""
+    shown = []
+    own = results.settings.device
+    for device in sorted({name: None for o in outcomes for name in o.elsewhere}, key=lambda name: name != own):
+        rows: list[tuple[bool, Sequence[str | Cell]]] = []
+        tests = 0
+        for outcome in outcomes:
+            beside = outcome.elsewhere.get(device)
+            if beside is None:
+                continue
+            if isinstance(beside, str):
+                rows.append((False, [outcome.precision.upper(), f"not simulated: {beside}", "–", "–", "–"]))
+                continue
+            tests = len(beside.labels)
+            rows.append(
+                (
+                    False,
+                    [
+                        outcome.precision.upper(),
+                        Cell(beside.in_words(), tone="bad" if beside.differing else "good"),
+                        differing(beside.differing, beside.values),
+                        differing(beside.logits.differing, beside.logits.values),
+                        Cell(f"{beside.answers_differing:,}", f"accuracy {beside.device_accuracy:.2%}"),
+                    ],
+                )
+            )
+        noun = results.dataset.noun
+        table = Table(
+            f"{device} ({PROFILES[device].title}): the delivered networks on the first {tests:,} test {noun}s",
+            ("network", "computes", "integers that differ from training", "logits that differ", "answers changed"),
+            rows, 2, "stack wrap",
+        )  # fmt: skip
+        shown.append({"name": device, "own": device == own, "table": table})
+    return shown
+
+
+def _footprint_tables(outcomes: Sequence[Outcome]) -> list[Table]:
+    """What the delivered networks need on a microcontroller, and what the bytes of their files contain."""
+    needs: list[tuple[bool, Sequence[str | Cell]]] = []
+    parts: list[tuple[bool, Sequence[str | Cell]]] = []
+    kinds = list(
+        dict.fromkeys(kind for outcome in outcomes if outcome.footprint is not None for kind in outcome.footprint.parts)
+    )
+    for outcome in outcomes:
+        footprint, name = outcome.footprint, outcome.precision.upper()
+        assert footprint is not None
+        arena = "–" if footprint.arena_bytes is None else f"{footprint.arena_bytes:,}"
+        operators = ", ".join(f"{count} {kind}" for kind, count in sorted(footprint.operators.items()))
+        flash = f"{footprint.flash_bytes:,}"
+        needs.append((False, [name, operators, flash, arena, f"{footprint.multiply_accumulates:,}"]))
+        parts.append((False, [name, flash, *(f"{footprint.parts.get(kind, 0):,}" for kind in kinds)]))
+    header = ("network", "operators", "flash bytes", "arena bytes", "multiply-adds")
+    return [
+        Table("What the delivered networks need on a microcontroller", header, needs, 2, "stack wrap"),
+        Table("What the bytes of the files are", ("network", "file", *kinds), parts, 1, "stack"),
+    ]
+
+
+def _claims(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
+    """For each device its title, its name, and whether files are claimed to run there as simulated, or which operators
+    prevent that."""
+    claims = []
+    for device in that_run(".tflite"):
+        missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
+        claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
+        claims.append((PROFILES[device].title, device, claim))
+    return claims
+
+
+def _layer_table(outcome: Outcome) -> Table:
+    assert outcome.report is not None
+    compared = {comparison.name: comparison for comparison in outcome.report.operators}
+    bits = _bits_of_layers(outcome)
+    activations = {"RELU": ", relu", "RELU6": ", relu6"}
+    rows: list[tuple[bool, Sequence[str | Cell]]] = []
+    for summary, operator in zip(outcome.graph.summary(), outcome.graph.operators, strict=True):
+        name = str(summary["output"])
+        weight_bits, result_bits = bits[name]
+        scales = "–"
+        if weight_bits is not None:
+            scale = outcome.graph.tensors[operator.inputs[1]].quantization.scale
+            scales = f"{scale.min():.2g} … {scale.max():.2g}"
+        comparison = compared[name]
+        rows.append(
+            (
+                False,
+                [
+                    name,
+                    operator.kind + activations.get(str(summary["activation"]), ""),
+                    differing(comparison.differing, comparison.values),
+                    str(summary["shape"]),
+                    f"{weight_bits or '–'} / {result_bits or '–'}",
+                    Cell(f"{float(summary['scale']):.4g}, {summary['zero_point']}", f"scales of weights: {scales}"),
+                    f"{int(summary['multiply_accumulates']):,}",
+                    f"{_decibels(comparison.trained_sqnr)} / {_decibels(comparison.device_sqnr)}",
+                ],
+            )
+        )
+    whole = outcome.report.outputs[0]
+    work = sum(outcome.graph.multiply_accumulates(operator) for operator in outcome.graph.operators)
+    last: list[str | Cell] = [
+        "whole network",
+        "",
+        differing(whole.differing, whole.values),
+        "",
+        "",
+        "",
+        f"{work:,}",
+        "",
+    ]
+    header = (
+        "layer", "operator", "integers that differ", "result", "bits of weights / result", "scale, zero point",
+        "multiply-adds", "dB trained / device",
+    )  # fmt: skip
+    caption = f"Layers of the delivered {outcome.precision.upper()} network"
+    return Table(caption, header, [*rows, (True, last)], 2, "dense")
+
+
+def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]]:
+    """Bits of every operator's weights and of what it stores, by its result's name; None if training has none."""
+    layers = dict(outcome.model.layers())
+    bits: dict[str, tuple[int | None, int | None]] = {}
+    for operator in outcome.graph.operators:
+        name = operator.outputs[0]
+        layer = layers.get(name.removesuffix("/unshifted"))
+        weight_bits = None
+        if isinstance(layer, WeightedStep) and operator.kind != "QUANTIZE":
+            weight_bits = layer.weight_quantizer.rule.weight_bits
+        bits[name] = (weight_bits, None if layer is None else layer.output_quantizer.bits)
+    return bits
+
+
+def _layer_graph(outcome: Outcome) -> str:
+    """The delivered network's operators, and which reads which."""
+    words = {
+        name: " ".join(f"{what}{bits}" for what, bits in zip("WA", pair, strict=True) if bits is not None)
+        for name, pair in _bits_of_layers(outcome).items()
+    }
+    return layer_graph.picture(outcome.graph, f"{outcome.precision.upper()}: the operators of the file.", words)
+
+
+def _decibels(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.1f}"
+
+
+def _weakest(outcome: Outcome) -> tuple[str, str, str]:
+    """The network, the layer in which the signal-to-noise ratio falls most from its operands to its result (empty:
+    nothing has noise), and by how much."""
+    rows = charts.noise_by_layer(outcome)
+    # Ratios of all tensors; an operator that merely moves codes passes on its operand's.
+    ratios = {name: row.device_sqnr for name, row in rows.items() if row.device_sqnr is not None}
+    falls: dict[str, float] = {}
+    for operator in outcome.graph.operators:
+        name = operator.outputs[0]
+        before = min((ratios[source] for source in operator.inputs if source in ratios), default=None)
+        if before is None:
+            continue
+        if name in rows:
+            falls[name] = before - ratios[name]
+        else:
+            ratios[name] = before
+    if not falls:
+        return outcome.precision.upper(), "", ""
+    worst = max(falls, key=lambda name: falls[name])
+    last = rows.get(outcome.graph.outputs[0])
+    logits = f"; the logits end at {last.device_sqnr:.1f} dB" if last is not None else ""
+    return outcome.precision.upper(), worst, f"{falls[worst]:.1f} dB to {ratios[worst]:.1f} dB{logits}"
+
+
+def _class_table(results: Results) -> Table:
+    """The share of each class's images classified correctly, for each network."""
+    classes = findings.per_class(results)
+    networks = ["float", *results.settings.precisions]
+    noun, more = results.dataset.noun, ""
+    if len(classes) > LISTED_CLASSES:
+        classes.sort(key=lambda row: sum(1.0 if row[network] is None else row[network] for network in networks))
+        more = f"; {len(classes) - LISTED_CLASSES:,} more, with fewer mistakes, are in metrics.json"
+        classes = classes[:LISTED_CLASSES]
+    rows: list[tuple[bool, Sequence[str | Cell]]] = [
+        (
+            False,
+            [
+                shortened(row["class"], WRITTEN_LENGTH),
+                f"{row['images']:,}",
+                *("–" if row[network] is None else f"{row[network]:.1%}" for network in networks),
+            ],
+        )
+        for row in classes
+    ]
+    header = [f"the {noun} shows", f"test {noun}s", "float32", *(f"{name.upper()}, device" for name in networks[1:])]
+    return Table(f"Accuracy by class{more}", header, rows, 1)
+
+
+def _mistakes(results: Results) -> dict[str, Any]:
+    """How many test images are misclassified, and the first of them: those that most networks get wrong."""
+    mistaken = findings.mistaken(results)
+    part, names = results.dataset.test, results.dataset.class_names
+    shown = []
+    for image in mistaken[:SHOWN_IMAGES]:
+        truth = names[part.labels[image]]
+        networks: dict[str, list[str]] = {}
+        for network, answer in findings.answers_to(results, image).items():
+            if answer != truth:
+                networks.setdefault(answer, []).append("float32" if network == "float" else network.upper())
+        source, small = _picture_of(part.images[image], results.dataset.value_range)
+        called = part.names[image] if part.names else str(image)
+        what = f"{'photo' if part.names else f'test {results.dataset.noun}'} {called}, which shows {truth}"
+        shown.append(
+            {
+                "source": source, "small": small, "what": shortened(what, WRITTEN_LENGTH),
+                "name": shortened(called, WRITTEN_LENGTH), "truth": shortened(truth, charts.DRAWN_LENGTH),
+                "answers": [
+                    (shortened(answer, charts.DRAWN_LENGTH), ", ".join(given)) for answer, given in networks.items()
+                ],
+            }
+        )  # fmt: skip
+    return {"count": len(mistaken), "of": len(part.labels), "shown": shown, "named": bool(part.names)}
+
+
+def _picture_of(image: Tensor, value_range: tuple[float, float]) -> tuple[str, bool]:
+    """An image [channels, height, width] as the address of a PNG, and whether its pixels should be seen."""
+    from PIL import Image
+
+    low, high = value_range
+    codes = ((image.double().numpy() - low) / max(high - low, 1e-30)).clip(0, 1)
+    codes = np.rint(codes * 255).astype(np.uint8)
+    # Two channels have no natural colors; of four, the last is not a color.
+    drawn = Image.fromarray(codes[:3].transpose(1, 2, 0) if len(codes) > 2 else codes[0])
+    side = max(drawn.size)
+    if side > 2 * IMAGE_SIDE:
+        drawn.thumbnail((2 * IMAGE_SIDE, 2 * IMAGE_SIDE))
+    buffer = io.BytesIO()
+    drawn.save(buffer, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", side < IMAGE_SIDE
+
+
+def _confusions(results: Results, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """For each network how often each class got each answer; beyond MATRIX_CLASSES the most frequent mistakes."""
+    labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
+    if len(names) > MATRIX_CLASSES:
+        mistakes: Counter[tuple[int, int]] = Counter()
+        for outcome in outcomes:
+            pairs = zip(labels, outcome.device_predictions, strict=True)
+            mistakes.update((int(truth), int(answer)) for truth, answer in pairs if truth != answer)
+        short = [shortened(name, WRITTEN_LENGTH) for name in names]
+        rows = [(False, [short[truth], short[given], f"{count}"]) for (truth, given), count in mistakes.most_common(15)]
+        caption = "The most frequent mistakes of the delivered networks together, on the device"
+        return {"table": Table(caption, ("true class", "the network's answer", "times"), rows, 2), "networks": []}
+    answers = {f"{outcome.precision.upper()}, device": outcome.device_predictions for outcome in outcomes}
+    matrices = []
+    for title, given in ({"float32": results.float_predictions} | answers).items():
+        counts = np.zeros((len(names), len(names)), int)
+        np.add.at(counts, (labels, given), 1)
+        wrong = int(counts.sum() - np.trace(counts))
+        matrices.append((f"{title}: {wrong:,} of {len(labels):,} wrong", counts.tolist()))
+    short = [shortened(name, charts.DRAWN_LENGTH) for name in names]
+    return {"table": None, "networks": matrices, "names": short, "long": max(map(len, short)) > 2}

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single-file pages from the templates in `templates/`, light or dark by the reader's preference, from a phone's screen
+up. Names from others are escaped."""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .text import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# The colors of pages and charts, and what replaces each on a dark screen.
+DARK = {
+    "#1c2430": "#e8ebf0",  # ink
+    "#5a6675": "#9aa7b6",  # side remarks
+    "#e3e7ec": "#333c48",  # lines
+    "#f6f7f9": "#12161c",  # the page's background
+    "#ffffff": "#1b2129",  # paper
+    "#eef4fb": "#1d3049",  # what is delivered
+    "#fff6e5": "#3b2f14",  # warnings
+    "#146c43": "#5fc795",
+    "#b02a37": "#ff8a93",
+    "#6b7280": "#a3acb9",
+    "#f2b77c": "#c98f52",
+    "#e08a3c": "#f0a356",
+    "#6fa8dc": "#4f86b8",
+    "#1f5fa8": "#7cb4f2",
+}
+INK, NOTE, LINE, BACKGROUND, PAPER, DELIVERED, WARNING, GOOD, BAD = list(DARK)[:9]
+TICK, CROSS = "✓", "✗"
+
+
+def variable(color: str) -> str:
+    """The variable for a color in the page's styles."""
+    return f"var(--c{color[1:]})"
+
+
+def escape(text: object) -> str:
+    """Names chosen by others, as text of the page and of its attributes."""
+    return html.escape(printable(text))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of a table.
+
+    Attributes:
+        hover: what is shown next to the pointer.
+        tone: "good" or "bad"; empty: neither.
+    """
+
+    text: str
+    hover: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page.
+
+    Attributes:
+        caption: what it shows.
+        rows: whether a row is marked, and its cells.
+        texts: how many of the first columns hold text; the others hold numbers.
+        kind: classes of `style.css`: "stack" (on a phone a row is a paragraph), "dense", "wrap".
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[tuple[bool, Sequence[str | Cell]]]
+    texts: int
+    kind: str = ""
+
+
+def differing(count: int | None, values: int | None, hover: str = "") -> Cell:
+    """How many of the compared integers differ, with a tick if none does; a dash if none was compared."""
+    if count is None or not values:
+        return Cell("–", hover)
+    return Cell(f"{CROSS if count else TICK} {count:,} of {values:,}", hover, "bad" if count else "good")
+
+
+def points(paired: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{round(100 * paired, 1) + 0.0:+.1f}"
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("exactqat.application.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Not what is HTML already.
+        finalize=lambda value: printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )
+    environment.filters |= {
+        "percent": lambda share: f"{share:.1%}", "count": lambda number: f"{number:,}", "points": points,
+    }  # fmt: skip
+    environment.globals |= {"palette": DARK, "TICK": TICK, "CROSS": CROSS}
+    return environment
+
+
+def render(template: str, **content: object) -> str:
+    """A page.
+
+    Args:
+        template: a file in `templates/`.
+        content: what it names. Strings are escaped; `markupsafe.Markup` is HTML.
+    """
+    return _environment().get_template(template).render(content)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU kernels: the same C++ built once for each instruction set, chosen here at import.
+
+`EXACTQAT_ISA` (avx512, avx2, neon or baseline) forces one; all give the same bits. `EXACTQAT_NUM_THREADS` limits the
+threads, `EXACTQAT_KEEP_MIB` the memory of freed large results that is kept for the next ones.
+"""
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from exactqat.operators.cpu._features import instruction_sets
+from exactqat.operators.declarations.op import OPERATORS
+from exactqat.operators.declarations.specification import Lowering, TensorSpec
+
+INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())  # those this processor can run, best first
+
+
+def load(instruction_set: str) -> Any:
+    """The kernel module built for one instruction set."""
+    if instruction_set not in INSTRUCTION_SETS:
+        raise ValueError(
+            f"EXACTQAT_ISA must be one of {', '.join(INSTRUCTION_SETS)} on this processor, got {instruction_set!r}"
+        )
+    return import_module(f"exactqat.operators.cpu._{instruction_set}")
+
+
+kernels = load(os.environ.get("EXACTQAT_ISA") or INSTRUCTION_SETS[0])
+
+
+def plan(module: Any, operands: tuple[TensorSpec, ...], lowered: Lowering) -> Any:
+    """A call of one kernel, ready to run on addresses: those of the operands, then those of the results."""
+    arrays = [(spec.dtype, spec.shape) for spec in (*operands, *lowered.results)]
+    return module.plan(lowered.kernel, arrays, len(operands), dict(lowered.numbers))
+
+
+@lru_cache(maxsize=4096)
+def planned(op: Any, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[Lowering, Any]:
+    """`op.lower` and the plan for it, remembered: a call with known shapes costs one look-up."""
+    lowered = op.lower(operands, attributes)
+    return lowered, plan(kernels, operands, lowered)
+
+
+def shortcut(
+    op: Any,
+    types: tuple[type, ...],
+    learn: Callable[..., Any],
+    *,
+    numbers: tuple[type, ...] = (),
+    unusual: tuple[Callable[[], Any], ...] = (),
+    exchange: Any = None,
+    to_dlpack: Any = None,
+    is_negated: Any = None,
+    offset: Any = None,
+    storage: Any = None,
+    bytes: Any = None,
+    like: Any = None,
+    is_grad_enabled: Any = None,
+    differentiable: Any = None,
+    is_inference: Any = None,
+    written: Any = None,
+) -> Any:
+    """`(args, kwargs, out) -> results` for calls of `op` that look like an earlier one, None for others (bind.cpp)."""
+    parameters = [(name, name in op.operands) for name in op.parameters]
+    wrap = op.result_type
+    return kernels.shortcut(
+        parameters, types, numbers, learn, wrap, unusual, exchange, to_dlpack, is_negated, offset, storage, bytes, like,
+        is_grad_enabled, differentiable, is_inference, written, op.reuses,
+    )  # fmt: skip
+
+
+def forget_plans() -> None:
+    """Plan all calls again, with the `kernels` loaded by then."""
+    planned.cache_clear()
+    for op in OPERATORS.values():
+        op.shortcuts.clear()
+
+
+# Results of at least this many bytes get memory from the library's own blocks (memory.h).
+LARGE = 1 << 20
+
+
+def block(bytes: int) -> Any:
+    """Memory for one large result, as an object with the buffer protocol.
+
+    Freed blocks are kept for the next results, up to `EXACTQAT_KEEP_MIB` (512) in all.
+    """
+    return kernels.Block(bytes)
+
+
+def get_num_threads() -> int:
+    """Number of threads that kernels may use."""
+    return int(kernels.thread_count())
+
+
+def set_num_threads(count: int) -> None:
+    """Let kernels use `count` threads (at least 1). Results do not depend on it.
+
+    There are fewer where the system gives no more, and never more than there are processors or, with few processors,
+    64.
+
+    Beside PyTorch kernels run on its OpenMP threads, so there `torch.set_num_threads` is a limit as well.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count must be an integer of at least 1, got {count!r}")
+    kernels.set_thread_count(count)
