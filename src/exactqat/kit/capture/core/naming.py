@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What inputs and results are called, by their ways through the trees of a framework; and whose a file is."""
+"""What inputs and results are called, by their ways through the trees of a framework."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-# The files of this package are nobody's model.
-PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
 def words_of(way: Iterable[Any]) -> list[str]:

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...planning.callers import PACKAGE
 from ...planning.network import Constant, Place
 from ..core.builder import ItemBuilder, Moving, entering, free_name
-from ..core.naming import PACKAGE
 from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
 from ..core.sizes import Batch, Shape, for_examples
 from .items import Expression, Fixed, Item, Node, nodes

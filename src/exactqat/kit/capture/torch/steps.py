@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from ...device.functions import COMBINATIONS, FUNCTIONS
+from ...planning.callers import PACKAGE
 from ...planning.network import Constant, Place, Step, Value
 from ..core.builder import Builder, free_name
-from ..core.naming import PACKAGE
 from ..core.refusals import MIXES, SIZE_OF_BATCH, Refused
 from .composition import SeveralValues, composed, is_composed
 from .contents import BATCH, Content, Meta, Storage

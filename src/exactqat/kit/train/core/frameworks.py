@@ -14,7 +14,7 @@ def framework_of(value: Any) -> str | None:
     """torch, keras or jax; None if its class does not say."""
     for base in type(value).__mro__:
         module = base.__module__ or ""
-        if module.startswith("exactqat.kit.train.") and (kit := module.split(".")[2]) in _KITS:
+        if module.startswith("exactqat.kit.train.") and (kit := module.split(".")[3]) in _KITS:
             return kit
         if (found := _PACKAGES.get(module.partition(".")[0])) is not None:
             return found
