@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exactqat.deploy.examples import batches_of, read_arrays, read_examples
+from exactqat.deploy.examples import StoredArrays, batches_of, read_examples
 
 X = np.arange(24, dtype=np.float32).reshape(6, 2, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -69,9 +69,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             read_examples(saved(path, **arrays), targets_needed=True)
     (tmp_path / "pickle.npz").write_bytes(b"\x80\x04K\x01.")
     with pytest.raises(ValueError, match="is not an archive of arrays"):
-        read_arrays(tmp_path / "pickle.npz")
+        StoredArrays(tmp_path / "pickle.npz")
     with pytest.raises(FileNotFoundError):
-        read_arrays(tmp_path / "none.npz")
+        StoredArrays(tmp_path / "none.npz")
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])

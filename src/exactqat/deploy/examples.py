@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +25,99 @@ PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "va
 INSTEAD = {"test": ("test", "validation"), "validation": ("validation", "train"), "train": ("train",)}
 
 
+class StoredArrays(Mapping[str, np.ndarray]):
+    """The arrays of an .npz file by name, or that of an .npy file as ``x``.
+
+    Each is read when it is asked for, and stays on disk: packed ones in a temporary file, in the folder EXACTQAT_CACHE
+    if that is set. They need not be aligned in memory; `numpy.require` copies them if they must be.
+
+    Raises:
+        OSError: the file cannot be read. ValueError: it is not such a file, or damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._single: np.ndarray | None = None
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        with self._reading():
+            if self.path.exists() and not self.path.is_file():  # a pipe may never end
+                raise ValueError("it is not a regular file")
+            with self.path.open("rb") as file:
+                start = file.read(6)
+            if start == np.lib.format.MAGIC_PREFIX:
+                self._single = np.load(self.path, "c", allow_pickle=False)
+            elif start and not start.startswith(b"PK"):  # numpy.load would take it for a pickle, whose code runs
+                raise ValueError("it is not an archive of arrays such as numpy.savez writes")
+            else:
+                with zipfile.ZipFile(self.path) as archive:
+                    self._members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if self._single is not None and name == INPUTS:
+            return self._single
+        info = self._members[name]
+        with self._reading(), zipfile.ZipFile(self.path) as archive, archive.open(info) as member:
+            try:
+                version = np.lib.format.read_magic(member)
+                first = version == (1, 0)
+                header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+                shape, in_fortran, dtype = header(member)
+            except ValueError as error:
+                raise ValueError(f"{name} is not an array ({error})") from error
+            if dtype.hasobject:
+                raise ValueError(f"{name} contains Python objects; save numbers or strings, such as {name}.astype(str)")
+            size, begin = dtype.itemsize * int(np.prod(shape, dtype=np.int64)), member.tell()
+            if info.file_size - begin != size:
+                raise ValueError(f"{name} is not as long as it says")
+            order: Literal["F", "C"] = "F" if in_fortran else "C"
+            if not size:
+                return np.empty(shape, dtype, order)
+            if info.compress_type == zipfile.ZIP_STORED:
+                while member.read(1 << 20):  # for its checksum
+                    pass
+                return np.memmap(self.path, dtype, "c", self._place(info) + begin, shape, order)
+            with tempfile.TemporaryFile(dir=os.environ.get("EXACTQAT_CACHE")) as file:
+                shutil.copyfileobj(member, file, 1 << 20)
+                return np.memmap(file, dtype, "c", 0, shape, order)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([INPUTS] if self._single is not None else self._members)
+
+    def __len__(self) -> int:
+        return 1 if self._single is not None else len(self._members)
+
+    def _place(self, info: zipfile.ZipInfo) -> int:
+        """Where the content of a member begins: behind its header, which ends with a name and extra fields."""
+        with self.path.open("rb") as file:
+            file.seek(info.header_offset + 26)
+            name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
+        return info.header_offset + 30 + name + extra
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - damaged archives and headers of arrays raise nearly anything
+            reason = on_one_line(str(error) or type(error).__name__)
+            raise ValueError(f"{shortened(self.path)} cannot be read as an .npz file: {reason}") from error
+
+
+def endings_in(arrays: Iterable[str]) -> dict[str, str]:
+    """By part of the examples, how the names of its arrays end: ``{"train": "_train", "test": "_test"}``;
+    ``{"": ""}`` if they are not divided."""
+    names = set(arrays)
+    if INPUTS in names:
+        return {"": ""}
+    found: dict[str, str] = {}
+    for part, endings in PART_NAMES.items():
+        for ending in endings:
+            if f"{INPUTS}_{ending}" in names:
+                found.setdefault(part, f"_{ending}")
+    return found
+
+
 @dataclass(frozen=True)
 class Examples:
     """What a file holds.
@@ -33,45 +129,6 @@ class Examples:
 
     inputs: Any
     targets: np.ndarray | None
-
-
-def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndarray:
-    """The arrays of an .npz file by name, or the array of an .npy file.
-
-    Raises:
-        OSError: it cannot be read. ValueError: it is not such a file.
-    """
-    name = shortened(Path(path).name)
-    try:
-        with open(path, "rb") as file:
-            start = file.read(6)
-            if start and not start.startswith((b"PK", b"\x93NUMPY")):  # a pickle, whose code would run
-                raise ValueError("it is not an archive of arrays such as numpy.savez writes")
-            file.seek(0)
-            content = np.load(file, allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                return content
-            arrays = {key: _array(content, key) for key in content.files}
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001 - archives and headers of arrays that are damaged raise nearly anything
-        reason = on_one_line(str(error) or type(error).__name__)
-        raise ValueError(f"{name} is not an .npz or .npy file of arrays ({reason})") from None
-    return arrays
-
-
-def _array(archive: Any, key: str) -> np.ndarray:
-    try:
-        array = archive[key]
-    except (ValueError, zipfile.BadZipFile) as error:
-        if "allow_pickle" not in str(error):
-            raise
-        raise ValueError(
-            f"{key} contains Python objects; save numbers or strings, such as {key}.astype(str)"
-        ) from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{key} is not an array")
-    return array
 
 
 def read_examples(
@@ -88,39 +145,36 @@ def read_examples(
     Raises:
         OSError: it cannot be read. ValueError: it is not such a file, or its arrays are not examples.
     """
-    arrays = read_arrays(path)
-    if not isinstance(arrays, Mapping):
-        arrays = {INPUTS: arrays}
-    own = {TARGETS, NAMES} & set(names)
-    if own:
-        return Examples({name: array for name, array in arrays.items() if name in names}, None)
-    classes = [str(name) for name in arrays.pop(NAMES, ())]
-    parts = {ending: key for key, endings in PART_NAMES.items() for ending in endings if f"{INPUTS}_{ending}" in arrays}
-    if parts and INPUTS not in arrays:
-        order = [ending for wanted in INSTEAD[part] for ending, of_part in parts.items() if of_part == wanted]
-        if not order:
+    stored = StoredArrays(path)
+
+    def read(name: str) -> np.ndarray:
+        return np.require(stored[name], requirements="A")
+
+    if {TARGETS, NAMES} & set(names):
+        return Examples({name: read(name) for name in stored if name in names}, None)
+    endings, training = endings_in(stored), None
+    classes = [str(name) for name in stored.get(NAMES, ())]
+    held = [name for name in stored if name != NAMES]
+    if endings and "" not in endings:
+        ending = next((endings[wanted] for wanted in INSTEAD[part] if wanted in endings), None)
+        if ending is None:
             raise ValueError(
-                f"{path} has no examples of the part {part}: it needs {INPUTS}_{part}, and holds {_listed(arrays)}"
+                f"{path} has no examples of the part {part}: it needs {INPUTS}_{part}, and holds {_listed(held)}"
             )
-        held = {INPUTS: arrays[f"{INPUTS}_{order[0]}"]}
-        if f"{TARGETS}_{order[0]}" in arrays:
-            held[TARGETS] = arrays[f"{TARGETS}_{order[0]}"]
-        # Classes are numbered as in training.
-        known = arrays.get(f"{TARGETS}_train")
-        arrays = held
+        inputs, targets = {INPUTS: read(f"{INPUTS}{ending}")}, stored.get(f"{TARGETS}{ending}")
+        training = stored.get(f"{TARGETS}{endings.get('train', '_train')}")
+        held = [INPUTS] if targets is None else [INPUTS, TARGETS]
     else:
-        known = None
-    inputs = {name: array for name, array in arrays.items() if name != TARGETS}
-    if not inputs or (targets_needed and TARGETS not in arrays):
+        inputs, targets = {name: read(name) for name in held if name != TARGETS}, stored.get(TARGETS)
+    if not inputs or (targets_needed and targets is None):
         raise ValueError(
-            f"{path} must be an .npz file of the inputs and the classes {TARGETS}; it holds {_listed(arrays)}"
+            f"{path} must be an .npz file of the inputs and the classes {TARGETS}; it holds {_listed(held)}"
         )
-    targets = arrays.get(TARGETS)
     _check(path, inputs, targets)
     if targets is not None and targets.ndim == 1:
-        if known is not None and not classes and not np.issubdtype(known.dtype, np.floating):
+        if training is not None and not classes and not np.issubdtype(training.dtype, np.floating):
             # As training numbers them.
-            targets = numbered(path, targets.astype(str), [str(label) for label in np.unique(known)])
+            targets = numbered(path, targets.astype(str), [str(label) for label in np.unique(training)])
         elif classes or _are_texts(targets):
             targets = numbered(path, targets, classes or [str(label) for label in np.unique(targets)])
     return Examples(next(iter(inputs.values())) if len(inputs) == 1 else inputs, targets)
