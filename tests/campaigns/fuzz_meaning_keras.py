@@ -550,7 +550,7 @@ def of_original(seed: int, draw: int, moved: bool = False) -> dict[str, np.ndarr
 def of_prepared(prepared: Any, shape: Shape, draw: int) -> dict[str, np.ndarray]:
     from exactqat.kit.train.core.arrays import Mode
 
-    held = prepared._held
+    held = prepared._held.variables
     variables = {name: each for name, each in held.tensors.items() if each.trainable}
 
     def call(x: Any, training: bool) -> Any:

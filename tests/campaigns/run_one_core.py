@@ -549,7 +549,7 @@ class Keras:
         self.plan = self.device_of.plan
         words = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
         self.owned = {}
-        for name, variable in self.device_of._held.tensors.items():
+        for name, variable in self.device_of._held.variables.tensors.items():
             layer, _, word = name.replace("/", ".").rpartition(".")
             self.owned[f"{layer}/{words.get(word, word)}"] = variable
 
@@ -579,7 +579,7 @@ class Keras:
         self.device_of._held.functional = for_device(self.device_of._held.functional, device)
 
     def ends(self) -> dict[str, tuple[Any, Any, int]]:
-        held, found = self.device_of._held, {}
+        held, found = self.device_of._held.variables, {}
         for name, each in held.ranges.items():
             ends = {**each, **held.learned.get(name, {})}
             low, high = (keras.ops.convert_to_numpy(ends[end].value) for end in ("minimum", "maximum"))

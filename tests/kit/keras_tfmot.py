@@ -79,7 +79,7 @@ plain = network()
 model = names.quantize_model(plain)
 assert model._held.original is not plain and [layer.name for layer in plain.layers][0] == "conv"
 assert {rule.ema_decay for rule in rules(model).values()} == {0.999} and not model.unused_rules
-assert np.array_equal(model._held.tensors["head.kernel"].numpy(), plain.layers[-1].kernel.numpy())
+assert np.array_equal(model._held.variables.tensors["head.kernel"].numpy(), plain.layers[-1].kernel.numpy())
 compared(model)
 
 # A configuration for one layer, the scheme for the others; the order of the calls is free.

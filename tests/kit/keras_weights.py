@@ -85,13 +85,13 @@ model.get_layer("head").set_weights([numbers(matrix), numbers(network.head.bias)
 ours = qat.keras.prepare(model)
 x = images.permute(0, 2, 3, 1).numpy()
 qat.keras.calibrate(ours, [x])
-ranges = {path: layer.output_quantizer.range for path, layer in theirs.layers() if path in ours._held.ranges}
-assert set(ranges) == set(ours._held.ranges), (set(ranges), set(ours._held.ranges))
+ranges = {path: layer.output_quantizer.range for path, layer in theirs.layers() if path in ours._held.variables.ranges}
+assert set(ranges) == set(ours._held.variables.ranges), (set(ranges), set(ours._held.variables.ranges))
 for path, found in ranges.items():
     # Sums in another order: the same ranges but for the last bits, and from here on to the bit.
     for end in ("minimum", "maximum"):
         wanted = numbers(getattr(found, end))
-        variable = ours._held.ranges[path][end]
+        variable = ours._held.variables.ranges[path][end]
         np.testing.assert_allclose(variable.numpy(), wanted, rtol=1e-4, atol=1e-6)
         variable.assign(wanted)
 qat.keras.freeze(ours)

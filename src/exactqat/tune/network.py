@@ -18,6 +18,7 @@ from ..kit.planning.plans import Derived, Numbers, Plan, PlanStep, WeightNumbers
 from ..kit.train.core import primitives_numpy
 from ..kit.train.core.arrays import Arrays
 from ..kit.train.core.engine import Functional
+from ..kit.train.core.freezing import settled
 from ..kit.train.core.integers import all_numbers
 from ..kit.train.core.state import State
 from ..kit.train.core.trained import TrainedNetwork
@@ -129,7 +130,7 @@ class Candidate:
         functional, arrays = self._functional()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RangesMovedWarning)
-            moved, _ = functional.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
+            moved = settled(functional, arrays).ranges
         ends = {name: (float(each["minimum"]), float(each["maximum"])) for name, each in moved.items()}
         return replace(self, ranges=ends)
 

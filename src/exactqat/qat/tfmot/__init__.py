@@ -252,7 +252,9 @@ def fix_input_output_range(
     config["rules"] = [*fixed, *given]
     config["calibrated"] = False
     made = kit.PreparedModel.from_config(config)
-    for own, variable in zip(made._held.tensors.values(), model._held.tensors.values(), strict=True):
+    for own, variable in zip(
+        made._held.variables.tensors.values(), model._held.variables.tensors.values(), strict=True
+    ):
         own.assign(variable.value)
     return made
 

@@ -207,7 +207,7 @@ class Accumulators:
     def __init__(self, run: State, ends: Any) -> None:
         """ends: what `Functional.ends_of` returns, as one array."""
         self.run, self.ends = run, ends
-        numbers = run.functional.layer_numbers(run.arrays.learned)
+        numbers = run.functional.layer_numbers()
         arrays, likes = numbers.source(run, ends)
         made = run.primitives.numbers_on_host(numbers, likes, arrays) if likes else []
         self.of = dict(zip(numbers.steps, zip(made[::2], made[1::2], strict=True), strict=True))
@@ -257,7 +257,7 @@ class Accumulators:
         rounding = OPERATORS[step.kind].rounding(profile)  # type: ignore[attr-defined]
 
         def on_host() -> Any:
-            source = run.functional.numbers_source(step, run.arrays, self.ends)
+            source = run.functional.numbers_source([step], run.arrays, self.ends)
             features = [p.stop_gradient(x) * numbers[0]]
             made = p.on_host(run.functional.device_step(step), p.stop_gradient(sums), source, features)
             return p.moveaxis(p.round(made / numbers[1]), axis, rank - 1)

@@ -10,7 +10,7 @@ PyTorch binds the same steps to its modules once (`train.torch.prepared`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from ...device import DEFAULT_PROFILE, OPERATORS, profile_named
-from ...planning.fitting import constant_limits
 from ...planning.inputs import require_examples
 from ...planning.plans import (
     BatchNorm,
@@ -28,19 +27,18 @@ from ...planning.plans import (
     Plan,
     PlanStep,
     require_data,
-    require_finite,
 )
 from . import primitives_numpy
 from .accumulators import Accumulators, LayerNumbers, moved_constants
 from .arrays import ENDS, Arrays, Mode, Tree, is_learned, weights_of
-from .freezing import Settling, fresh_norms, move_ranges, warn_of_unsettled
-from .integers import all_numbers, largest_weight_scale, nudged_grids, numbers_of
+from .freezing import fresh_norms
+from .integers import all_numbers, nudged_grids, numbers_of
 from .on_device import DeviceNetwork, DeviceStep
 from .primitives import FunctionalPrimitives
 from .ranges import CALIBRATED, codes_of
-from .state import ConstantOperand, State
+from .state import State
 from .steps import Step, WeightedStep
-from .weights import learned_ends, shared_range, step_width
+from .weights import learned_ends, shared_range
 
 
 class Functional:
@@ -92,76 +90,19 @@ class Functional:
             if step.weights is not None:
                 self.weight_owner[step.path] = owners.setdefault(shared_range(step.weights), step.path)
 
-    @property
-    def needs_calibration(self) -> list[str]:
-        """Grids whose ranges training alone does not set."""
-        return [name for name, grid in self.grids.items() if grid.rule.ranges in CALIBRATED]
+    def forgotten(self, arrays: Arrays) -> Arrays:
+        """The arrays, in NumPy where they change, with ranges that have seen nothing; fixed ones stay."""
+        grids = [name for name, grid in self.grids.items() if grid.rule.ranges != "fixed"]
+        after = arrays.taking_over({}, dict.fromkeys(grids, (np.float32(0), np.float32(0))))
+        for name in grids:
+            after.ranges[name]["batches"] = np.int32(0)
+        return after
 
-    def frozen_ranges(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> tuple[Tree, Tree]:
-        """Ranges and learned ranges as freezing makes them, in NumPy where they change; see `move_ranges`.
-
-        Warns, with the stack level of the caller's `warnings.warn`, of ranges that it moves and of batch norms whose
-        statistics are not settled.
-
-        Args:
-            ranges, learned: arrays that NumPy reads.
-            tensors: the network's parameters and variables in NumPy.
-        """
-        warn_of_unsettled(self._settling(ranges, tensors))
-        kept, trained = ({name: dict(ends) for name, ends in each.items()} for each in (ranges, learned))
-
-        def at(name: str) -> tuple[float, float]:
-            low, high = (float({**kept[name], **trained.get(name, {})}[end]) for end in ENDS)
-            return low, high
-
-        def move(name: str, ends: tuple[float, float]) -> None:
-            for end, value in zip(ENDS, ends, strict=True):
-                (trained if end in trained.get(name, {}) else kept)[name][end] = np.asarray(value, np.float32)
-
-        seen = {name for name, grid in self.grids.items() if grid.rule.ranges == "fixed" or kept[name]["batches"] > 0}
-        ends = {name: at(name) for name in self.grids}
-        move_ranges(self.plan, ends, seen, move, lambda: self._wanted_scales(kept, trained, tensors))
-        return kept, trained
-
-    def _settling(self, ranges: Tree, tensors: Mapping[str, Any]) -> Iterator[Settling]:
-        for step in self.plan.steps:
-            norm = None if step.weights is None else step.weights.batch_norm
-            if norm is not None and norm.training and step.path in self.fresh_norms:
-                trained = int(ranges[step.grid]["trained"])
-                batches = int(tensors[norm.counter]) if norm.counter else trained
-                momentum = None if norm.debiased else norm.momentum  # from the first batch on nothing is left of the 0
-                yield Settling(step.path, momentum, batches, trained, np.asarray(tensors[norm.variance]))
-
-    def _wanted_scales(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> dict[tuple[str, int], float]:
-        """The scales that constants and weights ask for."""
-        learned, ranges = (
-            {name: {end: np.asarray(value) for end, value in ends.items()} for name, ends in tree.items()}
-            for tree in (learned, ranges)
-        )
-        run = self.in_numpy(Arrays(dict(tensors), learned, ranges))
-        found = {}
-        for step in self.plan.steps:
-            largest = None if step.weights is None else largest_weight_scale(run, step)
-            if largest is not None:
-                found[(step.path, len(step.operands))] = largest
-            for position, name in enumerate(step.operands):
-                if name in self.grid_of or constant_limits(self.plan, step, position) is None:
-                    continue
-                operand = ConstantOperand(run, step, position)
-                ends = operand.bounds(np.asarray(operand.source(), np.float32), within_limits=False)
-                found[(step.path, position)] = float(step_width(ends, operand.bits, operand.rule.narrow_range))
-        return found
-
-    def require_finite_state(self, ranges: Tree, learned: Tree, tensors: Mapping[str, Any]) -> None:
-        """Raises ValueError if ranges or batch norm's statistics, which are fixed from `freeze` on, hold NaN or
-        infinity."""
-        for tree in (ranges, learned):
-            for name, ends in tree.items():
-                require_finite(f"the range of '{name}'", *(np.asarray(ends[end]) for end in ENDS if end in ends))
-        for step in self.plan.steps:
-            norm = step.weights.batch_norm if step.weights is not None else None
-            held = [tensors[name] for name in (norm.mean, norm.variance)] if norm else []
-            require_finite(f"the statistics of '{step.path}'", *map(np.asarray, held))
+    def require_calibration(self) -> None:
+        """Raises ValueError if ranges are set from data before training; the caller knows that they were not."""
+        for name, grid in self.grids.items():
+            if grid.rule.ranges in CALIBRATED:
+                raise ValueError(f"the range of '{name}' is set from data before training: call calibrate first")
 
     def batches_seen(self, ranges: Tree) -> dict[str, int]:
         """By grid, how many batches have moved its range."""
@@ -188,27 +129,27 @@ class Functional:
     @property
     def tensors(self) -> list[str]:
         """Names of the user's tensors that the plan works with."""
-        return self._tensors_of()
+        return self._tensors_of(self.plan.steps)
 
-    def _tensors_of(self, steps: Sequence[PlanStep] | None = None) -> list[str]:
-        found: dict[str, None] = {}
+    def _tensors_of(self, steps: Sequence[PlanStep]) -> list[str]:
+        names: dict[str, None] = {}
 
         def visit(name: str) -> None:
             constant = self.plan.constants.get(name)
             if constant is None:
-                found[name] = None
+                names[name] = None
             elif constant.parameter:
-                found[constant.name] = None
+                names[constant.name] = None
             elif isinstance(constant.expression, Derived):
                 for operand in constant.expression.operands:
                     visit(operand)
             else:
-                found.update(dict.fromkeys(constant.sources))
+                names.update(dict.fromkeys(constant.sources))
 
-        for step in self.plan.steps if steps is None else steps:
+        for step in steps:
             for name in self.tensors_read(step):
                 visit(name)
-        return list(found)
+        return list(names)
 
     @property
     def _trained_norms(self) -> list[BatchNorm]:
@@ -293,69 +234,52 @@ class Functional:
         """What the device computes in a step of a frozen network; its `trained` is what `numbers_source` returns."""
         if step.path not in self._device_steps:
             assert self.profile is not None
-            numbers = partial(self._numbers_of_step, step)
+            numbers = partial(self._numbers_from, [step])
             self._device_steps[step.path] = DeviceStep(self.plan, step, self.profile, numbers)
         return self._device_steps[step.path]
 
-    def numbers_source(self, step: PlanStep, arrays: Arrays, ends: Any) -> list[Any]:
-        """All that the integers of a step depend on, as a list of arrays. ends: what `ends_of` returns."""
-        learned = arrays.learned.get(weights_of(self.weight_owner.get(step.path, "")), {})
-        ends_of_weight = [learned[end] for end in ENDS if end in learned]
-        return [ends, *(arrays.tensors[name] for name in self._tensors_of([step])), *ends_of_weight]
-
-    def device_network(self, learned: Mapping[str, Any]) -> DeviceNetwork:
-        """What the device computes in a whole frozen network; its `trained` is what `network_source` returns."""
+    def device_network(self) -> DeviceNetwork:
+        """What the device computes in a whole frozen network; its `trained` is what `numbers_source` returns."""
         if self._device_network is None:
             assert self.profile is not None
-            numbers = partial(self._numbers_of_network, self.ends_of_weights(learned))
+            numbers = partial(self._numbers_from, self.plan.steps)
             self._device_network = DeviceNetwork(self.plan, self.profile, numbers)
         return self._device_network
 
-    def layer_numbers(self, learned: Mapping[str, Any]) -> LayerNumbers:
+    def layer_numbers(self) -> LayerNumbers:
         """The numbers for rounding the accumulators of a frozen network's layers."""
         if self._layer_numbers is None:
-            self._layer_numbers = LayerNumbers(self, self.ends_of_weights(learned))
+            self._layer_numbers = LayerNumbers(self, self._ends_of_weights(self.plan.steps))
         return self._layer_numbers
 
-    def network_source(self, arrays: Arrays, ends: Any) -> list[Any]:
-        """All that the integers of the network depend on, as a list of arrays. ends: what `ends_of` returns."""
-        ends_of_weights = [arrays.learned[name][end] for name, end in self.ends_of_weights(arrays.learned)]
-        return [ends, *(arrays.tensors[name] for name in self._tensors_of()), *ends_of_weights]
+    def numbers_source(self, steps: Sequence[PlanStep], arrays: Arrays, ends: Any) -> list[Any]:
+        """All that the integers of some steps depend on, as a list of arrays. ends: what `ends_of` returns."""
+        tensors = [arrays.tensors[name] for name in self._tensors_of(steps)]
+        return [ends, *tensors, *(arrays.learned[name][end] for name, end in self._ends_of_weights(steps))]
 
-    def ends_of_weights(self, learned: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """The learned ends of weights' ranges, in a fixed order."""
-        owners = dict.fromkeys(map(weights_of, self.weight_owner.values()))
-        return [(name, end) for name in owners if name in learned for end in ENDS if end in learned[name]]
+    def _numbers_from(self, steps: Sequence[PlanStep], source: Sequence[np.ndarray]) -> Numbers:
+        """The integers of some steps, from what `numbers_source` returns."""
+        ends, rest = source[0], iter(source[1:])
+        arrays = self.with_ends(Arrays({name: next(rest) for name in self._tensors_of(steps)}), ends)
+        for name, end in self._ends_of_weights(steps):
+            arrays.learned.setdefault(name, {})[end] = next(rest)
+        state, nudged = self.in_numpy(arrays), self._nudged
+        if nudged is None or nudged[0] != ends.tobytes():
+            nudged = self._nudged = (ends.tobytes(), nudged_grids(state))
+        return numbers_of(state, steps, nudged[1])
 
-    def _numbers_of_network(self, ends_of_weights: list[tuple[str, str]], source: Sequence[np.ndarray]) -> Numbers:
-        names = self._tensors_of()
-        arrays = self.with_ends(Arrays(dict(zip(names, source[1:], strict=False))), source[0])
-        for (name, end), value in zip(ends_of_weights, source[1 + len(names) :], strict=True):
-            arrays.learned.setdefault(name, {})[end] = value
-        run = self.in_numpy(arrays)
-        return numbers_of(run, self.plan.steps, nudged_grids(run))
+    def _ends_of_weights(self, steps: Sequence[PlanStep]) -> list[tuple[str, str]]:
+        """The learned ends of weights' ranges, by the names that `Arrays.learned` has."""
+        ends: dict[tuple[str, str], None] = {}
+        for step in steps:
+            if step.weights is not None and step.weights.rule.ranges == "learned":
+                name = weights_of(self.weight_owner[step.path])
+                ends |= {(name, end): None for end in (ENDS[1:] if step.weights.rule.symmetric else ENDS)}
+        return list(ends)
 
     def ends_of(self, arrays: Arrays) -> list[Any]:
         """Both ends of all grids' ranges, one after the other."""
-        return [
-            arrays.learned[name][end] if end in arrays.learned.get(name, {}) else arrays.ranges[name][end]
-            for name in self.grids
-            for end in ENDS
-        ]
-
-    def _numbers_of_step(self, step: PlanStep, source: Sequence[np.ndarray]) -> Numbers:
-        ends, names = source[0], self._tensors_of([step])
-        arrays = self.with_ends(Arrays(dict(zip(names, source[1:], strict=False))), ends)
-        ends_of_weight = source[1 + len(names) :]
-        if ends_of_weight:
-            words = ENDS[-len(ends_of_weight) :]
-            arrays.learned[weights_of(self.weight_owner[step.path])] = dict(zip(words, ends_of_weight, strict=True))
-        run = self.in_numpy(arrays)
-        known = self._nudged
-        if known is None or known[0] != ends.tobytes():
-            known = (ends.tobytes(), nudged_grids(run))
-            self._nudged = known
-        return numbers_of(run, [step], known[1])
+        return [arrays.end(name, end) for name in self.grids for end in ENDS]
 
     def with_ends(self, arrays: Arrays, ends: np.ndarray) -> Arrays:
         """The arrays with both ends of all grids' ranges; the inverse of `ends_of`."""
@@ -440,8 +364,8 @@ class Run(State):
     ) -> dict[str, Any] | None:
         """What `step_by_step` returns for the network's outputs, with one host call; its gradients are those of
         `step_by_step`, whose values are then computed too. None if a framework does not support that."""
-        network = self.functional.device_network(self.arrays.learned)
-        source = self.functional.network_source(self.arrays, ends)
+        network = self.functional.device_network()
+        source = self.functional.numbers_source(self.plan.steps, self.arrays, ends)
 
         def like() -> list[Any]:
             values = step_by_step()
@@ -476,7 +400,7 @@ class Run(State):
             on_grid.add(step.path)
         if not kept or operator.moves_codes:
             return x
-        source = self.functional.numbers_source(step, self.arrays, ends)
+        source = self.functional.numbers_source([step], self.arrays, ends)
         features = [values[name] for name in operands]
         return self.primitives.on_host(self.functional.device_step(step), x, source, features)
 

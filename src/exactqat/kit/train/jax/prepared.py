@@ -26,10 +26,11 @@ import numpy as np
 from ...capture.proof import Proof
 from ...display import table
 from ...planning.inputs import require_input, require_rows
-from ...planning.plans import ROW_HEADER, require_data
+from ...planning.plans import ROW_HEADER
 from ..core import batches as loading
 from ..core.arrays import Arrays, Mode
 from ..core.engine import Functional
+from ..core.freezing import frozen
 from ..core.trained import TrainedNetwork
 from .models import FLAGS, UserModel
 
@@ -170,14 +171,7 @@ class Prepared:
         if _checked_state(state).frozen:
             raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
         if restart:
-            grids = self._functional.grids
-            forgotten = {
-                name: ends
-                if grids[name].rule.ranges == "fixed"
-                else {end: each if end == "trained" else jnp.zeros_like(each) for end, each in ends.items()}
-                for name, ends in state.ranges.items()
-            }
-            state = replace(state, ranges=forgotten)
+            params, state = self._trees(params, state, self._functional.forgotten(self._arrays(params, state)))
         mode = Mode(quantizing=False, observing=True)
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
         _require_values("calibrate", params, state)
@@ -214,13 +208,9 @@ class Prepared:
             TypeError: it is called within `jax.jit`, `jax.grad` or `jax.vmap`.
         """
         _require_values("freeze", params, state)
-        learned, tensors = params["range_parameters"], self._tensors(params, _checked_state(state))
-        tensors = {name: np.asarray(_float32(leaf)) for name, leaf in tensors.items()}
-        self._functional.require_finite_state(state.ranges, learned, tensors)
-        self._functional.require_data(state.ranges)
-        moved = self._functional.frozen_ranges(state.ranges, learned, tensors)
-        ranges, learned = jax.tree.map(jnp.asarray, moved)
-        return {**params, "range_parameters": learned}, replace(state, ranges=ranges, frozen=True)
+        arrays = self._arrays(params, _checked_state(state)).map(np.asarray)
+        params, state = self._trees(params, state, frozen(self._functional, arrays))
+        return params, replace(state, frozen=True)
 
     def variables(self, params: Params, state: State) -> Any:
         """What was passed to `prepare`, with the trained values: a tree of parameters, Linen's variables, an NNX
@@ -230,8 +220,6 @@ class Prepared:
     def trained(self, params: Params, state: State) -> TrainedNetwork:
         """The network with its numbers, for `exactqat.deploy.lower` and its companions."""
         _require_values("lower", params, state)
-        arrays = self._arrays(params, state)
-        in_numpy = jax.tree.map(np.asarray, (arrays.tensors, arrays.learned, arrays.ranges))
 
         def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
             mode = Mode(frozen=state.frozen, quantizing=quantizing)
@@ -250,7 +238,8 @@ class Prepared:
             ]
             return inputs, {name: np.asarray(seen[name]) for name in seen}
 
-        return TrainedNetwork(self._functional, Arrays(*in_numpy), state.frozen, run, called)
+        arrays = self._arrays(params, state).map(np.asarray)
+        return TrainedNetwork(self._functional, arrays, state.frozen, run, called)
 
     def take_over(
         self,
@@ -266,19 +255,10 @@ class Prepared:
         """
         if _checked_state(state).frozen:
             raise ValueError("a frozen network takes over no ranges: do it before freeze")
-        leaves = dict(self._model.names_of_tree(params["model"]))
-        variables = dict(state.variables)
-        learned = {name: dict(ends) for name, ends in params["range_parameters"].items()}
-        moved = {name: dict(ends) for name, ends in state.ranges.items()}
-        for name, value in tensors.items():
-            if name not in leaves and name not in variables:
-                raise ValueError(f"the network has no array {name!r}")
-            (leaves if name in leaves else variables)[name] = jnp.asarray(value)
-        for name, ends in ranges.items():
-            for end, number in zip(("minimum", "maximum"), ends, strict=True):
-                (learned if end in learned.get(name, {}) else moved)[name][end] = jnp.asarray(number, jnp.float32)
-        changed = {"model": self._model.tree(leaves), "range_parameters": learned}
-        return {**params, **changed}, replace(state, variables=variables, ranges=moved)
+        arrays = self._arrays(params, state).taking_over(tensors, ranges).map(jnp.asarray)
+        params, state = self._trees(params, state, arrays)
+        variables = {name: arrays.tensors[name] for name in state.variables}
+        return {**params, "model": self._model.tree(arrays.tensors)}, replace(state, variables=variables)
 
     def lower(self, params: Params, state: State) -> Graph:
         """The integer graph of a frozen network, for `exactqat.deploy`.
@@ -316,6 +296,11 @@ class Prepared:
         tensors = {name: _float32(leaf) for name, leaf in self._tensors(params, state).items()}
         return Arrays(tensors, params["range_parameters"], state.ranges)
 
+    def _trees(self, params: Params, state: State, arrays: Arrays) -> tuple[Params, State]:
+        """Parameters and state with the ranges of these arrays."""
+        learned, ranges = jax.tree.map(jnp.asarray, (arrays.learned, arrays.ranges))
+        return {**params, "range_parameters": learned}, replace(state, ranges=ranges)
+
     def _run(
         self,
         params: Params,
@@ -328,33 +313,20 @@ class Prepared:
     ) -> tuple[Any, Params, State]:
         functional, arrays = self._functional, self._arrays(params, state)
         tree = self.plan.network.input_tree
-        inputs = [
-            _checked(each, given) for each, given in zip(tree.flatten(*args, **kwargs), self.plan.inputs, strict=True)
-        ]
-        if mode.quantizing and not state.calibrated and functional.needs_calibration:
-            first = functional.needs_calibration[0]
-            raise ValueError(f"the range of '{first}' is set from data before training: call calibrate first")
-        if mode.quantizing and not mode.training:
-            self._need_data(arrays)
+        arguments = zip(tree.flatten(*args, **kwargs), self.plan.inputs, strict=True)
+        inputs = [_checked(x, wanted) for x, wanted in arguments]
+        if mode.quantizing and not state.calibrated:
+            functional.require_calibration()
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.ranges))
+        if mode.quantizing and not mode.training and not traced:
+            functional.require_data(state.ranges)
         if mode.training and functional.random_steps and key is None:
             raise ValueError(f"'{functional.random_steps[0]}' drops values in training: give key=jax.random.key(...)")
-
-        def draw(number: int) -> Any:
-            return jax.random.fold_in(key, number)
-
-        outputs, new = functional.run(arrays, inputs, mode, draw, seen)
-        variables = {name: new.tensors[name] for name in state.variables}
-        trained = {"model": params["model"], "range_parameters": new.learned}
-        if not (mode.training or mode.observing):
-            return tree.unflatten(outputs), trained, state
-        return tree.unflatten(outputs), trained, replace(state, variables=variables, ranges=new.ranges)
-
-    def _need_data(self, arrays: Arrays) -> None:
-        """Ranges whose counts are known here, outside a traced function, must have seen data."""
-        for name, grid in self._functional.grids.items():
-            batches = arrays.ranges[name]["batches"]
-            if grid.rule.ranges != "fixed" and not isinstance(batches, jax.core.Tracer) and int(batches) == 0:
-                require_data([name])
+        outputs, after = functional.run(arrays, inputs, mode, lambda number: jax.random.fold_in(key, number), seen)
+        if mode.training or mode.observing:
+            params, state = self._trees(params, state, after)
+            state = replace(state, variables={name: after.tensors[name] for name in state.variables})
+        return tree.unflatten(outputs), params, state
 
 
 def _checked_state(state: Any) -> State:

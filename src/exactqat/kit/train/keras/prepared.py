@@ -12,8 +12,9 @@ graph = deploy.lower(model)
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import keras
@@ -30,36 +31,57 @@ from ...planning.inputs import require_input, require_rows
 from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
 from ...planning.rules import Rule
 from ..core import batches as loading
-from ..core.arrays import Arrays, Mode, Tree
+from ..core.arrays import Arrays, Mode
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere
+from ..core.freezing import frozen as frozen_arrays
 from ..core.trained import TrainedNetwork
 from ..files import OpenedFile
 from . import primitives as primitives_keras
+from .original import as_nested, as_tuples, give_statistics, own_steps, shapes_of, statistics_of
 from .programs import program
 
 __all__ = ["FileModel", "PreparedModel", "calibrate", "freeze"]
 
 
+@dataclass
 class _Held:
-    """What a model holds without Keras tracking it."""
+    """What a model holds without Keras tracking it.
 
-    tensors: dict[str, Any]
-    learned: dict[str, dict[str, Any]]
-    ranges: dict[str, dict[str, Any]]
-    seeds: Any
-    proof: Any
-    has_data: bool
+    Attributes:
+        original: the float model.
+        originals: its variables, by name; trainability: which of them were to be trained when it was last compiled.
+        norms: its batch norms, and whether each was trainable when the model was prepared.
+        rules, shapes, dtypes, deployable, keep_final_activation: as `prepare` was given them.
+        variables: the prepared model's.
+        seeds: for dropout.
+        losses_left_out, steps_left_out: see the model's properties.
+        has_data: whether all ranges are known to have seen some.
+        programs: what runs in each mode, compiled.
+    """
+
+    original: Any
     originals: dict[str, Any]
-    followed: dict[str, bool]
+    trainability: dict[str, bool]
     norms: list[tuple[Any, bool]]
+    rules: list[Rule]
+    shapes: Any
+    dtypes: list[str]
+    deployable: bool
+    keep_final_activation: bool | None
+    functional: Functional
+    variables: Arrays
+    seeds: Any
+    losses_left_out: list[str]
     steps_left_out: list[str]
+    frozen: bool
+    calibrated: bool
+    has_data: bool = False
+    proof: Proof | None = None
+    programs: dict[Mode, Callable[..., Any]] = field(default_factory=dict)
 
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
+    def wanted_trainability(self) -> dict[str, bool]:
+        return {name: bool(variable.trainable) for name, variable in self.originals.items()}
 
 
 @keras.saving.register_keras_serializable(package="exactqat", name="FileModel")
@@ -132,10 +154,10 @@ class PreparedModel(keras.Model):
         model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
         rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
         if not isinstance(model, FileModel):
-            shapes = _as_nested(model, _shapes(model) if shapes is None else _as_tuples(shapes))
+            shapes = as_nested(model, shapes_of(model) if shapes is None else as_tuples(shapes))
         names = model.names() if isinstance(model, FileModel) else variable_names(model)
         if statistics is not None:
-            _give_statistics(model, names, statistics)
+            give_statistics(model, names, statistics)
         losses: list[str] = []
         if isinstance(model, FileModel):
             planned = model.file.plan(rules, deployable, keep_final_activation, profile)
@@ -146,47 +168,49 @@ class PreparedModel(keras.Model):
                 network = capture(model, shapes, names, losses, dtypes)
             planned = plan(network, rules, deployable, keep_final_activation, profile)
         functional = Functional(planned, primitives_keras, profile)
+        originals = {names[id(variable)]: variable for variable in model.variables}
+        used = [name for name in originals if name in set(functional.tensors)]
+        arrays = functional.initial({name: _float32(originals[name].value) for name in used})
+        if fresh_norms is not None:  # Of a loaded model, whose float model has other numbers.
+            functional.fresh_norms = frozenset(fresh_norms)
+        tensors = {
+            name: self._variable(name, value, bool(originals[name].trainable), originals[name])
+            for name, value in arrays.tensors.items()
+        }
+        learned, ranges = (
+            {
+                name: {end: self._variable(f"ranges.{name}.{end}", value, trainable) for end, value in ends.items()}
+                for name, ends in tree.items()
+            }
+            for tree, trainable in ((arrays.learned, True), (arrays.ranges, False))
+        )
+        self._seed_generator = keras.random.SeedGenerator() if functional.random_steps else None
+        # Found by Keras, for their random numbers.
+        self._random_layers = [
+            step.expression.layer for step in planned.steps if isinstance(step.expression, InTraining)
+        ]
         self._held = _Held(
             original=model,
+            originals=originals,
+            trainability={name: bool(variable.trainable) for name, variable in originals.items()},
+            norms=[
+                (layer, bool(layer.trainable))
+                for layer in model._flatten_layers()
+                if isinstance(layer, keras.layers.BatchNormalization)
+            ],
             rules=list(rules),
             shapes=shapes,
             dtypes=list(dtypes),
             deployable=deployable,
             keep_final_activation=keep_final_activation,
             functional=functional,
+            variables=Arrays(tensors, learned, ranges),
+            seeds=self._seed_generator,
+            losses_left_out=losses,
+            steps_left_out=own_steps(model),
             frozen=bool(frozen),
             calibrated=bool(calibrated),
-            losses_left_out=losses,
-            programs={},
-            has_data=False,
-            proof=None,
         )
-        self._held.steps_left_out = _own_steps(model)
-        self._held.originals = {names[id(each)]: each for each in model.variables}
-        self._held.followed = self._wanted_trainability()
-        self._held.norms = [
-            (layer, bool(layer.trainable))
-            for layer in model._flatten_layers()
-            if isinstance(layer, keras.layers.BatchNormalization)
-        ]
-        used = set(functional.tensors)
-        variables = {names[id(each)]: each for each in model.variables if names[id(each)] in used}
-        values = {name: np.asarray(ops.convert_to_numpy(each.value)) for name, each in variables.items()}
-        arrays = functional.initial({name: _float32(value) for name, value in values.items()})
-        if fresh_norms is not None:  # Of a loaded model, whose float model has other numbers.
-            functional.fresh_norms = frozenset(fresh_norms)
-        self._held.tensors = {
-            name: self._variable(name, value, bool(variables[name].trainable), variables[name])
-            for name, value in arrays.tensors.items()
-        }
-        self._held.learned = self._tree(arrays.learned, True)
-        self._held.ranges = self._tree(arrays.ranges, False)
-        self._held.seeds = keras.random.SeedGenerator() if functional.random_steps else None
-        self._seed_generator = self._held.seeds
-        # Found by Keras, for their random numbers.
-        self._random_layers = [
-            step.expression.layer for step in planned.steps if isinstance(step.expression, InTraining)
-        ]
         self._set_ranges_trainable()
         self.built = True
 
@@ -204,14 +228,6 @@ class PreparedModel(keras.Model):
         variable.assign(value)
         return variable
 
-    def _tree(self, arrays: Mapping[str, Mapping[str, Any]], trainable: bool) -> dict[str, dict[str, Any]]:
-        return {
-            name: {
-                end: self._variable(f"ranges.{name}.{end}", np.asarray(value), trainable) for end, value in ends.items()
-            }
-            for name, ends in arrays.items()
-        }
-
     @property
     def plan(self) -> Plan:
         return self._held.functional.plan
@@ -228,16 +244,15 @@ class PreparedModel(keras.Model):
     @property
     def proof(self) -> Proof | None:
         """What `prepare` compared with the user's model; None if it was not asked to, and in a loaded model."""
-        found: Proof | None = self._held.proof
-        return found
+        return self._held.proof
 
     @property
     def frozen(self) -> bool:
-        return bool(self._held.frozen)
+        return self._held.frozen
 
     def range_parameters(self) -> list[Any]:
         """The learned ranges."""
-        return [variable for ends in self._held.learned.values() for variable in ends.values()]
+        return [variable for ends in self._held.variables.learned.values() for variable in ends.values()]
 
     @property
     def losses_left_out(self) -> list[str]:
@@ -267,16 +282,11 @@ class PreparedModel(keras.Model):
 
     def _set_ranges_trainable(self) -> None:
         """Ranges are fixed with the model, and in the last phase."""
-        held = self.__dict__.get("_held")
-        if held is None or "learned" not in held.__dict__:
-            return  # Keras sets it before there is anything to set it for
-        for variable in self.range_parameters():
-            variable.trainable = self.trainable and not held.frozen
+        if "_held" in self.__dict__:  # Keras sets `trainable` before there is anything to set it for
+            for variable in self.range_parameters():
+                variable.trainable = self.trainable and not self.frozen
 
     # --- as the float model says --------------------------------------------------------------------------------------
-
-    def _wanted_trainability(self) -> dict[str, bool]:
-        return {name: bool(variable.trainable) for name, variable in self._held.originals.items()}
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As in Keras. What is trained follows the float model's layers: set their `trainable` before.
@@ -296,11 +306,11 @@ class PreparedModel(keras.Model):
                     f"the batch norm '{layer.name}' was {'' if trainable else 'not '}trainable when the model was "
                     "prepared, and that decides whether it follows the batch; prepare the model again"
                 )
-        wanted = self._wanted_trainability()
-        for name, variable in self._held.tensors.items():
-            if wanted[name] != self._held.followed[name]:
+        wanted = self._held.wanted_trainability()
+        for name, variable in self._held.variables.tensors.items():
+            if wanted[name] != self._held.trainability[name]:
                 variable.trainable = wanted[name] and variable.dtype == "float32"
-        self._held.followed = wanted
+        self._held.trainability = wanted
         super().compile(*args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -314,7 +324,8 @@ class PreparedModel(keras.Model):
 
     def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
         # Not in the step itself, which JAX runs only once, to trace it.
-        if self._wanted_trainability() != self._held.followed:
+        self._refuse_steps("train_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
+        if self._held.wanted_trainability() != self._held.trainability:
             raise ValueError(
                 "the float model's layers were made trainable, or fixed, after this model was compiled; compile it"
             )
@@ -332,24 +343,14 @@ class PreparedModel(keras.Model):
         return state
 
     def make_test_function(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("test_step", "compute_loss", "compute_metrics")
         self._require_data()
         return super().make_test_function(*args, **kwargs)
 
     def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_steps("predict_step")
         self._require_data()
         return super().make_predict_function(*args, **kwargs)
-
-    def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_steps("train_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
-        return super().train_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_steps("test_step", "compute_loss", "compute_metrics")
-        return super().test_step(*args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_steps("predict_step")
-        return super().predict_step(*args, **kwargs)
 
     def _refuse_steps(self, *names: str) -> None:
         own = [name for name in self._held.steps_left_out if name in names]
@@ -362,9 +363,8 @@ class PreparedModel(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         held = self._held
-        if held.functional.needs_calibration and not held.calibrated:
-            first = held.functional.needs_calibration[0]
-            raise ValueError(f"the range of '{first}' is set from data before training: call calibrate first")
+        if not held.calibrated:
+            held.functional.require_calibration()
         if not training:
             self._require_data()
         return self._run(inputs, Mode(training=bool(training) and self.trainable, frozen=held.frozen))
@@ -377,20 +377,17 @@ class PreparedModel(keras.Model):
         """
         held = self._held
         if not held.has_data:
-            batches = {name: {"batches": _values(ends["batches"])} for name, ends in held.ranges.items()}
+            batches = {name: {"batches": _values(ends["batches"])} for name, ends in held.variables.ranges.items()}
             if all(ends["batches"] is not None for ends in batches.values()):
                 held.functional.require_data(batches)
                 held.has_data = True
 
     def _run(self, inputs: Any, mode: Mode, seen: dict[str, Any] | None = None) -> Any:
-        held = self._held
-        tree = self.plan.network.input_tree
-        given = self._given(inputs)
-        before = self._arrays(lambda variable: variable.value)
-        outputs, after = held.functional.run(before, given, mode, lambda number: held.seeds, seen)
+        held, before = self._held, self._arrays()
+        outputs, after = held.functional.run(before, self._given(inputs), mode, lambda number: held.seeds, seen)
         if mode.training or mode.observing:
-            self._assign(before, after, mode)
-        return tree.unflatten(outputs)
+            self._assign(after, before)
+        return self.plan.network.input_tree.unflatten(outputs)
 
     def _given(self, inputs: Any) -> list[Any]:
         """The tensors of a call, flat, as the network takes them."""
@@ -417,28 +414,19 @@ class PreparedModel(keras.Model):
             require_rows(prepared, int(indices.min()), int(indices.max()))
         return ops.cast(x, "int32")
 
-    def _arrays(self, value: Any) -> Arrays:
-        held = self._held
-        return Arrays(
-            {name: value(variable) for name, variable in held.tensors.items()},
-            {name: {end: value(each) for end, each in ends.items()} for name, ends in held.learned.items()},
-            {name: {end: value(each) for end, each in ends.items()} for name, ends in held.ranges.items()},
-        )
+    def _arrays(self) -> Arrays:
+        """The values of the variables."""
+        return self._held.variables.map(lambda variable: variable.value)
 
-    def _assign(self, before: Arrays, after: Arrays, mode: Mode) -> None:
-        """Keeps what a run has moved; gradients do not pass through it."""
-        held = self._held
-        pairs = [(held.tensors[name], before.tensors[name], after.tensors[name]) for name in held.tensors]
-        trees = [(held.ranges, before.ranges, after.ranges)]
-        if mode.observing:
-            trees.append((held.learned, before.learned, after.learned))
-        for variables, old, new in trees:
-            pairs += [
-                (variables[name][end], old[name][end], new[name][end]) for name in variables for end in variables[name]
-            ]
-        for variable, old, new in pairs:
-            if new is not old:
-                variable.assign(ops.stop_gradient(new))
+    def _in_numpy(self) -> Arrays:
+        return self._held.variables.map(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
+
+    def _assign(self, after: Arrays, before: Arrays | None = None) -> None:
+        """Gives the variables other values. before: their values now, of which some may be the same."""
+        old = [None] * len(after.leaves()) if before is None else before.leaves()
+        for variable, value, known in zip(self._held.variables.leaves(), after.leaves(), old, strict=True):
+            if value is not known:
+                variable.assign(value)
 
     # --- for the device -----------------------------------------------------------------------------------------------
 
@@ -453,21 +441,20 @@ class PreparedModel(keras.Model):
             given = self._given(batch)
             return [ops.convert_to_numpy(x) for x in given], self._computed(given, Mode(frozen=self.frozen))
 
-        arrays = self._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
-        return TrainedNetwork(self._held.functional, arrays, self.frozen, run, called)
+        return TrainedNetwork(self._held.functional, self._in_numpy(), self.frozen, run, called)
 
     def _computed(self, given: list[Any], mode: Mode) -> dict[str, np.ndarray]:
         """What every step computes in evaluation, by its path."""
         held = self._held
 
-        def run(tensors: dict[str, Any], learned: Tree, ranges: Tree, given: list[Any]) -> dict[str, Any]:
+        def run(tensors: Any, learned: Any, ranges: Any, given: list[Any]) -> dict[str, Any]:
             seen: dict[str, Any] = {}
             held.functional.run(Arrays(tensors, learned, ranges), given, mode, None, seen)
             return seen
 
         if mode not in held.programs:
             held.programs[mode] = program(run)
-        arrays = self._arrays(lambda variable: variable.value)
+        arrays = self._arrays()
         values = held.programs[mode](arrays.tensors, arrays.learned, arrays.ranges, given)
         return {path: np.asarray(ops.convert_to_numpy(value)) for path, value in values.items()}
 
@@ -477,17 +464,10 @@ class PreparedModel(keras.Model):
         Raises:
             ValueError: the model is frozen, or it has no such variable.
         """
-        held = self._held
         if self.frozen:
             raise ValueError("a frozen model takes over no ranges: do it before freeze")
-        unknown = [name for name in tensors if name not in held.tensors]
-        if unknown:
-            raise ValueError(f"the model has no variable {unknown[0]!r}")
-        for name, value in tensors.items():
-            held.tensors[name].assign(value)
-        for name, ends in ranges.items():
-            for end, number in zip(("minimum", "maximum"), ends, strict=True):
-                (held.learned if end in held.learned.get(name, {}) else held.ranges)[name][end].assign(number)
+        before = self._arrays()
+        self._assign(before.taking_over(tensors, ranges), before)
 
     def numbers(self) -> Numbers:
         """The numbers that training ended with, for `deploy.lower`."""
@@ -533,7 +513,7 @@ class PreparedModel(keras.Model):
             "calibrated": held.calibrated,
             "profile": held.functional.profile,
             "fresh_norms": sorted(held.functional.fresh_norms),
-            "statistics": _statistics(held.original, variable_names(held.original)),
+            "statistics": statistics_of(held.original, variable_names(held.original)),
         }
 
     @classmethod
@@ -544,11 +524,11 @@ class PreparedModel(keras.Model):
 
     def save_own_variables(self, store: Any) -> None:
         """In the network's order, whichever of them are trained. Names numbered by Keras differ between models."""
-        for position, variable in enumerate(self._stored_variables()):
+        for position, variable in enumerate(self._held.variables.leaves()):
             store[str(position)] = variable
 
     def load_own_variables(self, store: Any) -> None:
-        variables = self._stored_variables()
+        variables = self._held.variables.leaves()
         if not store.keys():
             raise ValueError(
                 "these are another model's weights; those of the float model are loaded into it before it is prepared"
@@ -566,17 +546,10 @@ class PreparedModel(keras.Model):
         super().set_weights(weights)
         self._look_for_data()
 
-    def _stored_variables(self) -> list[Any]:
-        held = self._held
-        trees = (held.learned, held.ranges)
-        return [*held.tensors.values(), *(each for tree in trees for ends in tree.values() for each in ends.values())]
-
     def _look_for_data(self) -> None:
         """Ranges that came with weights need no calibration."""
-        held = self._held
-        names = held.functional.needs_calibration
-        if names and all(int(held.ranges[name]["batches"].numpy()) > 0 for name in names):
-            held.__dict__.update(calibrated=True)
+        batches = self._held.functional.batches_seen(self._in_numpy().ranges)
+        self._held.calibrated = self._held.calibrated or all(batches.values())
 
     def __repr__(self) -> str:
         weighted = [step for step in self.plan.steps if step.weights is not None]
@@ -588,31 +561,16 @@ class PreparedModel(keras.Model):
     def _repr_html_(self) -> str:
         return table(repr(self), ROW_HEADER, [row.cells() for row in self.plan.rows()], 4)
 
-    def summary(
-        self,
-        line_length: int | None = None,
-        positions: Any = None,
-        print_fn: Any = None,
-        expand_nested: bool = False,
-        show_trainable: bool = False,
-        layer_range: Any = None,
-    ) -> None:
+    def summary(self, *args: Any, print_fn: Callable[[str], None] = print, **kwargs: Any) -> None:
         """What the device runs, a line for each tensor it stores. Only `print_fn` matters; there are no layers."""
-        rows: list[tuple[str, ...]] = [("stored tensor", "operator", "shape", "bits of weights", "bits of result")]
-        for row in self.plan.rows():
-            kind = f"{row.kind} {row.activation}" if row.activation else row.kind
-            bits = ("" if each is None else str(each) for each in (row.weight_bits, row.bits))
-            rows.append((shortened(row.path), kind, str(row.shape), *bits))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        rows = [[shortened("" if cell is None else cell) for cell in row.cells()] for row in self.plan.rows()]
+        widths = [max(map(len, column)) for column in zip(ROW_HEADER, *rows, strict=True)]
         lines = [repr(self)]
-        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        trained, others = (
-            sum(int(np.prod(variable.shape)) for variable in variables)
-            for variables in (self.trainable_variables, self.non_trainable_variables)
-        )
-        lines.append(f"trainable numbers: {trained:,}, others: {others:,}")
+        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (ROW_HEADER, *rows)]
+        lines.append(f"trainable numbers: {_count(self.trainable_variables):,}")
+        lines.append(f"others: {_count(self.non_trainable_variables):,}")
         for line in lines:
-            (print_fn or print)(line)
+            print_fn(line)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Keras's post-training quantization, of layers; a prepared model has none."""
@@ -625,9 +583,8 @@ class PreparedModel(keras.Model):
             "path) or deploy.write_onnx; model.save keeps it for further training"
         )
 
-    def _changed_phase(self, **changes: Any) -> None:
-        self._held.__dict__.update(changes)
-        # Compiled functions belong to the previous phase.
+    def _forget_functions(self) -> None:
+        """Compiled functions belong to the previous phase."""
         for name in ("train_function", "test_function", "predict_function"):
             if getattr(self, name, None) is not None:
                 setattr(self, name, None)
@@ -653,16 +610,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
     batches = loading.checked(batches, ops.is_tensor(batches) or isinstance(batches, np.ndarray))
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
-    held = model._held
-    before = [
-        (variable, ops.convert_to_numpy(variable.value))
-        for tree in (held.ranges, held.learned)
-        for name, ends in tree.items()
-        # Other learned ranges belong to weights.
-        if name in held.ranges and held.functional.grids[name].rule.ranges != "fixed"
-        for end, variable in ends.items()
-        if end != "trained"
-    ]
+    before = model._in_numpy()
 
     def see(batch: Any) -> None:
         wanted = len(model.plan.network.inputs)
@@ -670,16 +618,17 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
             batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
         model._run(batch, Mode(quantizing=False, observing=True))
 
+    functional = model._held.functional
     try:
-        for variable, value in before if restart else ():
-            variable.assign(np.zeros_like(value))
-        loading.show(batches, see, lambda: held.functional.batches_seen(held.ranges))
+        if restart:
+            model._assign(functional.forgotten(before), before)
+        loading.show(batches, see, lambda: functional.batches_seen(model._held.variables.ranges))
     except BaseException:
         # What ranges had seen is not lost.
-        for variable, value in before:
-            variable.assign(value)
+        model._assign(before)
         raise
-    model._changed_phase(calibrated=True)
+    model._held.calibrated = True
+    model._forget_functions()
 
 
 def freeze(model: PreparedModel) -> None:
@@ -698,19 +647,13 @@ def freeze(model: PreparedModel) -> None:
         TypeError: the model does not come from `prepare`.
     """
     _require_prepared(model)
-    held = model._held
-    arrays = model._arrays(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
-    held.functional.require_finite_state(arrays.ranges, arrays.learned, arrays.tensors)
-    held.functional.require_data(arrays.ranges)
-    frozen = held.functional.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
-    for tree, after in zip((held.ranges, held.learned), frozen, strict=True):
-        for name, ends in tree.items():
-            for end, variable in ends.items():
-                variable.assign(after[name][end])
+    before = model._in_numpy()
+    model._assign(frozen_arrays(model._held.functional, before), before)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and model.range_parameters():
         model.optimizer = type(optimizer).from_config(optimizer.get_config())
-    model._changed_phase(frozen=True)
+    model._held.frozen = True
+    model._forget_functions()
     model._set_ranges_trainable()
 
 
@@ -720,71 +663,6 @@ def _require_prepared(model: Any) -> None:
         raise TypeError(f"model must come from exactqat.qat.keras.prepare, got {type(model).__name__}{how}")
 
 
-def _inputs_of(model: Any) -> Any:
-    """The symbolic inputs of a model, nested as it takes them; None of a subclass, which does not know them."""
-    return getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
-
-
-def _as_nested(model: Any, shapes: Any) -> Any:
-    """One shape alone, of a model whose only input is in a list (as files of Keras 2 have it), in a list."""
-    alone = isinstance(shapes, tuple) and isinstance(_inputs_of(model), list | tuple)
-    return [shapes] if alone and all(size is None or isinstance(size, int) for size in shapes) else shapes
-
-
-def _shapes(model: Any) -> Any:
-    """Shapes of a model's inputs, nested as it takes them."""
-    inputs = _inputs_of(model)
-    if inputs is None:
-        raise ValueError("the model does not know its inputs: give example, a batch of them")
-    shapes = keras.tree.map_structure(lambda each: tuple(each.shape), inputs)
-    if isinstance(shapes, list) and len(shapes) == 1:
-        shapes = shapes[0]
-    flat = keras.tree.flatten(inputs)
-    if any(size is None for each in flat for size in each.shape[1:]):
-        raise ValueError(
-            f"the model takes inputs of shape {[tuple(each.shape) for each in flat]}; a device's network has fixed "
-            "sizes: give example, a batch of the size that is to be deployed"
-        )
-    return shapes
-
-
-# How a model trains, evaluates and predicts; a class may define its own.
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
-
-
-def _own_steps(model: Any) -> list[str]:
-    """Those of `_STEPS` that the user has written."""
-    classes = [each for each in type(model).__mro__ if not each.__module__.startswith("keras.")]
-    return [name for name in _STEPS if name in vars(model) or any(name in vars(each) for each in classes)]
-
-
-def _adapted(model: Any) -> list[Any]:
-    """Layers that compute with what `adapt` has shown them: numbers of the network, but not variables."""
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Normalization)]
-
-
-def _statistics(model: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """What `adapt` has found; a model's configuration does not hold it."""
-    variables = [variable for layer in _adapted(model) for variable in layer.variables]
-    return {names[id(each)]: ops.convert_to_numpy(each.value).tolist() for each in variables}
-
-
-def _give_statistics(model: Any, names: Mapping[int, str], statistics: Mapping[str, Any]) -> None:
-    for layer in _adapted(model):
-        for variable in layer.variables:
-            variable.assign(np.asarray(statistics[names[id(variable)]], variable.dtype))
-        layer.finalize_state()
-
-
-def _as_tuples(shapes: Any) -> Any:
-    """Shapes as they were before they were written down as JSON."""
-    if isinstance(shapes, Mapping):
-        return {key: _as_tuples(each) for key, each in shapes.items()}
-    if all(each is None or isinstance(each, int) for each in shapes):
-        return tuple(shapes)
-    return type(shapes)(_as_tuples(each) for each in shapes)
-
-
 def _rule(fields: Mapping[str, Any]) -> dict[str, Any]:
     made = dict(fields)
     if made.get("fixed_range") is not None:
@@ -792,8 +670,13 @@ def _rule(fields: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _float32(value: np.ndarray) -> np.ndarray:
+def _float32(tensor: Any) -> np.ndarray:
+    value = np.asarray(ops.convert_to_numpy(tensor))
     return value.astype(np.float32) if value.dtype.kind == "f" else value
+
+
+def _count(variables: Iterable[Any]) -> int:
+    return sum(math.prod(variable.shape) for variable in variables)
 
 
 def _values(x: Any) -> np.ndarray | None:

@@ -95,7 +95,7 @@ class _Sides(FunctionalSubject[Any]):
         with _in_float32(model), _recorded(seen if layers else None):
             evidence = self.evidence("original", run, values, trained, others, trial, inputs)
         moves = {name for name, value in evidence.state.items() if not np.array_equal(value, values[name])}
-        used = set(self.prepared._held.tensors) | moves
+        used = set(self.prepared._held.variables.tensors) | moves
         seeds = {self.names[id(each)] for each in model.variables if is_seed(each)}
         evidence.state = {name: value for name, value in evidence.state.items() if name in used - seeds}
         evidence.layers = seen
@@ -103,9 +103,9 @@ class _Sides(FunctionalSubject[Any]):
 
     def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
         held, wanted = self.prepared._held, self.prepared.plan.inputs
-        values = {name: self._value(self.variables[name], 0) for name in held.tensors}
-        trained = [name for name in held.tensors if self.variables[name].trainable]
-        state = self.prepared._arrays(lambda variable: ops.stop_gradient(variable.value))
+        values = {name: self._value(self.variables[name], 0) for name in held.variables.tensors}
+        trained = [name for name in held.variables.tensors if self.variables[name].trainable]
+        state = self.prepared._arrays().map(ops.stop_gradient)
         seen: dict[str, Any] = {}
         self.recording = layers
 

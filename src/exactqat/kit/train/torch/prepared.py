@@ -28,7 +28,7 @@ from ..core import batches as loading
 from ..core.arrays import Arrays, Mode, weights_of
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere
-from ..core.freezing import fresh_norms
+from ..core.freezing import fresh_norms, frozen
 from ..core.steps import Step, WeightedStep
 from ..core.trained import TrainedNetwork
 from .holders import HeldRange, Holders, Places
@@ -581,12 +581,10 @@ def freeze(model: PreparedModel) -> None:
     """
     model = _prepared(model)
     arrays, core = model._arrays(), model._core
-    core.require_finite_state(arrays.ranges, {}, arrays.tensors)
-    core.require_data(arrays.ranges)
     for path, norm in model._state.norms.items():
         if norm.norm.training:
             arrays.ranges[model.plan.stored(path).grid]["trained"] = norm.batches() - model._counted[path]
-    ranges, _ = core.frozen_ranges(arrays.ranges, arrays.learned, arrays.tensors)
+    ranges = frozen(core, arrays).ranges
     with torch.no_grad():
         for name, grid in model._state.grids().items():
             for end, held in zip(("minimum", "maximum"), grid.held(), strict=False):
