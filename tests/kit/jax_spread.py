@@ -28,7 +28,7 @@ for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
     place = NamedSharding(mesh, P("batch"))
     spread = jax.device_put(x, place)
     together = evaluate(params, spread)
-    assert together.sharding.spec[0] == "batch"
+
     for _ in range(10):
         np.testing.assert_array_equal(evaluate(params, spread), alone)
     np.testing.assert_array_equal(prepared.apply(params, state, spread)[0], alone)

@@ -41,10 +41,7 @@ class LayerNumbers:
 
     Attributes:
         steps: the layers that it serves, by path: those in eight bits whose weights are what is trained.
-        batch_axes: none, as it sees no examples.
     """
-
-    batch_axes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def __init__(self, functional: Functional, ends_of_weights: list[tuple[str, str]]) -> None:
         """ends_of_weights: names and ends of the learned ranges of weights."""

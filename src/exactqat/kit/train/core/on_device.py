@@ -218,15 +218,6 @@ class StoredTensor(Protocol):
     def batch_axis(self) -> int: ...
 
 
-def axes_of_batch(
-    operands: Sequence[StoredTensor], results: Sequence[StoredTensor]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The axes of examples of both; None if an example has several rows in one."""
-    if any(each.shape[each.batch_axis] != 1 for each in (*operands, *results)):
-        return None
-    return tuple(each.batch_axis for each in operands), tuple(each.batch_axis for each in results)
-
-
 def have_same_values(known: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> bool:
     """Whether all arrays are equal; arrays with NaN never are."""
     return all(np.array_equal(*pair) for pair in zip(known, given, strict=True))
@@ -254,12 +245,6 @@ class DeviceStep:
         self.operands = tuple(name for name in step.operands if plan.is_stored(name))
         self._lock = threading.Lock()
         self._known: tuple[list[np.ndarray], LoweredStep] | None = None
-
-    @property
-    def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The axes of the operands and of the result along which examples are stacked; None if an example has several
-        rows in one."""
-        return axes_of_batch([self.plan.stored(name) for name in self.operands], [self.step])
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> np.ndarray:
         """The stored tensor in real numbers, float32, its axes in the user's order; where an operand has NaN, for which
@@ -326,12 +311,6 @@ class DeviceNetwork:
         self._lock = threading.Lock()
         self._seen: list[np.ndarray] | None = None
         self._known: tuple[Compiled, dict[str, Layout], list[tuple[Tensor, Stored]]] | None = None
-
-    @property
-    def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The axes of the inputs and of what is wanted along which examples are stacked; None if an example has several
-        rows in one."""
-        return axes_of_batch(self.plan.inputs, [self.plan.stored(path) for path in self.wanted])
 
     def knows(self, trained: Sequence[np.ndarray]) -> bool:
         """Whether the last call, of this function or of the network, was with the same values: preparing the whole

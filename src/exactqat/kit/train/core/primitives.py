@@ -23,11 +23,6 @@ class HostFunction(Protocol):
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray], /) -> Any: ...
 
-    @property
-    def batch_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The axes of the features and of the results along which examples are stacked; None if an example has several
-        rows."""
-
 
 class RangePrimitives(Protocol):
     """What moves a range: `ranges.scalars` offers this much for NumPy's numbers."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of NumPy arrays in compiled programs.
 
-On a CPU, XLA calls them on its own memory with a custom call: nothing is copied, JAX is not involved, and if arrays are
-sharded over several devices each of them computes its own examples. Elsewhere it is `jax.pure_callback`.
+On a CPU, XLA calls them on its own memory with a custom call: nothing is copied, and JAX is not involved. Elsewhere it
+is `jax.pure_callback`. In a program for several devices each of them computes all examples.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ import secrets
 import traceback
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from exactqat.operators.jax import CAN_CUT, aval_of, current_mesh, host_target
+from exactqat.operators.jax import aval_of, host_target
 
 from ..core.primitives import HostFunction
 
@@ -33,16 +31,6 @@ EXPORT = (
     "a frozen network computes its device's integers on this host, which jax.export cannot take along: prepare it with "
     "device=None, or deploy the graph that lower gives"
 )
-
-
-@dataclass(frozen=True)
-class _Signature:
-    """trained: how many of the operands are. Then the dtypes of all operands and results."""
-
-    trained: int
-    operands: tuple[str, ...]
-    results: tuple[str, ...]
-
 
 _call = Primitive("exactqat_host")
 _call.multiple_results = True
@@ -52,50 +40,59 @@ def call(
     function: HostFunction, likes: Sequence[jax.Array], trained: Sequence[jax.Array], features: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """One array for each of `likes`, with its type."""
-    arrays = [jnp.asarray(each) for each in (*trained, *features)]
-    avals = tuple(aval_of(each) for each in likes)
-    cut = None
-    if jax.device_count() > 1 and not getattr(current_mesh(), "manual_axes", ()):
-        cut = _in_parts(function, avals, len(trained), arrays)
-    return list(_call.bind(*arrays, function=function, likes=avals, trained=len(trained), parts=cut, kept=True))
+    arrays = [jnp.asarray(array) for array in (*trained, *features)]
+    return list(_call.bind(*arrays, function=function, likes=tuple(map(aval_of, likes)), trained=len(trained)))
 
 
 @cache
 def is_custom_call() -> bool:
-    """Whether programs for the default device have it; they may be sharded over several devices."""
-    return jax.default_backend() == "cpu" and CAN_CUT and host_target(_answer) is not None
+    """Whether programs for the default device have it."""
+    return jax.default_backend() == "cpu" and host_target(_answer) is not None
 
 
 # --- calls from programs ----------------------------------------------------------------------------------------------
 
+
+class _Known(NamedTuple):
+    """A function that programs call.
+
+    Attributes:
+        trained: how many of its operands are, the first ones.
+        operands, results: their dtypes.
+    """
+
+    function: weakref.ref[Any]
+    trained: int
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+
+
 # By numbers unique to this process: a program compiled elsewhere finds nothing here.
-_functions: dict[int, tuple[weakref.ref[Any], _Signature]] = {}
-_numbers: weakref.WeakKeyDictionary[Any, dict[_Signature, int]] = weakref.WeakKeyDictionary()
+_known: dict[int, _Known] = {}
+# Addresses and shapes.
+Places = Sequence[tuple[int, tuple[int, ...]]]
 
 
-def _number_of(function: HostFunction, signature: _Signature) -> int:
-    known = _numbers.setdefault(function, {})
-    if signature not in known:
-        number = known[signature] = secrets.randbits(62)
-        _functions[number] = (weakref.ref(function), signature)
-        weakref.finalize(function, _functions.pop, number, None)
-    return known[signature]
+def _number_of(function: HostFunction, trained: int, operands: Sequence[Any], results: Sequence[Any]) -> int:
+    dtypes = (tuple(aval.dtype.name for aval in avals) for avals in (operands, results))
+    number = secrets.randbits(62)
+    _known[number] = _Known(weakref.ref(function), trained, *dtypes)
+    weakref.finalize(function, _known.pop, number, None)
+    return number
 
 
-def _answer(
-    number: int, operands: Sequence[tuple[int, tuple[int, ...]]], results: Sequence[tuple[int, tuple[int, ...]]]
-) -> str | None:
-    """Fills the results, or says why not; both are addresses and shapes."""
-    reference, signature = _functions.get(number, (None, None))
-    function = None if reference is None else reference()
-    if function is None or signature is None:
+def _answer(number: int, operands: Places, results: Places) -> str | None:
+    """Fills the results, or says why not."""
+    known = _known.get(number)
+    function = None if known is None else known.function()
+    if function is None or known is None:
         return "the prepared network that this program computes is no longer there: keep it, too"
-    given = [_array(*each, dtype) for each, dtype in zip(operands, signature.operands, strict=True)]
-    for each in given:
-        each.flags.writeable = False
+    arrays = [_array(*place, dtype) for place, dtype in zip(operands, known.operands, strict=True)]
+    for array in arrays:
+        array.flags.writeable = False
     try:
-        made = _computed(function, signature.trained, given)
-        for place, value, dtype in zip(results, made, signature.results, strict=True):
+        computed = _computed(function, known.trained, arrays)
+        for place, value, dtype in zip(results, computed, known.results, strict=True):
             _array(*place, dtype)[...] = value
     except ValueError as error:  # weights that the device cannot take
         return str(error)
@@ -113,40 +110,35 @@ def _array(address: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def _computed(function: HostFunction, trained: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    made = function(arrays[:trained], arrays[trained:])
-    return [made] if isinstance(made, np.ndarray) else list(made)
+    results = function(arrays[:trained], arrays[trained:])
+    return [results] if isinstance(results, np.ndarray) else list(results)
 
 
 # --- rules of the primitive -------------------------------------------------------------------------------------------
 
 
 @_call.def_impl
-def _(*arrays: Any, function: HostFunction, likes: Any, trained: int, parts: Any, kept: bool) -> list[Any]:
-    made = _computed(function, trained, [np.asarray(each) for each in arrays])
-    spread = next((each.sharding for each in arrays[trained:] if len(each.devices()) > 1), None)
-    if isinstance(spread, NamedSharding) and function.batch_axes is not None:
-        cut = _Cut(function, likes, trained, spread.mesh, [each.sharding for each in arrays])
-        places: Sequence[Any] = cut.results
-    else:
-        places = [next(iter(arrays[-1].devices()))] * len(made)
-    pairs = zip(made, likes, places, strict=True)
-    return [jax.device_put(np.asarray(each, like.dtype), place) for each, like, place in pairs]
+def _(*arrays: Any, function: HostFunction, likes: Any, trained: int) -> list[Any]:
+    results = _computed(function, trained, [np.asarray(array) for array in arrays])
+    spread = next((array.sharding for array in arrays if isinstance(array.sharding, NamedSharding)), None)
+    place = next(iter(arrays[-1].devices())) if spread is None else NamedSharding(spread.mesh, PartitionSpec())
+    return [jax.device_put(np.asarray(x, like.dtype), place) for x, like in zip(results, likes, strict=True)]
 
 
 @_call.def_abstract_eval
-def _(*avals: Any, function: HostFunction, likes: Any, trained: int, parts: Any, kept: bool) -> list[Any]:
+def _(*avals: Any, function: HostFunction, likes: Any, trained: int) -> list[Any]:
     return list(likes)
 
 
-def _batched(arrays: Any, dims: Any, *, function: Any, likes: Any, trained: int, parts: Any, kept: bool) -> Any:
+def _batched(arrays: Any, dims: Any, **parameters: Any) -> Any:
     """Runs the batch one by one."""
     mapped = [dim is not None for dim in dims]
-    moved = [jnp.moveaxis(each, dim, 0) for each, dim, maps in zip(arrays, dims, mapped, strict=True) if maps]
+    moved = [jnp.moveaxis(array, dim, 0) for array, dim, maps in zip(arrays, dims, mapped, strict=True) if maps]
 
     def one(members: Any) -> Any:
         rest = iter(members)
-        given = [next(rest) if maps else each for each, maps in zip(arrays, mapped, strict=True)]
-        return _call.bind(*given, function=function, likes=likes, trained=trained, parts=None, kept=kept)
+        operands = [next(rest) if maps else array for array, maps in zip(arrays, mapped, strict=True)]
+        return _call.bind(*operands, **parameters)
 
     results = jax.lax.map(one, moved)
     return results, [0] * len(results)
@@ -155,133 +147,22 @@ def _batched(arrays: Any, dims: Any, *, function: Any, likes: Any, trained: int,
 batching.primitive_batchers[_call] = _batched
 
 
-def _plain(aval: Any) -> Any:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
-def _refuse_export(context: Any) -> None:
+def _lower(context: Any, *values: Any, function: HostFunction, likes: Any, trained: int, on_cpu: bool = False) -> Any:
     if getattr(context.module_context.lowering_parameters, "for_export", False):
         raise NotImplementedError(EXPORT)
-
-
-def _lower_on_cpu(
-    context: Any, *values: Any, function: HostFunction, likes: Any, trained: int, parts: Any, kept: bool
-) -> Any:
-    _refuse_export(context)
-    target = host_target(_answer)
-    if target is None:
-        return _lower_elsewhere(
-            context, *values, function=function, likes=likes, trained=trained, parts=parts, kept=kept
-        )
-    if kept:
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in context.avals_out]
+    if on_cpu and (target := host_target(_answer)) is not None:
         context.module_context.add_keepalive(function)
-    if parts is not None:
-        return mlir.lower_fun(jaxpr_as_fun(parts), multiple_results=True)(context, *values)
-    operands, results = (tuple(each.dtype.name for each in avals) for avals in (context.avals_in, context.avals_out))
-    number = _number_of(function, _Signature(trained, operands, results))
-
-    def calling(*arrays: Any) -> Any:
-        return jax.ffi.ffi_call(target, [_plain(each) for each in context.avals_out])(
-            *arrays, function=np.int64(number)
-        )
-
-    return mlir.lower_fun(calling, multiple_results=True)(context, *values)
-
-
-def _lower_elsewhere(
-    context: Any, *values: Any, function: HostFunction, likes: Any, trained: int, parts: Any, kept: bool
-) -> Any:
-    _refuse_export(context)
+        number = _number_of(function, trained, context.avals_in, context.avals_out)
+        custom_call = partial(jax.ffi.ffi_call(target, types), function=np.int64(number))
+        return mlir.lower_fun(custom_call, multiple_results=True)(context, *values)
 
     def called(*arrays: Any) -> list[np.ndarray]:
-        made = _computed(function, trained, [np.asarray(each) for each in arrays])
-        return [np.asarray(each, like.dtype) for each, like in zip(made, context.avals_out, strict=True)]
+        results = _computed(function, trained, [np.asarray(array) for array in arrays])
+        return [np.asarray(x, like.dtype) for x, like in zip(results, types, strict=True)]
 
-    def calling(*arrays: Any) -> Any:
-        return jax.pure_callback(called, [_plain(each) for each in context.avals_out], *arrays)
-
-    return mlir.lower_fun(calling, multiple_results=True)(context, *values)
+    return mlir.lower_fun(partial(jax.pure_callback, called, types), multiple_results=True)(context, *values)
 
 
-mlir.register_lowering(_call, _lower_on_cpu, platform="cpu")
-mlir.register_lowering(_call, _lower_elsewhere)
-
-
-# --- several devices --------------------------------------------------------------------------------------------------
-
-
-class _Cut:
-    """A call on parts of the batch, sharded like the first feature that is split along it.
-
-    Attributes:
-        parts: how many.
-        operands, results: how each array is sharded.
-    """
-
-    def __init__(self, function: HostFunction, likes: Any, trained: int, mesh: Any, given: Sequence[Any]) -> None:
-        axes = function.batch_axes
-        assert axes is not None
-        found = None
-        for axis, sharding in zip(axes[0], given[trained:], strict=True):
-            spec = sharding.spec
-            if found is None and axis < len(spec) and spec[axis]:
-                found = spec[axis]
-        names = () if found is None else (found,) if isinstance(found, str) else tuple(found)
-        parts = math.prod(mesh.shape[name] for name in names)
-        if any(like.shape[axis] % parts for like, axis in zip(likes, axes[1], strict=True)):
-            parts, found = 1, None
-        self.parts = parts
-        specs = [PartitionSpec()] * trained + [PartitionSpec(*[None] * axis, found) for axis in axes[0]]
-        self.operands = [NamedSharding(mesh, spec) for spec in specs]
-        self.results = [NamedSharding(mesh, PartitionSpec(*[None] * axis, found)) for axis in axes[1]]
-
-
-def _in_parts(function: HostFunction, likes: Any, trained: int, arrays: Sequence[Any]) -> Any:
-    """The call as XLA may split it; None if it may not."""
-    axes = function.batch_axes
-    if axes is None or not CAN_CUT:
-        return None
-    features = arrays[trained:]
-    sizes = {each.shape[axis] for each, axis in zip((*features, *likes), (*axes[0], *axes[1]), strict=True)}
-    if len(sizes) != 1 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        return None
-
-    def alone(arrays: Any, likes: Any) -> Any:
-        return tuple(
-            _call.bind(*arrays, function=function, likes=tuple(likes), trained=trained, parts=None, kept=False)
-        )
-
-    plain = [jax.core.ShapedArray(each.shape, each.dtype) for each in likes]
-
-    @custom_partitioning
-    def whole(*arrays: Any) -> Any:
-        return alone(arrays, plain)
-
-    def partition(mesh: Any, given: Any, asked: Any) -> Any:
-        cut = _Cut(function, likes, trained, mesh, [each.sharding for each in given])
-        local = []
-        for like, axis in zip(likes, axes[1], strict=True):
-            shape = list(like.shape)
-            shape[axis] //= cut.parts
-            local.append(jax.core.ShapedArray(tuple(shape), like.dtype))
-        return mesh, lambda *arrays: alone(arrays, local), tuple(cut.results), tuple(cut.operands)
-
-    def infer(mesh: Any, given: Any, asked: Any) -> Any:
-        return tuple(_Cut(function, likes, trained, mesh, [each.sharding for each in given]).results)
-
-    others: list[str] = []
-
-    def mapping(rank: int, axis: int | None) -> Any:
-        names = []
-        for at in range(rank):
-            if at != axis:
-                others.append(f"whole{len(others)}")
-            names.append("batch" if at == axis else others[-1])
-        return ArrayMapping(*names)
-
-    operands = [mapping(each.ndim, None) for each in arrays[:trained]]
-    operands += [mapping(each.ndim, axis) for each, axis in zip(features, axes[0], strict=True)]
-    results = [mapping(len(each.shape), axis) for each, axis in zip(likes, axes[1], strict=True)]
-    rule = SdyShardingRule(tuple(operands), tuple(results), need_replication_factors=tuple(others))
-    whole.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
-    return jax.make_jaxpr(whole)(*map(_plain, arrays))
+mlir.register_lowering(_call, partial(_lower, on_cpu=True), platform="cpu")
+mlir.register_lowering(_call, _lower)
