@@ -197,7 +197,7 @@ versions: $(VENV)/.installed
 
 # What emulates ARM64 is downloaded on Debian and what is like it; elsewhere the campaign says that it is left out.
 devices: $(VENV)/.installed
-	-$(BIN)/python -m exactqat.deploy.runtimes.set_up_arm64
+	-$(BIN)/python tests/campaigns/set_up_arm64.py
 	$(BIN)/python tests/campaigns/run_devices.py
 	$(BIN)/python tests/campaigns/sweep.py --count 40 --profiles micro $$($(BIN)/python -c \
 		"from exactqat.deploy import profiles_here as here; print(*{'xnnpack-arm64'}.intersection(here()))") --write $(ARGS)
@@ -205,7 +205,7 @@ devices: $(VENV)/.installed
 
 arm64: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nanobind cmake ninja
-	-$(BIN)/python -m exactqat.deploy.runtimes.set_up_arm64
+	-$(BIN)/python tests/campaigns/set_up_arm64.py
 	$(BIN)/python tests/campaigns/run_arm64.py $(ARGS)
 
 $(VENV)-tensorflow/.installed:

@@ -7,7 +7,7 @@
 
 An environment holds the wheel, NumPy, ml_dtypes, pytest and Hypothesis; the tests are copied away from the source,
 which nothing finds there. A wheel for ARM64 runs under emulation, where
-`python -m exactqat.deploy.runtimes.set_up_arm64` has set that up.
+`python tests/campaigns/set_up_arm64.py` has set that up.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def try_emulated(wheel: Path, version: tuple[int, int]) -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = Path(os.environ.get("EXACTQAT_ARM64") or cache / "exactqat" / "arm64").resolve()
     if not (home / "ready.json").is_file():
-        print("  left out: the emulation of ARM64 is not set up (python -m exactqat.deploy.runtimes.set_up_arm64)")
+        print("  left out: the emulation of ARM64 is not set up (python tests/campaigns/set_up_arm64.py)")
         return
     ready = json.loads((home / "ready.json").read_text("utf-8"))
     python = home / "system" / "usr" / "bin" / ready["python"]

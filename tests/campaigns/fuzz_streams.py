@@ -4,7 +4,7 @@
     python tests/campaigns/fuzz_streams.py [--cases 300] [--seed 0] [--only SEED]
 
 Networks are PyTorch's, of what people write between the frames of a sequence: convolutions (padded in front, cut,
-dilated, with strides), pools, differences of neighbours, shifts, gates, normalization, recurrent layers, windows at the
+dilated, with strides), pools, differences of neighbours, shifts, gates, normalization, windows at the
 end. Each is prepared, calibrated, frozen and lowered, and streamed by a random number of frames. A refusal is counted;
 another number is a failure, and so is an error that is no refusal.
 """
@@ -55,17 +55,6 @@ class Residual(nn.Module):
 
     def extra_repr(self) -> str:
         return self.way
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind: str, channels: int, units: int, last: bool) -> None:
-        super().__init__()
-        self.cell = getattr(nn, kind)(channels, units, batch_first=True)
-        self.last = last
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.cell(x.transpose(1, 2))[0]
-        return y[:, -1] if self.last else y.transpose(1, 2)
 
 
 class OverChannels(nn.Module):
@@ -154,13 +143,8 @@ def residual(r: np.random.Generator, c: int) -> tuple[nn.Module, int]:
     return Residual(body, way), c
 
 
-def recurrent(r: np.random.Generator, c: int) -> tuple[nn.Module, int]:
-    units = int(r.integers(2, 6))
-    return Recurrent(str(r.choice(["LSTM", "GRU", "RNN"])), c, units, False), units
-
-
 PARTS: list[tuple[Make, float]] = [
-    (convolution, 5), (pooled, 1.5), (moved, 2), (valued, 3), (residual, 2.5), (recurrent, 0.4),
+    (convolution, 5), (pooled, 1.5), (moved, 2), (valued, 3), (residual, 2.5),
 ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@
     python tests/campaigns/run_arm64.py --isa neon TEST ...   these tests, or what else pytest takes, with one
 
 Everything is built here by a cross compiler and runs under QEMU's user-mode emulation, in the Python that
-`python -m exactqat.deploy.runtimes.set_up_arm64` sets up. What is built goes to build/arm64. Where the compiler or the
+`python tests/campaigns/set_up_arm64.py` sets up. What is built goes to build/arm64. Where the compiler or the
 emulation is missing, a sentence says what installs it, and nothing is run. The status is 1 if a test fails.
 """
 
@@ -25,8 +25,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from set_up_arm64 import download, unpack, unpack_wheels
+
 from exactqat.deploy.runtimes import emulation
-from exactqat.deploy.runtimes.set_up_arm64 import download, unpack, unpack_wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = "aarch64-linux-gnu-g++"

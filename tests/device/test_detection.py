@@ -43,7 +43,7 @@ def head(background: int = 0, integers: bool = False, **attributes: Any) -> Grap
         builder.input(name, (1, ANCHORS, width), grid if integers else None)
         names.append(builder.dequantize(name, INDICES, name=f"{name}/real") if integers else name)
     anchors = np.concatenate([rng.uniform(0.1, 0.9, (ANCHORS, 2)), rng.uniform(0.1, 0.4, (ANCHORS, 2))], 1)
-    names.append(builder._constant("anchors", anchors.astype(np.float32), INDICES))
+    names.append(builder.bias("anchors", anchors.astype(np.float32), INDICES))
     builder.operator("DETECTION_POSTPROCESS", names, INDICES, name="found", **{**PLAIN, **attributes})
     return builder.graph(builder.results("found"))
 

@@ -390,7 +390,10 @@ def test_verify_sees_a_file_that_states_other_axes(tmp_path: Path) -> None:
     for seen in (report, deploy.verify(graph, path, data=x)):
         assert seen.differing == seen.predictions_differing == 0 < len(seen.declared) and not seen
         assert "but it is not the graph's file: the file's metadata says something else" in seen.sentences()[0]
-    assert "from the model's own results" in repr(report) and "the model&#x27;s predict" in report._repr_html_()
+    assert (
+        "it returns what the model returns: none of" in repr(report)
+        and "the model&#x27;s predict" in report._repr_html_()
+    )
 
 
 def test_verify_sees_another_model(tmp_path: Path) -> None:

@@ -102,10 +102,10 @@ def test_a_recurrent_layer_in_float_is_near_the_runtime(integers: bool, function
     def weights(name: str, shape: tuple[int, ...]) -> str:
         if integers:
             return builder.constant(name, rng.integers(-127, 128, shape).astype(np.int8), per_tensor(0.004, 0))
-        return builder._constant(name, rng.normal(size=shape).astype(np.float32) * np.float32(0.4), INDICES)
+        return builder.bias(name, rng.normal(size=shape).astype(np.float32) * np.float32(0.4), INDICES)
 
     operands = [builder.input("x", (1, 5, 3), None), weights("own", (4, 3)), weights("other", (4, 4))]
-    operands.append(builder._constant("bias", rng.normal(size=4).astype(np.float32), INDICES))
+    operands.append(builder.bias("bias", rng.normal(size=4).astype(np.float32), INDICES))
     operands.append(builder.variable("state", (1, 4), None))
     builder.operator("UNIDIRECTIONAL_SEQUENCE_RNN", operands, INDICES, name="y", function=function)
     graph = builder.graph(["y"])

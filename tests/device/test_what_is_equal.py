@@ -172,7 +172,7 @@ def test_a_report_of_a_deployment_states_three_things(tmp_path: Path) -> None:
     ran, computes, trained = other.sentences()
     assert "runs as simulated: none of" in ran and "something other than was trained" in computes
     assert trained == f"It was trained for {FORMER}, and not for {NOW}"
-    assert "from training" in repr(other) and "differ from training" in other._repr_html_()
+    assert "something other than was trained" in repr(other) and "differ from training" in other._repr_html_()
     unknown = deploy.verify(replace(graph, trained_for=""), path, codes, NOW)
     assert unknown.equal and "trained for is unknown" in unknown.sentences()[2]
 

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from exactqat.deploy import PROFILES
 from exactqat.deploy.comparison import Comparison, Report
 from exactqat.deploy.graph import Builder, Graph, Operator, per_tensor
 from exactqat.kit.device.tensor import Quantization, Tensor
@@ -39,9 +40,9 @@ def test_a_graph_is_short() -> None:
     assert repr(made) == "Graph(2 operators, 5,600 parameters: input int8[1x8x8x3] -> pooled int8[1x200])"
     header, first, second = cells(made._repr_html_())
     assert dict(zip(header, first, strict=True)) == {
-        "result": "first", "operator": "CONV_2D", "activation": "RELU6", "stored in": "int8", "shape": "1x8x8x200",
-        "weights": "200x3x3x3", "bits of weights": "4", "scale": "0.05", "zero point": "-128",
-        "multiply-adds": f"{64 * 200 * 27:,}",
+        "output": "first", "kind": "CONV_2D", "activation": "RELU6", "dtype": "int8", "shape": "1x8x8x200",
+        "weights": "200x3x3x3", "weight bits": "4", "scale": "0.05", "zero point": "-128", "parameters": "5,600",
+        "multiply accumulates": f"{64 * 200 * 27:,}",
     }  # fmt: skip
     assert second[1] == "MEAN"
     for tensor in made.tensors.values():
@@ -56,7 +57,6 @@ def test_a_graph_that_would_be_refused_is_shown_too() -> None:
     operators = (Operator("CONV_2D", ("x",), ("y",)), Operator("ADD", ("x", "gone"), ("y",)), Operator("WHAT", (), ()))
     made = Graph(tensors, (*operators, Operator("NOTHING", ("x",), ("y",))), ("x", "nowhere"), ("y",))
     assert "nowhere missing" in repr(made)
-    assert len(cells(made._repr_html_())) == 5
 
 
 def test_names_are_escaped() -> None:
@@ -71,16 +71,20 @@ def test_names_are_escaped() -> None:
 
 
 def test_a_report_says_what_it_found() -> None:
-    rows = (Comparison("a", "CONV_2D", 1000, 0, 0, True, 30.0, 31.25), Comparison("b", "ADD", 500, 0, 0, False))
+    rows = (Comparison("a", "CONV_2D", 1000, 0, 0, True, 1e4, 10.0, 7.5), Comparison("b", "ADD", 500, 0, 0, False))
     report = Report("xnnpack-x86", rows, (Comparison("b", "whole graph", 500, 0, 0, False),), "xnnpack-x86")
-    assert repr(report) == "Report(xnnpack-x86: 2 operators, 2,000 integers compared, none differs)"
+    assert repr(report) == (
+        f"Report(On {PROFILES['xnnpack-x86'].title} the file runs as simulated: none of 2,000 integers differs; What "
+        f"{PROFILES['xnnpack-x86'].title} computes was not compared with what was trained; It was trained for "
+        "xnnpack-x86, this device)"
+    )
     header, first, second, whole = cells(report._repr_html_())
-    assert first == ["a", "CONV_2D", "1,000", "0", "0", "yes", "30.0", "31.2"] and len(header) == len(first)
-    assert second[5:] == ["no", "–", "–"] and whole[1] == "whole graph"
+    assert first == ["a", "CONV_2D", "1,000", "0", "0", "exact", "30", "31.25"] and len(header) == len(first)
+    assert second[5:] == ["none", "–", "–"] and whole[1] == "whole graph"
     worse = Report("micro", (Comparison("a", "ADD", 10, 3, 1, True),), (), "reference")
-    assert repr(worse) == (
-        "Report(micro, trained for reference: 1 operators, 10 integers compared, 3 differ, most of them in a; "
-        "not compared with training)"
+    assert "the file does not run as simulated: 3 of 10 integers differ; " in repr(worse)
+    assert repr(worse).endswith(
+        "was not compared with what was trained; It was trained for reference, and not for micro)"
     )
     assert len(cells(worse._repr_html_())[0]) == 6
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..kit.device import Refusal
 from ..kit.device.operator import FLOAT
 from ..kit.device.tensor import CODE_RANGES, dequantize, quantize
-from .comparison import decibels_of
+from .comparison import decibels, power
 from .formats.read_tflite import read_content
 from .formats.tflite import import_deploy
 from .graph import Graph, Operator
@@ -216,7 +216,8 @@ def _row(
     dead = int(np.count_nonzero((flat == flat[0]).all(0))) if len(flat) > 1 else 0
     cumulative = own = clipped = None
     if signal is not None:
-        cumulative = decibels_of(signal, dequantized(graph, name, codes))
+        loudness = power(signal)
+        cumulative = decibels(loudness, power(signal, dequantized(graph, name, codes)))
         ends = np.array(CODE_RANGES[tensor.dtype]) - tensor.quantization.zero_point[0] + (-0.5, 0.5)
         low, high = ends * float(tensor.quantization.scale[0])
         clipped = float(np.mean((signal < low) | (signal > high)))
@@ -224,7 +225,8 @@ def _row(
         in_codes = all(each in matched and graph.tensors[each].dtype in CODE_RANGES for each in activations)
         if in_codes and operator.outputs[0] == name:
             given = {each: quantize(matched[each][1], graph.tensors[each].quantization) for each in activations}
-            own = decibels_of(signal, dequantized(graph, name, simulate_operator(graph, operator, given, profile)))
+            alone = simulate_operator(graph, operator, given, profile)
+            own = decibels(loudness, power(signal, dequantized(graph, name, alone)))
     lowest, highest = CODE_RANGES[tensor.dtype]
     return LayerBesideFloat(
         name, operator.kind, of, cumulative, own, clipped, 1 - len(used) / (highest - lowest + 1), dead, codes.shape[-1]

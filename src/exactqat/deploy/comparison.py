@@ -6,22 +6,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from operator import add
-from typing import Any
 
 import numpy as np
 
 from ..kit.device import PROFILES
-from ..kit.display import Finding, listed, shortened, table
+from ..kit.display import Finding, listed, shortened, table_of
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Codes of one tensor: how many were compared, how many differ, by how much at most, and whether 0 is claimed.
 
-    kind: the operator; with int16 activations as "CONV_2D:int16".
-
-    trained_sqnr, device_sqnr: signal to quantization noise in dB, of the fake-quantized and of the device's tensor
-    against the float network's; None if no values were given, or without signal or noise. signal: its power, summed.
+    Attributes:
+        kind: the operator; with int16 activations as "CONV_2D:int16".
+        signal, trained_noise, device_noise: sums of squares of the float network's tensor, and of what the
+            fake-quantized and the device's differ from it; 0 if no values were given.
     """
 
     name: str
@@ -30,19 +29,24 @@ class Comparison:
     differing: int
     largest_difference: int
     exact: bool
-    trained_sqnr: float | None = None
-    device_sqnr: float | None = None
     signal: float = 0.0
+    trained_noise: float = 0.0
+    device_noise: float = 0.0
+
+    @property
+    def trained_sqnr(self) -> float | None:
+        """Signal to quantization noise in dB, of the fake-quantized tensor; None without signal or noise."""
+        return decibels(self.signal, self.trained_noise)
+
+    @property
+    def device_sqnr(self) -> float | None:
+        """Likewise, of the device's."""
+        return decibels(self.signal, self.device_noise)
 
     def __add__(self, other: Comparison) -> Comparison:
         """The same tensor, of the examples of both."""
         if (self.name, self.kind) != (other.name, other.kind):
             raise ValueError(f"{self.name!r} ({self.kind}) and {other.name!r} ({other.kind}) are not the same tensor")
-        signal = self.signal + other.signal
-        trained, device = (
-            _decibels(signal, _noise(self.signal, one) + _noise(other.signal, two))
-            for one, two in ((self.trained_sqnr, other.trained_sqnr), (self.device_sqnr, other.device_sqnr))
-        )
         return Comparison(
             self.name,
             self.kind,
@@ -50,9 +54,9 @@ class Comparison:
             self.differing + other.differing,
             max(self.largest_difference, other.largest_difference),
             self.exact and other.exact,
-            trained,
-            device,
-            signal,
+            self.signal + other.signal,
+            self.trained_noise + other.trained_noise,
+            self.device_noise + other.device_noise,
         )
 
 
@@ -182,71 +186,34 @@ class Report(Finding):
     def text(self) -> str:
         """The answers, and the tensors that differ."""
         lines = [f"{sentence}." for sentence in self.sentences()]
-        trained = {each.name: each for each in self.training}
-        for row in (*self.operators, *self.outputs, *self.predictions):
-            if row.differing:
-                lines.append(
-                    f"  {shortened(row.name)} ({row.kind}): {row.differing:,} of {row.values:,} differ, by "
-                    f"{row.largest_difference:,} at most"
-                )
-        lines += [
-            f"  {shortened(row.name)} ({row.kind}): {row.differing:,} of {row.values:,} are not as trained"
-            for row in trained.values()
-            if row.differing
-        ]
+        for rows, words in (
+            ((*self.operators, *self.outputs, *self.predictions), "differ, by {:,} at most"),
+            (self.training, "are not as trained"),
+        ):
+            lines += [
+                f"  {shortened(row.name)} ({row.kind}): {row.differing:,} of {row.values:,} "
+                + words.format(row.largest_difference)
+                for row in rows
+                if row.differing
+            ]
         return "\n".join([*lines, *(f"  {each}" for each in self.declared)])
 
-    def __repr__(self) -> str:
-        rows = (*self.operators, *self.outputs)
-        worst = max(rows, key=lambda row: row.differing, default=None)
-        if worst is None or not self.values:
-            found = "not run"
-        else:
-            found = f"{len(self.operators):,} operators, {self.values:,} integers compared, "
-            found += (
-                f"{self.differing:,} differ, most of them in {shortened(worst.name)}"
-                if worst.differing
-                else "none differs"
-            )
-        if self.training:
-            found += f"; from training {_share(self.training_differing, self.training_values, 'integers')}"
-        elif self.trained_for not in ("", self.profile):
-            found += "; not compared with training"
-        if self.predictions:
-            total = sum(row.values for row in self.predictions)
-            found += f"; from the model's own results {_share(self.predictions_differing, total, 'integers')}"
-        if self.declared:
-            found += f"; the file says something else in {len(self.declared):,} places"
-        ran = f" run as {shortened(self.ran_as)}" if self.ran_as else ""
-        device = f", trained for {shortened(self.trained_for)}" if self.trained_for not in ("", self.profile) else ""
-        return f"Report({shortened(self.profile)}{ran}{device}: {found})"
+    def in_short(self) -> str:
+        return "; ".join(self.sentences())
 
     def _repr_html_(self) -> str:
-        rows = self.table()
-        noise = any(row["device_sqnr"] is not None for row in rows)
-
-        def decibels(ratio: Any) -> str | None:
-            return None if ratio is None else f"{ratio:.1f}"
-
-        header = ["tensor", "operator", "integers", "differ", "by at most", "equality is claimed"]
-        cells = [
-            [row["tensor"], row["operator"], f"{row['values']:,}", f"{row['differing']:,}", row["largest_difference"],
-             "yes" if row["promise"] == "exact" else "no"]
-            + [decibels(row[name]) for name in ("trained_sqnr", "device_sqnr") if noise]
-            for row in rows
-        ]  # fmt: skip
-        header += ["dB in training", "dB on the device"] if noise else []
-        trained = {each.name: each for each in self.training}
-        if trained:
-            header.append("differ from training")
-            whole = len(self.operators)
-            for position, (row, line) in enumerate(zip(rows, cells, strict=True)):
-                found = trained.get(str(row["tensor"])) if position < whole else None
-                line.append(None if found is None else f"{found.differing:,} of {found.values:,}")
-        for each in self.predictions:
-            line = [each.name, each.kind, f"{each.values:,}", f"{each.differing:,}", each.largest_difference, "no"]
-            cells.append(line + [None] * (len(header) - len(line)))
-        return table(f"{self!r}. {'. '.join(self.sentences())}.", header, cells, 2)
+        trained = {row.name: row for row in self.training}
+        rows: list[dict[str, object]] = []
+        for row, comparison in zip(self.table(), (*self.operators, *self.outputs), strict=True):
+            own = trained.get(comparison.name)
+            beside = None if own is None else f"{own.differing:,} of {own.values:,}"
+            rows.append({**row, "differ_from_training": beside})
+        rows += [
+            dict.fromkeys(rows[0] if rows else ())
+            | {"tensor": row.name, "operator": row.kind, "values": row.values, "differing": row.differing}
+            for row in self.predictions
+        ]
+        return table_of(f"{'. '.join(self.sentences())}.", rows, 2)
 
     def table(self) -> list[dict[str, str | int | float | None]]:
         """One row per operator, then one per output: tensor, operator, values, differing, largest, promise, SQNR."""
@@ -270,6 +237,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.values = self.differing = self.largest = 0
+        self.signal = self.trained_noise = self.device_noise = 0.0
 
     def add(self, device: np.ndarray, simulated: np.ndarray, other: str = "the graph") -> bool:
         """Counts differences, and returns whether all were equal; `other` is what the device is compared with."""
@@ -286,8 +254,16 @@ class Tally:
         self.largest = max(self.largest, math.ceil(difference.max(initial=0)))
         return not differing
 
+    def add_noise(self, exact: np.ndarray, device: np.ndarray, trained: np.ndarray | None) -> None:
+        """Adds squares of the float network's values, and of what those of the device and of training differ by."""
+        self.signal += power(exact)
+        self.device_noise += power(exact, device)
+        if trained is not None:
+            self.trained_noise += power(exact, trained)
+
     def comparison(self, name: str, kind: str, exact: bool) -> Comparison:
-        return Comparison(name, kind, self.values, self.differing, self.largest, exact)
+        counts = self.values, self.differing, self.largest
+        return Comparison(name, kind, *counts, exact, self.signal, self.trained_noise, self.device_noise)
 
 
 def _share(differing: int, values: int, what: str) -> str:
@@ -295,34 +271,16 @@ def _share(differing: int, values: int, what: str) -> str:
     return f"{differing:,} of {values:,} {what} differ" if differing else f"none of {values:,} {what} differs"
 
 
-def _noise(signal: float, ratio: float | None) -> float:
-    return 0.0 if ratio is None else signal / 10 ** (ratio / 10)
+def power(exact: np.ndarray, quantized: np.ndarray | None = None) -> float:
+    """The sum of squares of a tensor, or of what a quantized one differs by."""
+    values = exact.astype(np.float64)
+    if quantized is not None:
+        if exact.shape != quantized.shape:
+            raise ValueError(f"float and trained values must have shape {quantized.shape}, got {exact.shape}")
+        values -= quantized
+    return float(np.square(values).sum())
 
 
-def _decibels(signal: float, noise: float) -> float | None:
+def decibels(signal: float, noise: float) -> float | None:
     """Signal to noise; None without signal or noise."""
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
-
-
-def decibels_of(signal: np.ndarray, quantized: np.ndarray) -> float | None:
-    """Signal to noise in dB of a quantized tensor; None without signal or noise."""
-    noise = Noise()
-    noise.add(signal, quantized)
-    return noise.decibels()
-
-
-class Noise:
-    """Running sums of squares: of a signal, and of what a quantized version adds."""
-
-    def __init__(self) -> None:
-        self.signal = self.noise = 0.0
-
-    def add(self, signal: np.ndarray, quantized: np.ndarray) -> None:
-        if signal.shape != quantized.shape:
-            raise ValueError(f"float and trained values must have shape {quantized.shape}, got {signal.shape}")
-        exact = signal.astype(np.float64)
-        self.signal += float(np.square(exact).sum())
-        self.noise += float(np.square(exact - quantized).sum())
-
-    def decibels(self) -> float | None:
-        return _decibels(self.signal, self.noise)

@@ -9,7 +9,8 @@ with the batch first, activations are int8 or int16, weights int8, biases int32 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,10 +28,10 @@ from ..kit.device import (
     profile_named,
 )
 from ..kit.device.arithmetic import same_padding
-from ..kit.device.operator import BOOL, FLOAT, REQUIRED, Refusal, in_float, in_int16, need
+from ..kit.device.operator import BOOL, FLOAT, REQUIRED, DeviceOperator, Refusal, in_float, in_int16, need
 from ..kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
-from ..kit.display import listed, table
-from .signature import Signature, plain_signature
+from ..kit.display import listed, table_of
+from .signature import Port, Signature, plain_signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,21 +111,26 @@ class Graph:
         for key, tensor in self.tensors.items():
             if key != tensor.name:
                 raise ValueError(f"tensor {tensor.name!r} is stored under the name {key!r}")
-            _check_tensor(tensor)
-        for name in (*self.inputs, *self.outputs):
-            if name not in self.tensors:
-                raise ValueError(f"graph input or output {name!r} is not among the tensors")
+            with _at(f"tensor {key!r}"):
+                _check_tensor(tensor)
+        if not self.inputs or not self.outputs:
+            raise ValueError("a graph needs at least one input and one output")
         for side, names in (("inputs", self.inputs), ("outputs", self.outputs)):
             if len(set(names)) != len(names):
                 raise ValueError(f"the graph's {side} must differ, got {list(names)}; its signature may name one twice")
-        if self.ports is not None:
-            self._check_ports(self.ports)
+            for name in names:
+                if name not in self.tensors:
+                    raise ValueError(f"graph input or output {name!r} is not among the tensors")
         for name in self.inputs:
             shape = self.tensors[name].shape
-            _need(f"input {name!r}", shape[0] == 1, f"inputs have batch 1 in the graph, got {shape}")
-        if not self.inputs or not self.outputs:
-            raise ValueError("a graph needs at least one input and one output")
-        self._check_variables()
+            with _at(f"input {name!r}"):
+                need(shape[0] == 1, f"inputs have batch 1 in the graph, got {shape}")
+        if self.ports is not None:
+            self._check_ports("input", self.inputs, self.ports.inputs)
+            self._check_ports("output", self.outputs, self.ports.outputs)
+        for name in self.variables:
+            with _at(f"variable {name!r}"):
+                self._check_variable(self.tensors[name])
         ready = {*self.inputs, *self.variables}
         ready.update(name for name, tensor in self.tensors.items() if tensor.data is not None)
         for index, operator in enumerate(self.operators):
@@ -135,48 +141,35 @@ class Graph:
             if name not in ready:
                 raise ValueError(f"graph output {name!r} is produced by no operator")
 
-    def _check_variables(self) -> None:
-        results = set(self.results())
-        for name in self.variables:
-            where, tensor = f"variable {name!r}", self.tensors[name]
-            ends = name in (*self.inputs, *self.outputs)
-            _need(where, not ends, "lasts between calls, and is neither an input nor an output")
-            uses = sum(operator.inputs.count(name) for operator in self.operators)
-            if not tensor.successor:
-                _need(where, uses == 1, f"must be one operand of one operator, got {uses}")
-                continue
-            _need(where, uses > 0, "is read by no operator")
-            following = self.tensors.get(tensor.successor)
-            known = following is not None and (
-                following.name in results
-                or following.name in self.inputs
-                or (following.variable and following.successor != "")
-            )
-            what = "an input, a result, or another variable that has one"
-            _need(where, known, f"has the successor {tensor.successor!r}, which is not {what}")
-            if following is not None:
-                _need(
-                    where,
-                    (tensor.shape, tensor.dtype) == (following.shape, following.dtype)
-                    and tensor.quantization.equals(following.quantization),
-                    f"{tensor!r} does not hold what its successor is: {following!r}",
-                )
+    def _check_variable(self, tensor: Tensor) -> None:
+        ends = tensor.name in (*self.inputs, *self.outputs)
+        need(not ends, "lasts between calls, and is neither an input nor an output")
+        uses = sum(operator.inputs.count(tensor.name) for operator in self.operators)
+        if not tensor.successor:
+            need(uses == 1, f"must be one operand of one operator, got {uses}")
+            return
+        need(uses > 0, "is read by no operator")
+        following = self.tensors.get(tensor.successor)
+        known = following is not None and (
+            following.name in (*self.results(), *self.inputs) or (following.variable and following.successor != "")
+        )
+        what = "an input, a result, or another variable that has one"
+        need(known, f"has the successor {tensor.successor!r}, which is not {what}")
+        if following is not None:
+            same = (tensor.shape, tensor.dtype) == (following.shape, following.dtype)
+            same &= tensor.quantization.equals(following.quantization)
+            need(same, f"{tensor!r} does not hold what its successor is: {following!r}")
 
-    def _check_ports(self, signature: Signature) -> None:
-        for side, names, ports in (
-            ("input", self.inputs, signature.inputs),
-            ("output", self.outputs, signature.outputs),
-        ):
-            words = [port.name for port in ports]
-            if len(set(words)) != len(words):
-                raise ValueError(f"the signature has several {side}s of the same name: {words}")
-            if {port.tensor for port in ports} != set(names):
-                raise ValueError(f"the signature's {side}s are the tensors {[port.tensor for port in ports]}, the "
-                                 f"graph's {list(names)}")  # fmt: skip
-            for port in ports:
-                if sorted(port.axes) != list(range(len(self.tensors[port.tensor].shape))):
-                    shape = self.tensors[port.tensor].shape
-                    raise ValueError(f"the signature has axes {port.axes} for {side} {port.name!r} of shape {shape}")
+    def _check_ports(self, side: str, names: Sequence[str], ports: Sequence[Port]) -> None:
+        words, tensors = [port.name for port in ports], [port.tensor for port in ports]
+        if len(set(words)) != len(words):
+            raise ValueError(f"the signature has several {side}s of the same name: {words}")
+        if set(tensors) != set(names):
+            raise ValueError(f"the signature's {side}s are the tensors {tensors}, the graph's {list(names)}")
+        for port in ports:
+            shape = self.tensors[port.tensor].shape
+            if sorted(port.axes) != list(range(len(shape))):
+                raise ValueError(f"the signature has axes {port.axes} for {side} {port.name!r} of shape {shape}")
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -274,59 +267,30 @@ class Graph:
         return f"{name} missing" if tensor is None else f"{name} {tensor.dtype}[{'x'.join(map(str, tensor.shape))}]"
 
     def _repr_html_(self) -> str:
-        rows = [self._row(number, operator) for number, operator in enumerate(self.operators)]
-        header = (
-            "result", "operator", "activation", "stored in", "shape", "weights", "bits of weights", "scale",
-            "zero point", "multiply-adds",
-        )  # fmt: skip
-        return table(repr(self), header, rows, 6)
+        return table_of(repr(self), self.summary(), 6)
 
-    def _row(self, number: int, operator: Operator) -> list[object]:
-        tensors = [self.tensors.get(name) for name in operator.inputs]
-        output = self.tensors.get(operator.outputs[0]) if operator.outputs else None
-        if output is None or None in tensors:
-            return [listed(operator.outputs), operator.kind, f"operator {number} names tensors that are missing"]
-        weights = [
-            tensor.data
-            for tensor in tensors
-            if tensor is not None and tensor.data is not None and tensor.data.dtype == np.int8
-        ]
-        # Symmetric codes of b bits reach 2**(b - 1) - 1.
-        bits = [int(np.abs(codes.astype(np.int64)).max(initial=0)).bit_length() + 1 for codes in weights]
-        grid = output.quantization
-        try:
-            work: int | None = self.multiply_accumulates(operator)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            work = None
-        return [
-            output.name,
-            operator.kind,
-            operator.attributes.get("activation", "NONE"),
-            output.dtype,
-            "x".join(map(str, output.shape)),
-            ", ".join("x".join(map(str, codes.shape)) for codes in weights) or None,
-            ", ".join(map(str, bits)) or None,
-            f"{float(grid.scale[0]):.4g}",
-            int(grid.zero_point[0]),
-            work if work is None else f"{work:,}",
-        ]
-
-    def summary(self) -> list[dict[str, str | int | float]]:
-        """One row per operator: number, kind, output, shape, scale, zero_point, activation, parameters, MACs."""
-        rows: list[dict[str, str | int | float]] = []
-        for index, operator in enumerate(self.operators):
+    def summary(self) -> list[dict[str, Any]]:
+        """One row for each operator."""
+        rows = []
+        for operator in self.operators:
             output = self.tensors[operator.outputs[0]]
             constants = [self.tensors[name].data for name in operator.inputs]
+            arrays = [data for data in constants if data is not None]
+            weights = [data for data in arrays if data.dtype == np.int8]
+            # Symmetric codes of b bits reach 2**(b - 1) - 1.
+            bits = [int(np.abs(codes.astype(np.int64)).max(initial=0)).bit_length() + 1 for codes in weights]
             rows.append(
                 {
-                    "number": index,
-                    "kind": operator.kind,
                     "output": output.name,
+                    "kind": operator.kind,
+                    "activation": str(operator.attributes.get("activation", "NONE")),
+                    "dtype": output.dtype,
                     "shape": "x".join(map(str, output.shape)),
+                    "weights": ", ".join("x".join(map(str, codes.shape)) for codes in weights) or None,
+                    "weight_bits": ", ".join(map(str, bits)) or None,
                     "scale": float(output.quantization.scale[0]),
                     "zero_point": int(output.quantization.zero_point[0]),
-                    "activation": str(operator.attributes.get("activation", "NONE")),
-                    "parameters": sum(data.size for data in constants if data is not None),
+                    "parameters": sum(data.size for data in arrays),
                     "multiply_accumulates": self.multiply_accumulates(operator),
                 }
             )
@@ -438,13 +402,10 @@ class Builder:
             if not np.all((codes >= lowest) & (codes <= highest) & (codes == np.rint(codes))):
                 raise ValueError(f"constant {name!r}: codes must be integers within {lowest}..{highest}")
             codes = np.atleast_1d(codes).astype(dtype)
-        return self._constant(name, codes, quantization)
+        return self.bias(name, codes, quantization)
 
     def bias(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
-        """codes: int32 or int64, [channels]."""
-        return self._constant(name, codes, quantization)
-
-    def _constant(self, name: str, codes: np.ndarray, quantization: Quantization) -> str:
+        """codes: int32 or int64, [channels]; of any dtype that a constant may have."""
         return self._add_tensor(Tensor(name, codes.shape, str(codes.dtype), quantization, codes))
 
     def operator(
@@ -466,20 +427,16 @@ class Builder:
         Raises:
             ValueError: the device has no such operator, or does not support these operands and attributes.
         """
-        where = f"{kind} {name!r}"
-        _need(where, kind in OPERATORS, f"unknown operator kind {kind!r}; known: {', '.join(OPERATORS)}")
-        declaration = OPERATORS[kind]
-        for operand in operands:
-            _need(where, operand in self._tensors, f"input {operand!r} does not exist")
-        placements = self._placements(kind, operands, output, where)
-        attributes = {**declaration.attributes, **attributes}
-        missing = [key for key, value in attributes.items() if value is REQUIRED]
-        _need(where, not missing, f"{', '.join(missing)} must be given")
-        attributes = {key: _plain(value) for key, value in attributes.items()}
-        try:
+        with _at(f"{kind} {name!r}"):
+            need(kind in OPERATORS, f"unknown operator kind {kind!r}; known: {', '.join(OPERATORS)}")
+            declaration = OPERATORS[kind]
+            for operand in operands:
+                need(operand in self._tensors, f"input {operand!r} does not exist")
+            placements = self._placements(declaration, operands, output)
+            attributes = {key: _plain(value) for key, value in {**declaration.attributes, **attributes}.items()}
+            missing = [key for key, value in attributes.items() if value is REQUIRED]
+            need(not missing, f"{', '.join(missing)} must be given")
             shapes = declaration.checked_shapes([self._tensors[operand].shape for operand in operands], attributes)
-        except Refusal as refusal:
-            raise Refusal(f"{where}: {refusal}") from None
         result = name if len(placements) == 1 else f"{name}/unshifted"
         results = (result, *(f"{result}:{number}" for number in range(1, len(shapes))))
         real = bool(operands) and self._tensors[operands[0]].dtype == FLOAT and placements[0] is INDICES
@@ -493,22 +450,6 @@ class Builder:
         """Names of all results of the operator whose first result has this name."""
         return next(operator.outputs for operator in self._operators if operator.outputs[0] == name)
 
-    def weighted(
-        self,
-        kind: str,
-        source: str,
-        filter: np.ndarray,
-        filter_scale: np.ndarray,
-        bias: np.ndarray,
-        output: Quantization | Sequence[Quantization],
-        *,
-        name: str,
-        **attributes: Any,
-    ) -> str:
-        """An operator with a constant filter and bias: int8 codes in the device's order of axes, float32 scales [1] or
-        [channels], int32 codes [channels]."""
-        return OPERATORS[kind].build(self, source, filter, filter_scale, bias, output, name=name, **attributes)
-
     def __getattr__(self, method: str) -> Callable[..., str]:
         declaration = OPERATORS.get(method.upper())
         if declaration is None or method != method.lower():
@@ -519,17 +460,19 @@ class Builder:
         return [*super().__dir__(), *map(str.lower, OPERATORS)]
 
     def _placements(
-        self, kind: str, operands: Sequence[str], output: Quantization | Sequence[Quantization] | None, where: str
+        self,
+        declaration: DeviceOperator,
+        operands: Sequence[str],
+        output: Quantization | Sequence[Quantization] | None,
     ) -> tuple[Quantization, ...]:
         if output is not None:
             return (output,) if isinstance(output, Quantization) else tuple(output)
-        declaration = OPERATORS[kind]
-        _need(where, bool(operands), "an operand is missing")
+        need(bool(operands), "an operand is missing")
         first = self._tensors[operands[len(declaration.conditions) + len(declaration.index_operands)]].quantization
         fixed = declaration.grid_fixed_in(first.dtype)
         if fixed is not None:
             return (per_tensor(*fixed, first.dtype),)
-        _need(where, declaration.same_quantization, "the result's quantization is missing")
+        need(declaration.same_quantization, "the result's quantization is missing")
         return (first,)
 
     def _add_tensor(self, tensor: Tensor) -> str:
@@ -546,43 +489,46 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
-def _need(where: str, condition: bool, message: str) -> None:
-    if not condition:
-        raise Refusal(f"{where}: {message}")
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Refusals name the place."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise Refusal(f"{place}: {refusal}") from None
 
 
 def _check_tensor(tensor: Tensor) -> None:
-    where = f"tensor {tensor.name!r}"
     quantization = tensor.quantization
     dtypes = (*CODE_RANGES, "int32", "int64", FLOAT, BOOL, RAW)
     if tensor.dtype == INT4 and tensor.data is not None:
         fits = tensor.data.dtype == np.int8 and bool(np.all((tensor.data >= INT4_MIN) & (tensor.data <= INT4_MAX)))
-        _need(where, fits, f"codes of {INT4} must be int8 within {INT4_MIN}..{INT4_MAX}")
+        need(fits, f"codes of {INT4} must be int8 within {INT4_MIN}..{INT4_MAX}")
         tensor = replace(tensor, dtype="int8")
-    _need(where, tensor.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {tensor.dtype!r}")
-    _need(where, len(tensor.shape) > 0 and min(tensor.shape) > 0, f"every size must be positive, got {tensor.shape}")
+    need(tensor.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {tensor.dtype!r}")
+    need(len(tensor.shape) > 0 and min(tensor.shape) > 0, f"every size must be positive, got {tensor.shape}")
     in_range = bool(np.all((quantization.zero_point >= INT8_MIN) & (quantization.zero_point <= INT8_MAX)))
-    _need(where, in_range, f"zero points must be in {INT8_MIN}..{INT8_MAX}, got {quantization.zero_point[:4]}")
+    need(in_range, f"zero points must be in {INT8_MIN}..{INT8_MAX}, got {quantization.zero_point[:4]}")
     if quantization.axis is not None:
         fits = 0 <= quantization.axis < len(tensor.shape)
-        _need(where, fits, f"channel axis {quantization.axis} is not an axis of {tensor.shape}")
+        need(fits, f"channel axis {quantization.axis} is not an axis of {tensor.shape}")
         channels = tensor.shape[quantization.axis]
-        _need(where, quantization.scale.size == channels, f"{quantization.scale.size} scales for {channels} channels")
+        need(quantization.scale.size == channels, f"{quantization.scale.size} scales for {channels} channels")
     begun = tensor.initial
     if begun is not None:
-        _need(where, tensor.variable, "only a variable has initial values")
+        need(tensor.variable, "only a variable has initial values")
         fits = isinstance(begun, np.ndarray) and (begun.shape, str(begun.dtype)) == (tensor.shape, tensor.dtype)
-        _need(where, fits, f"its initial values must be {tensor.dtype} {list(tensor.shape)}")
-    _need(where, tensor.variable or not tensor.successor, "only a variable has a successor")
+        need(fits, f"its initial values must be {tensor.dtype} {list(tensor.shape)}")
+    need(tensor.variable or not tensor.successor, "only a variable has a successor")
     if tensor.data is None:
-        _need(where, quantization.axis is None, "activations are quantized per tensor, not per channel")
-        fits = tensor.dtype in CODE_RANGES or quantization.equals(INDICES)
-        _need(where, fits, f"{tensor.dtype} must have scale 1 and zero point 0")
-        fits = tensor.dtype not in CODE_RANGES or tensor.dtype == quantization.dtype
-        _need(where, fits, f"stored in {tensor.dtype}, but its quantization is for {quantization.dtype}")
-        return
-    _need(where, tensor.data.dtype == tensor.dtype, f"data must be {tensor.dtype}, got {tensor.data.dtype}")
-    _need(where, tensor.data.shape == tensor.shape, f"data has shape {tensor.data.shape}, not {tensor.shape}")
+        need(quantization.axis is None, "activations are quantized per tensor, not per channel")
+        in_codes = tensor.dtype in CODE_RANGES
+        need(in_codes or quantization.equals(INDICES), f"{tensor.dtype} must have scale 1 and zero point 0")
+        fits = not in_codes or tensor.dtype == quantization.dtype
+        need(fits, f"stored in {tensor.dtype}, but its quantization is for {quantization.dtype}")
+    else:
+        need(tensor.data.dtype == tensor.dtype, f"data must be {tensor.dtype}, got {tensor.data.dtype}")
+        need(tensor.data.shape == tensor.shape, f"data has shape {tensor.data.shape}, not {tensor.shape}")
 
 
 def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set[str], where: str) -> None:
@@ -590,90 +536,84 @@ def check_operator(operator: Operator, tensors: Mapping[str, Tensor], ready: set
 
     ready: names of the constants and of everything computed before it.
     """
-    kind = operator.kind
-    _need(where, kind in OPERATORS, f"unknown operator kind {kind!r}; known: {', '.join(OPERATORS)}")
-    declaration = OPERATORS[kind]
-    for name in (*operator.inputs, *operator.outputs):
-        _need(where, name in tensors, f"tensor {name!r} is missing")
-    for name in operator.inputs:
-        _need(where, name in ready, f"input {name!r} is used before it is computed")
-    _need(where, len(operator.outputs) > 0, "needs an output")
-    for position, name in enumerate(operator.outputs):
-        once = name not in ready and name not in operator.outputs[:position]
-        _need(where, once, f"output {name!r} is written twice")
-    fewest, most = declaration.operands
-    fits = fewest <= len(operator.inputs) and (most is None or len(operator.inputs) <= most)
-    takes = fewest if fewest == most else f"{fewest} or more" if most is None else f"{fewest} to {most}"
-    _need(where, fits, f"takes {takes} inputs, got {operator.inputs}")
-
-    inputs = [tensors[name] for name in operator.inputs]
-    outputs = [tensors[name] for name in operator.outputs]
-    _check_operands(operator, inputs, outputs[0], where)
-    try:
-        shapes = declaration.checked_shapes([tensor.shape for tensor in inputs], operator.attributes)
-        need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
-        plain = outputs[0].dtype == FLOAT or (declaration.moves_codes and outputs[0].dtype in PLAIN)
-        stored = outputs[0].dtype if plain else outputs[0].quantization.dtype
-        dtypes = declaration.result_dtypes(operator.attributes, stored, len(shapes))
-        for shape, dtype, output in zip(shapes, dtypes, outputs, strict=True):
-            need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
-            need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
-            if declaration.same_quantization and dtype == dtypes[0]:
-                for position, tensor in enumerate(inputs):
-                    if position in (*declaration.conditions, *declaration.index_operands):
-                        continue
-                    same = tensor.quantization.equals(output.quantization)
-                    need(
-                        same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it"
-                    )
-            grid = declaration.grid_fixed_in(output.dtype)
-            if grid is not None and output.dtype in CODE_RANGES:
-                fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
-                need(fixed, f"scale and zero point of the result must be {grid}")
+    with _at(where):
+        need(operator.kind in OPERATORS, f"unknown operator kind {operator.kind!r}; known: {', '.join(OPERATORS)}")
+        declaration = OPERATORS[operator.kind]
+        for name in (*operator.inputs, *operator.outputs):
+            need(name in tensors, f"tensor {name!r} is missing")
+        for name in operator.inputs:
+            need(name in ready, f"input {name!r} is used before it is computed")
+        need(len(operator.outputs) > 0, "needs an output")
+        for position, name in enumerate(operator.outputs):
+            once = name not in ready and name not in operator.outputs[:position]
+            need(once, f"output {name!r} is written twice")
+        fewest, most = declaration.operands
+        fits = fewest <= len(operator.inputs) and (most is None or len(operator.inputs) <= most)
+        takes = fewest if fewest == most else f"{fewest} or more" if most is None else f"{fewest} to {most}"
+        need(fits, f"takes {takes} inputs, got {operator.inputs}")
+        inputs, outputs = ([tensors[name] for name in side] for side in (operator.inputs, operator.outputs))
+        for position, tensor in enumerate(inputs):
+            _check_operand(declaration, position, tensor, inputs, outputs[0])
+        need(outputs[0].data is None, f"{outputs[0].name!r} must be an activation, not a constant")
+        need(not outputs[0].variable, f"{outputs[0].name!r} must be an activation, not a variable")
+        need(any(tensor.data is None for tensor in inputs), "at least one operand must be an activation")
+        _check_results(operator, declaration, inputs, outputs)
         if not in_float(inputs, outputs[0]):
             checked = declaration.without_shift(inputs) if operator.unsigned else inputs
             declaration.check(checked, outputs[0], operator.attributes)
-    except Refusal as refusal:
-        raise Refusal(f"{where}: {refusal}") from None
 
 
-def _check_operands(operator: Operator, inputs: Sequence[Tensor], output: Tensor, where: str) -> None:
-    """Checks which operands are constants, and the dtypes of activations."""
-    declaration = OPERATORS[operator.kind]
-    _need(where, output.data is None, f"{output.name!r} must be an activation, not a constant")
-    for position, tensor in enumerate(inputs):
-        if position in declaration.states:
-            alone = tensor.variable and not tensor.successor
-            _need(where, alone, f"{tensor.name!r} must be a variable without a successor")
-            continue
-        fits = not tensor.variable or tensor.successor != ""
-        _need(where, fits, f"{tensor.name!r} must not be a variable without a successor")
-        if position in declaration.weights:
-            _need(where, tensor.data is not None, f"{tensor.name!r} must be a constant")
-            continue
-        fits = declaration.constants or tensor.data is None
-        _need(where, fits, f"{tensor.name!r} must be an activation, not a constant")
-        if position in declaration.conditions:
-            _need(where, tensor.dtype == BOOL, f"{tensor.name!r} must be {BOOL}, got {tensor.dtype}")
-            continue
-        if position in declaration.index_operands:
-            allowed = " or ".join(declaration.index_dtypes)
-            fits = tensor.dtype in declaration.index_dtypes
-            _need(where, fits, f"{tensor.name!r} must be {allowed}, got {tensor.dtype}")
-            continue
-        dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
-        if declaration.moves_codes and output.dtype in PLAIN:
-            dtypes = (*dtypes, output.dtype)
-        allowed = " or ".join(dtypes)
-        _need(where, tensor.dtype in dtypes, f"{tensor.name!r} must be {allowed}, got {_or_why(tensor)}")
-        of_result = output.dtype in (*CODE_RANGES, FLOAT) or declaration.moves_codes
-        stored = output.dtype if of_result else inputs[0].dtype
-        fits = declaration.changes_dtype or tensor.dtype == stored
-        message = f"{tensor.name!r} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it"
-        _need(where, fits, message)
-        _need(where, tensor.quantization.axis is None, f"{tensor.name!r} must be quantized per tensor")
-    _need(where, not output.variable, f"{output.name!r} must be an activation, not a variable")
-    _need(where, any(tensor.data is None for tensor in inputs), "at least one operand must be an activation")
+def _check_operand(
+    declaration: DeviceOperator, position: int, tensor: Tensor, inputs: Sequence[Tensor], output: Tensor
+) -> None:
+    """Whether an operand is a constant, a variable or an activation, and its dtype."""
+    name = repr(tensor.name)
+    if position in declaration.states:
+        need(tensor.variable and not tensor.successor, f"{name} must be a variable without a successor")
+        return
+    need(not tensor.variable or tensor.successor != "", f"{name} must not be a variable without a successor")
+    if position in declaration.weights:
+        need(tensor.data is not None, f"{name} must be a constant")
+        return
+    need(declaration.constants or tensor.data is None, f"{name} must be an activation, not a constant")
+    dtypes = (*declaration.dtypes, FLOAT) if declaration.floats else declaration.dtypes
+    if declaration.moves_codes and output.dtype in PLAIN:
+        dtypes = (*dtypes, output.dtype)
+    if position in declaration.conditions:
+        dtypes = (BOOL,)
+    elif position in declaration.index_operands:
+        dtypes = declaration.index_dtypes
+    need(tensor.dtype in dtypes, f"{name} must be {' or '.join(dtypes)}, got {_or_why(tensor)}")
+    if position in (*declaration.conditions, *declaration.index_operands):
+        return
+    of_result = output.dtype in (*CODE_RANGES, FLOAT) or declaration.moves_codes
+    stored = output.dtype if of_result else inputs[0].dtype
+    fits = declaration.changes_dtype or tensor.dtype == stored
+    need(fits, f"{name} is {tensor.dtype} but the result is {stored}; insert a QUANTIZE before it")
+    need(tensor.quantization.axis is None, f"{name} must be quantized per tensor")
+
+
+def _check_results(
+    operator: Operator, declaration: DeviceOperator, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> None:
+    """Their number, shapes, dtypes and grids."""
+    shapes = declaration.checked_shapes([tensor.shape for tensor in inputs], operator.attributes)
+    need(len(shapes) == len(outputs), f"needs outputs of the shapes {list(shapes)}, got {operator.outputs}")
+    plain = outputs[0].dtype == FLOAT or (declaration.moves_codes and outputs[0].dtype in PLAIN)
+    stored = outputs[0].dtype if plain else outputs[0].quantization.dtype
+    dtypes = declaration.result_dtypes(operator.attributes, stored, len(shapes))
+    without_grid = (*declaration.conditions, *declaration.index_operands)
+    for shape, dtype, output in zip(shapes, dtypes, outputs, strict=True):
+        need(shape == output.shape, f"output must have shape {shape}, got {output.shape}")
+        need(dtype == output.dtype, f"output must be {dtype}, got {output.dtype}")
+        for position, tensor in enumerate(inputs):
+            if declaration.same_quantization and dtype == dtypes[0] and position not in without_grid:
+                same = tensor.quantization.equals(output.quantization)
+                need(same, f"input {tensor.name!r} must have the output's quantization; insert a QUANTIZE before it")
+        grid = declaration.grid_fixed_in(output.dtype)
+        if grid is not None and output.dtype in CODE_RANGES:
+            fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
+            need(fixed, f"scale and zero point of the result must be {grid}")
 
 
 def _or_why(tensor: Tensor) -> str:

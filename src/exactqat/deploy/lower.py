@@ -425,8 +425,8 @@ class Lowering:
             if "padding" in operator.attributes:
                 source, found["padding"] = self._padding(source, step, found, codes.shape[2:])
             attributes = found
-        result = self.builder.weighted(
-            operator.kind,
+        result = operator.build(
+            self.builder,
             source,
             operator.device_filter(codes),
             scale,

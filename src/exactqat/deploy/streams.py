@@ -53,20 +53,17 @@ class Stream:
 
     def inputs(self, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All inputs of the graph for the next step: these frames and the current states."""
-        kept = {state.input for state in self.states}
-        own = [name for name in self.graph.inputs if name not in kept]
-        given = dict(x) if isinstance(x, Mapping) else {own[0]: x}
-        if set(given) != set(own):
-            raise ValueError(f"x must contain the inputs {own}, got {list(given)}")
-        streams = {np.shape(array)[0] if np.ndim(array) else 0 for array in given.values()}
-        count = max(streams)
-        begun = {state.input: np.repeat(state.codes, count, 0) for state in self.states}
-        held = self._codes or begun
-        for name, array in held.items():
-            if len(array) != count:
-                raise ValueError(f"x must hold {len(array)} streams as before, got {count}; reset() begins again")
-            given[name] = array
-        return given
+        states = {state.input for state in self.states}
+        own = [name for name in self.graph.inputs if name not in states]
+        arrays = dict(x) if isinstance(x, Mapping) else {own[0]: x}
+        if set(arrays) != set(own):
+            raise ValueError(f"x must contain the inputs {own}, got {list(arrays)}")
+        count = max(np.shape(array)[0] if np.ndim(array) else 0 for array in arrays.values())
+        held = self._codes or {state.input: np.repeat(state.codes, count, 0) for state in self.states}
+        before = len(next(iter(held.values()), range(count)))
+        if before != count:
+            raise ValueError(f"x must hold {before} streams as before, got {count}; reset() begins again")
+        return arrays | held
 
     def step(self, x: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Codes of the network's outputs for the next frames, by tensor name.
@@ -81,9 +78,8 @@ class Stream:
         Raises:
             ValueError, TypeError: as `simulate`.
         """
-        given = self.inputs(x)
         state = self._variables if self.graph.variables else None
-        codes = simulate(self.graph, given, self.device, progress=False, state=state)
+        codes = simulate(self.graph, self.inputs(x), self.device, progress=False, state=state)
         self._codes = {each.input: codes[each.output] for each in self.states}
         found = {}
         for name, result in self.results.items():

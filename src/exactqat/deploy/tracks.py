@@ -12,7 +12,6 @@ from ..kit.device import OPERATORS, Tensor
 from ..kit.device.in_time import InTime, in_time, time_axis_sizes
 from ..kit.device.operator import Refusal, need
 from .graph import Graph, Operator
-from .recurrence import Recurrence, find_recurrence
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class Placed:
     """An operator of the network in the stream.
 
     Attributes:
-        operator: for a recurrent layer, the one that takes the first frame.
-        recurrence: a recurrent layer in place of an operator.
+        operator: as in the whole network.
         about: what it does along time; None: it has no operand with time.
         tracks: those of its operands that have time.
         offset: frame t of the whole result is frame t + offset of the stream's; meaningless for a result of all frames.
@@ -66,7 +64,6 @@ class Placed:
     about: InTime | None = None
     tracks: tuple[Track | None, ...] = ()
     offset: int = 0
-    recurrence: Recurrence | None = None
 
     def history(self, track: Track) -> int:
         """How many frames before the step's own it begins to read."""
@@ -80,7 +77,6 @@ class Tracks:
 
     Attributes:
         ends: for results of all frames, how many input frames they need.
-        taken: numbers of the operators that are part of recurrent layers.
     """
 
     graph: Graph
@@ -88,7 +84,6 @@ class Tracks:
     whole: set[str] = field(default_factory=set)
     placed: list[Placed] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)
 
     def follow(self, axes: Mapping[str, int | None]) -> Tracks:
         """axes: the time axis of each of the graph's inputs, in the graph's order; None: it has none.
@@ -102,38 +97,12 @@ class Tracks:
                 continue
             size = tensor.shape[axis]
             self.found[name] = Track(name, axis, 1, size, fill=_zero(tensor), clean=size)
-        for number, operator in enumerate(self.graph.operators):
-            if number in self.taken:
-                continue
+        for operator in self.graph.operators:
             try:
-                if not self._recurrent(operator):
-                    self._operator(operator)
+                self._operator(operator)
             except Refusal as refusal:
                 raise Refusal(f"{operator.kind} that makes {operator.outputs[0]!r}: {refusal}") from None
         return self
-
-    def _recurrent(self, operator: Operator) -> bool:
-        """Whether the operator is the first of an unrolled recurrent layer; then the whole layer is entered."""
-        track = self.found.get(operator.inputs[0])
-        found = None if track is None else find_recurrence(self.graph, operator.inputs[0], track.axis)
-        if found is None or found.frame != operator.outputs[0]:
-            return False
-        assert track is not None
-        track.need_clean()
-        offset = max(track.shift, 0)
-        about = InTime(found.axis)
-        self.placed.append(Placed(operator, about, (track,), offset, found))
-        for name in found.joined:
-            tensor = self.graph.tensors[name]
-            self.found[name] = replace(
-                track, name=name, shift=offset, start=offset, fill=_zero(tensor), axis=found.axis
-            )  # fmt: skip
-        for name in found.last:
-            late = offset + track.size - 1
-            fill = _zero(self.graph.tensors[name])
-            self.found[name] = replace(track, name=name, size=1, clean=1, shift=late, start=late, fill=fill)
-        self.taken.update(found.numbers)
-        return True
 
     def _operator(self, operator: Operator) -> None:
         tensors = self.graph.tensors
@@ -154,7 +123,11 @@ class Tracks:
         declaration = OPERATORS[operator.kind]
         axes = [None if track is None else track.axis for track in tracks]
         about = in_time(declaration, inputs, outputs, operator.attributes, axes)
-        need(not about.joins, "it joins frames one after the other")
+        need(
+            not about.joins,
+            "it joins frames one after the other, as a recurrent layer does that is unrolled over its length; make a "
+            "network of one step of that layer, whose state is an input and an output",
+        )
         need(len({track.stride for track in timed}) == 1, "its operands have different numbers of frames")
         if about.axis is None:
             self._of_all(operator, about, tracks, timed)

@@ -7,10 +7,12 @@ of the integers that this device computes equal those of training. Examples are 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from ..kit.device.tensor import CODE_RANGES
 from ..kit.progress import Clock
 from .codes import Intake
 from .comparing import Codes, Comparing, Opened, OpenedTflite
-from .comparison import Noise, Report, Tally
+from .comparison import Report, Tally
 from .examples import batches_of, examples_in, unless_file
 from .formats import onnx, tflite
 from .graph import Graph
@@ -92,24 +94,25 @@ def verify(
     content = Path(path).read_bytes()
     target = _target(graph, content, Path(path), device)
     if batch_size is None:
-        each = sum(math.prod(graph.tensors[name].shape) for name in (*graph.inputs, *graph.results()))
-        batch_size = max(1, min(TOGETHER, BYTES_TOGETHER // max(each, 1)))
+        codes = sum(math.prod(graph.tensors[name].shape) for name in (*graph.inputs, *graph.results()))
+        batch_size = max(1, min(TOGETHER, BYTES_TOGETHER // max(codes, 1)))
     if graph.variables or not all(OPERATORS[operator.kind].any_batch for operator in graph.operators):
         batch_size = 1
     network = model if model is None or hasattr(model, "traced") else model.trained()
     verifying = _Verifying(graph, content, target, float_values, trained_values, trained_codes, network)
+    users = iter(()) if data is None else _users(graph, data, batch_size, network)
     if x is None:
-        verifying.compare(
-            _users(graph, data, batch_size, network), examples_in(data, len(graph.inputs)), batch_size, progress
-        )
+        verifying.compare(users, examples_in(data, len(graph.inputs)), batch_size, progress)
     else:
         inputs = check_inputs(graph, x)
         total = len(next(iter(inputs.values())))
         if total == 0:
             raise ValueError("x contains no images, so there is nothing to compare")
-        verifying.compare(_parts(inputs, batch_size), total, batch_size, progress)
+        starts = range(0, total, batch_size)
+        parts = (_Part({name: codes[at : at + batch_size] for name, codes in inputs.items()}) for at in starts)
+        verifying.compare(parts, total, batch_size, progress)
         if network is not None:
-            verifying.compare_results(_users(graph, data, batch_size, network))
+            verifying.compare_results(users)
     return verifying.report()
 
 
@@ -151,12 +154,6 @@ class _Part:
     stored: Codes = field(default_factory=dict)
 
 
-def _parts(inputs: Codes, batch_size: int) -> Iterator[_Part]:
-    total = len(next(iter(inputs.values())))
-    for start in range(0, total, batch_size):
-        yield _Part({name: codes[start : start + batch_size] for name, codes in inputs.items()})
-
-
 def _users(graph: Graph, data: Any, batch_size: int, network: Any) -> Iterator[_Part]:
     """A user's examples; `network`: what was trained, or None."""
     intake = Intake(graph)
@@ -186,8 +183,6 @@ class _Verifying:
         self.comparing = Comparing(graph, target.ran, target.claims)
         self.float_values, self.trained_values = float_values or {}, trained_values or {}
         self.trained_codes = trained_codes
-        names = graph.results()
-        self.noises = {name: (Noise(), Noise()) for name in self.float_values if name in names}
         same = graph.trained_for in ("", target.device.name)
         # In place of training where it left no codes: the simulation of the device that was trained for.
         self.elsewhere = "" if same or network is not None or trained_codes is not None else graph.trained_for
@@ -195,7 +190,19 @@ class _Verifying:
         self.training: dict[str, Tally] = {}
         self.predictions: dict[str, Tally] = {}
         self.states: dict[str, dict[str, np.ndarray]] = {}
-        self._opened: Opened | None = None
+        self.deadly = any(
+            OPERATORS[operator.kind].may_end_the_process(
+                [graph.tensors[name] for name in operator.inputs], operator.attributes, target.ran
+            )
+            for operator in graph.operators
+        )
+
+    @functools.cached_property
+    def opened(self) -> Opened:
+        """The file on its runtime."""
+        if self.target.ran.file == ".onnx":
+            return OnnxRuntime(written_network(self.graph, self.content))
+        return OpenedTflite(self.graph, self.content, self.target.ran)
 
     def compare(
         self,
@@ -204,33 +211,20 @@ class _Verifying:
         batch_size: int,
         progress: Callable[[int, int], None] | bool | None,
     ) -> None:
-        graph = self.graph
-        steps = 0 if total is None else -(-total // batch_size) * len(graph.operators)
+        """Compares everything, part by part."""
+        steps = 0 if total is None else -(-total // batch_size) * len(self.graph.operators)
         tell = progress if callable(progress) else Clock.counting("comparing with the runtime", progress)
-        done = start = 0
-
-        def did() -> None:
-            nonlocal done
-            done += 1
-            tell(done, steps)
-
-        deadly = any(
-            OPERATORS[operator.kind].may_end_the_process(
-                [graph.tensors[name] for name in operator.inputs], operator.attributes, self.target.ran
-            )
-            for operator in graph.operators
-        )
+        counts = itertools.count(1)
+        start = 0
         for part in self._tried(parts):
-            if deadly:
-                simulate(
-                    graph, part.codes, self.target.ran, progress=False
-                )  # raises what the runtime would not survive
-            examples = len(next(iter(part.codes.values())))
-            rows = slice(start, start + examples)
+            if self.deadly:  # raises what the runtime would not survive
+                simulate(self.graph, part.codes, self.target.ran, progress=False)
+            rows = slice(start, start + len(next(iter(part.codes.values()))))
+            start = rows.stop
             trained = self._trained(part, rows)
-            device, returned = self.opened().run(part.codes)
-            also = tuple(name for name in trained if name not in graph.outputs)
-            whole = self.comparing.add(part.codes, device, returned, also, did)
+            device, returned = self.opened.run(part.codes)
+            also = tuple(name for name in trained if name not in self.graph.outputs)
+            whole = self.comparing.add(part.codes, device, returned, also, lambda: tell(next(counts), steps))
             if self.target.device is not self.target.ran and trained:
                 whole = self._simulated(self.target.device.name, part.codes, tuple(trained))
             for name, codes in trained.items():
@@ -238,21 +232,11 @@ class _Verifying:
                 tally.add(whole[name][: len(codes)], codes, "training")
             self._add_noise(device, rows)
             self._add_results(part, returned)
-            start += examples
 
     def compare_results(self, parts: Iterable[_Part]) -> None:
         """The model's results beside the file's, of further examples."""
         for part in self._tried(parts):
-            self._add_results(part, self.opened().run(part.codes)[1])
-
-    def opened(self) -> Opened:
-        """The file on its runtime."""
-        if self._opened is None:
-            if self.target.ran.file == ".onnx":
-                self._opened = OnnxRuntime(written_network(self.graph, self.content))
-            else:
-                self._opened = OpenedTflite(self.graph, self.content, self.target.ran)
-        return self._opened
+            self._add_results(part, self.opened.run(part.codes)[1])
 
     def _tried(self, parts: Iterable[_Part]) -> Iterator[_Part]:
         """The parts, which another process has run before, unless the file is the graph's own."""
@@ -260,26 +244,17 @@ class _Verifying:
             yield from parts
             return
         waiting: list[_Part] = []
-        held = 0
-        for part in parts:
-            waiting.append(part)
-            held += sum(codes.nbytes for codes in part.codes.values())
-            if held >= BYTES_TRIED:
-                yield from self._survived(waiting)
-                waiting, held = [], 0
-        if waiting:
-            yield from self._survived(waiting)
-
-    def _survived(self, parts: Sequence[_Part]) -> Sequence[_Part]:
-        codes = [dict(part.codes) for part in parts]
-        try_in_a_child(_run, self.graph, self.content, self.target.ran.name, codes)
-        return parts
+        for part in itertools.chain(parts, [None]):
+            waiting += [] if part is None else [part]
+            held = sum(codes.nbytes for each in waiting for codes in each.codes.values())
+            if waiting and (part is None or held >= BYTES_TRIED):
+                batches = [dict(each.codes) for each in waiting]
+                try_in_a_child(_run, self.graph, self.content, self.target.ran.name, batches)
+                yield from waiting
+                waiting = []
 
     def _trained(self, part: _Part, rows: slice) -> Codes:
         """What training stored for these examples, or for the first of them."""
-        if self.from_model:
-            known = {*self.graph.results()}
-            return {name: codes for name, codes in part.stored.items() if name in known}
         if self.elsewhere:
             try:
                 return self._simulated(self.elsewhere, part.codes, self.graph.results())
@@ -287,6 +262,8 @@ class _Verifying:
                 self.elsewhere = ""
                 self.training.clear()
         known = {*self.graph.results()}
+        if self.from_model:
+            return {name: codes for name, codes in part.stored.items() if name in known}
         return {
             name: codes[self._rows_of(name, rows)]
             for name, codes in (self.trained_codes or {}).items()
@@ -299,16 +276,15 @@ class _Verifying:
 
     def _rows_of(self, name: str, rows: slice) -> slice:
         """Of a tensor that holds several rows for each example."""
-        each = self.graph.tensors[name].shape[0]
-        return slice(rows.start * each, rows.stop * each)
+        count = self.graph.tensors[name].shape[0]
+        return slice(rows.start * count, rows.stop * count)
 
     def _add_noise(self, device: Codes, rows: slice) -> None:
-        for name, (trained_noise, device_noise) in self.noises.items():
+        for name in self.float_values.keys() & self.comparing.operators.keys():
             own = self._rows_of(name, rows)
-            signal = self.float_values[name][own]
-            device_noise.add(signal, dequantize(device[name][: len(signal)], self.graph.tensors[name].quantization))
-            if name in self.trained_values:
-                trained_noise.add(signal, self.trained_values[name][own])
+            signal, trained = self.float_values[name][own], self.trained_values.get(name)
+            values = dequantize(device[name][: len(signal)], self.graph.tensors[name].quantization)
+            self.comparing.operators[name].add_noise(signal, values, None if trained is None else trained[own])
 
     def _add_results(self, part: _Part, returned: Codes) -> None:
         """Compares the file's results with the model's."""
@@ -328,23 +304,12 @@ class _Verifying:
 
     def report(self) -> Report:
         device, ran, kinds = self.target.device.name, self.target.ran.name, self.comparing.kinds
-        rows = []
-        for row in self.comparing.rows():
-            if row.name in self.noises:
-                trained_noise, device_noise = self.noises[row.name]
-                row = replace(
-                    row,
-                    trained_sqnr=trained_noise.decibels(),
-                    device_sqnr=device_noise.decibels(),
-                    signal=device_noise.signal,
-                )
-            rows.append(row)
         declared = tflite.declared_differences if self.target.ran.file == ".tflite" else onnx.declared_differences
         # A device computes what was trained if the profile is the same; otherwise no equality is claimed.
         same = device == self.graph.trained_for
         return Report(
             device,
-            tuple(rows),
+            self.comparing.rows(),
             self.comparing.output_rows("whole graph"),
             self.graph.trained_for,
             tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 # Controls but the line's end, other ends of lines, surrogates, and marks that change the direction of what follows.
 UNPRINTABLE = re.compile(
@@ -85,3 +85,16 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], t
         f"<div style='overflow-x:auto'><p><b>{html.escape(printable(title))}</b></p><table><thead><tr>"
         f"{line(header, 'th')}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
     )
+
+
+def table_of(title: str, rows: Sequence[Mapping[str, object]], texts: int) -> str:
+    """As `table`, of rows by column; columns without a value are left out."""
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
+    cells = [[_figure(row[name]) for name in names] for row in rows]
+    return table(title, [name.replace("_", " ") for name in names], cells, texts)
+
+
+def _figure(value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else value

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runtime of ARM phones on another processor: LiteRT's aarch64 wheel under QEMU's user-mode emulation.
 
-`python -m exactqat.deploy.runtimes.set_up_arm64` sets it up. Then `deploy.verify` accepts the profile "xnnpack-arm64"
+`tests/campaigns/set_up_arm64.py` of the repository sets it up. Then `deploy.verify` accepts the profile "xnnpack-arm64"
 on any machine, and `exactqat verify DIR --device xnnpack-arm64` compares a job's files.
 
 XNNPACK selects its kernels by processor, so several are emulated (`CPUS`): one per family of int8 product instructions.
@@ -25,7 +25,7 @@ import numpy as np
 
 from .emulated_runtime import read, write
 
-SET_UP = "python -m exactqat.deploy.runtimes.set_up_arm64"
+SET_UP = "python tests/campaigns/set_up_arm64.py, in exactqat's repository"
 _BASE = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 _DOT = f"{_BASE} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets up the emulation of ARM64 for `deploy.runtimes.emulation`: `python -m exactqat.deploy.runtimes.set_up_arm64`.
+"""Sets up the emulation of ARM64 for `deploy.runtimes.emulation`: `python tests/campaigns/set_up_arm64.py`.
 
 For Debian and derivatives. An arm64 Python comes from apt-get, a recent emulator from the system or from Debian, wheels
 from pip; everything is unpacked into `emulation.folder()`, and the system is not changed.
@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .emulation import CPUS, SET_UP, Cpu, answers, folder, is_set_up, versions
+from exactqat.deploy.runtimes.emulation import CPUS, Cpu, answers, folder, is_set_up, versions
 
 # Earlier emulators compute some of the newest instructions wrongly.
 OLDEST_EMULATOR = 10
@@ -185,7 +185,7 @@ def _call(command: Sequence[str], cwd: Path | None = None) -> None:
 
 def main() -> int:
     """Sets up the emulation, or reports that it already is."""
-    parser = argparse.ArgumentParser(prog=SET_UP, description="Sets up the ARM64 emulation for `exactqat verify`.")
+    parser = argparse.ArgumentParser(description="Sets up the ARM64 emulation for `exactqat verify`.")
     parser.parse_args()
     if is_set_up():
         print(f"the emulation is set up in {folder()}: {versions()}")
