@@ -21,12 +21,11 @@ from exactqat import deploy, qat, tune  # noqa: E402
 from exactqat.tune.correction import corrected  # noqa: E402
 from exactqat.tune.equalization import equalized, groups  # noqa: E402
 from exactqat.tune.evaluations import Task  # noqa: E402
-from exactqat.tune.metrics import Data, decibels  # noqa: E402
+from exactqat.tune.metrics import Data, Mark, decibels  # noqa: E402
 from exactqat.tune.network import Candidate  # noqa: E402
-from exactqat.tune.observing import Observer, Seen, places_of  # noqa: E402
 from exactqat.tune.ranges import WAYS, chosen, open_grids  # noqa: E402
 from exactqat.tune.rounding import rounded  # noqa: E402
-from exactqat.tune.search import Mark  # noqa: E402
+from exactqat.tune.variants import Observer, Seen  # noqa: E402
 
 DATA = examples(256, 1)
 IMAGES = torch.from_numpy(examples(512, 0)[0])
@@ -279,9 +278,10 @@ def test_equalized_networks_are_the_same_in_real_numbers() -> None:
     last = candidate.graph().outputs[0]
     plain = {"": outputs_of(model, DATA[0])}
     # Of channels that differ so much, 16 bits are less fine.
-    assert decibels(plain, {"": after.fine[last]}) > 60 > decibels(plain, {"": observer.fine[last]}) > 50
+    assert decibels(plain, {"": after.values[last]}) > 60 > decibels(plain, {"": observer.values[last]}) > 50
     spread = [
-        np.abs(each.fine["first"].reshape(-1, 8)).max(0).max() / np.median(np.abs(each.fine["first"]).max((0, 1, 2)))
+        np.abs(each.values["first"].reshape(-1, 8)).max(0).max()
+        / np.median(np.abs(each.values["first"]).max((0, 1, 2)))
         for each in (observer, after)
     ]
     assert spread[1] < spread[0] / 3
@@ -299,7 +299,7 @@ def test_means_are_corrected_on_the_device(with_scale: bool) -> None:
     operators = {each.outputs[0]: each for each in candidate.graph().operators}
 
     def differences(now: Candidate, layer: str) -> tuple[float, float]:
-        fine, device = observer.before_activation(operators[layer], now.graph())
+        fine, device = observer.sums(operators[layer], now.graph())
         means = np.abs(fine.mean(0) - device.mean(0)).max() / fine.std()
         return float(means), float(np.abs(np.log(fine.std(0) / device.std(0))).max())
 
@@ -331,7 +331,7 @@ def test_learned_rounding_changes_sums_less(layer: str, most: float) -> None:
     assert np.array_equal(*scales)
 
     def error(now: Candidate) -> float:
-        fine, device = observer.before_activation(operator, now.graph())
+        fine, device = observer.sums(operator, now.graph())
         return float(np.square(fine - device).mean())
 
     assert error(changed) < most * error(candidate)
@@ -340,12 +340,12 @@ def test_learned_rounding_changes_sums_less(layer: str, most: float) -> None:
 def test_places_are_those_of_the_weights() -> None:
     candidate = Candidate.of(calibrated(trained()))
     graph, numbers = candidate.graph(), candidate.numbers()
-    places = places_of(candidate)
-    assert {each.path for each in places.values()} == set(numbers.weights)
+    places = candidate.places()
+    assert {each.step.path for each in places.values()} == set(numbers.weights)
     for name, each in places.items():
         filter = graph.tensors[name].data
         assert filter is not None
-        assert np.array_equal(numbers.weights[each.path].codes.reshape(-1)[each.weights], filter)
+        assert np.array_equal(each.of(numbers.weights[each.step.path].codes), filter)
     assert isinstance(graph, deploy.Graph)
 
 

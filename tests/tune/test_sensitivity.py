@@ -18,7 +18,10 @@ from networks import examples, trained  # noqa: E402
 
 import exactqat as eq  # noqa: E402
 from exactqat import deploy, qat, tune  # noqa: E402
+from exactqat.tune.metrics import Data, decibels  # noqa: E402
 from exactqat.tune.network import Candidate  # noqa: E402
+from exactqat.tune.precisions import Precisions  # noqa: E402
+from exactqat.tune.variants import Variants  # noqa: E402
 
 DATA = examples(256, 1)
 RULES = (qat.Rule(),)
@@ -60,18 +63,11 @@ def test_ends_are_the_device_and_the_float_network() -> None:
 
 def fine_and_device(network: Any, model: torch.nn.Module, images: np.ndarray) -> tuple[float, float]:
     """Signal to noise beside the float network, with everything in 16 bits and on the device."""
-    from exactqat.tune.metrics import Data, decibels
-    from exactqat.tune.sensitivity import Evaluation, at_two_precisions
-
-    precisions, device, ends = at_two_precisions(network, None)
-    every = frozenset(precisions.parts)
-    data = Data((images, np.zeros(len(images))), True)
-    found = Evaluation(precisions, device, data, ends).run(
-        {("device", None): frozenset(), ("reference", None): every}, None
-    )
+    variants = Variants(Precisions.of(network), Data(images, False))
+    outputs = variants.outputs([])
     with torch.no_grad():
-        plain = {name: model(torch.from_numpy(images)).numpy() for name in found["reference", None]}
-    return decibels(plain, found["reference", None]), decibels(plain, found["device", None])
+        plain = {name: model(torch.from_numpy(images)).numpy() for name in outputs[variants.fine]}
+    return decibels(plain, outputs[variants.fine]), decibels(plain, outputs[variants.coarse])
 
 
 # Ranges that are much too wide or too narrow do not matter to it, even where the device's codes are all 0.

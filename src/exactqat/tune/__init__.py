@@ -9,11 +9,11 @@ it within budgets of memory and work.
 
 from . import callbacks
 from .gate import Gate, OnDevice, Verdict, gate
-from .metrics import accuracy
+from .metrics import Mark, accuracy
 from .plan import plan
 from .planned import PlanPoint, PrecisionPlan
 from .proposal import Proposal
-from .search import Mark, Search, Trial, search
+from .search import Search, Trial, search
 from .sensitivity import PartSensitivity, Sensitivity, sensitivity
 
 __all__ = [

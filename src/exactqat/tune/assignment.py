@@ -6,8 +6,7 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import replace
 
 from ..deploy.simulate import unclaimed
 from ..kit.device import OPERATORS
@@ -15,40 +14,15 @@ from ..kit.planning import plan as planned
 from ..kit.planning.plans import Plan, PlanInput, PlanStep
 from ..kit.planning.rules import Rule
 from .network import Candidate, Ends
-from .observing import Seen
+from .precisions import Part, layer_of
 from .ranges import chosen
+from .variants import Seen
 
 # With fewer bits, ranges are chosen by the least squared error; with more, clipping costs more than it saves.
 FEW = 8
 
-
-@dataclass(frozen=True, order=True)
-class Unit:
-    """What has bits of its own: the weights of a layer, or the tensors stored on one grid.
-
-    Attributes:
-        layer: path of the layer, the first one of a grid.
-        weights: whether it is the weights; otherwise what is stored.
-    """
-
-    layer: str
-    weights: bool
-
-    def named_by(self, pattern: str) -> bool:
-        """Whether a glob matches the layer, or this unit alone, such as ``head (result)``."""
-        return fnmatchcase(self.layer, pattern) or fnmatchcase(str(self), pattern)
-
-    @property
-    def kind(self) -> str:
-        """``weights`` or ``result``."""
-        return "weights" if self.weights else "result"
-
-    def __str__(self) -> str:
-        return f"{self.layer} ({self.kind})"
-
-
-# Bits of every unit.
-Bits = Mapping[Unit, int]
+# Bits of every part.
+Bits = Mapping[Part, int]
 
 
 class Assignments:
@@ -56,7 +30,7 @@ class Assignments:
 
     Attributes:
         base: the network as it was calibrated.
-        units: in order of execution, with the bits that each may have, from the most to the fewest.
+        options: the bits that each part may have, from the most to the fewest, in order of execution.
         given: the bits of each in the base.
         left_out: layers that keep their bits, and why.
     """
@@ -82,41 +56,40 @@ class Assignments:
         # A final softmax is outside the file, or there is none.
         self._keep_final = not any(step.outside for step in plan.steps)
         self._rules = self._rules_of_base()
-        self.units: dict[Unit, tuple[int, ...]] = {}
-        self.given: dict[Unit, int] = {}
+        self.options: dict[Part, tuple[int, ...]] = {}
+        self.given: dict[Part, int] = {}
         self.left_out: dict[str, str] = {}
         first_layer: dict[str, str] = {}
         for each in self._stored:
             first_layer.setdefault(each.grid, each.path)
-        self._unit_of_grid = {grid: Unit(path, False) for grid, path in first_layer.items()}
+        self._part_of_grid = {grid: Part(path, False) for grid, path in first_layer.items()}
         for each in self._stored:
             weights = getattr(each, "weights", None)
             if weights is not None:
-                self._offer(Unit(each.path, True), weights.rule.weight_bits, weight_bits)
-            unit = self._unit_of_grid[each.grid]
-            if unit.layer == each.path and each.grid in plan.grids and not _off_device(each):
+                self._offer(Part(each.path, True), weights.rule.weight_bits, weight_bits)
+            if first_layer[each.grid] == each.path and each.grid in plan.grids and not _off_device(each):
                 grid = plan.grids[each.grid]
                 # Where the device fixes the grid, it has 8 bits or 16.
                 few = [bits for bits in activation_bits if grid.fixed is None or bits >= FEW]
-                self._offer(unit, grid.bits, few)
+                self._offer(Part(each.path, False), grid.bits, few)
 
-    def _offer(self, unit: Unit, now: int, wanted: Sequence[int]) -> None:
-        kept = not wanted or any(unit.named_by(pattern) for pattern in self._keep)
-        self.units[unit], self.given[unit] = (now,) if kept else tuple(sorted(set(wanted), reverse=True)), now
+    def _offer(self, part: Part, now: int, wanted: Sequence[int]) -> None:
+        kept = not wanted or any(part.named_by(pattern) for pattern in self._keep)
+        self.options[part], self.given[part] = (now,) if kept else tuple(sorted(set(wanted), reverse=True)), now
 
     def require_possible(self) -> None:
         """Removes bits that a layer cannot have by itself, and says so in `left_out`."""
-        start = self.coarsest_of_eight()
-        for unit, options in list(self.units.items()):
+        start = self.nearest()
+        for part, options in list(self.options.items()):
             possible = []
             for bits in options:
                 try:
-                    self.possible({**start, unit: bits})
+                    self.possible({**start, part: bits})
                 except ValueError as error:
-                    self.left_out[f"{unit} in {bits} bits"] = str(error).splitlines()[0]
+                    self.left_out[f"{part} in {bits} bits"] = str(error).splitlines()[0]
                 else:
                     possible.append(bits)
-            self.units[unit] = tuple(possible) or (start[unit],)
+            self.options[part] = tuple(possible) or (start[part],)
 
     def possible(self, bits: Bits) -> Candidate:
         """The network under the rules of these bits, with operators that match the runtime bit for bit.
@@ -130,25 +103,43 @@ class Assignments:
             raise ValueError(f"equality of {', '.join(sorted(new))} with {device}'s runtime has not been shown")
         return found
 
-    def coarsest_of_eight(self) -> dict[Unit, int]:
-        """Eight bits for all, or the nearest to that."""
-        return {unit: min(options, key=lambda bits: abs(bits - FEW)) for unit, options in self.units.items()}
+    def nearest(self, weights: int = FEW, results: int = FEW) -> dict[Part, int]:
+        """The same bits for all weights and for all results, or the nearest to that."""
+        wanted = {True: weights, False: results}
+        return {
+            part: min(options, key=lambda bits: abs(bits - wanted[part.weights]))  # noqa: B023
+            for part, options in self.options.items()
+        }
 
-    def finest(self) -> dict[Unit, int]:
+    def finest(self) -> dict[Part, int]:
         """The most bits for all."""
-        return {unit: options[0] for unit, options in self.units.items()}
+        return {part: options[0] for part, options in self.options.items()}
 
-    def unit_of(self, path: str, weights: bool = False) -> Unit | None:
-        """The unit that decides for a layer."""
-        unit = Unit(path, True) if weights else self._unit_of_grid.get(self._grid_of.get(path, ""))
-        return unit if unit in self.units else None
+    def part_of(self, path: str, weights: bool = False) -> Part | None:
+        """The part that decides for a layer."""
+        part = Part(path, True) if weights else self._part_of_grid.get(self._grid_of.get(path, ""))
+        return part if part in self.options else None
 
     # --- as rules -----------------------------------------------------------------------------------------------------
 
     def rules(self, bits: Bits) -> tuple[Rule, ...]:
         """The rules that give every layer these bits: a line for each layer that differs from most."""
-        wanted = {each.path: self._rule(each, bits) for each in self._stored if _asks(each)}
-        usual = self._usual(wanted)
+        wanted: dict[str, Rule] = {}
+        for each in self._stored:
+            if _asks(each):
+                base = self._rules[each.path]
+                weights, result = (self.part_of(each.path, of_weights) for of_weights in (True, False))
+                wanted[each.path] = replace(
+                    base,
+                    match="*",
+                    weight_bits=base.weight_bits if weights is None else bits[weights],
+                    activation_bits=base.activation_bits if result is None else bits[result],
+                )
+        counts = Counter(wanted.values())
+        # Constant operands have as many bits as weights: no layer's are changed incidentally.
+        steady = [self._rules[path].weight_bits for path in wanted if self.part_of(path, True) is None]
+        allowed = [rule for rule in counts if not steady or rule.weight_bits in steady]
+        usual = max(allowed or list(counts), key=lambda rule: counts[rule])
         found: list[Rule] = []
         for path, rule in wanted.items():
             if rule == usual:
@@ -158,23 +149,6 @@ class Assignments:
             calls = [at for at, other in enumerate(found) if own.match.startswith(f"{other.match}_")]
             found.insert(calls[0] if calls else len(found), own)
         return (*found, usual)
-
-    def _rule(self, each: PlanInput | PlanStep, bits: Bits) -> Rule:
-        base = self._rules[each.path]
-        weights, result = (self.unit_of(each.path, of_weights) for of_weights in (True, False))
-        return replace(
-            base,
-            match="*",
-            weight_bits=base.weight_bits if weights is None else bits[weights],
-            activation_bits=base.activation_bits if result is None else bits[result],
-        )
-
-    def _usual(self, wanted: Mapping[str, Rule]) -> Rule:
-        counts = Counter(wanted.values())
-        # Constant operands have as many bits as weights: no layer's are changed incidentally.
-        steady = {path: self._rules[path].weight_bits for path in wanted if self.unit_of(path, True) is None}
-        allowed = [rule for rule in counts if not steady or rule.weight_bits in steady.values()]
-        return max(allowed or list(counts), key=lambda rule: counts[rule])
 
     def _rules_of_base(self) -> dict[str, Rule]:
         """The rule that each layer was prepared with, whatever a clamp or a conversion has made of it."""
@@ -243,7 +217,7 @@ def multiply_adds(candidate: Candidate) -> float:
     steps, total = {step.path: step for step in plan.steps}, 0.0
     for operator in graph.operators:
         count = graph.multiply_accumulates(operator)
-        step = steps.get(operator.outputs[0].removesuffix("/unshifted"))
+        step = steps.get(layer_of(operator.outputs[0]))
         if not count or step is None:
             total += count
             continue
@@ -270,4 +244,4 @@ def _asks(each: PlanInput | PlanStep) -> bool:
     return not OPERATORS[each.kind].same_quantization or len(each.operands) > 1
 
 
-__all__ = ["Assignments", "Bits", "Unit", "multiply_adds"]
+__all__ = ["FEW", "Assignments", "Bits", "multiply_adds"]

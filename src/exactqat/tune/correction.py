@@ -8,11 +8,24 @@ from dataclasses import replace
 
 import numpy as np
 
+from .metrics import Data
 from .network import Candidate
-from .observing import Observer, places_of
+from .variants import Observer
 
 # A channel's deviation is scaled by at most this.
 LARGEST_SCALE = 1.5
+
+
+def batch_norms(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
+    """The candidate whose batch norms give the means and deviations of the fine network."""
+    changed, count = corrected(candidate, Observer(candidate, data), True)
+    return [(f"of {count} layers", changed)] if count else []
+
+
+def biases(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
+    """The candidate whose biases give the means of the fine network."""
+    changed, count = corrected(candidate, Observer(candidate, data), False)
+    return [(f"of {count} layers", changed)] if count else []
 
 
 def corrected(candidate: Candidate, observer: Observer, with_scale: bool) -> tuple[Candidate, int]:
@@ -21,50 +34,35 @@ def corrected(candidate: Candidate, observer: Observer, with_scale: bool) -> tup
     Args:
         with_scale: re-estimate batch norms: deviations too. Otherwise biases alone.
     """
-    steps = {step.path: step for step in candidate.plan.steps}
-    places, count = places_of(candidate), 0
-    for operator in observer.precisions.graph.operators:
-        known = places.get(operator.inputs[1]) if len(operator.inputs) == 3 else None
-        if known is None or operator.inputs[0] not in observer.fine:
-            continue
-        weights = steps[known.path].weights
+    count = 0
+    for operator, places in observer.layers(candidate):
+        weights = places.step.weights
         assert weights is not None
         norm = weights.batch_norm
         bias = norm.bias if norm is not None else weights.bias
-        if bias is None or not candidate.may_change(bias) or (with_scale and (norm is None or norm.weight is None)):
+        unknown = operator.inputs[0] not in observer.values or bias is None or not candidate.may_change(bias)
+        if unknown or bias is None or (with_scale and (norm is None or norm.weight is None)):
             continue
-        fine, device = observer.before_activation(operator, candidate.graph())
-        order = np.argsort(known.channels)
-        (fine_mean, device_mean), (fine_deviation, deviation) = (
-            [measure(each)[order] for each in (fine, device)] for measure in (_mean, _deviation)
-        )
+        fine, device = (sums[:, np.argsort(places.channels)] for sums in observer.sums(operator, candidate.graph()))
         tensors = dict(candidate.tensors)
-        ratio = np.ones_like(fine_mean)
-        held = np.asarray(tensors[bias], np.float64)
         if with_scale:
             assert norm is not None and norm.weight is not None
+            fine_deviation, deviation = fine.std(0), device.std(0)
+            ratio = np.ones_like(deviation)
             usable = (deviation > 0) & (fine_deviation > 0)
             ratio[usable] = np.clip(fine_deviation[usable] / deviation[usable], 1 / LARGEST_SCALE, LARGEST_SCALE)
             run = candidate.run()
-            factor, offset = (np.asarray(each, np.float64) for each in run.factor_and_offset(norm))
+            factor, offset = (np.asarray(array, np.float64) for array in run.factor_and_offset(norm))
             mean = np.asarray(run.constant(norm.mean), np.float64)
             own = np.zeros_like(offset) if not weights.bias else np.asarray(run.constant(weights.bias), np.float64)
-            whole = own * factor + offset
-            wanted = (whole - device_mean) * ratio + fine_mean
+            wanted = (own * factor + offset - device.mean(0)) * ratio + fine.mean(0)
             tensors[bias] = (wanted - (own - mean) * factor * ratio).astype(np.float32)
             tensors[norm.weight] = (np.asarray(tensors[norm.weight], np.float64) * ratio).astype(np.float32)
         else:
-            tensors[bias] = (held - (device_mean - fine_mean)).astype(np.float32)
+            held = np.asarray(tensors[bias], np.float64)
+            tensors[bias] = (held - (device.mean(0) - fine.mean(0))).astype(np.float32)
         candidate, count = replace(candidate, tensors=tensors), count + 1
     return candidate, count
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    return values.mean(0)
-
-
-def _deviation(values: np.ndarray) -> np.ndarray:
-    return values.std(0)
-
-
-__all__ = ["corrected"]
+__all__ = ["batch_norms", "biases", "corrected"]

@@ -15,8 +15,8 @@ from ..deploy.graph import Graph
 from ..deploy.packing import packed
 from ..kit.device import OPERATORS
 from ..kit.device.tensor import CODE_RANGES, INT4, INT4_MAX
-from .assignment import Assignments, Bits, Unit
-from .precisions import layer_of
+from .assignment import Assignments, Bits
+from .precisions import Part, layer_of
 
 # What an operator that converts between 8 and 16 bits adds to a file, including its tensor: 184 to 200 bytes were seen.
 CONVERSION = 190
@@ -31,14 +31,14 @@ class _Work:
     tensors held while it runs.
     """
 
-    read: tuple[tuple[str, int, Unit | None], ...]
-    result: Unit | None
-    weights: Unit | None
+    read: tuple[tuple[str, int, Part | None], ...]
+    result: Part | None
+    weights: Part | None
     filter: int
     packs: bool
     biases: int
     multiply_adds: int
-    live: tuple[tuple[int, Unit | None], ...]
+    live: tuple[tuple[int, Part | None], ...]
 
 
 class Costs:
@@ -46,11 +46,11 @@ class Costs:
 
     def __init__(self, assignments: Assignments, graph: Graph, device: str) -> None:
         self._file = len(tflite_bytes(graph, packed=False))
-        units: dict[str, Unit | None] = {name: assignments.unit_of(name) for name in graph.inputs}
+        units: dict[str, Part | None] = {name: assignments.part_of(name) for name in graph.inputs}
         for operator in graph.operators:
             (first, *_) = [*(name for name in operator.inputs if graph.tensors[name].data is None), None]
             for name in operator.outputs:
-                own = assignments.unit_of(layer_of(name))
+                own = assignments.part_of(layer_of(name))
                 units[name] = own if own is not None or first is None else units.get(first)
         last = dict.fromkeys(graph.inputs, 0)
         made = dict.fromkeys(graph.inputs, 0)
@@ -59,7 +59,7 @@ class Costs:
             last.update({name: number for name in (*operator.inputs, *operator.outputs) if name in made})
         last.update(dict.fromkeys(graph.outputs, len(graph.operators)))
 
-        def held(name: str) -> tuple[int, Unit | None]:
+        def held(name: str) -> tuple[int, Part | None]:
             tensor = graph.tensors[name]
             return math.prod(tensor.shape) * (1 if tensor.dtype in CODE_RANGES else 4), units[name]
 
@@ -68,7 +68,7 @@ class Costs:
         for number, operator in enumerate(graph.operators):
             read = tuple((name, *held(name)) for name in operator.inputs if name in made)
             live = tuple(held(name) for name in made if made[name] <= number <= last[name])
-            weights = assignments.unit_of(layer_of(operator.outputs[0]), weights=True)
+            weights = assignments.part_of(layer_of(operator.outputs[0]), weights=True)
             filter = graph.tensors[operator.inputs[1]] if len(operator.inputs) == 3 else None
             constant = filter is not None and filter.data is not None
             biases = math.prod(graph.tensors[operator.inputs[2]].shape) if constant else 0
@@ -130,7 +130,7 @@ class Costs:
         return {"flash": self.flash(bits), "arena": float(arena.max(initial=0)), "multiply_adds": work}
 
 
-def _is_int16(bits: Bits, unit: Unit | None) -> bool:
+def _is_int16(bits: Bits, unit: Part | None) -> bool:
     return unit is not None and bits[unit] == 16
 
 

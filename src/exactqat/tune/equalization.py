@@ -11,10 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..kit.device import OPERATORS
+from ..kit.device.operator import Refusal
 from ..kit.planning.plans import PlanStep
+from .metrics import Data
 from .network import Candidate, real_weights
-from .observing import Observer
+from .ranges import ranges_of_all
+from .variants import Observer
 
+# How much of the differences between a normalization's channels goes into the weights of what reads it.
+STRENGTHS = (0.5, 0.75, 1.0)
 # Larger factors do not mean channels of different size, but dead ones.
 LARGEST_FACTOR = 2.0**10
 
@@ -30,6 +35,33 @@ class Group:
     first: PlanStep
     readers: tuple[PlanStep, ...]
     scales: bool
+
+
+def equalizations(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
+    """The candidate with its layers equalized, with ranges chosen in each way."""
+    return _scaled(candidate, data, [group for group in groups(candidate) if not group.scales], (0.5,))
+
+
+def smoothings(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
+    """The candidate with its normalizations smoothed, at each strength and with ranges chosen in each way."""
+    return _scaled(candidate, data, [group for group in groups(candidate) if group.scales], STRENGTHS)
+
+
+def _scaled(
+    candidate: Candidate, data: Data, chosen: Sequence[Group], strengths: Sequence[float]
+) -> list[tuple[str, Candidate]]:
+    if not chosen:
+        return []
+    observer, tried = Observer(candidate, data), []
+    for strength in strengths:
+        changed, count = equalized(candidate, observer, chosen, strength)
+        what = f"{count} layers" if len(strengths) == 1 else f"{count} layers, {strength:.0%}"
+        try:
+            ways = ranges_of_all(changed, data) if count else []
+        except (ValueError, Refusal):  # the device has no such network
+            continue
+        tried += [(f"{what}, {way}", ranged) for way, ranged in ways]
+    return tried
 
 
 def groups(candidate: Candidate) -> list[Group]:
@@ -74,15 +106,24 @@ def equalized(
     """
     tensors, count = dict(candidate.tensors), 0
     for group in chosen:
-        first, values = group.first, observer.fine.get(group.first.path)
+        first, values = group.first, observer.values.get(group.first.path)
         assert first.weights is not None
         weight, _ = real_weights(candidate.run(), first)
         channels = weight.shape[first.weights.channel_axis]
+        # The weights that read it, and their axis of its channels.
+        readers = [step.weights.weight for step in group.readers if step.weights is not None]
         axes = [_axis_of_inputs(step, tensors, channels) for step in group.readers]
         if values is None or values.shape[-1] != channels or None in axes:
             continue
+        following = {
+            name: (np.asarray(tensors[name], np.float32), axis)
+            for name, axis in zip(readers, axes, strict=True)
+            if axis is not None
+        }
         reach = np.abs(values.reshape(-1, channels)).max(0)
-        needs = np.max([_needs(step, tensors, axis) for step, axis in zip(group.readers, axes, strict=True)], 0)
+        needs = np.max(
+            [np.abs(np.moveaxis(array, axis, -1)).reshape(-1, channels).max(0) for array, axis in following.values()], 0
+        )
         alive = (reach > 0) & (needs > 0)
         if not alive.any():
             continue
@@ -94,19 +135,9 @@ def equalized(
         if np.all(factor == 1):
             continue
         _divide(tensors, first, factor)
-        for step, axis in zip(group.readers, axes, strict=True):
-            assert step.weights is not None and axis is not None
-            following = np.asarray(tensors[step.weights.weight], np.float32)
-            tensors[step.weights.weight] = following * _along(factor, axis, following.ndim)
+        tensors.update({name: array * _along(factor, axis, array.ndim) for name, (array, axis) in following.items()})
         count += 1
     return replace(candidate, tensors=tensors), count
-
-
-def _needs(step: PlanStep, tensors: Mapping[str, np.ndarray], axis: int | None) -> np.ndarray:
-    """The largest weight that meets each channel."""
-    assert step.weights is not None
-    weight = np.abs(np.asarray(tensors[step.weights.weight], np.float32))
-    return np.asarray(weight.max(tuple(each for each in range(weight.ndim) if each != axis)))
 
 
 def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:

@@ -15,8 +15,10 @@ import numpy as np
 from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
+from ..kit.device.operator import Refusal
 from ..kit.planning.callers import users_line
 from .metrics import Data, Mark, Metric
+from .network import Candidate
 
 BATCH = 64
 
@@ -62,23 +64,27 @@ class Evaluations:
     """
 
     def __init__(self, task: Task, executor: Executor | None) -> None:
-        require_executor(executor)
         self._task, self._executor, self._key = task, executor, uuid.uuid4().hex
         # How many more networks take the examples along; not every executor says how many workers it has.
         self._unsent = getattr(executor, "_max_workers", None) or 1
 
-    def marks(self, graphs: Sequence[Graph]) -> Iterator[Mark]:
-        """The mark of each network."""
-        submitted: list[Future[Mark | None] | None] = []
-        if self._executor is not None and len(graphs) > 1:
-            for graph in graphs:
-                submitted.append(self._submitted(graph, self._unsent > 0))
-                self._unsent -= 1
-        for at, graph in enumerate(graphs):
-            found = self._answer(submitted[at]) if submitted else None
-            if found is None and submitted and self._executor is not None:
-                found = self._answer(self._submitted(graph, True))
-            yield self._task.mark(graph) if found is None else found
+    def marks(self, candidates: Sequence[Candidate | None]) -> Iterator[Mark | None]:
+        """The mark of each network; None: there is none, or the device has no such network."""
+        graphs = [graph_of(candidate) for candidate in candidates]
+        submitted: list[Future[Mark | None] | None] = [None] * len(graphs)
+        if sum(graph is not None for graph in graphs) > 1:
+            for at, graph in enumerate(graphs):
+                if graph is not None:
+                    submitted[at] = self._submitted(graph, self._unsent > 0)
+                    self._unsent -= 1
+        for graph, future in zip(graphs, submitted, strict=True):
+            mark = self._answer(future)
+            if graph is None:
+                yield None
+                continue
+            if mark is None and future is not None:
+                mark = self._answer(self._submitted(graph, True))
+            yield self._task.mark(graph) if mark is None else mark
 
     def close(self) -> None:
         """Forgets what workers in this process were sent."""
@@ -95,10 +101,8 @@ class Evaluations:
 
     def _answer(self, future: Future[Mark | None] | None) -> Mark | None:
         """None: the worker lacks the task, or there is none any more."""
-        if future is None:
-            return None
         try:
-            return future.result()
+            return None if future is None else future.result()
         except (BrokenExecutor, CancelledError) as error:
             self._lost(error)
             return None
@@ -112,10 +116,18 @@ class Evaluations:
             )
 
 
+def graph_of(candidate: Candidate | None) -> Graph | None:
+    """A candidate's integers; None: the device has no such network."""
+    try:
+        return None if candidate is None else candidate.graph()
+    except (ValueError, Refusal):
+        return None
+
+
 def require_executor(executor: Any) -> None:
     """Refuses anything but an executor before any computation."""
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
 
 
-__all__ = ["Evaluations", "Task", "require_executor"]
+__all__ = ["Evaluations", "Task", "graph_of", "require_executor"]

@@ -91,7 +91,7 @@ class Data:
         """
         Args:
             data: ``(inputs, targets)``; inputs as `deploy.input_codes` takes them; or a loader of such pairs, or the
-                path of a file (`deploy.examples.read_examples`). part: of a file that holds several.
+                path of a file (`deploy.examples.read_examples`); part: of a file that holds several.
 
         Raises:
             TypeError, ValueError: it is something else, or the numbers of examples differ.
@@ -105,21 +105,24 @@ class Data:
         pair = isinstance(data, tuple | list) and len(data) == 2
         if not pair and targets_needed:
             raise TypeError(f"data must be (inputs, targets), or a loader of such pairs, got {type(data).__name__}")
-        self.inputs: Any = data[0] if pair else data
+        self.inputs: Any = _mapped(as_array, data[0] if pair else data)
         self.targets: Any = data[1] if pair else None
-        arrays = [as_array(each) for each in _each(self.inputs)]
-        if any(array.ndim == 0 or array.dtype.kind in "OSU" for array in arrays):
-            raise TypeError(f"inputs must be arrays of numbers, an example in each row, got {_named(self.inputs)}")
+        inputs = list(self.inputs.values()) if isinstance(self.inputs, dict) else self.inputs
+        arrays: list[np.ndarray] = inputs if isinstance(inputs, list) else [inputs]
+        wrong = [array for array in arrays if array.ndim == 0 or array.dtype.kind in "OSU"]
+        if wrong:
+            raise TypeError(
+                f"inputs must be arrays of numbers, an example in each row, got an array of {wrong[0].dtype}"
+            )
         counts = {len(array) for array in arrays}
         if len(counts) != 1 or 0 in counts:
             raise ValueError(f"inputs must hold the same number of examples, at least one, got {sorted(counts)}")
         (self.examples,) = counts
-        wanted: Any = self.targets
-        if targets_needed and wanted is not None and not hasattr(wanted, "__len__"):
-            raise TypeError(f"targets must be one for each of the {self.examples} examples, got {wanted!r:.80}")
-        counted = targets_needed and hasattr(wanted, "__len__") and not isinstance(wanted, Mapping)
-        if counted and len(wanted) != self.examples:
-            raise ValueError(f"targets must be one for each of the {self.examples} examples, got {len(wanted)}")
+        if not targets_needed or self.targets is None or isinstance(self.targets, Mapping):
+            return
+        if not hasattr(self.targets, "__len__") or len(self.targets) != self.examples:
+            has = len(self.targets) if hasattr(self.targets, "__len__") else f"{self.targets!r:.80}"
+            raise ValueError(f"targets must be one for each of the {self.examples} examples, got {has}")
 
     def numbers_for(self, graph: Graph) -> Data:
         """The same data in real numbers and the user's axes, whatever it is in. Warns of values far beyond an input's
@@ -132,31 +135,22 @@ class Data:
 
     def only(self, chosen: Sequence[int] | np.ndarray) -> Data:
         """Some of the examples, by number."""
-        rows, targets = np.asarray(chosen), self.targets
+        rows = np.asarray(chosen)
+        inputs = _mapped(lambda array: array[rows], self.inputs)
+        return Data((inputs, None if self.targets is None else self.targets_of(rows)), self.targets is not None)
+
+    def targets_of(self, rows: np.ndarray) -> Any:
+        """The targets of some examples, by number."""
+        targets = self.targets
         if isinstance(targets, Mapping):
-            targets = {name: np.asarray(each)[rows] for name, each in targets.items()}
-        elif targets is not None:
-            targets = targets[rows] if hasattr(targets, "shape") else [targets[row] for row in rows]
-        return Data((_mapped(lambda array: array[rows], self.inputs), targets), targets is not None)
+            return {name: np.asarray(array)[rows] for name, array in targets.items()}
+        return targets[rows] if hasattr(targets, "shape") else [targets[row] for row in rows]
 
 
-def _each(inputs: Any) -> list[Any]:
-    """The arrays of all inputs."""
+def _mapped(function: Callable[[Any], np.ndarray], inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
-        return list(inputs.values())
-    return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
-
-
-def _mapped(function: Callable[[np.ndarray], np.ndarray], inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return {name: function(as_array(each)) for name, each in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return [function(as_array(each)) for each in inputs]
-    return function(as_array(inputs))
-
-
-def _named(inputs: Any) -> str:
-    return f"an array of {inputs.dtype}" if isinstance(inputs, np.ndarray) else type(inputs).__name__
+        return {name: function(array) for name, array in inputs.items()}
+    return [function(array) for array in inputs] if isinstance(inputs, tuple | list) else function(inputs)
 
 
 def _loaded(loader: Any) -> tuple[Any, Any]:
@@ -216,7 +210,7 @@ class Mark:
         for at in range(count if count > 1 else 0):
             rows = np.arange(at, data.examples, count)
             part = {name: values[rows] for name, values in outputs.items()}
-            blocks.append(score(metric, part, data.only(rows).targets))
+            blocks.append(score(metric, part, data.targets_of(rows)))
         return Mark(score(metric, outputs, data.targets), decibels(reference, outputs), tuple(blocks))
 
     def chance(self, other: Mark) -> float:

@@ -14,7 +14,7 @@ from ..deploy.graph import Graph
 from ..deploy.lower import Lowering
 from ..kit.device import DEFAULT_PROFILE
 from ..kit.planning.fitting import RangesMovedWarning
-from ..kit.planning.plans import Derived, Numbers, Plan, PlanStep, WeightNumbers
+from ..kit.planning.plans import Derived, Numbers, Plan, PlanStep
 from ..kit.train.core import primitives_numpy
 from ..kit.train.core.arrays import Arrays
 from ..kit.train.core.engine import Functional
@@ -24,8 +24,10 @@ from ..kit.train.core.state import State
 from ..kit.train.core.trained import TrainedNetwork
 from ..kit.train.core.weights import per_channel
 
-# Digits of a finely quantized weight: int8 codes are its first digit, and this many fine steps make one of theirs.
-DIGIT = 254
+# Steps of a finely quantized weight in one of its int8 steps.
+FINE_STEPS = 254
+# Codes of -127..127, as weights have: positions are written with such digits.
+DIGITS, LARGEST_DIGIT = 255, 127
 
 Ends = tuple[float, float]
 
@@ -43,6 +45,32 @@ class FineWeights:
     codes: np.ndarray
     scale: np.ndarray
     bias: np.ndarray
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the weights of an operator of the graph are in the plan.
+
+    Attributes:
+        step: of the plan.
+        weights: int64 in the filter's shape, positions in the flattened weight of the plan; -1: a zero that lowering
+            has added.
+        channels: int64 [channels], positions among the plan's output channels.
+    """
+
+    step: PlanStep
+    weights: np.ndarray
+    channels: np.ndarray
+
+    @property
+    def weight(self) -> str:
+        """The name of the step's weight."""
+        assert self.step.weights is not None
+        return self.step.weights.weight
+
+    def of(self, weight: np.ndarray) -> np.ndarray:
+        """A weight of the plan as the filter has it."""
+        return np.where(self.weights < 0, 0, weight.reshape(-1)[self.weights])
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,37 +168,56 @@ class Candidate:
         Raises:
             ValueError: a layer does not fit the device's integers.
         """
-        settled = self.settled()
-        return replace(Lowering(self.plan, settled._numbers()).run(), trained_for=self.device)
+        return replace(Lowering(self.plan, self.numbers()).run(), trained_for=self.device)
+
+    def places(self) -> dict[str, Places]:
+        """Where the weights of the graph's operators are in the plan, by the name of their filter.
+
+        The plan is lowered with digits of the positions in place of codes.
+        """
+        numbers, steps = self.numbers(), {step.path: step for step in self.plan.steps}
+        left = {
+            path: 1 + np.arange(each.codes.size).reshape(each.codes.shape) for path, each in numbers.weights.items()
+        }
+        graphs: list[Graph] = []
+        while not graphs or any(positions.any() for positions in left.values()):
+            weights = {}
+            for path, given in numbers.weights.items():
+                digits = (left[path] + LARGEST_DIGIT) % DIGITS - LARGEST_DIGIT
+                left[path] = (left[path] - digits) // DIGITS
+                weights[path] = replace(given, codes=digits, bias=np.arange(len(given.bias), dtype=np.float64))
+            graphs.append(Lowering(self.plan, replace(numbers, weights=weights)).run(validated=False))
+        found = {}
+        paths = sorted(numbers.weights, key=len, reverse=True)
+        for operator in graphs[0].operators:
+            if len(operator.inputs) != 3 or not operator.inputs[1].endswith("/filter"):
+                continue
+            _, name, bias = operator.inputs
+            path = next(each for each in paths if name.startswith(each))
+            digits_of = [np.asarray(graph.tensors[name].data, np.int64) for graph in graphs]
+            positions = np.sum([digit * DIGITS**place for place, digit in enumerate(digits_of)], 0) - 1
+            found[name] = Places(steps[path], positions, np.asarray(graphs[0].tensors[bias].data, np.int64))
+        return found
 
     def fine_weights(self) -> dict[str, FineWeights]:
-        """The real weights of the graph's operators, by the name of their filter.
-
-        The graph is lowered from each of their digits, and from the bits of biases, so that they are laid out as on the
-        device.
-        """
-        settled = self.settled()
-        numbers = settled._numbers()
-        run = settled._run()
-        first, second = {}, {}
-        for step in self.plan.steps:
-            if step.weights is None or step.path not in numbers.weights:
-                continue
+        """The real weights of the graph's operators, by the name of their filter."""
+        run, found = self.settled().run(), {}
+        numbers = all_numbers(run)
+        for name, places in self.places().items():
+            step = places.step
+            assert step.weights is not None
             weight, bias = real_weights(run, step)
-            axis = step.weights.channel_axis
+            axis, given = step.weights.channel_axis, numbers.weights[step.path].scale
             channels_last = np.abs(np.moveaxis(weight, axis, -1)).reshape(-1, weight.shape[axis])
-            given = numbers.weights[step.path].scale
             scale = (channels_last.max(0) if given.size > 1 else channels_last.max(keepdims=True)) / np.float32(127)
             scale = np.where(scale > 0, scale, given).astype(np.float32).reshape(-1)
-            whole = np.rint(weight.astype(np.float64) / per_channel(primitives_numpy, scale, weight.ndim, axis) * DIGIT)
-            high = np.rint(whole / DIGIT)
-            bits = np.asarray(bias, np.float32).view(np.int32).astype(np.int64)
-            first[step.path] = WeightNumbers(high.astype(np.int64), scale, bits)
-            second[step.path] = WeightNumbers((whole - DIGIT * high).astype(np.int64), scale, bits)
-        high_graph, low_graph = (
-            Lowering(self.plan, replace(numbers, weights=each)).run(validated=False) for each in (first, second)
-        )
-        return _joined(high_graph, low_graph)
+            steps = weight.astype(np.float64) / per_channel(primitives_numpy, scale, weight.ndim, axis)
+            found[name] = FineWeights(
+                places.of(np.rint(steps * FINE_STEPS)).astype(np.int16),
+                (scale[places.channels] if scale.size > 1 else scale) / np.float32(FINE_STEPS),
+                bias.astype(np.float64)[places.channels],
+            )
+        return found
 
     def changed_from(self, other: Candidate) -> dict[str, np.ndarray]:
         """The user's tensors that differ from another candidate's of the same network, by the user's names.
@@ -255,16 +302,10 @@ class Candidate:
 
     def numbers(self) -> Numbers:
         """The integers of weights and the grids, as they are lowered."""
-        return self.settled()._numbers()
+        return all_numbers(self.settled().run())
 
     def run(self) -> State:
         """What computes the network's constants and weights, in NumPy."""
-        return self._run()
-
-    def _numbers(self) -> Numbers:
-        return all_numbers(self._run())
-
-    def _run(self) -> State:
         functional, arrays = self._functional()
         return functional.in_numpy(arrays)
 
@@ -304,19 +345,4 @@ def real_weights(run: State, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:
     return weight * per_channel(primitives_numpy, factor, weight.ndim, weights.channel_axis), bias * factor + offset
 
 
-def _joined(high: Graph, low: Graph) -> dict[str, FineWeights]:
-    found = {}
-    for operator in high.operators:
-        if len(operator.inputs) != 3 or not operator.inputs[1].endswith("/filter"):
-            continue
-        _, name, bias = operator.inputs
-        filter, digits = high.tensors[name], [np.asarray(graph.tensors[name].data, np.int64) for graph in (high, low)]
-        found[name] = FineWeights(
-            (digits[0] * DIGIT + digits[1]).astype(np.int16),
-            (filter.quantization.scale / np.float32(DIGIT)).astype(np.float32),
-            np.asarray(high.tensors[bias].data).astype(np.int32).view(np.float32).astype(np.float64),
-        )
-    return found
-
-
-__all__ = ["Candidate", "FineWeights", "real_weights"]
+__all__ = ["Candidate", "Ends", "FineWeights", "Places", "real_weights"]

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,15 @@ from ..deploy.graph import Graph
 from ..deploy.packing import packed
 from ..kit.device import Profile, profile_named
 from ..kit.progress import Clock, Progress
-from .assignment import FEW, Assignments, Bits, Unit, multiply_adds
+from .assignment import FEW, Assignments, Bits, multiply_adds
 from .budgets import Budgets
 from .costs import Costs
 from .evaluations import Evaluations, Task, require_executor
 from .metrics import Data, Mark, Metric, accuracy, score
 from .network import Candidate
-from .observing import Observer
 from .planned import PlanPoint, PrecisionPlan, front_of
-from .search import fine_outputs
+from .precisions import Part
+from .variants import Observer, fine_outputs
 
 WEIGHTS, ACTIVATIONS = (4, 8), (8, 16)
 # Bits that devices know for weights, and for results.
@@ -116,13 +116,12 @@ def plan(
     base = Candidate.of(network, None if device is None else profile_named(device).name).settled()
     given = Data(data, True).numbers_for(base.graph())
     paths = [*(each.path for each in base.plan.inputs), *(step.path for step in base.plan.steps)]
-    units = [Unit(path, of_weights) for path in paths for of_weights in (True, False)]
     for pattern in keep:
-        if not any(unit.named_by(pattern) for unit in units):
+        if not any(Part(path, of_weights).named_by(pattern) for path in paths for of_weights in (True, False)):
             raise ValueError(f"keep names {pattern!r}, which matches no layer; there are {', '.join(paths[:20])}")
     assignments = Assignments(base, Observer(base, given).seen(), weight_bits, activation_bits, keep)
     assignments.require_possible()
-    clock = Clock("plan", sum(len(options) - 1 for options in assignments.units.values()) + candidates, progress)
+    clock = Clock("plan", sum(len(options) - 1 for options in assignments.options.values()) + candidates, progress)
     planning = _Planning(assignments, given, metric, higher_is_better, asked, accelerator, candidates, executor, clock)
     try:
         return planning.run()
@@ -136,20 +135,21 @@ def _check(name: str, bits: Sequence[int], allowed: Collection[int], words: str)
         raise ValueError(f"{name} must be bits from {words}, got {bits!r}")
 
 
-@dataclass
-class _Plan:
-    """A plan that was evaluated. What takes a process of its own is measured on demand."""
+@dataclass(eq=False)
+class _Tried:
+    """A plan that was evaluated. What takes a process of its own is measured on demand.
 
-    bits: dict[Unit, int]
+    price: relative to that of eight bits. why_not: why it has no arena.
+    """
+
+    bits: Bits
     candidate: Candidate
     graph: Graph
     content: bytes
     mark: Mark
-    work: float
     price: float
-    arena: int | None = None
+    point: PlanPoint
     why_not: str = ""
-    cycles: int | None = None
 
 
 class _Planning:
@@ -165,20 +165,19 @@ class _Planning:
         executor: Executor | None,
         clock: Clock,
     ) -> None:
-        self.assignments, self.data, self.metric, self.higher = assignments, data, metric, higher
+        self.assignments, self.data, self.higher = assignments, data, higher
         self.budgets, self.accelerator, self.left = budgets, accelerator, candidates
         self.clock, self.evaluations, self.device = clock, 0, assignments.base.device
-        self.reference = fine_outputs(assignments.base, data)
-        self.evaluator = Evaluations(Task(self.device, data, metric, self.reference), executor)
-        self.float_metric = score(metric, self.reference, data.targets)
-        self.plans: dict[tuple[int, ...], _Plan | None] = {}
-        self.harm: dict[tuple[Unit, int], float] = {}
+        reference = fine_outputs(assignments.base, data)
+        self.evaluator = Evaluations(Task(self.device, data, metric, reference), executor)
+        self.float_metric = score(metric, reference, data.targets)
+        self.plans: dict[tuple[int, ...], _Tried | None] = {}
+        self.harm: dict[tuple[Part, int], float] = {}
 
     def run(self) -> PrecisionPlan:
         assignments = self.assignments
-        eight = assignments.coarsest_of_eight()
+        eight, self.start = assignments.nearest(), assignments.finest()
         self.costs = Costs(assignments, assignments.candidate(eight).graph(), self.device)
-        start = assignments.finest()
         # Prices are relative to those of the network in eight bits. Without a budget for multiply-adds, fewer bits make
         # them no cheaper: these devices compute them in eight.
         self.fewest = FEW if self.budgets.multiply_adds is None else 2
@@ -187,12 +186,13 @@ class _Planning:
         if plain is None:
             assignments.candidate(eight).graph()  # says why it does not fit
         assert plain is not None
-        self.overhead = self._measured_at_first(plain, eight)
-        if self._evaluated(start) is None:
+        self.overhead = self._measured_at_first(plain)
+        finest = self._evaluated(self.start)
+        if finest is None:
             assignments.left_out["16 bits in all layers at once"] = "their ranges do not fit one another"
-            start = eight
-        self._sensitivities(start)
-        self._along(start)
+            finest, self.start = plain, eight
+        self._sensitivities(_power(finest.mark.decibels))
+        self._along()
         chosen, missed = self._choose()
         if not missed:
             chosen = self._refined(chosen)
@@ -200,93 +200,81 @@ class _Planning:
 
     # --- what each layer loses ----------------------------------------------------------------------------------------
 
-    def _sensitivities(self, start: Bits) -> None:
-        """The noise that fewer bits in one unit alone add to the finest plan's outputs."""
-        self.start = dict(start)
-        tasks = [
-            (unit, bits) for unit, options in self.assignments.units.items() for bits in options if bits < start[unit]
-        ]
-        marks = self._marks([{**start, unit: bits} for unit, bits in tasks])
-        quiet = _noise(self._evaluated(start))
+    def _sensitivities(self, quiet: float) -> None:
+        """The noise that fewer bits in one part alone add to the finest plan's outputs, beyond its own."""
+        options, start = self.assignments.options, self.start
+        tasks = [(part, bits) for part in options for bits in options[part] if bits < start[part]]
+        marks = self._marks([self._possible({**start, part: bits}) for part, bits in tasks])
         self.least = 1e-3 * quiet + 1e-12
-        for (unit, bits), found in zip(tasks, marks, strict=True):
-            loss = math.inf if found is None else max(_power(found.decibels) - quiet, 0.0)
+        for (part, bits), mark in zip(tasks, marks, strict=True):
+            loss = math.inf if mark is None else max(_power(mark.decibels) - quiet, 0.0)
             # Fewer bits never lose less.
-            above = [self.harm[unit, more] for more in self.assignments.units[unit] if (unit, more) in self.harm]
-            self.harm[unit, bits] = max([loss, *above])
+            above = [self.harm[part, more] for more in options[part] if (part, more) in self.harm]
+            self.harm[part, bits] = max([loss, *above])
 
-    def _loss(self, unit: Unit, bits: int) -> float:
-        return self.harm.get((unit, bits), 0.0)
+    def _loss(self, part: Part, bits: int) -> float:
+        return self.harm.get((part, bits), 0.0)
 
     # --- ways down ----------------------------------------------------------------------------------------------------
 
-    def _along(self, start: Bits) -> None:
+    def _along(self) -> None:
         """Evaluates plans with the same bits everywhere, and some on the ways from the finest to the coarsest."""
         for bits in self._uniform():
             self._evaluate(bits)
         for aim in AIMS if self.budgets.of_resources else ():
-            way = list(self._down(start, functools.partial(self._beyond, aim=aim)))
-            self._evaluate(way[-1])
-        ways = [list(self._down(start, price)) for price in self._prices()]
-        if self.budgets.max_drop is not None:
-            for way in ways:
-                self._bisect(way)
+            (*_, last) = self._down(functools.partial(self._beyond, aim=aim))
+            self._evaluate(last)
+        # What a way down may save: all resources, and each alone.
+        names = [name for name in self.unit_prices if name in self.budgets.of_resources] or list(self.unit_prices)
+        saved = [names, *([name] for name in names if len(names) > 1)]
+        ways = [list(self._down(functools.partial(self._price, names=several))) for several in saved]
+        for way in ways if self.budgets.max_drop is not None else ():
+            self._bisect(way)
         for way in ways:
-            step = max(1, (len(way) - 1) // LOOKED_AT)
-            for bits in [*way[::step], way[-1]]:
+            for bits in [*way[:: max(1, (len(way) - 1) // LOOKED_AT)], way[-1]]:
                 self._evaluate(bits)
 
-    def _uniform(self) -> Iterator[dict[Unit, int]]:
+    def _uniform(self) -> Iterator[Bits]:
         """The same bits everywhere, as far as layers can have them; plans with the finest results first."""
-        units = self.assignments.units
-        for result, weights in itertools.product(
-            *(
-                sorted(
-                    {bits for unit, options in units.items() if unit.weights == kind for bits in options}, reverse=True
-                )
-                for kind in (False, True)
-            )
-        ):
-            wanted = {unit: weights if unit.weights else result for unit in units}
-            yield {unit: min(options, key=lambda bits: abs(bits - wanted[unit])) for unit, options in units.items()}  # noqa: B023
-
-    def _prices(self) -> list[Callable[[Bits], float]]:
-        """What a way down may save: each resource alone, then all of them."""
-        names = [name for name in self.unit_prices if name in self.budgets.of_resources] or list(self.unit_prices)
-        single: list[Callable[[Bits], float]] = [functools.partial(self._price, names=[name]) for name in names]
-        return [lambda bits: self._price(bits, names), *(single if len(names) > 1 else [])]
+        options = self.assignments.options
+        results, weights = (
+            sorted({bits for part in options if part.weights == kind for bits in options[part]}, reverse=True)
+            for kind in (False, True)
+        )
+        for of_results, of_weights in itertools.product(results, weights):
+            yield self.assignments.nearest(of_weights, of_results)
 
     def _price(self, bits: Bits, names: Collection[str]) -> float:
         costs = self.costs.all(bits, self.fewest)
+        price = sum(costs[name] / self.unit_prices[name] for name in names if self.unit_prices[name])
         # Memory is what is held at the peak. What is held at other times breaks ties.
-        return sum(costs[name] / self.unit_prices[name] for name in names if self.unit_prices[name]) + (
+        return price + (
             1e-3 * float(self.costs.arena(bits).mean()) / self.unit_prices["arena"] if "arena" in names else 0.0
         )
 
     def _beyond(self, bits: Bits, aim: float) -> float:
         """How far a plan exceeds the budgets, by the estimates; for memory, summed over all moments."""
-        costs, limits, found = self.costs.all(bits), self.budgets.of_resources, 0.0
-        for name, limit in limits.items():
+        costs, beyond = self.costs.all(bits), 0.0
+        for name, limit in self.budgets.of_resources.items():
             if name == "arena":
                 held = self.costs.arena(bits) + self.overhead["arena"]
-                found += float(np.maximum(held / (aim * limit) - 1, 0).sum())
+                beyond += float(np.maximum(held / (aim * limit) - 1, 0).sum())
                 continue
             cost = costs["multiply_adds"] * self.overhead["cycles"] if name == "cycles" else costs[name]
-            found += max(cost / (aim * limit) - 1, 0.0)
-        return found
+            beyond += max(cost / (aim * limit) - 1, 0.0)
+        return beyond
 
-    def _down(self, start: Bits, price: Callable[[Bits], float]) -> Iterator[dict[Unit, int]]:
-        """Removes bits move by move: always the move that saves most for what it loses. Ends when the price is 0 or
-        nothing is left to save."""
-        bits = dict(start)
+    def _down(self, price: Callable[[Bits], float]) -> Iterator[Bits]:
+        """From the finest plan, removes bits move by move: always the move that saves most for what it loses. Ends when
+        the price is 0 or nothing is left to save."""
+        bits = dict(self.start)
         yield dict(bits)
         now = price(bits)
         while now > 0:
-            best: tuple[float, dict[Unit, int], float] | None = None
+            best: tuple[float, Bits, float] | None = None
             for move in self._moves(bits):
-                changed = {**bits, **move}
-                lost = sum(self._loss(unit, move[unit]) - self._loss(unit, bits[unit]) for unit in move)
-                cost = price(changed)
+                lost = sum(self._loss(part, move[part]) - self._loss(part, bits[part]) for part in move)
+                cost = price({**bits, **move})
                 if cost < now and math.isfinite(lost):
                     worth = (now - cost) / (lost + self.least)
                     if best is None or worth > best[0]:
@@ -297,224 +285,218 @@ class _Planning:
             now = best[2]
             yield dict(bits)
 
-    def _moves(self, bits: Bits) -> Iterator[dict[Unit, int]]:
-        """The next fewer bits for one unit, or for a layer's weights and its result together: in 16 bits no runtime has
+    def _moves(self, bits: Bits) -> Iterator[Bits]:
+        """The next fewer bits for one part, or for a layer's weights and its result together: in 16 bits no runtime has
         four-bit weights."""
-        for unit in self.assignments.units:
-            lower = self._next(unit, bits[unit])
+        for part in self.assignments.options:
+            lower = self._next(part, bits[part])
             if lower is None:
                 continue
-            yield {unit: lower}
-            result = self.assignments.unit_of(unit.layer) if unit.weights else None
+            yield {part: lower}
+            result = self.assignments.part_of(part.layer) if part.weights else None
             below = None if result is None else self._next(result, bits[result])
             if result is not None and below is not None and bits[result] > FEW:
-                yield {unit: lower, result: below}
+                yield {part: lower, result: below}
 
-    def _next(self, unit: Unit, bits: int) -> int | None:
-        options = self.assignments.units[unit]
-        at = options.index(bits) + 1
-        return options[at] if at < len(options) else None
+    def _next(self, part: Part, bits: int, steps: int = 1) -> int | None:
+        """The bits that a part may have so many steps further down; negative ones are up."""
+        options = self.assignments.options[part]
+        at = options.index(bits) + steps
+        return options[at] if 0 <= at < len(options) else None
 
     def _bisect(self, way: Sequence[Bits]) -> None:
         """Looks for the last plan on a way whose metric is good enough."""
         low, high = 0, len(way) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            found = self._evaluate(way[middle])
-            if found is not None and not self._drops(found):
+            tried = self._evaluate(way[middle])
+            if tried is not None and "drop" not in self.budgets.excess({}, self._drop(tried)):
                 low = middle
             else:
                 high = middle - 1
 
     # --- the choice ---------------------------------------------------------------------------------------------------
 
-    def _drop(self, found: _Plan) -> float:
-        assert found.mark.metric is not None
-        return (self.float_metric - found.mark.metric) * (1 if self.higher else -1)
+    def _drop(self, tried: _Tried) -> float:
+        return (self.float_metric - tried.point.metric) * (1 if self.higher else -1)
 
-    def _drops(self, found: _Plan) -> bool:
-        return "drop" in self.budgets.excess({}, self._drop(found))
-
-    def _excess(self, found: _Plan, measure: bool = True) -> dict[str, float]:
+    def _excess(self, tried: _Tried, measure: bool = True) -> dict[str, float]:
+        """By how much a plan exceeds the budgets. measure: False: by the estimates of what was not measured yet."""
         if measure:
-            self._measure(found)
-        arena = found.arena
-        if arena is None and not measure and not found.why_not:
-            arena = round(float(self.costs.arena(found.bits).max(initial=0)) + self.overhead["arena"])
-        cycles = found.cycles
-        if cycles is None and not measure:
-            cycles = round(found.work * self.overhead["cycles"])
-        costs = {"flash": len(found.content), "multiply_adds": found.work, "arena": arena, "cycles": cycles}
-        return self.budgets.excess(costs, self._drop(found))
+            self._measure(tried)
+        costs = tried.point.costs
+        if costs["arena"] is None and not measure and not tried.why_not:
+            costs["arena"] = round(float(self.costs.arena(tried.bits).max(initial=0)) + self.overhead["arena"])
+        if costs["cycles"] is None and not measure:
+            costs["cycles"] = round(tried.point.multiply_adds * self.overhead["cycles"])
+        return self.budgets.excess(costs, self._drop(tried))
 
-    def _better(self, one: _Plan, other: _Plan) -> bool:
+    def _better(self, one: _Tried, other: _Tried) -> bool:
         """Whether a plan within the budgets is better: more accurate, or as good and smaller; if only the metric has a
         budget, smaller."""
         if self.budgets.of_resources:
-            first, second = one.mark.metric or 0.0, other.mark.metric or 0.0
+            first, second = one.point.metric, other.point.metric
             if abs(first - second) > one.mark.chance(other.mark):
                 return (first > second) == self.higher
             if abs(one.mark.decibels - other.mark.decibels) > AS_GOOD:
                 return one.mark.decibels > other.mark.decibels
         return one.price < other.price
 
-    def _choose(self) -> tuple[_Plan, dict[str, float]]:
+    def _choose(self) -> tuple[_Tried, dict[str, float]]:
         """The best plan within the budgets, or the nearest to them and what it misses."""
-        left = [found for found in self.plans.values() if found is not None]
-        while True:
-            fits = [found for found in left if not self._excess(found, measure=False)]
-            if not fits:
-                break
+        left = self._known()
+        while fits := [tried for tried in left if not self._excess(tried, measure=False)]:
             best = fits[0]
-            for each in fits[1:]:
-                if self._better(each, best):
-                    best = each
+            for tried in fits[1:]:
+                if self._better(tried, best):
+                    best = tried
             if not self._excess(best):
                 return best, {}
-            left = [found for found in left if found is not best]
-        everything = [found for found in self.plans.values() if found is not None]
-        nearest = sorted(everything, key=lambda found: self._far(found, measure=False))[:MEASURED]
-        for found in nearest:
-            # An estimate may have been too high.
-            if not self._excess(found):
-                return found, {}
-        best = min(nearest, key=self._far)
+            left.remove(best)
+        nearest = sorted(self._known(), key=functools.partial(self._far, measure=False))[:MEASURED]
+        # An estimate may have been too high.
+        fitting = (tried for tried in nearest if not self._excess(tried))
+        best = next(fitting, None) or min(nearest, key=self._far)
         return best, self._excess(best)
 
-    def _far(self, found: _Plan, measure: bool = True) -> float:
+    def _far(self, tried: _Tried, measure: bool = True) -> float:
         limits = {**self.budgets.of_resources, "drop": abs(self.float_metric) or 1.0}
-        return sum(by / limits[name] for name, by in self._excess(found, measure).items())
+        return sum(by / limits[name] for name, by in self._excess(tried, measure).items())
 
-    def _refined(self, chosen: _Plan) -> _Plan:
-        """Tries other bits for one unit after another on the device: more if the budgets leave room, fewer if the
+    def _refined(self, chosen: _Tried) -> _Tried:
+        """Tries other bits for one part after another on the device: more if the budgets leave room, fewer if the
         smallest plan is wanted."""
-        larger = bool(self.budgets.of_resources)
-        tried = True
-        while tried and self.left > 0:
-            tried = False
-            for bits in self._neighbours(chosen, larger):
-                found = self._evaluate(bits)
-                if found is not None and self._better(found, chosen) and not self._excess(found):
-                    chosen, tried = found, True
+        better: _Tried | None = chosen
+        while better is not None and self.left > 0:
+            chosen, better = better, None
+            for bits in self._neighbours(chosen):
+                tried = self._evaluate(bits)
+                if tried is not None and self._better(tried, chosen) and not self._excess(tried):
+                    better = tried
+                if better is not None or self.left <= 0:
                     break
-                if self.left <= 0:
-                    break
-        return chosen
+        return better or chosen
 
-    def _neighbours(self, chosen: _Plan, larger: bool) -> list[dict[Unit, int]]:
-        """Plans that differ in one unit, the most promising first."""
-        found = []
-        for unit, options in self.assignments.units.items():
-            at = options.index(chosen.bits[unit]) + (-1 if larger else 1)
-            if not 0 <= at < len(options) or options[at] > self.start[unit]:
+    def _neighbours(self, chosen: _Tried) -> list[Bits]:
+        """Plans that differ in one part, the most promising first."""
+        larger = bool(self.budgets.of_resources)
+        found: list[tuple[float, Bits]] = []
+        for part in self.assignments.options:
+            now = chosen.bits[part]
+            other = self._next(part, now, -1 if larger else 1)
+            if other is None or other > self.start[part]:
                 continue
-            bits = {**chosen.bits, unit: options[at]}
-            key = self._key(bits)
-            if key in self.plans or (larger and self._beyond(bits, 1.02) > 0):
+            bits = {**chosen.bits, part: other}
+            if self._key(bits) in self.plans or (larger and self._beyond(bits, 1.02) > 0):
                 continue
-            change = self._loss(unit, chosen.bits[unit]) - self._loss(unit, options[at])
             if larger or self._price(bits, list(self.unit_prices)) < chosen.price:
-                found.append((-change, bits))
-        return [bits for _, bits in sorted(found, key=lambda each: each[0])]
+                found.append((self._loss(part, other) - self._loss(part, now), bits))
+        return [bits for _, bits in sorted(found, key=lambda pair: pair[0])]
 
     # --- evaluations --------------------------------------------------------------------------------------------------
 
-    def _key(self, bits: Bits) -> tuple[int, ...]:
-        return tuple(bits[unit] for unit in self.assignments.units)
+    def _known(self) -> list[_Tried]:
+        return [tried for tried in self.plans.values() if tried is not None]
 
-    def _evaluate(self, bits: Bits) -> _Plan | None:
+    def _key(self, bits: Bits) -> tuple[int, ...]:
+        return tuple(bits[part] for part in self.assignments.options)
+
+    def _evaluate(self, bits: Bits) -> _Tried | None:
         """Evaluates a plan on the way, if any evaluations are left."""
-        key = self._key(bits)
-        if key not in self.plans:
+        if self._key(bits) not in self.plans:
             if self.left <= 0:
                 return None
             self.left -= 1
         return self._evaluated(bits)
 
-    def _evaluated(self, bits: Bits) -> _Plan | None:
+    def _evaluated(self, bits: Bits) -> _Tried | None:
         key = self._key(bits)
         if key not in self.plans:
-            (found,) = self._marks([bits])
-            self.plans[key] = None if found is None else self._whole(bits, found)
+            candidate = self._possible(bits)
+            (mark,) = self._marks([candidate])
+            self.plans[key] = None if candidate is None or mark is None else self._tried(bits, candidate, mark)
         return self.plans[key]
 
-    def _whole(self, bits: Bits, found: Mark) -> _Plan:
-        candidate = self.assignments.candidate(bits)
+    def _possible(self, bits: Bits) -> Candidate | None:
+        try:
+            return self.assignments.candidate(bits)
+        except ValueError:
+            return None
+
+    def _tried(self, bits: Bits, candidate: Candidate, mark: Mark) -> _Tried:
+        assert mark.metric is not None
         graph = packed(candidate.graph(), self.device)
-        price = self._price(bits, list(self.unit_prices))
-        return _Plan(dict(bits), candidate, graph, tflite_bytes(graph), found, multiply_adds(candidate), price)
+        content, work = tflite_bytes(graph), multiply_adds(candidate)
+        counts = Counter((row.weight_bits, row.bits) for row in candidate.plan.rows() if row.weight_bits is not None)
+        several = sorted(counts.items(), reverse=True)
+        layers = ", ".join(f"{count} W{weights}A{result}" for (weights, result), count in several)
+        point = PlanPoint(
+            mark.metric, mark.decibels, len(content), None, work, None, layers, self.assignments.rules(bits)
+        )
+        return _Tried(bits, candidate, graph, content, mark, self._price(bits, list(self.unit_prices)), point)
 
-    def _marks(self, wanted: Sequence[Bits]) -> list[Mark | None]:
-        """How good each plan is; None: the device has no such network."""
-        graphs: list[Graph | None] = []
-        for bits in wanted:
-            try:
-                graphs.append(self.assignments.candidate(bits).graph())
-            except ValueError:
-                graphs.append(None)
-        marks = self.evaluator.marks([graph for graph in graphs if graph is not None])
-        found: list[Mark | None] = []
-        for graph in graphs:
-            found.append(None if graph is None else next(marks))
-            self.evaluations += graph is not None
+    def _marks(self, candidates: Sequence[Candidate | None]) -> list[Mark | None]:
+        """How good each network is; None: the device has no such network."""
+        marks = []
+        for mark in self.evaluator.marks(candidates):
+            marks.append(mark)
+            self.evaluations += mark is not None
             self.clock.did(1)
-        return found
+        return marks
 
-    def _measured_at_first(self, plain: _Plan, eight: Bits) -> dict[str, float]:
+    def _measured_at_first(self, plain: _Tried) -> dict[str, float]:
         """What measuring adds to the estimates: what the arena holds besides tensors, and cycles per multiply-add.
 
         Raises:
             ValueError: the network cannot be measured.
         """
         self._measure(plain)
-        found = {"arena": 0.0, "cycles": 0.0}
+        overhead = {"arena": 0.0, "cycles": 0.0}
         if self.budgets.arena is not None:
-            if plain.arena is None:
+            if plain.point.arena is None:
                 raise ValueError(f"the arena of this network cannot be measured: {plain.why_not}")
-            found["arena"] = max(plain.arena - float(self.costs.arena(eight).max(initial=0)), 0.0)
-        if plain.cycles is not None:
-            found["cycles"] = plain.cycles / max(self.costs.multiply_adds(eight), 1.0)
-        return found
+            overhead["arena"] = max(plain.point.arena - float(self.costs.arena(plain.bits).max(initial=0)), 0.0)
+        if plain.point.cycles is not None:
+            overhead["cycles"] = plain.point.cycles / max(self.costs.multiply_adds(plain.bits), 1.0)
+        return overhead
 
-    def _measure(self, found: _Plan) -> None:
+    def _measure(self, tried: _Tried) -> None:
         """Measures what has a budget. A plan that TFLite-Micro cannot run has no arena."""
-        if self.budgets.arena is not None and found.arena is None and not found.why_not:
-            found.arena, found.why_not = arena_of(found.content)
-        if self.budgets.cycles is not None and found.cycles is None:
+        if self.budgets.arena is not None:
+            self._measure_arena(tried)
+        if self.budgets.cycles is not None and tried.point.cycles is None:
             # Vela takes no four-bit weights.
-            found.cycles = npu_footprint(found.candidate.graph(), self.accelerator).cycles
+            cycles = npu_footprint(tried.candidate.graph(), self.accelerator).cycles
+            tried.point = replace(tried.point, cycles=cycles)
+
+    def _measure_arena(self, tried: _Tried) -> None:
+        if tried.point.arena is None and not tried.why_not:
+            arena, tried.why_not = arena_of(tried.content)
+            tried.point = replace(tried.point, arena=arena)
 
     # --- the result ---------------------------------------------------------------------------------------------------
 
-    def _even(self) -> _Plan | None:
-        """The plan with the finest results among those with the same bits everywhere and within the budgets; none if
-        the smallest plan is wanted."""
-        if not self.budgets.of_resources:
-            return None
-        known = (self.plans.get(self._key(bits)) for bits in self._uniform())
-        return next((found for found in known if found is not None and not self._excess(found)), None)
-
-    def _finished(self, chosen: _Plan, missed: dict[str, float]) -> PrecisionPlan:
-        plans = [found for found in self.plans.values() if found is not None]
-        even = self._even()
+    def _finished(self, chosen: _Tried, missed: dict[str, float]) -> PrecisionPlan:
+        plans, even = self._known(), None
+        if self.budgets.of_resources:
+            uniform = (self.plans.get(self._key(bits)) for bits in self._uniform())
+            even = next((tried for tried in uniform if tried is not None and not self._excess(tried)), None)
         if importlib.util.find_spec("tflite_micro") is not None:
-            front = front_of(tuple(self._point(found) for found in plans), self.higher)
-            shown = [found for found in plans if self._point(found) in front]
-            for found in [chosen, *shown[:: max(1, -(-len(shown) // MEASURED))]]:
-                if found.arena is None and not found.why_not:
-                    found.arena, found.why_not = arena_of(found.content)
-        points = {id(found): self._point(found) for found in plans}
-        front = front_of(tuple(points.values()), self.higher)
+            front = front_of(tuple(tried.point for tried in plans), self.higher)
+            shown = [tried for tried in plans if tried.point in front]
+            for tried in [chosen, *shown[:: max(1, -(-len(shown) // MEASURED))]]:
+                self._measure_arena(tried)
+        points = tuple(tried.point for tried in plans)
         return PrecisionPlan(
             self.device,
             self.data.examples,
             self.float_metric,
             self.budgets,
-            points[id(chosen)],
+            chosen.point,
             missed,
-            tuple(points.values()),
-            front,
-            None if even is None else points[id(even)],
+            points,
+            front_of(points, self.higher),
+            None if even is None else even.point,
             chosen.graph,
             chosen.candidate,
             self.assignments.left_out,
@@ -522,35 +504,10 @@ class _Planning:
             self.higher,
         )
 
-    def _point(self, found: _Plan) -> PlanPoint:
-        assert found.mark.metric is not None
-        return PlanPoint(
-            found.mark.metric,
-            found.mark.decibels,
-            len(found.content),
-            found.arena,
-            found.work,
-            found.cycles,
-            _layers(found.candidate),
-            self.assignments.rules(found.bits),
-        )
-
 
 def _power(noise: float) -> float:
     """The power of noise relative to a signal of 1, from decibels."""
     return 10.0 ** (-noise / 10)
-
-
-def _noise(found: _Plan | None) -> float:
-    return 0.0 if found is None else _power(found.mark.decibels)
-
-
-def _layers(candidate: Candidate) -> str:
-    """How many layers with weights have which bits."""
-    counts = Counter((row.weight_bits, row.bits) for row in candidate.plan.rows() if row.weight_bits is not None)
-    return ", ".join(
-        f"{count} W{weights}A{result}" for (weights, result), count in sorted(counts.items(), reverse=True)
-    )
 
 
 __all__ = ["plan"]

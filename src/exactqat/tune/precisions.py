@@ -2,29 +2,31 @@
 """A graph in which every tensor and every weight is computed in the device's 8 bits or finely, in 16.
 
 Fine parts are computed by the device's own int16 operators (TensorFlow Lite's 16x8), with the filter in 16 bits where
-the weights are fine; QUANTIZE converts between the two. Functions without an int16 form are tables of all codes; other
-operators without one stay in 8 bits.
+the weights are fine, which no file and no rule can say; QUANTIZE converts between the two. Functions without an int16
+form are tables of all codes; other operators without one stay in 8 bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..deploy.graph import Graph, Operator
 from ..deploy.signature import Port
-from ..kit.device import OPERATORS, Quantization, Tensor, per_tensor
+from ..kit.device import DEFAULT_PROFILE, OPERATORS, Profile, Quantization, Tensor, per_tensor, profile_named
 from ..kit.device.activation import Table
 from ..kit.device.file_forms import ONTO_A_GRID
 from ..kit.device.tensor import CODE_RANGES
 from ..kit.device.weighted import Weighted
+from ..kit.planning.plans import PlanInput, PlanStep
 from ..kit.train.core import primitives_numpy
 from ..kit.train.core.weights import SMALLEST_MULTIPLIER, per_channel
-from .network import FineWeights
+from .network import Candidate, Ends, FineWeights
 
 INT16_LARGEST = 2**15 - 1
 # Steps of a tensor's first fine grid in one 8-bit step, which leaves room for 8 times the range.
@@ -39,28 +41,27 @@ MARGIN = 2.0
 # step: where only zeros are seen, no step is small enough.
 WELL_KNOWN, LEAST_OF_SCALE = 2**9, 2.0**-44
 
+Made = TypeVar("Made")
+
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """What is kept fine or not: the weights of a layer, or the tensors it stores on one grid.
+    """What has bits of its own: the weights of a layer, or the tensors stored on one grid.
 
     Attributes:
-        place: number of the operator it belongs to; -1: an input.
+        layer: path of the layer, the first one of a grid; or the name of the tensor.
         weights: whether it is the weights; otherwise what is stored.
-        layer: the layer's path, or the name of the tensor.
     """
 
-    place: int
-    weights: bool
     layer: str
+    weights: bool
 
-    @property
-    def kind(self) -> str:
-        """``weights`` or ``result``; ``input`` for a network input."""
-        return "weights" if self.weights else "input" if self.place < 0 else "result"
+    def named_by(self, pattern: str) -> bool:
+        """Whether a glob matches the layer, or this part alone, such as ``head (result)``."""
+        return fnmatchcase(self.layer, pattern) or fnmatchcase(str(self), pattern)
 
     def __str__(self) -> str:
-        return f"{self.layer} ({self.kind})"
+        return f"{self.layer} ({'weights' if self.weights else 'result'})"
 
 
 def layer_of(tensor: str) -> str:
@@ -73,21 +74,24 @@ class Precisions:
 
     Attributes:
         graph: the device's.
-        parts: in order of execution.
-        group: the tensors of each activation, by the part's number in `parts`.
+        device: whose integers.
+        weights: fine weights by the name of the operator's filter; other weights are not parts.
+        ends: (low, high, bits) of tensors, by name, where these are not those of their dtype.
+        parts: in order of execution, an operator's weights before its results.
+        tensors_of: the tensors of each part.
     """
 
     def __init__(
-        self, graph: Graph, weights: Mapping[str, FineWeights], clamped: Mapping[str, tuple[float, float]]
+        self,
+        graph: Graph,
+        device: str,
+        weights: Mapping[str, FineWeights],
+        clamped: Mapping[str, Ends],
+        ends: Mapping[str, tuple[float, float, int]],
     ) -> None:
-        """
-        Args:
-            weights: fine weights by the name of the operator's filter; other weights are not parts.
-            clamped: ranges of tensors, by name, that the ends of their grids clamp by design; infinite where an end
-                does not.
-        """
-        self.graph = graph
-        self.weights = weights
+        """clamped: ranges of tensors, by name, that the ends of their grids clamp by design; infinite where an end does
+        not."""
+        self.graph, self.device, self.weights, self.ends = graph, device, weights, ends
         self._made: dict[Any, Any] = {}
         # Tensors on one grid are fine together.
         self._group_of = _groups(graph)
@@ -95,9 +99,9 @@ class Precisions:
         for name, first in self._group_of.items():
             members.setdefault(first, []).append(name)
         made_by = {name: number for number, operator in enumerate(graph.operators) for name in operator.outputs}
-        parts: dict[Part, list[str]] = {}
-        self._part_of_group: dict[str, Part] = {}
-        self._part_of_filter: dict[str, Part] = {}
+        tensors_of: dict[Part, tuple[str, ...]] = {}
+        place: dict[Part, int] = {}
+        self._part_of: dict[str, Part] = {}
         self._scale: dict[str, np.float32] = {}
         self._pinned: set[str] = set()
         # Results whose 8-bit grid ends at 0; the fine one does not, and an activation clamps them.
@@ -107,26 +111,48 @@ class Precisions:
         for first, names in members.items():
             if all(graph.tensors[name].dtype == "int16" for name in names) or not lasting.isdisjoint(names):
                 continue
-            layer = layer_of(first)
-            part = Part(made_by.get(first, -1), False, layer)
             scale = self._first_scale(names, made_by, clamped)
-            if scale is None:
-                continue
-            self._part_of_group[first] = part
-            self._scale[first] = scale
-            parts[part] = names
+            if scale is not None:
+                part = Part(layer_of(first), False)
+                self._scale[first] = scale
+                tensors_of[part], place[part] = tuple(names), made_by.get(first, -1)
+                self._part_of.update(dict.fromkeys(names, part))
         for number, operator in enumerate(graph.operators):
-            for name in operator.inputs:
-                if name in weights:
-                    part = Part(number, True, layer_of(operator.outputs[0]))
-                    self._part_of_filter[name] = part
-                    parts[part] = [name]
-        # An operator's weights come before its results.
-        self.parts = tuple(sorted(parts, key=lambda part: (part.place, not part.weights, part.layer)))
-        self.tensors_of = {part: tuple(parts[part]) for part in self.parts}
+            for name in weights.keys() & set(operator.inputs):
+                part = self._part_of[name] = Part(layer_of(operator.outputs[0]), True)
+                tensors_of[part], place[part] = (name,), number
+        self.parts = tuple(sorted(tensors_of, key=lambda part: (place[part], not part.weights, part.layer)))
+        self.tensors_of = {part: tensors_of[part] for part in self.parts}
+
+    @staticmethod
+    def of(network: Any, device: str | Profile | None = None) -> Precisions:
+        """A prepared model's, a candidate's, or a graph's: of its results alone, as a file does not say what its
+        weights were."""
+        wanted = None if device is None else profile_named(device).name
+        if isinstance(network, Graph):
+            name = wanted or network.trained_for or DEFAULT_PROFILE
+            return Precisions(network, name, {}, _clamps_of(network), {})
+        candidate = Candidate.of(network, wanted).settled()
+        plan, graph, numbers = candidate.plan, candidate.graph(), candidate.numbers()
+        clamped, ends = {}, {}
+        stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+        for step in stored:
+            grid = plan.grids.get(step.grid)
+            if grid is None or grid.bits > 8 or step.path not in graph.tensors or step.grid not in numbers.grids:
+                continue
+            scale, zero_point = numbers.grids[step.grid]
+            low, high = (float(scale) * (code - zero_point) for code in (0, 2**grid.bits - 1))
+            ends[step.path] = (low, high, grid.bits)
+            if isinstance(step, PlanStep) and step.bounds is not None:
+                clamped[step.path] = step.bounds
+        return Precisions(graph, candidate.device, candidate.fine_weights(), clamped, ends)
+
+    def kind(self, part: Part) -> str:
+        """``weights`` or ``result``; ``input`` for a network input."""
+        return "weights" if part.weights else "input" if self.tensors_of[part][0] in self.graph.inputs else "result"
 
     def _first_scale(
-        self, names: list[str], made_by: Mapping[str, int], clamped: Mapping[str, tuple[float, float]]
+        self, names: list[str], made_by: Mapping[str, int], clamped: Mapping[str, Ends]
     ) -> np.float32 | None:
         """The initial fine grid of tensors; a pinned one is not moved. None: there is none."""
         graph, first = self.graph, self._group_of[names[0]]
@@ -157,10 +183,11 @@ class Precisions:
         narrower: False: grids are only widened, for further examples.
         """
         again = False
-        for first, part in self._part_of_group.items():
+        for first, scale in self._scale.items():
+            part = self._part_of[first]
             if part not in largest or first in self._pinned:
                 continue
-            code, scale = largest[part], self._scale[first]
+            code = largest[part]
             least = self.graph.tensors[first].quantization.scale[0] * LEAST_OF_SCALE
             if code >= INT16_LARGEST:
                 again = True
@@ -177,133 +204,117 @@ class Precisions:
         scale = self._scale.get(self._group_of.get(name, ""))
         if tensor.dtype != "int8" or scale is None:
             return tensor
-        return self._tensor(f"{name} in 16 bits", tensor.shape, per_tensor(scale, 0, "int16"))
-
-    def stored(self, name: str, fine: Collection[Part]) -> Tensor:
-        """The form of a tensor in the variant in which `fine` parts are fine."""
-        return self.fine_tensor(name) if self._is_fine(name, fine) else self.graph.tensors[name]
+        return self._int16(f"{name} in 16 bits", tensor, scale)
 
     def variant(self, fine: Collection[Part]) -> Graph:
         """The graph in which these parts are computed in 16 bits. It is not validated: no file holds such filters."""
-        fine = frozenset(fine)
         graph = self.graph
         tensors: dict[str, Tensor] = {}
         operators: list[Operator] = []
 
+        def is_fine(name: str) -> bool:
+            return self._part_of.get(name) in fine
+
         def emit(operator: Operator, *made: Tensor) -> None:
             operators.append(operator)
-            tensors.update({each.name: each for each in made})
+            tensors.update({tensor.name: tensor for tensor in made})
+
+        def stored(name: str) -> Tensor:
+            """The form of an activation in this variant."""
+            return self.fine_tensor(name) if is_fine(name) else graph.tensors[name]
 
         def quantize(source: Tensor, target: Tensor) -> Tensor:
             if target.name not in tensors:
-                key = ("quantize", source.name, source.dtype, target.name)
-                emit(self._operator(key, CONVERSION, (source.name,), (target.name,), {}), source, target)
+                emit(self._operator(CONVERSION, (source.name,), (target.name,), {}), source, target)
             return target
 
         def wide(name: str) -> Tensor:
             """An activation in int16: fine, or its 8 bits exactly. Real numbers stay."""
             tensor = graph.tensors[name]
-            if self._is_fine(name, fine) or tensor.dtype != "int8":
-                return self.stored(name, fine)
-            scale = tensor.quantization.scale[0]
-            target = self._tensor(f"{name} in int16", tensor.shape, per_tensor(scale, 0, "int16"))
-            return quantize(tensor, target)
+            if is_fine(name) or tensor.dtype != "int8":
+                return stored(name)
+            return quantize(tensor, self._int16(f"{name} in int16", tensor, tensor.quantization.scale[0]))
 
         def narrow(name: str) -> Tensor:
-            """An activation as the graph has it."""
+            """An activation or a constant as the graph has it."""
             tensor = graph.tensors[name]
-            return quantize(self.fine_tensor(name), tensor) if self._is_fine(name, fine) else tensor
+            return quantize(self.fine_tensor(name), tensor) if tensor.data is None and is_fine(name) else tensor
 
-        for name in graph.inputs:
-            stored = self.stored(name, fine)
-            tensors[stored.name] = stored
-        for number, operator in enumerate(graph.operators):
+        tensors.update({tensor.name: tensor for tensor in map(stored, graph.inputs)})
+        for operator in graph.operators:
             outputs = [graph.tensors[name] for name in operator.outputs]
             declaration = OPERATORS[operator.kind]
-            read = [name for name in operator.inputs if graph.tensors[name].data is None]
-            fine_weights = any(self._part_of_filter.get(name) in fine for name in operator.inputs)
-            fine_outputs = [output for output in outputs if self._is_fine(output.name, fine)]
-            plain = not (fine_weights or fine_outputs or any(self._is_fine(name, fine) for name in read))
+            fine_outputs = [output for output in outputs if is_fine(output.name)]
+            plain = not any(map(is_fine, (*operator.inputs, *operator.outputs)))
             # A table of codes holds for its own grids only, and so do weights of other kinds.
             other = "codes" in operator.attributes or (declaration.weights and not isinstance(declaration, Weighted))
             kind, attributes = operator.kind, operator.attributes
             if "int16" not in declaration.dtypes and declaration.float_kind in OF_ALL_NUMBERS:
-                kind, attributes = (
-                    Table.kind,
-                    {"function": declaration.float_kind, "parameters": tuple(attributes.values())},
-                )
+                kind = Table.kind
+                attributes = {"function": declaration.float_kind, "parameters": tuple(attributes.values())}
             if plain or other or "int16" not in OPERATORS[kind].dtypes:
-                for name in operator.inputs:
-                    tensor = graph.tensors[name] if graph.tensors[name].data is not None else narrow(name)
-                    tensors[tensor.name] = tensor
-                emit(operator, *outputs)
+                emit(operator, *map(narrow, operator.inputs), *outputs)
                 for output in fine_outputs:
                     quantize(output, self.fine_tensor(output.name))
                 continue
             targets = [
-                output
-                if output.dtype != "int8"
-                else self.fine_tensor(output.name)
-                if output in fine_outputs
-                else self._computed(output)
+                output if output.dtype != "int8" else self._computed(output, output in fine_outputs)
                 for output in outputs
             ]
-            operands = []
+            operands: list[Tensor] = []
             for position, name in enumerate(operator.inputs):
                 tensor = graph.tensors[name]
                 if tensor.data is None:
                     operands.append(wide(name))
                 elif position in declaration.weights:
+                    fine_weights = any(map(is_fine, operator.inputs[1:]))
                     operands.append(self._weight(operator, position, operands[0], targets[0], fine_weights))
                 else:
-                    operands.append(self._constant(tensor, targets[0] if declaration.same_quantization else None))
-            names, made = (tuple(each.name for each in several) for several in (operands, targets))
+                    operands.append(self._constant(tensor, targets[0] if declaration.same_quantization else tensor))
             if any(output.name in self._clamped_at_zero for output in fine_outputs):
                 attributes = {**attributes, "activation": "RELU"}
-            emit(self._operator((number, names, made), kind, names, made, attributes), *operands, *targets)
+            names, made = (tuple(tensor.name for tensor in several) for several in (operands, targets))
+            emit(self._operator(kind, names, made, attributes), *operands, *targets)
             for target, output in zip(targets, outputs, strict=True):
                 if target is not output and output not in fine_outputs:
                     quantize(target, output)
-        renamed = {name: self.stored(name, fine).name for name in (*graph.inputs, *graph.outputs)}
+
+        def port(given: Port) -> Port:
+            name = stored(given.tensor).name
+            return replace(given, tensor=name, limits=given.limits if name == given.tensor else None)
+
         ports = graph.signature
-        sides = (
-            tuple(_port(port, renamed[port.tensor], fine_port=renamed[port.tensor] != port.tensor) for port in side)
-            for side in (ports.inputs, ports.outputs)
-        )
         return replace(
             graph,
             tensors=tensors,
             operators=tuple(operators),
-            inputs=tuple(renamed[name] for name in graph.inputs),
-            outputs=tuple(renamed[name] for name in graph.outputs),
-            ports=replace(ports, **dict(zip(("inputs", "outputs"), sides, strict=True))),
+            inputs=tuple(stored(name).name for name in graph.inputs),
+            outputs=tuple(stored(name).name for name in graph.outputs),
+            ports=replace(ports, inputs=tuple(map(port, ports.inputs)), outputs=tuple(map(port, ports.outputs))),
         )
 
     # --- what variants share ------------------------------------------------------------------------------------------
 
-    def _is_fine(self, name: str, fine: Collection[Part]) -> bool:
-        part = self._part_of_group.get(self._group_of.get(name, ""))
-        return part is not None and part in fine
-
-    def _computed(self, output: Tensor) -> Tensor:
-        """A result in 16 bits, on its way to 8."""
-        group = self._group_of[output.name]
-        scale = self._scale.get(group, np.float32(output.quantization.scale[0] / FIRST_STEPS))
-        return self._tensor(f"{output.name} before 8 bits", output.shape, per_tensor(scale, 0, "int16"))
-
-    def _tensor(self, name: str, shape: tuple[int, ...], grid: Quantization) -> Tensor:
-        if name not in self._made:
-            self._made[name] = Tensor(name, shape, "int16", grid)
-        made: Tensor = self._made[name]
+    def _once(self, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
+        if key not in self._made:
+            self._made[key] = make(*arguments)
+        made: Made = self._made[key]
         return made
 
     def _operator(
-        self, key: Any, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...], attributes: Mapping[str, Any]
+        self, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...], attributes: Mapping[str, Any]
     ) -> Operator:
-        if key not in self._made:
-            self._made[key] = Operator(kind, inputs, outputs, attributes)
-        made: Operator = self._made[key]
-        return made
+        return self._once((inputs, outputs), Operator, kind, inputs, outputs, attributes)
+
+    def _int16(self, name: str, like: Tensor, scale: Any) -> Tensor:
+        return self._once(name, Tensor, name, like.shape, "int16", per_tensor(scale, 0, "int16"))
+
+    def _computed(self, output: Tensor, fine: bool) -> Tensor:
+        """A result in 16 bits: fine, or on its way to 8."""
+        if fine:
+            return self.fine_tensor(output.name)
+        usual = np.float32(output.quantization.scale[0] / FIRST_STEPS)
+        return self._int16(f"{output.name} before 8 bits", output, self._scale.get(self._group_of[output.name], usual))
 
     def _weight(self, operator: Operator, position: int, input: Tensor, output: Tensor, fine: bool) -> Tensor:
         """The filter or the bias of an operator whose input is int16.
@@ -312,7 +323,7 @@ class Precisions:
         bias. Weights of such channels are on a coarser grid here: their sums are less than a step of the result anyway.
         """
         filter, bias = (self.graph.tensors[name] for name in operator.inputs[1:3])
-        input_scale, output_scale = (float(each.quantization.scale[0]) for each in (input, output))
+        input_scale, output_scale = (float(tensor.quantization.scale[0]) for tensor in (input, output))
         key = (filter.name, position, fine, input.name, input_scale, output_scale)
         if key in self._made:
             made: Tensor = self._made[key]
@@ -332,36 +343,44 @@ class Precisions:
             scales, codes = scales * coarser, np.rint(codes / by).astype(codes.dtype)
             grid, word = replace(grid, scale=scales.astype(np.float32)), f"{word} for {output.name}"
         if position == 1:
-            tensor = Tensor(f"{filter.name} {word}", filter.shape, str(codes.dtype), grid, codes)
-        else:
-            scale = input_scale * scales
-            steps = np.clip(np.rint(real / scale), -(2**47), 2**47).astype(np.int64)
-            own = Quantization(scale.astype(np.float32), np.zeros(1), bias.quantization.axis)
-            # The same bias has other codes with another input.
-            tensor = Tensor(f"{bias.name} {word} for {input.name}", bias.shape, "int64", own, steps)
-        self._made[key] = tensor
-        return tensor
+            return self._once(key, Tensor, f"{filter.name} {word}", filter.shape, str(codes.dtype), grid, codes)
+        scale = input_scale * scales
+        steps = np.clip(np.rint(real / scale), -(2**47), 2**47).astype(np.int64)
+        own = Quantization(scale.astype(np.float32), np.zeros(1), bias.quantization.axis)
+        # The same bias has other codes with another input.
+        name = f"{bias.name} {word} for {input.name}"
+        return self._once(key, Tensor, name, bias.shape, "int64", own, steps)
 
-    def _constant(self, tensor: Tensor, like: Tensor | None) -> Tensor:
-        """A constant operand in int16; on the grid of a tensor, or on its own, exactly."""
+    def _constant(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """A constant operand in int16 on the grid of a tensor; its own is exact."""
         if tensor.dtype != "int8":
             return tensor
-        grid = tensor.quantization
-        scale = grid.scale[0] if like is None else like.quantization.scale[0]
-        key = (tensor.name, "constant", float(scale))
-        if key not in self._made:
-            assert tensor.data is not None
-            steps = tensor.data.astype(np.float64) - float(grid.zero_point[0])
-            codes = np.rint(steps * (float(grid.scale[0]) / float(scale)))
-            codes = np.clip(codes, *CODE_RANGES["int16"]).astype(np.int16)
-            name = f"{tensor.name} in int16 by {float(scale):g}"
-            self._made[key] = Tensor(name, tensor.shape, "int16", per_tensor(scale, 0, "int16"), codes)
-        made: Tensor = self._made[key]
-        return made
+        own, scale = tensor.quantization, float(like.quantization.scale[0])
+        assert tensor.data is not None
+        steps = tensor.data.astype(np.float64) - float(own.zero_point[0])
+        codes = np.clip(np.rint(steps * (float(own.scale[0]) / scale)), *CODE_RANGES["int16"]).astype(np.int16)
+        name = f"{tensor.name} in int16 by {scale:g}"
+        return self._once(name, Tensor, name, tensor.shape, "int16", per_tensor(scale, 0, "int16"), codes)
 
 
-def _port(port: Port, tensor: str, fine_port: bool) -> Port:
-    return replace(port, tensor=tensor, limits=None if fine_port else port.limits)
+def _clamps_of(graph: Graph) -> dict[str, Ends]:
+    """The ranges of a file's results that the ends of their grids clamp by design, as far as grids can tell: from 0, or
+    from minus it, to a whole number, such as 1 of a hard sigmoid; and those from 0, where nothing is lost if they are
+    not meant to clamp."""
+    found = {}
+    for operator in graph.operators:
+        tensor = graph.tensors[operator.outputs[0]]
+        if tensor.dtype != "int8" or operator.attributes.get("activation") != "NONE":
+            continue
+        scale, zero_point = (float(ends[0]) for ends in (tensor.quantization.scale, tensor.quantization.zero_point))
+        lowest, highest = CODE_RANGES["int8"]
+        width, from_zero = scale * (highest - lowest), zero_point == lowest
+        whole = width > 0.5 and abs(width - round(width)) < 1e-6 * width
+        if whole and (from_zero or (zero_point in (-1, 0) and round(width) % 2 == 0)):
+            found[tensor.name] = (0.0, float(round(width))) if from_zero else (-round(width) / 2, round(width) / 2)
+        elif from_zero:
+            found[tensor.name] = (0.0, math.inf)
+    return found
 
 
 def _groups(graph: Graph) -> dict[str, str]:
@@ -387,8 +406,7 @@ def _groups(graph: Graph) -> dict[str, str]:
             for name in (*read, *operator.outputs[1:]):
                 ends = sorted((root(name), root(operator.outputs[0])), key=order.__getitem__)
                 first[ends[1]] = ends[0]
-    int8 = {name for name in first if graph.tensors[name].dtype in CODE_RANGES}
-    return {name: root(name) for name in first if name in int8}
+    return {name: root(name) for name in first if graph.tensors[name].dtype in CODE_RANGES}
 
 
 __all__ = ["Part", "Precisions", "layer_of"]

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ..deploy.footprint import arena_of
 from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
@@ -25,12 +23,11 @@ from ..kit.display import Finding
 from ..kit.planning.plans import Plan, PlanInput, PlanStep
 from ..kit.planning.rule_text import rules_text
 from ..kit.planning.rules import Rule
-from .assignment import FEW, Assignments, Unit
+from .assignment import FEW, Assignments
 from .metrics import Data, Mark, Metric
 from .network import Candidate
-from .observing import Observer
-from .precisions import Part, layer_of
-from .sensitivity import Evaluation, Key, at_two_precisions
+from .precisions import Part, Precisions, layer_of
+from .variants import Observer, Outputs, Variants
 
 WIDE = 16
 
@@ -104,17 +101,17 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
     stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
     others = [each.path for each in stored if each.path not in end and each.grid not in averaged]
     assignments = Assignments(best, seen, (), (FEW, WIDE), keep=others)
-    offered: dict[Unit, int] = {}
-    for unit, options in assignments.units.items():
-        now = assignments.given[unit]
-        of_means = plan.stored(unit.layer).grid in averaged
+    offered: dict[Part, int] = {}
+    for part, options in assignments.options.items():
+        now = assignments.given[part]
+        of_means = plan.stored(part.layer).grid in averaged
         bits = FEW if of_means and now < FEW else WIDE
-        if not unit.weights and bits in options and now < bits and (bits == FEW or unit.layer in end):
-            offered[unit] = bits
+        if not part.weights and bits in options and now < bits and (bits == FEW or part.layer in end):
+            offered[part] = bits
     found = _with(assignments, offered)
     if not offered or found is None:
         return None
-    groups = [[*offered], *([unit] for unit in offered if len(offered) > 1)]
+    groups = [[*offered], *([part] for part in offered if len(offered) > 1)]
     alone = _alone(start, assignments, groups, data)
     reference, *marks = [Mark.of(each, data, metric, alone[0]) for each in alone]
 
@@ -124,10 +121,10 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
     if not costs(marks[0]):
         return None
     needed, mark = offered, marks[0]
-    single = [unit for unit, each in zip(offered, marks[1:], strict=False) if costs(each)]
+    single = [part for part, each in zip(offered, marks[1:], strict=False) if costs(each)]
     if 0 < len(single) < len(offered):
         # Two that cost nothing alone may cost something together.
-        fewer = {unit: offered[unit] for unit in single}
+        fewer = {part: offered[part] for part in single}
         other = _with(assignments, fewer)
         if other is not None:
             needed, found = fewer, other
@@ -140,7 +137,7 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
     (narrow, _), (wide, _) = map(arena_of, contents)
     assert reference.metric is not None and mark.metric is not None and then.metric is not None
     return Proposal(
-        {unit.layer: bits for unit, bits in needed.items()},
+        {part.layer: bits for part, bits in needed.items()},
         assignments.rules({**assignments.given, **needed}),
         reference.metric,
         mark.metric,
@@ -178,8 +175,8 @@ def _end_of(plan: Plan) -> set[str]:
     return found - given
 
 
-def _with(assignments: Assignments, wanted: Mapping[Unit, int]) -> Candidate | None:
-    """The network with other bits for the results of some units; None: the device has no such network."""
+def _with(assignments: Assignments, wanted: Mapping[Part, int]) -> Candidate | None:
+    """The network with other bits for the results of some parts; None: the device has no such network."""
     try:
         return assignments.possible({**assignments.given, **wanted})
     except (ValueError, Refusal):
@@ -187,27 +184,20 @@ def _with(assignments: Assignments, wanted: Mapping[Unit, int]) -> Candidate | N
 
 
 def _alone(
-    candidate: Candidate, assignments: Assignments, groups: Sequence[Sequence[Unit]], data: Data
-) -> list[dict[str, np.ndarray]]:
-    """The outputs with everything in 16 bits, and with only one group of units at a time in its bits."""
-    precisions, device, ends = at_two_precisions(candidate, None)
-    every = frozenset(precisions.parts)
-
-    def parts_of(wanted: Sequence[Unit]) -> frozenset[Part]:
-        return frozenset(
+    candidate: Candidate, assignments: Assignments, groups: Sequence[Sequence[Part]], data: Data
+) -> list[Outputs]:
+    """The outputs with everything in 16 bits, and with only one group of parts at a time in its bits."""
+    variants = Variants(Precisions.of(candidate), data)
+    fine = [
+        frozenset(
             part
-            for part in precisions.parts
-            if not part.weights
-            and any(assignments.unit_of(layer_of(name)) in wanted for name in precisions.tensors_of[part])
+            for part, names in variants.precisions.tensors_of.items()
+            if part.weights or not any(assignments.part_of(layer_of(name)) in group for name in names)
         )
-
-    variants: dict[Key, frozenset[Part]] = {("device", None): frozenset(), ("reference", None): every}
-    keys: list[Key] = [("reference", None)]
-    for number, group in enumerate(groups):
-        keys.append((f"group {number}", precisions.parts[0]))
-        variants[keys[-1]] = every - parts_of(group)
-    outputs = Evaluation(precisions, device, data, ends).run(variants, False)
-    return [outputs[key] for key in keys]
+        for group in groups
+    ]
+    outputs = variants.outputs(fine)
+    return [outputs[one] for one in (variants.fine, *fine)]
 
 
 __all__ = ["Proposal", "proposed"]

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from ..kit.planning.plans import Plan
 from ..kit.train.core import primitives_numpy
 from ..kit.train.core.ranges import least_error_fraction
+from .metrics import Data
 from .network import Candidate, Ends
-from .observing import Seen
+from .variants import Observer, Seen
 
 BINS = 2048
 # From the cheapest to the most expensive.
@@ -80,10 +80,14 @@ def _entropy_fraction(magnitudes: np.ndarray, largest: float, bits: int) -> floa
     return found
 
 
-def all_by(way: str, candidate: Candidate, seen: Mapping[str, Seen]) -> dict[str, Ends]:
-    """The ranges of all open grids, chosen the same way."""
-    plan: Any = candidate.plan
-    return {name: chosen(way, seen[name], plan, name) for name in open_grids(candidate) if name in seen}
+def ranges_of_all(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
+    """The candidate with the ranges of all open grids chosen the same way, for each way."""
+    seen, plan = Observer(candidate, data).seen(), candidate.plan
+    tried = []
+    for way in WAYS:
+        ranges = {name: chosen(way, seen[name], plan, name) for name in open_grids(candidate) if name in seen}
+        tried.append((way, replace(candidate, ranges={**candidate.ranges, **ranges})))
+    return tried
 
 
-__all__ = ["WAYS", "all_by", "chosen", "open_grids"]
+__all__ = ["WAYS", "chosen", "open_grids", "ranges_of_all"]

@@ -4,6 +4,9 @@ in view of the others, rather than to nearest."""
 
 from __future__ import annotations
 
+import functools
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,11 +15,10 @@ import numpy as np
 from ..deploy.graph import Graph, Operator
 from ..kit.device import OPERATORS
 from ..kit.device.arithmetic import windows_of
-from ..kit.planning.plans import PlanStep
 from ..kit.train.core import primitives_numpy
 from ..kit.train.core.weights import folds, per_channel, weight_codes
-from .network import Candidate
-from .observing import Observer, Places, places_of
+from .network import Candidate, Places
+from .variants import Observer
 
 # The most inputs of one output: the cost of learning grows with their square.
 MOST_INPUTS = 2304
@@ -32,50 +34,35 @@ def rounded(candidate: Candidate, observer: Observer) -> Iterator[tuple[str, Cal
 
     Apply a change to the candidate at that time, as earlier layers change what the layer reads.
     """
-    steps = {step.path: step for step in candidate.plan.steps}
-    users: dict[str, int] = {}
-    for step in candidate.plan.steps:
-        if step.weights is not None:
-            users[step.weights.weight] = users.get(step.weights.weight, 0) + 1
-    places = places_of(candidate)
-    for operator in observer.precisions.graph.operators:
-        known = places.get(operator.inputs[1]) if len(operator.inputs) == 3 else None
-        if known is None:
-            continue
-        weights = steps[known.path].weights
+    users = Counter(step.weights.weight for step in candidate.plan.steps if step.weights is not None)
+    for operator, places in observer.layers(candidate):
+        weights = places.step.weights
         assert weights is not None
-        learned = any(known.path in name for name in candidate.learned)
+        learned = any(places.step.path in name for name in candidate.learned)
         if folds(weights) or learned or users[weights.weight] > 1 or not candidate.may_change(weights.weight):
             continue
-        if _operands(operator, observer.precisions.graph, np.zeros(1, np.int32)) is None:
-            continue
-
-        def change(now: Candidate, operator: Operator = operator, known: Places = known) -> Candidate:
-            return _with_learned_rounding(now, observer, operator, known, steps[known.path])
-
-        yield known.path, change
+        rows = _rows(operator, observer.precisions.graph)
+        if rows is not None:
+            yield places.step.path, functools.partial(_with_learned_rounding, observer, operator, places, rows)
 
 
 def _with_learned_rounding(
-    candidate: Candidate, observer: Observer, operator: Operator, known: Places, step: PlanStep
+    observer: Observer, operator: Operator, places: Places, rows: np.ndarray, candidate: Candidate
 ) -> Candidate:
-    graph = candidate.graph()
-    weights = step.weights
+    """rows: positions in the filter, [groups, outputs, inputs]."""
+    weights = places.step.weights
     assert weights is not None
     run = candidate.run()
-    quantized, raw_scale = (np.asarray(each) for each in run.quantized_weight(step.path, weights))
+    quantized, raw_scale = (np.asarray(array) for array in run.quantized_weight(places.step.path, weights))
     weight = np.asarray(run.constant(weights.weight), np.float32)
     axis = weights.channel_axis
     codes = weight_codes(quantized, raw_scale, axis)
     scale = per_channel(primitives_numpy, np.where(raw_scale > 0, raw_scale, 1), weight.ndim, axis)
-    # How far each code is from the weight, in steps, as the operator's filter has them.
-    off = (codes - weight.astype(np.float64) / scale).reshape(-1)[known.weights]
-    found = _operands(operator, graph, observer.device_operand(operator, graph))
-    assert found is not None
-    moments, rows_of = found
-    steps = rows_of(_learned(rows_of(off), moments), known.weights.shape)
+    positions = places.weights.reshape(-1)[rows]
+    # How far each code is from the weight, in steps.
+    off = (codes - weight.astype(np.float64) / scale).reshape(-1)[positions]
     change = np.zeros(weight.size)
-    change[known.weights.reshape(-1)] = steps.reshape(-1) - off.reshape(-1)
+    change[positions] = _learned(off, _moments(operator, candidate.graph(), observer, rows)) - off
     new = codes + np.rint(change).reshape(codes.shape)
     highest = 2 ** (weights.rule.weight_bits - 1) - 1
     new = np.clip(new, -highest, highest)
@@ -114,58 +101,38 @@ def _learned(off: np.ndarray, moments: np.ndarray) -> np.ndarray:
     return result
 
 
-Rows = Callable[..., np.ndarray]
+def _rows(operator: Operator, graph: Graph) -> np.ndarray | None:
+    """Positions in the flattened filter, int64 [groups, outputs, inputs]; None: its rounding cannot be learned."""
+    shape, axis = graph.tensors[operator.inputs[1]].shape, OPERATORS[operator.kind].filter_axis
+    positions = np.arange(math.prod(shape)).reshape(shape)
+    if len(shape) == 2 and axis == 0:
+        rows = positions[None]
+    elif len(shape) != 4 or not {"dilations", "padding", "strides"} <= set(operator.attributes):
+        return None
+    elif axis == 0:
+        groups = graph.tensors[operator.inputs[0]].shape[3] // shape[3]
+        rows = positions.reshape(groups, shape[0] // groups, -1)
+    else:
+        groups = graph.tensors[operator.inputs[0]].shape[3]
+        rows = positions.reshape(shape[1] * shape[2], groups, -1).transpose(1, 2, 0)
+    return rows if rows.shape[2] <= MOST_INPUTS else None
 
 
-def _operands(operator: Operator, graph: Graph, values: np.ndarray) -> tuple[np.ndarray, Rows] | None:
-    """The second moments [groups, inputs, inputs] of what meets the filter, and a function that brings an array of the
-    filter's shape into [groups, outputs, inputs], and back if given the shape. None: it is not such an operator.
+def _moments(operator: Operator, graph: Graph, observer: Observer, rows: np.ndarray) -> np.ndarray:
+    """The second moments [groups, inputs, inputs] of the codes that meet the filter on the device.
 
-    values: of the operand, integers with zero at 0; of rank 1 if only the answer None matters.
+    rows: positions in the filter, [groups, outputs, inputs].
     """
-    filter, attributes = graph.tensors[operator.inputs[1]].shape, operator.attributes
-    axis = OPERATORS[operator.kind].filter_axis
-    if len(filter) == 2 and axis == 0:
-        if filter[1] > MOST_INPUTS:
-            return None
-
-        def of_matrix(array: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
-            return array[None] if shape is None else array.reshape(shape)
-
-        return _moments([values.reshape(-1, values.shape[-1])]), of_matrix
-    if len(filter) != 4 or not {"dilations", "padding", "strides"} <= set(attributes):
-        return None
-    window = filter[1:3]
-    channels = graph.tensors[operator.inputs[0]].shape[3]
-    groups = channels // filter[3] if axis == 0 else channels
-    if window[0] * window[1] * channels // groups > MOST_INPUTS:
-        return None
-    outputs = filter[axis or 0] // groups
-
-    def of_window(array: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        if shape is not None:
-            if axis == 0:
-                return array.reshape(shape)
-            return array.reshape(groups, outputs, *window).transpose(2, 3, 0, 1).reshape(shape)
-        if axis == 0:
-            return array.reshape(groups, outputs, -1)
-        return array.reshape(*window, groups, outputs).transpose(2, 3, 0, 1).reshape(groups, outputs, -1)
-
-    if values.ndim == 1:
-        return np.zeros((0, 0, 0)), of_window
-    met = windows_of(values, window, attributes, 0)
-    size = channels // groups
-    parts = [met[..., group * size : (group + 1) * size] for group in range(groups)]
-    rows = [part.reshape(-1, window[0] * window[1] * size) for part in parts]
-    return _moments(rows), of_window
-
-
-def _moments(rows: list[np.ndarray]) -> np.ndarray:
-    found = []
-    for each in rows:
-        part = each[:: -(-len(each) // ROWS)].astype(np.float64)
-        found.append(part.T @ part / max(len(part), 1))
-    return np.stack(found)
+    input, filter = (graph.tensors[name] for name in operator.inputs[:2])
+    values = observer.codes(graph, [input.name])[input.name].astype(np.int32) - int(input.quantization.zero_point[0])
+    if len(filter.shape) == 4:
+        values = windows_of(values, filter.shape[1:3], operator.attributes, 0)
+    moments = []
+    for group in np.split(values, len(rows), -1):
+        met = group.reshape(-1, rows.shape[2])
+        met = met[:: -(-len(met) // ROWS)].astype(np.float64)
+        moments.append(met.T @ met / max(len(met), 1))
+    return np.stack(moments)
 
 
 __all__ = ["rounded"]

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,23 +15,20 @@ import numpy as np
 
 from ..deploy.graph import Graph
 from ..kit.device import Profile, profile_named
-from ..kit.device.operator import Refusal
 from ..kit.display import Finding
 from ..kit.progress import Clock, Progress
-from .correction import corrected
-from .equalization import equalized, groups
+from .correction import batch_norms, biases
+from .equalization import equalizations, smoothings
 from .evaluations import Evaluations, Task, require_executor
 from .metrics import Data, Mark, Metric, accuracy, score
 from .network import Candidate, Ends
-from .observing import Observer, Seen
-from .precisions import Part
 from .proposal import Proposal, proposed
-from .ranges import WAYS, all_by, chosen, open_grids
+from .ranges import WAYS, chosen, open_grids, ranges_of_all
 from .rounding import rounded
-from .sensitivity import Evaluation, Key, at_two_precisions
+from .variants import Observer, fine_outputs
 
-# How much of the differences between a normalization's channels goes into the weights of what reads it.
-STRENGTHS = (0.5, 0.75, 1.0)
+# What a method tries: networks, each with what was done in words.
+Method = Callable[[Candidate, Data], Sequence[tuple[str, Candidate]]]
 
 
 @dataclass(frozen=True)
@@ -236,182 +234,108 @@ class _Searching:
 
     def run(self) -> Search:
         start = self.best
-        (fitted,), judged = self._marks([self.best]), self._judged(self.best)
-        if fitted.metric is None or judged.metric is None:
-            self.best.graph()  # says why it does not fit
-        self.fitted, self.judged = fitted, judged
-        self.trials.append(Trial("as calibrated", "", fitted, judged, True, 1))
-        self._ranges_of_all("ranges")
+        (self.fitted,), (self.judged,) = self._marks([start]), self._marks([start], 1)
+        if self.judged.metric is None:
+            start.graph()  # says why it does not fit
+        self.trials.append(Trial("as calibrated", "", self.fitted, self.judged, True, 1))
+        self._best_of("ranges", ranges_of_all)
         self._ranges_of_each()
-        self._equalization("equalization", (0.5,), scales=False)
-        self._equalization("smoothing", STRENGTHS, scales=True)
-        self._correction("batch norms", with_scale=True)
-        self._correction("biases", with_scale=False)
-        self._rounding()
+        self._best_of("equalization", equalizations)
+        self._best_of("smoothing", smoothings)
+        self._best_of("batch norms", batch_norms)
+        self._best_of("biases", biases)
+        if self.left >= 3:
+            changes = (change for _, change in rounded(self.best, Observer(self.best, self.parts[0])))
+            self._one_by_one("rounding of weights", "layers", changes, self.evaluations)
         if self.trials[0].held_out.better_than(self.judged, self.higher):
             self.best = start
             self.trials = [replace(trial, kept=at == 0) for at, trial in enumerate(self.trials)]
         for evaluator in self.evaluators:
             evaluator.close()
-        graph = self.best.graph()
-        names = self.references[1]
         return Search(
             self.best.device,
             tuple(self.trials),
-            graph,
+            self.best.graph(),
             self.best,
-            score(self.metric, names, self.parts[1].targets),
+            score(self.metric, self.references[1], self.parts[1].targets),
             self.parts[0].examples,
             self.parts[1].examples,
             self.evaluations,
         )
 
-    # --- the means ----------------------------------------------------------------------------------------------------
-
-    def _seen(self) -> dict[str, Seen]:
-        return Observer(self.best, self.parts[0]).seen()
-
-    def _ranges_of_all(self, name: str) -> None:
-        seen = self._seen()
-        ways = WAYS[: max(self.left - 1, 0)]
-        tried = [self._with_ranges(all_by(way, self.best, seen)) for way in ways]
-        self._choose(name, list(zip(ways, tried, strict=True)))
+    def _best_of(self, name: str, method: Method) -> None:
+        """Keeps the best network that a method tries, if it is better."""
+        tried = method(self.best, self.parts[0])[: self.left - 1] if self.left >= 2 else []
+        if tried:
+            before = self.evaluations
+            marks = self._marks([candidate for _, candidate in tried])
+            at = 0
+            for position, mark in enumerate(marks):
+                if mark.better_than(marks[at], self.higher):
+                    at = position
+            self._settle(name, *tried[at], marks[at], self.evaluations - before)
 
     def _ranges_of_each(self) -> None:
-        seen = self._seen()
-        grids = [grid for grid in open_grids(self.best) if grid in seen]
-        # As many layers as the budget allows: those whose ranges differ most between the ways.
-        options: dict[str, list[tuple[str, Ends]]] = {}
-        for grid in grids:
-            known = {self.best.ranges[grid]}
-            options[grid] = []
-            for way in WAYS:
-                ends = chosen(way, seen[grid], self.best.plan, grid)
-                if ends not in known:
-                    known.add(ends)
-                    options[grid].append((way, ends))
-        grids.sort(key=lambda grid: -_spread([ends for _, ends in options[grid]]))
-        affordable, cost = [], 0
-        for grid in grids:
-            if cost + len(options[grid]) + 1 > self.left - 1:
+        """Chooses ranges tensor by tensor: each by itself at first, then one after another, the best first.
+
+        As many as the budget allows: those whose ranges differ most between the ways.
+        """
+        seen = Observer(self.best, self.parts[0]).seen()
+        options: dict[str, list[Ends]] = {}
+        for grid in open_grids(self.best):
+            if grid in seen:
+                every = dict.fromkeys(chosen(way, seen[grid], self.best.plan, grid) for way in WAYS)
+                options[grid] = [ends for ends in every if ends != self.best.ranges[grid]]
+        tasks: list[tuple[str, Ends]] = []
+        for number, grid in enumerate(sorted(options, key=lambda grid: -_spread(options[grid]))):
+            if len(tasks) + number + len(options[grid]) + 1 > self.left - 1:
                 break
-            affordable.append(grid)
-            cost += len(options[grid]) + 1
-        tasks = [(grid, way, ends) for grid in affordable for way, ends in options[grid]]
+            tasks += [(grid, ends) for ends in options[grid]]
         if not tasks:
             return
         before = self.evaluations
-        marks = self._marks([self._with_ranges({grid: ends}) for grid, _, ends in tasks])
-        found: dict[str, tuple[Mark, str, Ends]] = {}
-        for (grid, way, ends), each in zip(tasks, marks, strict=True):
-            if each.better_than(found[grid][0] if grid in found else self.fitted, self.higher):
-                found[grid] = (each, way, ends)
-        now, fitted, taken = self.best, self.fitted, []
-        for grid in sorted(found, key=lambda grid: _order(found[grid][0], self.higher)):
-            _, way, ends = found[grid]
-            wider = replace(now, ranges={**now.ranges, grid: ends})
-            (each,) = self._marks([wider])
-            if each.better_than(fitted, self.higher):
-                now, fitted = wider, each
-                taken.append(grid)
-        what = f"of {len(taken)} tensors"
-        self._settle("ranges of each layer", what, now, fitted, self.evaluations - before)
+        better: dict[str, tuple[Mark, Ends]] = {}
+        marks = self._marks([_with_range(grid, ends, self.best) for grid, ends in tasks])
+        for (grid, ends), mark in zip(tasks, marks, strict=True):
+            if mark.better_than(better[grid][0] if grid in better else self.fitted, self.higher):
+                better[grid] = mark, ends
+        order = sorted(better, key=lambda grid: _order(better[grid][0], self.higher))
+        changes = [functools.partial(_with_range, grid, better[grid][1]) for grid in order]
+        self._one_by_one("ranges of each layer", "tensors", changes, before)
 
-    def _equalization(self, name: str, strengths: Sequence[float], scales: bool) -> None:
-        """Equalizes layers, or the ends of normalizations, which only scale."""
-        chosen = [group for group in groups(self.best) if group.scales == scales] if self.left >= 2 else []
-        if not chosen:
-            return
-        observer = Observer(self.best, self.parts[0])
-        tried: list[tuple[str, Candidate]] = []
-        for strength in strengths:
-            changed, count = equalized(self.best, observer, chosen, strength)
-            if not count:
-                continue
-            try:
-                seen = Observer(changed, self.parts[0]).seen()
-            except (ValueError, Refusal):
-                continue
-            what = f"{count} layers, {strength:.0%}" if scales else f"{count} layers"
-            tried += [
-                (f"{what}, {way}", replace(changed, ranges={**changed.ranges, **all_by(way, changed, seen)}))
-                for way in WAYS
-            ]
-        self._choose(name, tried[: max(self.left - 1, 0)])
-
-    def _correction(self, name: str, with_scale: bool) -> None:
-        if self.left < 2:
-            return
-        observer = Observer(self.best, self.parts[0])
-        changed, count = corrected(self.best, observer, with_scale)
-        if count:
-            self._choose(name, [(f"of {count} layers", changed)])
-
-    def _rounding(self) -> None:
-        if self.left < 3:
-            return
-        observer = Observer(self.best, self.parts[0])
-        before, now, fitted, taken = self.evaluations, self.best, self.fitted, 0
-        for _, change in rounded(self.best, observer):
+    def _one_by_one(
+        self, name: str, what: str, changes: Iterable[Callable[[Candidate], Candidate]], before: int
+    ) -> None:
+        """Applies one change after another, each if it makes the network better. before: evaluations until then."""
+        now, fitted, taken = self.best, self.fitted, 0
+        for change in changes:
             if self.left < 2:
                 break
             changed = change(now)
-            (each,) = self._marks([changed])
-            if each.better_than(fitted, self.higher):
-                now, fitted, taken = changed, each, taken + 1
-        self._settle("rounding of weights", f"of {taken} layers", now, fitted, self.evaluations - before)
-
-    # --- evaluations --------------------------------------------------------------------------------------------------
-
-    def _with_ranges(self, ranges: Mapping[str, Ends]) -> Candidate:
-        return replace(self.best, ranges={**self.best.ranges, **ranges})
-
-    def _choose(self, name: str, tried: Sequence[tuple[str, Candidate]]) -> None:
-        """Tries candidates, and keeps the best of them if it is better."""
-        if not tried:
-            return
-        before = self.evaluations
-        marks = self._marks([candidate for _, candidate in tried])
-        at = 0
-        for position, each in enumerate(marks):
-            if each.better_than(marks[at], self.higher):
-                at = position
-        self._settle(name, tried[at][0], tried[at][1], marks[at], self.evaluations - before)
+            (mark,) = self._marks([changed])
+            if mark.better_than(fitted, self.higher):
+                now, fitted, taken = changed, mark, taken + 1
+        self._settle(name, f"of {taken} {what}", now, fitted, self.evaluations - before)
 
     def _settle(self, name: str, what: str, candidate: Candidate, fitted: Mark, evaluations: int) -> None:
-        judged = self._judged(candidate)
+        (judged,) = self._marks([candidate], 1)
         kept = fitted.better_than(self.fitted, self.higher) and judged.better_than(self.judged, self.higher)
         self.trials.append(Trial(name, what, fitted, judged, kept, evaluations + 1))
         if kept:
             self.best, self.fitted, self.judged = candidate, fitted, judged
 
-    def _judged(self, candidate: Candidate) -> Mark:
-        (found,) = self._marks([candidate], 1)
-        return found
-
     def _marks(self, candidates: Sequence[Candidate], part: int = 0) -> list[Mark]:
         """The mark of each candidate, in order. The most expensive part; the candidates are independent of one
         another."""
-        graphs: list[Graph | None] = []
-        for candidate in candidates:
-            try:
-                graphs.append(candidate.graph())
-            except (ValueError, Refusal):
-                graphs.append(None)
-        marks = self.evaluators[part].marks([graph for graph in graphs if graph is not None])
-        found = [Mark(None, -math.inf) if graph is None else next(marks) for graph in graphs]
+        marks = [mark or Mark(None, -math.inf) for mark in self.evaluators[part].marks(candidates)]
         self.evaluations += len(candidates)
         self.left -= len(candidates)
         self.clock.did(len(candidates))
-        return found
+        return marks
 
 
-def fine_outputs(candidate: Candidate, data: Data) -> dict[str, np.ndarray]:
-    """The float network's outputs, from 16 bits."""
-    precisions, device, ends = at_two_precisions(candidate, None)
-    key: Key = ("reference", None)
-    variants: dict[Key, frozenset[Part]] = {("device", None): frozenset(), key: frozenset(precisions.parts)}
-    return Evaluation(precisions, device, data, ends).run(variants, False)[key]
+def _with_range(grid: str, ends: Ends, candidate: Candidate) -> Candidate:
+    return replace(candidate, ranges={**candidate.ranges, grid: ends})
 
 
 def _spread(ends: Sequence[Ends]) -> float:
@@ -419,9 +343,9 @@ def _spread(ends: Sequence[Ends]) -> float:
     return max(widths) / min(widths) if widths else 0.0
 
 
-def _order(found: Mark, higher_is_better: bool) -> tuple[float, float]:
-    metric = found.metric or 0.0
-    return (-metric if higher_is_better else metric, -found.decibels)
+def _order(mark: Mark, higher_is_better: bool) -> tuple[float, float]:
+    metric = mark.metric or 0.0
+    return (-metric if higher_is_better else metric, -mark.decibels)
 
 
-__all__ = ["Search", "Trial", "fine_outputs", "search"]
+__all__ = ["Search", "Trial", "search"]

@@ -7,36 +7,21 @@ import json
 import math
 import textwrap
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..deploy.codes import codes_of, output_values
-from ..deploy.graph import Graph
 from ..deploy.inspect import name_in_short
-from ..deploy.simulate import compile as compiled
-from ..kit.device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
-from ..kit.device.tensor import CODE_RANGES, dequantize
+from ..kit.device import Profile
 from ..kit.display import Finding, shortened, table
-from ..kit.engine import Compiled
-from ..kit.planning.plans import PlanInput, PlanStep
-from ..kit.progress import Clock, Progress
+from ..kit.progress import Progress
 from .metrics import Data, Mark, Metric, accuracy, decibels, score
-from .network import Candidate, FineWeights
-from .precisions import Part, Precisions
-from .reasons import Values, reasons_of_weights
+from .precisions import Precisions
+from .variants import Outputs, Variants
 
 MEASURES = ("alone", "fine", "cumulative")
 HEADER = ("layer", "part", "alone", "kept fine", "cumulative", "fine dB", "dB")
-# Bytes that the tensors of one part of the examples may take, and the most examples in it.
-MEMORY, TOGETHER = 2**28, 64
-# Rounds in which the fine grids are fitted to the data.
-ROUNDS = 5
-# About how many times as long a multiply-add in 16 bits takes as one in 8, to estimate the time left.
-COST_OF_FINE = 12
 
 
 @dataclass(frozen=True)
@@ -76,9 +61,8 @@ class PartSensitivity:
         return cost if cost is None or cost > self.chance * (1 + 1e-9) else 0.0
 
     def __str__(self) -> str:
-        why = f": it {self.reasons[0]}" if self.reasons and self.kind != "weights" else ""
-        why = f": they {self.reasons[0]}" if self.reasons and self.kind == "weights" else why
-        return f"{self.layer} ({self.kind}){why}"
+        subject = "they" if self.kind == "weights" else "it"
+        return f"{self.layer} ({self.kind})" + (f": {subject} {self.reasons[0]}" if self.reasons else "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,10 +108,8 @@ class Sensitivity(Finding):
     def as_json(self) -> str:
         """All of it; missing noise is null."""
         content = asdict(self)
-        for each in (content, *content["parts"]):
-            for name in {"decibels", "fine_decibels"} & each.keys():
-                known = each[name] is not None and math.isfinite(each[name])
-                each[name] = each[name] if known else None
+        for one in (content, *content["parts"]):
+            one.update({name: None for name in {"decibels", "fine_decibels"} & one.keys() if not _measured(one[name])})
         return json.dumps(content, indent=2)
 
     def text(self, width: int = 80, count: int | None = None) -> str:
@@ -135,39 +117,34 @@ class Sensitivity(Finding):
 
         count: number of rows, the most harmful ones; None: all, in order of execution.
         """
-        rows = [_cells(part) for part in (self.parts if count is None else self.worst(count))]
-        header = HEADER
-        room = [max([len(header[at]), *(len(row[at]) for row in rows)]) for at in range(1, len(HEADER))]
+        rows = [HEADER, *map(_cells, self.parts if count is None else self.worst(count))]
+        room = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
         most = max(8, width - sum(room) - 2 * len(room))
-        names = [name_in_short(row[0], most) for row in rows]
-        longest = max(map(len, (*names, header[0])))
+        names = [HEADER[0], *(name_in_short(row[0], most) for row in rows[1:])]
         lines = self._head(width)
-        for name, row in zip([header[0], *names], [header, *rows], strict=True):
+        for name, row in zip(names, rows, strict=True):
             cells = [row[1].ljust(room[0]), *(cell.rjust(size) for cell, size in zip(row[2:], room[1:], strict=True))]
-            lines.append("  ".join([name.ljust(longest), *cells]).rstrip())
+            lines.append("  ".join([name.ljust(max(map(len, names))), *cells]).rstrip())
         lines += ["", "What costs most:"]
         for number, part in enumerate(self.worst(), 1):
             why = part.reasons[0] if part.reasons else "nothing unusual: its rounding"
             line = f"{number}. {shortened(part.layer)} ({part.kind}){self._cost(part)}: {why}"
             lines += textwrap.wrap(line, width, subsequent_indent="   ")
         if any(part.chance and not part.cost for part in self.worst()):
-            floor = max(part.chance for part in self.parts)
-            lines += textwrap.wrap(
-                f"Costs within chance, up to {self._points(floor)} here, are not listed as costs: those layers come by "
-                "their noise.",
-                width,
+            within = self._points(max(part.chance for part in self.parts))
+            said = (
+                f"Costs within chance, up to {within} here, are not listed as costs: those layers come by their noise."
             )
+            lines += textwrap.wrap(said, width)
         return "\n".join(lines)
 
     def _cost(self, part: PartSensitivity) -> str:
         """What a part costs, beyond chance; else its noise."""
+        if part.cost and part.decibels is None:
+            return f", kept fine brings {self._points(part.cost)}"
         if part.cost:
-            word = "kept fine brings" if part.decibels is None else "costs"
-            alone = "" if part.decibels is None else " alone"
-            return f", {word} {self._points(part.cost)}{alone}"
-        if part.decibels is None or not math.isfinite(part.decibels):
-            return ""
-        return f", {part.decibels:.1f} dB alone"
+            return f", costs {self._points(part.cost)} alone"
+        return f", {part.decibels:.1f} dB alone" if _measured(part.decibels) else ""
 
     def _points(self, amount: float) -> str:
         return f"{100 * amount:.3g} points" if self.in_points else f"{amount:.4g}"
@@ -201,13 +178,14 @@ class Sensitivity(Finding):
         return sensitivity_picture(self, Path(path))
 
 
+def _measured(noise: float | None) -> bool:
+    return noise is not None and math.isfinite(noise)
+
+
 def _cells(part: PartSensitivity) -> tuple[str, ...]:
-    numbers = ["-" if each is None else f"{each:.4g}" for each in (part.alone, part.fine, part.cumulative)]
-    noises = [
-        "-" if each is None else f"{each:.1f}" if math.isfinite(each) else "inf"
-        for each in (part.fine_decibels, part.decibels)
-    ]
-    return part.layer, part.kind, *numbers, *noises
+    metrics = ["-" if metric is None else f"{metric:.4g}" for metric in (part.alone, part.fine, part.cumulative)]
+    noises = ["-" if noise is None else f"{noise:.1f}" for noise in (part.fine_decibels, part.decibels)]
+    return part.layer, part.kind, *metrics, *noises
 
 
 def sensitivity(
@@ -256,310 +234,71 @@ def sensitivity(
         )
     began = time.monotonic()
     given = Data(data, metric is not None)
-    precisions, name, bits = at_two_precisions(network, device)
-    given = given.numbers_for(precisions.graph)
-    plans = _variants(precisions, measure)
-    evaluation = Evaluation(precisions, name, given, bits)
-    found = evaluation.run(plans, progress)
+    precisions = Precisions.of(network, device)
+    given, parts = given.numbers_for(precisions.graph), precisions.parts
+    variants = Variants(precisions, given)
+    # The parts that are fine, for each measurement.
+    fine_in = {
+        (part, measured): {
+            "alone": variants.fine - {part},
+            "fine": frozenset([part]),
+            "cumulative": frozenset(parts[number + 1 :]),
+        }[measured]
+        for measured in measure
+        for number, part in enumerate(parts)
+    }
+    outputs = variants.outputs(fine_in.values(), progress)
+    exact = outputs[variants.fine]
 
-    fine, coarse = found["reference", None], found["device", None]
-
-    def marked(outputs: Mapping[str, np.ndarray], parted: bool = True) -> Mark:
-        """parted: whether to measure what is chance, too."""
+    def marked(found: Outputs, chance: bool = True) -> Mark:
+        """chance: whether it is asked how much of the metric is chance, which takes its blocks."""
         if metric is None:
-            return Mark(None, decibels(fine, outputs))
-        if parted:
-            return Mark.of(outputs, given, metric, fine)
-        return Mark(score(metric, outputs, given.targets), decibels(fine, outputs))
+            return Mark(None, decibels(exact, found))
+        if chance:
+            return Mark.of(found, given, metric, exact)
+        return Mark(score(metric, found, given.targets), decibels(exact, found))
 
-    reference, on_device = marked(fine), marked(coarse)
-    sign, least = 1.0 if higher_is_better else -1.0, 1 / given.examples if metric is accuracy else 0.0
-
-    def worse(mark: Mark | None, than: Mark) -> float | None:
+    def loss(mark: Mark | None, than: Mark) -> float | None:
         if mark is None or mark.metric is None or than.metric is None:
             return None
-        return sign * (than.metric - mark.metric)
+        return (than.metric - mark.metric) * (1.0 if higher_is_better else -1.0)
 
+    reference, on_device = marked(exact), marked(outputs[variants.coarse])
+    least = 1 / given.examples if metric is accuracy else 0.0
     rows = []
-    for part in precisions.parts:
-        marks = {each: marked(found[each, part], each != "cumulative") for each in measure}
-        alone, kept = marks.get("alone"), marks.get("fine")
-        gain = worse(kept, on_device)
-        compared = ((alone, reference), (kept, on_device))
-        chance = next((mark.chance(other) for mark, other in compared if mark is not None), 0.0)
+    for part in parts:
+        marks = {name: marked(outputs[fine_in[part, name]], name != "cumulative") for name in measure}
+        alone, kept, cumulative = (marks.get(name) for name in MEASURES)
+        lost, gained = loss(alone, reference), loss(kept, on_device)
+        judged, base = (alone, reference) if alone is not None else (kept, on_device)
+        chance = 0.0 if metric is None else max(0.0 if judged is None else judged.chance(base), least)
         rows.append(
             PartSensitivity(
                 part.layer,
-                part.kind,
+                precisions.kind(part),
                 None if alone is None else alone.metric,
                 None if kept is None else kept.metric,
-                marks["cumulative"].metric if "cumulative" in marks else None,
+                None if cumulative is None else cumulative.metric,
                 None if alone is None else alone.decibels,
-                worse(alone, reference),
-                None if gain is None else -gain,
-                evaluation.reasons(part),
+                lost,
+                None if gained is None else -gained,
+                variants.reasons(part),
                 None if kept is None else kept.decibels,
-                0.0 if metric is None else max(chance, least),
+                chance,
             )
         )
     return Sensitivity(
-        profile_named(name).name,
+        precisions.device,
         given.examples,
         reference.metric,
         on_device.metric,
         on_device.decibels,
         tuple(rows),
-        len(plans),
+        2 + len(fine_in),
         time.monotonic() - began,
-        evaluation.one_evaluation,
+        variants.one_evaluation,
         metric is accuracy,
     )
 
 
-def at_two_precisions(
-    network: Any, device: str | Profile | None
-) -> tuple[Precisions, str, dict[str, tuple[float, float, int]]]:
-    """The graph at two precisions, the device, and the real ends and bits of its tensors where these differ from their
-    dtype's."""
-    wanted = None if device is None else profile_named(device).name
-    if isinstance(network, Graph):
-        name = wanted or network.trained_for or DEFAULT_PROFILE
-        return Precisions(network, {}, clamps_of(network)), name, {}
-    candidate = Candidate.of(network, wanted).settled()
-    plan, graph = candidate.plan, candidate.graph()
-    numbers = candidate.numbers()
-    clamped, ends = {}, {}
-    stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
-    for step in stored:
-        grid = plan.grids.get(step.grid)
-        if grid is None or grid.bits > 8 or step.path not in graph.tensors or step.grid not in numbers.grids:
-            continue
-        scale, zero_point = numbers.grids[step.grid]
-        low, high = (float(scale) * (code - zero_point) for code in (0, 2**grid.bits - 1))
-        ends[step.path] = (low, high, grid.bits)
-        bounds = getattr(step, "bounds", None)
-        if bounds is not None:
-            clamped[step.path] = bounds
-    return Precisions(graph, candidate.fine_weights(), clamped), candidate.device, ends
-
-
-def clamps_of(graph: Graph) -> dict[str, tuple[float, float]]:
-    """The ranges of a file's results that the ends of their grids clamp by design, as far as grids can tell: from 0, or
-    from minus it, to a whole number, such as 1 of a hard sigmoid; and those from 0, where nothing is lost if they are
-    not meant to clamp."""
-    found = {}
-    for operator in graph.operators:
-        tensor = graph.tensors[operator.outputs[0]]
-        if tensor.dtype != "int8" or operator.attributes.get("activation") != "NONE":
-            continue
-        scale, zero_point = (float(each[0]) for each in (tensor.quantization.scale, tensor.quantization.zero_point))
-        lowest, highest = CODE_RANGES["int8"]
-        width, from_zero = scale * (highest - lowest), zero_point == lowest
-        whole = width > 0.5 and abs(width - round(width)) < 1e-6 * width
-        if whole and (from_zero or (zero_point in (-1, 0) and round(width) % 2 == 0)):
-            found[tensor.name] = (0.0, float(round(width))) if from_zero else (-round(width) / 2, round(width) / 2)
-        elif from_zero:
-            found[tensor.name] = (0.0, math.inf)
-    return found
-
-
-Key = tuple[str, Part | None]
-
-
-def _variants(precisions: Precisions, measure: Iterable[str]) -> dict[Key, frozenset[Part]]:
-    """The fine parts for each measurement."""
-    every = frozenset(precisions.parts)
-    found: dict[Key, frozenset[Part]] = {("device", None): frozenset(), ("reference", None): every}
-    for each in measure:
-        for number, part in enumerate(precisions.parts):
-            found[each, part] = {
-                "alone": every - {part},
-                "fine": frozenset([part]),
-                "cumulative": frozenset(precisions.parts[number + 1 :]),
-            }[each]
-    return found
-
-
-class Evaluation:
-    """Runs variants on parts of the examples: what they have in common with one of two bases is computed once."""
-
-    def __init__(
-        self, precisions: Precisions, device: str, data: Data, ends: Mapping[str, tuple[float, float, int]]
-    ) -> None:
-        self.precisions, self.device, self.data, self.ends = precisions, device, data, ends
-        self.one_evaluation = 0.0
-        self._values: dict[Part, Values] = {}
-        graph = precisions.graph
-        bytes_each = sum(4 * math.prod(graph.tensors[name].shape) for name in (*graph.inputs, *graph.results()))
-        self.together = max(1, min(TOGETHER, MEMORY // max(bytes_each, 1)))
-
-    def run(
-        self, variants: Mapping[Key, frozenset[Part]], progress: Progress | bool | None
-    ) -> dict[Key, dict[str, np.ndarray]]:
-        """The outputs of each variant, in real numbers."""
-        self.fit()
-        precisions = self.precisions
-        outputs: dict[Key, list[dict[str, np.ndarray]]] = {key: [] for key in variants}
-        graphs = {key: precisions.variant(fine) for key, fine in variants.items()}
-        bases = [graphs["device", None], graphs["reference", None]]
-        ready = [compiled(graph, self.device) for graph in bases]
-        # For each variant, the base it has most in common with, and what is known of it.
-        shared = {
-            key: max((_same(base, graph), at) for at, base in enumerate(bases)) for key, graph in _counted(graphs)
-        }
-        work = {key: _work(graph, shared[key][0]) for key, graph in graphs.items() if key[1] is not None}
-        parts = range(0, self.data.examples, self.together)
-        clock = Clock("sensitivity", max(1, len(parts)) * sum(work.values()) + 1e-9, progress)
-        for start in parts:
-            given = self.data.part(start, start + self.together)
-            known = []
-            for base, engine in zip(bases, ready, strict=True):
-                began = time.monotonic()
-                codes = codes_of(base, given)
-                values = engine.run(codes, [*base.inputs, *base.results()], self.together)
-                known.append(values)
-                if base is bases[0]:
-                    self.one_evaluation += time.monotonic() - began
-            self._look(known[1])
-            for key, graph in graphs.items():
-                if key[1] is None:
-                    at = 0 if key[0] == "device" else 1
-                    outputs[key].append(output_values(graph, known[at]))
-                    continue
-                same, at = shared[key]
-                outputs[key].append(self._rest(graph, same.names, known[at], ready[at], given))
-                clock.did(work[key])
-        return {
-            key: {name: np.concatenate([part[name] for part in parts_of]) for name in parts_of[0]}
-            for key, parts_of in outputs.items()
-        }
-
-    def _rest(
-        self,
-        graph: Graph,
-        same: Collection[str],
-        known: Mapping[str, np.ndarray],
-        like: Compiled,
-        given: Any,
-    ) -> dict[str, np.ndarray]:
-        """The outputs of a variant from the tensors that it has in common with a base."""
-        begin = {name: known[name] for name in _frontier(graph, same)}
-        missing = [name for name in graph.inputs if name not in same]
-        if missing:
-            codes = codes_of(graph, given)
-            begin.update({name: codes[name] for name in missing})
-        return output_values(graph, compiled(graph, self.device, like).run(begin, graph.outputs, self.together))
-
-    def fit(self) -> None:
-        """Fits the fine grids to the examples: to the first ones closely; others only widen them."""
-        for start in range(0, self.data.examples, self.together):
-            for _ in range(ROUNDS):
-                largest = self._largest_codes(self.data.part(start, start + self.together))
-                if not self.precisions.fit(largest, narrower=start == 0):
-                    break
-
-    def _largest_codes(self, given: Any) -> dict[Part, int]:
-        """The largest magnitude of the codes of each activation in 16 bits."""
-        precisions = self.precisions
-        graph = precisions.variant(precisions.parts)
-        names = [*graph.inputs, *graph.results()]
-        found = compiled(graph, self.device).run(codes_of(graph, given), names, self.together)
-        sizes = {name: int(np.abs(codes.astype(np.int32)).max(initial=0)) for name, codes in found.items()}
-        return {
-            part: max(sizes.get(precisions.fine_tensor(name).name, 0) for name in precisions.tensors_of[part])
-            for part in precisions.parts
-            if not part.weights
-        }
-
-    # --- why ----------------------------------------------------------------------------------------------------------
-
-    def _look(self, known: Mapping[str, np.ndarray]) -> None:
-        """Records what the fine network stores."""
-        precisions = self.precisions
-        for part in precisions.parts:
-            if part.weights:
-                continue
-            for name in precisions.tensors_of[part]:
-                fine, tensor = precisions.fine_tensor(name), precisions.graph.tensors[name]
-                if fine.name not in known or tensor.dtype != "int8":
-                    continue
-                if part not in self._values:
-                    self._values[part] = Values(*self._ends(part))
-                self._values[part].add(dequantize(known[fine.name], fine.quantization))
-
-    def _ends(self, part: Part) -> tuple[float, float, int]:
-        for name in precisions_names(self.precisions, part):
-            if name in self.ends:
-                return self.ends[name]
-        tensor = self.precisions.graph.tensors[self.precisions.tensors_of[part][0]]
-        low, high = CODE_RANGES[tensor.dtype]
-        grid = tensor.quantization
-        scale, zero_point = float(grid.scale[0]), int(grid.zero_point[0])
-        return scale * (low - zero_point), scale * (high - zero_point), 8
-
-    def reasons(self, part: Part) -> tuple[str, ...]:
-        """Why a part costs what it costs."""
-        if not part.weights:
-            return self._values[part].reasons() if part in self._values else ()
-        graph = self.precisions.graph
-        operator = graph.operators[part.place]
-        (name,) = self.precisions.tensors_of[part]
-        filter, weights = graph.tensors[name], self.precisions.weights[name]
-        axis = OPERATORS[operator.kind].filter_axis
-        assert filter.data is not None and axis is not None and isinstance(weights, FineWeights)
-        input_scale = float(graph.tensors[operator.inputs[0]].quantization.scale[0])
-        return reasons_of_weights(filter.data, filter.quantization.scale, weights, axis, input_scale)
-
-
-def precisions_names(precisions: Precisions, part: Part) -> tuple[str, ...]:
-    """The tensors of a part, and the layer."""
-    return (part.layer, *precisions.tensors_of[part])
-
-
-@dataclass(frozen=True)
-class _Same:
-    """Names of the tensors that two graphs compute identically."""
-
-    names: frozenset[str]
-
-    def __lt__(self, other: _Same) -> bool:
-        return len(self.names) < len(other.names)
-
-
-def _counted(graphs: Mapping[Key, Graph]) -> list[tuple[Key, Graph]]:
-    return [(key, graph) for key, graph in graphs.items() if key[1] is not None]
-
-
-def _same(base: Graph, graph: Graph) -> _Same:
-    made = {name: operator for operator in base.operators for name in operator.outputs}
-    same = {name for name in graph.inputs if base.tensors.get(name) is graph.tensors[name] and name in base.inputs}
-    for operator in graph.operators:
-        if made.get(operator.outputs[0]) is not operator:
-            continue
-        alike = all(base.tensors.get(name) is graph.tensors[name] for name in (*operator.inputs, *operator.outputs))
-        if alike and all(name in same or graph.tensors[name].data is not None for name in operator.inputs):
-            same.update(operator.outputs)
-    return _Same(frozenset(same))
-
-
-def _frontier(graph: Graph, same: Collection[str]) -> set[str]:
-    """The tensors of `same` that the others are computed from, and outputs among them."""
-    found = {name for name in graph.outputs if name in same}
-    for operator in graph.operators:
-        if operator.outputs[0] not in same:
-            found |= {name for name in operator.inputs if name in same}
-    return found
-
-
-def _work(graph: Graph, same: _Same) -> float:
-    """What is left to compute, in multiply-adds of 8 bits."""
-    work = 1.0
-    for operator in graph.operators:
-        if operator.outputs[0] not in same.names:
-            tensor = graph.tensors[operator.outputs[0]]
-            cost = math.prod(tensor.shape) + graph.multiply_accumulates(operator)
-            work += cost * (COST_OF_FINE if tensor.dtype == "int16" else 1)
-    return work
-
-
-__all__ = ["MEASURES", "Evaluation", "PartSensitivity", "Sensitivity", "at_two_precisions", "sensitivity"]
+__all__ = ["MEASURES", "PartSensitivity", "Sensitivity", "sensitivity"]

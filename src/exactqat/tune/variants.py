@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks with some parts in 16 bits and the others in the device's, on the same examples: outputs, and what is stored
+within."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..deploy.codes import codes_of, output_values
+from ..deploy.graph import Graph, Operator
+from ..deploy.simulate import compile as compiled
+from ..kit.device import OPERATORS
+from ..kit.device.tensor import CODE_RANGES, dequantize
+from ..kit.device.weighted import Weighted
+from ..kit.engine import Compiled
+from ..kit.planning.plans import PlanInput, PlanStep
+from ..kit.progress import Clock, Progress
+from .metrics import Data
+from .network import Candidate, Places
+from .precisions import Part, Precisions, layer_of
+from .reasons import Values, reasons_of_weights
+
+# Bytes that the tensors of one part of the examples may take, and the most examples in it.
+MEMORY, TOGETHER = 2**28, 64
+# Rounds in which the fine grids are fitted to the data.
+ROUNDS = 5
+# About how many times as long a multiply-add in 16 bits takes as one in 8, to estimate the time left.
+COST_OF_FINE = 12
+# How many values of each grid are kept, and examples that statistics are computed from.
+SAMPLE, EXAMPLES = 2**17, 256
+
+# The parts that are fine.
+Fine = frozenset[Part]
+Outputs = dict[str, np.ndarray]
+
+
+class Variants:
+    """What variants have in common with the network on the device, or with the fine one, is computed once.
+
+    Attributes:
+        precisions: the network's; its fine grids fit the data.
+        coarse, fine: the variants with everything on the device, and with everything in 16 bits.
+        one_evaluation: seconds of one evaluation on the device.
+    """
+
+    def __init__(self, precisions: Precisions, data: Data) -> None:
+        self.precisions, self.data, self.one_evaluation = precisions, data, 0.0
+        self.coarse: Fine = frozenset()
+        self.fine: Fine = frozenset(precisions.parts)
+        self._values: dict[Part, Values] = {}
+        graph = precisions.graph
+        bytes_each = sum(4 * math.prod(graph.tensors[name].shape) for name in (*graph.inputs, *graph.results()))
+        self._together = max(1, min(TOGETHER, MEMORY // max(bytes_each, 1)))
+        self._fit()
+
+    def outputs(self, variants: Iterable[Fine], progress: Progress | bool | None = False) -> dict[Fine, Outputs]:
+        """The outputs of each variant and of both bases, in real numbers."""
+        bases = (self.coarse, self.fine)
+        graphs = {fine: self.precisions.variant(fine) for fine in dict.fromkeys((*bases, *variants))}
+        engines = {base: compiled(graphs[base], self.precisions.device) for base in bases}
+        # For each variant, the base that it has most in common with, and which tensors.
+        shared: dict[Fine, tuple[set[str], Fine]] = {}
+        for fine in graphs.keys() - set(bases):
+            shared[fine] = max(((_same(graphs[base], graphs[fine]), base) for base in bases), key=_size)
+        work = {fine: _work(graphs[fine], same) for fine, (same, _) in shared.items()}
+        batches = self._batches()
+        clock = Clock("sensitivity", len(batches) * sum(work.values()) + 1e-9, progress)
+        parts: dict[Fine, list[Outputs]] = {fine: [] for fine in graphs}
+        for inputs in batches:
+            stored = {}
+            for base, engine in engines.items():
+                began = time.monotonic()
+                graph = graphs[base]
+                stored[base] = engine.run(codes_of(graph, inputs), [*graph.inputs, *graph.results()], self._together)
+                if base == self.coarse:
+                    self.one_evaluation += time.monotonic() - began
+            self._look(stored[self.fine])
+            for fine, graph in graphs.items():
+                if fine in stored:
+                    parts[fine].append(output_values(graph, stored[fine]))
+                    continue
+                same, base = shared[fine]
+                parts[fine].append(self._rest(graph, same, stored[base], engines[base], inputs))
+                clock.did(work[fine])
+        return {
+            fine: {name: np.concatenate([part[name] for part in several]) for name in several[0]}
+            for fine, several in parts.items()
+        }
+
+    def _batches(self) -> list[Any]:
+        return [self.data.part(at, at + self._together) for at in range(0, self.data.examples, self._together)]
+
+    def _rest(
+        self, graph: Graph, same: Collection[str], known: Mapping[str, np.ndarray], like: Compiled, inputs: Any
+    ) -> Outputs:
+        """The outputs of a variant from the tensors that it has in common with a base."""
+        read = {name for operator in graph.operators if operator.outputs[0] not in same for name in operator.inputs}
+        begin = {name: known[name] for name in (read | set(graph.outputs)) & set(same)}
+        missing = [name for name in graph.inputs if name not in same]
+        if missing:
+            codes = codes_of(graph, inputs)
+            begin.update({name: codes[name] for name in missing})
+        engine = compiled(graph, self.precisions.device, like)
+        return output_values(graph, engine.run(begin, graph.outputs, self._together))
+
+    def _fit(self) -> None:
+        """Fits the fine grids to the examples: to the first ones closely; others only widen them."""
+        precisions = self.precisions
+        for number, inputs in enumerate(self._batches()):
+            for _ in range(ROUNDS):
+                codes = self.codes(precisions.variant(self.fine), inputs=inputs)
+                size = {name: int(np.abs(array.astype(np.int32)).max(initial=0)) for name, array in codes.items()}
+                largest = {
+                    part: max(size.get(precisions.fine_tensor(name).name, 0) for name in names)
+                    for part, names in precisions.tensors_of.items()
+                    if not part.weights
+                }
+                if not precisions.fit(largest, narrower=number == 0):
+                    break
+
+    def codes(self, graph: Graph, names: Collection[str] = (), inputs: Any = None) -> dict[str, np.ndarray]:
+        """The codes of tensors of a variant, by default all activations, for some inputs, by default all."""
+        wanted = list(names or (*graph.inputs, *graph.results()))
+        codes = codes_of(graph, self.data.inputs if inputs is None else inputs)
+        return compiled(graph, self.precisions.device).run(codes, wanted, self._together)
+
+    # --- why ----------------------------------------------------------------------------------------------------------
+
+    def _look(self, stored: Mapping[str, np.ndarray]) -> None:
+        """Records what the fine network stores."""
+        for part, names in self.precisions.tensors_of.items():
+            for name in names if not part.weights else ():
+                fine = self.precisions.fine_tensor(name)
+                if fine.name in stored and self.precisions.graph.tensors[name].dtype == "int8":
+                    if part not in self._values:
+                        self._values[part] = Values(*self._ends(part))
+                    self._values[part].add(dequantize(stored[fine.name], fine.quantization))
+
+    def _ends(self, part: Part) -> tuple[float, float, int]:
+        names = self.precisions.tensors_of[part]
+        for name in (part.layer, *names):
+            if name in self.precisions.ends:
+                return self.precisions.ends[name]
+        tensor = self.precisions.graph.tensors[names[0]]
+        scale, zero_point = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
+        low, high = (scale * (code - zero_point) for code in CODE_RANGES[tensor.dtype])
+        return low, high, 8
+
+    def reasons(self, part: Part) -> tuple[str, ...]:
+        """Why a part costs what it costs."""
+        if not part.weights:
+            return self._values[part].reasons() if part in self._values else ()
+        graph = self.precisions.graph
+        (name,) = self.precisions.tensors_of[part]
+        operator = next(
+            each for each in graph.operators if name in each.inputs and layer_of(each.outputs[0]) == part.layer
+        )
+        filter, axis = graph.tensors[name], OPERATORS[operator.kind].filter_axis
+        assert filter.data is not None and axis is not None
+        input_scale = float(graph.tensors[operator.inputs[0]].quantization.scale[0])
+        weights = self.precisions.weights[name]
+        return reasons_of_weights(filter.data, filter.quantization.scale, weights, axis, input_scale)
+
+
+def _same(base: Graph, graph: Graph) -> set[str]:
+    """Names of the tensors that two graphs compute identically."""
+    made = {name: operator for operator in base.operators for name in operator.outputs}
+    same = {name for name in graph.inputs if base.tensors.get(name) is graph.tensors[name] and name in base.inputs}
+    for operator in graph.operators:
+        if made.get(operator.outputs[0]) is not operator:
+            continue
+        alike = all(base.tensors.get(name) is graph.tensors[name] for name in (*operator.inputs, *operator.outputs))
+        if alike and all(name in same or graph.tensors[name].data is not None for name in operator.inputs):
+            same.update(operator.outputs)
+    return same
+
+
+def _size(shared: tuple[set[str], Fine]) -> int:
+    return len(shared[0])
+
+
+def _work(graph: Graph, same: Collection[str]) -> float:
+    """What is left to compute, in multiply-adds of 8 bits."""
+    work = 1.0
+    for operator in graph.operators:
+        if operator.outputs[0] not in same:
+            tensor = graph.tensors[operator.outputs[0]]
+            cost = math.prod(tensor.shape) + graph.multiply_accumulates(operator)
+            work += cost * (COST_OF_FINE if tensor.dtype == "int16" else 1)
+    return work
+
+
+def fine_outputs(network: Candidate, data: Data) -> Outputs:
+    """The float network's outputs, from 16 bits."""
+    variants = Variants(Precisions.of(network), data)
+    return variants.outputs([])[variants.fine]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the tensors of a grid hold.
+
+    Attributes:
+        least, most: the extremes, with zero between them.
+        sample: float32 [n], evenly taken.
+    """
+
+    least: float
+    most: float
+    sample: np.ndarray
+
+
+class Observer(Variants):
+    """A candidate in 16 bits and on the device, on a few examples.
+
+    Only the fine network is computed once; the device's changes with each trial.
+
+    Attributes:
+        candidate: with ranges as they are lowered.
+        values: every activation of the fine network by the graph's tensor name, real numbers.
+    """
+
+    def __init__(self, candidate: Candidate, data: Data, examples: int = EXAMPLES) -> None:
+        self.candidate = candidate.settled()
+        super().__init__(Precisions.of(candidate), data.only(np.arange(min(examples, data.examples))))
+        graph = self.precisions.graph
+        names = [name for name in (*graph.inputs, *graph.results()) if graph.tensors[name].dtype in CODE_RANGES]
+        fine = {name: self.precisions.fine_tensor(name) for name in names}
+        codes = self.codes(self.precisions.variant(self.fine))
+        self.values = {
+            name: dequantize(codes[tensor.name], tensor.quantization)
+            for name, tensor in fine.items()
+            if tensor.name in codes
+        }
+
+    def seen(self) -> dict[str, Seen]:
+        """What the tensors of each grid hold, by its name."""
+        plan, found = self.candidate.plan, {}
+        stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+        paths: dict[str, list[str]] = {}
+        for step in stored:
+            if step.path in self.values:
+                paths.setdefault(step.grid, []).append(step.path)
+        for grid, names in paths.items():
+            values = np.concatenate([self.values[name].reshape(-1) for name in names])
+            least, most = min(0.0, float(values.min())), max(0.0, float(values.max()))
+            found[grid] = Seen(least, most, values[:: -(-values.size // SAMPLE)].astype(np.float32))
+        return found
+
+    def layers(self, candidate: Candidate) -> Iterator[tuple[Operator, Places]]:
+        """The operators whose filter holds each weight of a step of the candidate's once."""
+        places = candidate.places()
+        for operator in self.precisions.graph.operators:
+            found = places.get(operator.inputs[1]) if len(operator.inputs) == 3 else None
+            if found is not None and found.weights.size == candidate.tensors[found.weight].size:
+                yield operator, found
+
+    def sums(self, operator: Operator, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+        """The sums of an operator with weights, in the fine network and on the device: real numbers [n, channels],
+        without its fused activation.
+
+        graph: the candidate's current one, whose weights and earlier layers may have changed.
+        """
+        input, filter, bias = (graph.tensors[name] for name in operator.inputs)
+        kept = self.precisions.weights[operator.inputs[1]]
+        fine = _summed(operator, graph, self.values[operator.inputs[0]], kept.codes, kept.scale, kept.bias)
+        values = dequantize(self.codes(graph, [input.name])[input.name], input.quantization)
+        assert filter.data is not None and bias.data is not None
+        real = bias.data.astype(np.float64) * bias.quantization.scale.astype(np.float64)
+        return fine, _summed(operator, graph, values, filter.data, filter.quantization.scale, real)
+
+
+def _summed(
+    operator: Operator, graph: Graph, values: np.ndarray, codes: np.ndarray, scale: np.ndarray, bias: np.ndarray
+) -> np.ndarray:
+    """The result of an operator with weights before its activation, [n, channels].
+
+    values: of its operand, real numbers; codes, scale: of its filter; bias: real numbers.
+    """
+    declaration = OPERATORS[operator.kind]
+    assert isinstance(declaration, Weighted)
+    shape = [1] * codes.ndim
+    shape[declaration.filter_axis] = -1
+    filter = codes.astype(np.float64) * scale.astype(np.float64).reshape(shape)
+    output = graph.tensors[operator.outputs[0]]
+    sums = declaration.wide_sums(values.astype(np.float64), filter, output, operator.attributes)
+    return np.asarray(sums.reshape(-1, sums.shape[-1]) + bias)
+
+
+__all__ = ["Observer", "Seen", "Variants", "fine_outputs"]
