@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
 # For memory a k is 1,024, as in data sheets; for counts it is 1,000.
-_BYTES = {
+_BYTES: dict[str, float] = {
     "": 1,
     "B": 1,
     **dict.fromkeys(("k", "K", "kB", "KB", "KiB"), 2**10),
     **dict.fromkeys(("M", "MB", "MiB"), 2**20),
 }
-_COUNTS = {"": 1, **dict.fromkeys(("k", "K"), 10**3), "M": 10**6, "G": 10**9}
-_UNITS = {"flash": _BYTES, "arena": _BYTES, "multiply_adds": _COUNTS, "cycles": _COUNTS}
+_COUNTS: dict[str, float] = {"": 1, **dict.fromkeys(("k", "K"), 10**3), "M": 10**6, "G": 10**9}
+# The resources come first.
+_UNITS: dict[str, dict[str, float]] = {
+    "flash": _BYTES,
+    "arena": _BYTES,
+    "multiply_adds": _COUNTS,
+    "cycles": _COUNTS,
+    "max_drop": {"": 1, "%": 0.01},
+}
 _HINTS = {
     "flash": "bytes, such as 256k or 262144",
     "arena": "bytes, such as 64k or 65536",
@@ -58,17 +65,15 @@ class Budgets:
         Raises:
             ValueError: none is given, or one is not such a number.
         """
-        made: dict[str, Any] = {name: None if value is None else _read(name, value) for name, value in given.items()}
-        if all(value is None for value in made.values()):
-            raise ValueError(
-                f"nothing is asked: give at least one of {', '.join(each.name for each in fields(Budgets))}"
-            )
-        return Budgets(**made)
+        asked: dict[str, Any] = {name: _read(name, value) for name, value in given.items() if value is not None}
+        if not asked:
+            raise ValueError(f"nothing is asked: give at least one of {', '.join(given)}")
+        return Budgets(**asked)
 
     @property
     def of_resources(self) -> dict[str, int]:
         """The budgets for resources, by name."""
-        return {name: getattr(self, name) for name in _UNITS if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in [*_UNITS][:4] if getattr(self, name) is not None}
 
     def excess(self, costs: Mapping[str, float | None], drop: float | None) -> dict[str, float]:
         """By how much costs exceed the budgets; costs within them are left out. A cost of None exceeds any budget."""
@@ -87,45 +92,20 @@ class Budgets:
         return ", ".join(([f"{WORDS['drop']} at most {self.max_drop:g}"] if self.max_drop is not None else []) + said)
 
 
-def _read(name: str, value: Any) -> float | int:
-    wrong = ValueError(f"{name} must be {_HINTS[name]}, got {value!r}{_why(name, value)}")
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise wrong
-    unit = ""
-    if isinstance(value, str):
-        found = _NUMBER.fullmatch(value)
-        if found is None:
-            raise wrong
-        number, unit = float(found[1].replace(",", "").replace("_", "")), found[2]
-    else:
+def _read(name: str, value: Any) -> float:
+    number, unit, units = -1.0, "", _UNITS[name]
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    if match is not None:
+        number, unit = float(match[1].replace(",", "").replace("_", "")), match[2]
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)
-    if name == "max_drop":
-        if unit not in ("", "%") or not 0 <= number < float("inf"):
-            raise wrong
-        return number / 100 if unit == "%" else number
-    if unit not in _UNITS[name]:
-        raise wrong
-    number *= _UNITS[name][unit]
-    if not (1 <= number < 2**63) or number != int(number):
-        raise wrong
-    return int(number)
-
-
-def _why(name: str, value: Any) -> str:
-    """What is probably meant, in words."""
-    found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        return ""
-    unit = found[2]
-    if name in ("flash", "arena") and unit in ("kb", "Kb", "mb", "Mb", "b", "kbit", "Mbit"):
-        return f" ({unit} may be bits: write k or M for bytes)"
-    if unit == "%" and name != "max_drop":
-        return " (no share of anything)"
-    if name in ("multiply_adds", "cycles") and unit in _BYTES:
-        return " (they are counted, not measured in bytes)"
-    if name == "max_drop":
-        return f" (the metric has no {unit})" if unit else ""
-    return f" (the units are {', '.join(filter(None, _UNITS[name]))})" if unit else ""
+    amount = number * units.get(unit, -1)
+    if name == "max_drop" and 0 <= amount < float("inf"):
+        return amount
+    if name != "max_drop" and 1 <= amount < 2**63 and amount == int(amount):
+        return int(amount)
+    known = "" if unit in units else f" (the units are {', '.join(filter(None, units))})"
+    raise ValueError(f"{name} must be {_HINTS[name]}, got {value!r}{known}")
 
 
 __all__ = ["WORDS", "Budgets"]

@@ -168,15 +168,15 @@ class Gate:
         counts = isinstance(max_differ, int) and not isinstance(max_differ, bool)
         if max_differ is not None and not (counts and max_differ >= 0):
             raise ValueError(f"max_differ must be a number of integers, 0 or more, got {max_differ!r}")
-        if devices is not None and not isinstance(devices, str) and not devices:
-            raise ValueError("devices is empty: name one at least, or leave it out")
-        given = [devices] if isinstance(devices, str | Profile) else devices
+        given = (devices,) if isinstance(devices, str | Profile) else devices
         if given is not None and not isinstance(given, Sequence):
             raise TypeError(f"devices must be names of devices, got {devices!r}")
-        self._devices = None if given is None else tuple(dict.fromkeys(profile_named(each).name for each in given))
+        if given is not None and not given:
+            raise ValueError("devices is empty: name one at least, or leave it out")
+        self._devices = tuple(dict.fromkeys(profile_named(device).name for device in given or ()))
         self._beside = None if beside is None else profile_named(beside, "beside").name
         self._data, self._metric, self._warned = Data(data, True, "test"), metric, False
-        self._bounds, self._max_differ = (minimum, maximum), max_differ
+        self._minimum, self._maximum, self._max_differ = minimum, maximum, max_differ
         self._higher, self._batch_size, self._on_best = higher_is_better, batch_size, on_best
         self._keep = None if keep is None else Path(keep)
         self.best: Verdict | None = None
@@ -189,12 +189,10 @@ class Gate:
                 .tflite file.
             step: recorded in the verdict, such as the epoch.
         """
-        graph = graph_of(network)
+        graph = _graph_of(network)
         verdict = replace(self.verdict(graph), step=step)
-        better = self.best is None or _rank(verdict) > _rank(self.best)
-        if better:
-            verdict = replace(verdict, best=True)
-            self.best = verdict
+        if self.best is None or _rank(verdict) > _rank(self.best):
+            verdict = self.best = replace(verdict, best=True)
             if self._keep is not None:
                 self._keep.mkdir(parents=True, exist_ok=True)
                 write_tflite(graph, self._keep / BEST)
@@ -205,33 +203,33 @@ class Gate:
 
     def verdict(self, graph: Graph) -> Verdict:
         """Scores a graph, without keeping it."""
-        trained = graph.trained_for or (self._devices[0] if self._devices else DEFAULT_PROFILE)
-        devices = self._devices or (trained,)
-        beside = self._beside or trained
+        devices = self._devices or (graph.trained_for or DEFAULT_PROFILE,)
+        beside = self._beside or graph.trained_for or devices[0]
         codes = Intake(graph, warns=not self._warned).codes(self._data.inputs)
         self._warned = True
-        known = {name: simulate(graph, codes, name, batch_size=self._batch_size, progress=False) for name in devices}
-        if self._max_differ is not None and beside not in known:
-            known[beside] = simulate(graph, codes, beside, batch_size=self._batch_size, progress=False)
+        known = {
+            name: simulate(graph, codes, name, batch_size=self._batch_size, progress=False)
+            for name in dict.fromkeys((*devices, *([beside] if self._max_differ is not None else [])))
+        }
         rows, failures = [], []
         for name in devices:
-            found = score(self._metric, output_values(graph, known[name]), self._data.targets)
+            reached = score(self._metric, output_values(graph, known[name]), self._data.targets)
             differing, values = None, sum(array.size for array in known[name].values())
             if beside in known and name != beside:
-                pairs = [(known[name][tensor], known[beside][tensor]) for tensor in known[name]]
-                differing = sum(int(np.count_nonzero(first != second)) for first, second in pairs)
-            rows.append(OnDevice(name, found, differing, values))
+                differing = sum(
+                    int(np.count_nonzero(array != known[beside][tensor])) for tensor, array in known[name].items()
+                )
+            rows.append(OnDevice(name, reached, differing, values))
             failures += [f"{name} does not run it: {reason}" for reason in graph.absent_from(name)]
-            minimum, maximum = self._bounds
-            if minimum is not None and found < minimum:
-                failures.append(f"{name}: {found:.6g} is below {minimum:g}")
-            if maximum is not None and found > maximum:
-                failures.append(f"{name}: {found:.6g} is above {maximum:g}")
+            if self._minimum is not None and reached < self._minimum:
+                failures.append(f"{name}: {reached:.6g} is below {self._minimum:g}")
+            if self._maximum is not None and reached > self._maximum:
+                failures.append(f"{name}: {reached:.6g} is above {self._maximum:g}")
             if self._max_differ is not None and (differing or 0) > self._max_differ:
                 failures.append(
                     f"{name}: {differing:,} of {values:,} outputs differ from {beside}, {self._max_differ:,} may"
                 )
-        asked = self._max_differ is not None or any(bound is not None for bound in self._bounds)
+        asked = any(bound is not None for bound in (self._minimum, self._maximum, self._max_differ))
         return Verdict(tuple(rows), tuple(failures), self._data.examples, higher_is_better=self._higher, asked=asked)
 
 
@@ -251,13 +249,10 @@ def gate(network: Any, data: Any, metric: Metric = accuracy, **settings: Any) ->
     return Gate(data, metric, **settings)(network)
 
 
-def graph_of(network: Any) -> Graph:
-    """The integers of a prepared model, a file, or a graph."""
+def _graph_of(network: Any) -> Graph:
     if isinstance(network, Graph):
         return network
-    if isinstance(network, str | os.PathLike):
-        return read_tflite(network)
-    return Candidate.of(network).graph()
+    return read_tflite(network) if isinstance(network, str | os.PathLike) else Candidate.of(network).graph()
 
 
-__all__ = ["Gate", "OnDevice", "Verdict", "gate", "graph_of"]
+__all__ = ["Gate", "OnDevice", "Verdict", "gate"]

@@ -141,8 +141,8 @@ class Candidate:
         read = dict.fromkeys(name for step in trained.plan.steps for name in functional.tensors_read(step))
         ranges = {}
         for name in trained.plan.grids:
-            low, high = (np.float32(run.grid(name).end(end)) for end in ("minimum", "maximum"))
-            ranges[name] = (float(low), float(high))
+            low, high = (float(np.float32(run.grid(name).end(end))) for end in ("minimum", "maximum"))
+            ranges[name] = (low, high)
         weights = {name: ends for name, ends in arrays.learned.items() if name not in trained.plan.grids}
         known = device or trained.profile or DEFAULT_PROFILE
         tensors = {name: np.asarray(run.constant(name)) for name in read}
@@ -225,28 +225,25 @@ class Candidate:
         Raises:
             ValueError: one is computed from the user's in a way that cannot be inverted, or it is another network.
         """
-        found = {}
         missing = [name for name in self.tensors if name not in other.tensors]
         if missing:
             raise ValueError(f"the model is not the one that was searched: it has no {missing[0]!r}")
+        found = {}
         for name, value in self.tensors.items():
-            if value is other.tensors[name] or np.array_equal(value, other.tensors[name]):
+            before = other.tensors[name]
+            if value is before or np.array_equal(value, before):
                 continue
             origin = self._origin(name)
-            if origin is None or not (origin.factor == 1 or _of_powers(value, other.tensors[name])):
+            if origin is None or not (origin.factor == 1 or _of_powers(value, before)):
                 raise ValueError(f"{name!r} is no parameter of the model and none with its elements moved or scaled")
             if origin.positions is None:
                 found[origin.name] = value
                 continue
-            was = other.given[origin.name]
-            moved = np.empty(value.size, np.float32)
-            moved[origin.positions.reshape(-1)] = value.reshape(-1)
-            if origin.factor != 1:
-                # Powers of two pass through the product; dividing by its factor would round.
-                before = np.empty(value.size, np.float32)
-                before[origin.positions.reshape(-1)] = other.tensors[name].reshape(-1)
-                moved = was.reshape(-1) * np.divide(moved, before, np.ones_like(moved), where=before != 0)
-            found[origin.name] = moved.reshape(was.shape)
+            was, at = other.given[origin.name], origin.positions.reshape(-1)
+            users = np.empty(was.size, np.float32)
+            # Powers of two pass through the product; dividing by its factor would round.
+            users[at] = (value if origin.factor == 1 else _ratio(value, before)).reshape(-1)
+            found[origin.name] = (users if origin.factor == 1 else was.reshape(-1) * users).reshape(was.shape)
         return found
 
     def may_change(self, name: str) -> bool:
@@ -273,8 +270,7 @@ class Candidate:
             sources, function = constant.expression.operands, constant.expression.function
         else:
             sources, function = constant.sources, constant.expression
-        fixed = {each: self._fixed(each) for each in sources}
-        users = [each for each in sources if fixed[each] is None]
+        users = [source for source in sources if self._fixed(source) is None]
         if len(users) != 1 or users[0] not in self.given or function is None:
             return None
         shape = self.given[users[0]].shape
@@ -285,7 +281,7 @@ class Candidate:
             return None
         numbers = np.arange(1, size + 1, dtype=np.float32).reshape(shape)
         try:
-            moved = np.asarray(function(*(numbers if each == users[0] else fixed[each] for each in sources)))
+            moved = np.asarray(function(*(numbers if name == users[0] else self._fixed(name) for name in sources)))
         except (TypeError, ValueError, AttributeError):  # it takes arrays of its framework
             return None
         factor = np.float32(np.min(moved)) if moved.size == size else np.float32(0)
@@ -311,24 +307,21 @@ class Candidate:
 
     def _functional(self) -> tuple[Functional, Arrays]:
         ranges = {
-            name: {
-                "minimum": np.float32(low),
-                "maximum": np.float32(high),
-                "batches": np.int32(1),
-                "trained": np.int32(0),
-            }
+            name: dict(minimum=np.float32(low), maximum=np.float32(high), batches=np.int32(1), trained=np.int32(0))
             for name, (low, high) in self.ranges.items()
         }
         learned = {name: dict(ends) for name, ends in self.learned.items()}
         return Functional(self.plan, profile=self.device), Arrays(dict(self.tensors), learned, ranges)
 
 
+def _ratio(value: np.ndarray, before: np.ndarray) -> np.ndarray:
+    return np.asarray(np.divide(value, before, np.ones_like(value), where=before != 0))
+
+
 def _of_powers(value: np.ndarray, before: np.ndarray) -> bool:
     """Whether each element was multiplied by a power of two."""
-    where = before != 0
-    ratio = np.divide(value, before, np.ones_like(value), where=where)
-    mantissa, _ = np.frexp(ratio)
-    return bool(np.all(mantissa == 0.5) and np.array_equal(value[~where], before[~where]))
+    mantissa, _ = np.frexp(_ratio(value, before))
+    return bool(np.all(mantissa == 0.5) and np.array_equal(value[before == 0], before[before == 0]))
 
 
 def real_weights(run: State, step: PlanStep) -> tuple[np.ndarray, np.ndarray]:

@@ -122,11 +122,9 @@ def plan(
     assignments = Assignments(base, Observer(base, given).seen(), weight_bits, activation_bits, keep)
     assignments.require_possible()
     clock = Clock("plan", sum(len(options) - 1 for options in assignments.options.values()) + candidates, progress)
-    planning = _Planning(assignments, given, metric, higher_is_better, asked, accelerator, candidates, executor, clock)
-    try:
-        return planning.run()
-    finally:
-        planning.evaluator.close()
+    return _Planning(
+        assignments, given, metric, higher_is_better, asked, accelerator, candidates, executor, clock
+    ).run()
 
 
 def _check(name: str, bits: Sequence[int], allowed: Collection[int], words: str) -> None:
@@ -437,11 +435,9 @@ class _Planning:
 
     def _marks(self, candidates: Sequence[Candidate | None]) -> list[Mark | None]:
         """How good each network is; None: the device has no such network."""
-        marks = []
-        for mark in self.evaluator.marks(candidates):
-            marks.append(mark)
-            self.evaluations += mark is not None
-            self.clock.did(1)
+        marks = self.evaluator.marks(candidates)
+        self.evaluations += sum(mark is not None for mark in marks)
+        self.clock.did(len(candidates))
         return marks
 
     def _measured_at_first(self, plain: _Tried) -> dict[str, float]:

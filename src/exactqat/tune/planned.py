@@ -117,7 +117,7 @@ class PrecisionPlan(Finding):
     @property
     def drop(self) -> float:
         """How much worse the metric of the chosen plan is than the float network's, before any training."""
-        return (self.reference - self.chosen.metric) * (1 if self.higher_is_better else -1)
+        return self._loss(self.chosen)
 
     def save_rules(self, path: str | Path) -> Path:
         """Writes the chosen plan as a text that `qat.load_rules` reads, with its costs at the top."""
@@ -128,7 +128,7 @@ class PrecisionPlan(Finding):
         said = self._costs(self.chosen)
         if not self.missed:
             return f"{said} It keeps to the budgets: {self.budgets.text()}."
-        beyond = "; ".join(f"{self._beyond(name, by)}" for name, by in self.missed.items())
+        beyond = "; ".join(self._beyond(name, by) for name, by in self.missed.items())
         none = f"No plan that was found keeps to the budgets ({self.budgets.text()})"
         return f"{said} {none}; this is the nearest: {beyond}."
 
@@ -146,8 +146,8 @@ class PrecisionPlan(Finding):
         if name == "drop":
             least = min(map(self._loss, self.points))
             return f"the metric drops by {by:.4g} more than allowed (the least drop of all plans is {least:.4g})"
-        known = [cost for cost in (point.costs[name] for point in self.points) if cost is not None]
-        return f"{by:,.0f} {WORDS[name]} too many (the fewest of all plans are {min(known):,.0f})"
+        fewest = min(cost for cost in (point.costs[name] for point in self.points) if cost is not None)
+        return f"{by:,.0f} {WORDS[name]} too many (the fewest of all plans are {fewest:,.0f})"
 
     def _loss(self, point: PlanPoint) -> float:
         return (self.reference - point.metric) * (1 if self.higher_is_better else -1)
@@ -155,17 +155,16 @@ class PrecisionPlan(Finding):
     def text(self, width: int = 80) -> str:
         """What was chosen, its rules, what else to train, and the front, in `width` columns if the rules are short
         enough."""
-        rows = [HEADER, *(point.cells() for point in self.front)]
-        sizes = [max(len(row[at]) for row in rows) for at in range(5)]
         lines = [*textwrap.wrap(self.sentence(), width), "", rules_text(self.rules).rstrip(), ""]
         for other in self.to_train[1:]:
             said = f"Train this one too, and keep what is better afterwards. {self._costs(other)}"
             lines += [*textwrap.wrap(said, width), "", rules_text(other.rules).rstrip(), ""]
         lines.append("Plans that no other one beats in everything:")
+        rows = [HEADER, *(point.cells() for point in self.front)]
+        sizes = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
         for row, point in zip(rows, (None, *self.front), strict=True):
-            cells = [cell.rjust(size) for cell, size in zip(row[:5], sizes, strict=True)]
-            star = "* " if point is not None and point == self.chosen else "  "
-            lines.append((star + "  ".join([*cells, row[5]]))[:width].rstrip())
+            cells = [cell.rjust(size) for cell, size in zip(row, sizes, strict=False)]
+            lines.append((("* " if point == self.chosen else "  ") + "  ".join([*cells, row[-1]]))[:width].rstrip())
         for what, why in self.left_out.items():
             lines += textwrap.wrap(f"Left out: {what}: {why}", width)
         return "\n".join(lines)

@@ -67,51 +67,37 @@ class Values:
         if not self.count or self.most == self.least:
             return ()
         if self.clipped > self.rounded and self.outside:
-            ends = f"[{self.low:.3g}, {self.high:.3g}]"
-            share = max(self.outside / self.count, 1e-6)
-            return (
-                f"saturates: {share:.2g} of its values lie beyond {ends}, up to [{self.least:.3g}, {self.most:.3g}]",
-            )
+            ends = f"[{self.low:.3g}, {self.high:.3g}], up to [{self.least:.3g}, {self.most:.3g}]"
+            return (f"saturates: {max(self.outside / self.count, 1e-6):.2g} of its values lie beyond {ends}",)
         found: list[tuple[float, str]] = []
-        width, used = self.high - self.low, self.most - self.least
+        wider, codes = (self.high - self.low) / (self.most - self.least), 2**self.bits
         if self.bits <= FEW_BITS:
-            found.append((2.0 ** (8 - self.bits), f"has too few codes: {2**self.bits}, of {self.bits} bits"))
-        elif width > WIDER * used:
-            codes = max(1, round(used / width * 2**self.bits))
-            times = f"the range is {width / used:.0f} times wider"
-            text = f"uses too few codes: its values need {codes} of {2**self.bits}, {times}"
-            found.append((width / used, text))
-        values = np.concatenate([each.reshape(-1, each.shape[-1]) for each in self._of_one_width()])
-        found += _outliers_or_channels(values, self.channels if self.channels is not None else np.zeros(1))
-        return tuple(text for _, text in sorted(found, reverse=True))
-
-    def _of_one_width(self) -> list[np.ndarray]:
+            found.append((2.0 ** (8 - self.bits), f"has too few codes: {codes}, of {self.bits} bits"))
+        elif wider > WIDER:
+            needed = f"its values need {max(1, round(codes / wider))} of {codes}, the range is {wider:.0f} times wider"
+            found.append((wider, f"uses too few codes: {needed}"))
         width = self.sample[0].shape[1]
-        return [each for each in self.sample if each.shape[1] == width]
+        values = np.concatenate([rows for rows in self.sample if rows.shape[1] == width])
+        assert self.channels is not None
+        found += _outliers_or_channels(values, self.channels)
+        return tuple(text for _, text in sorted(found, reverse=True))
 
 
 def _outliers_or_channels(values: np.ndarray, channels: np.ndarray) -> list[tuple[float, str]]:
     """values: [n, channels]; channels: the largest magnitude of each."""
     if not values.size:
         return []
-    bulk = _bulk(values)
-    largest = float(channels.max())
-    alive = channels[channels > 0]
-    found = []
+    bulk, largest, alive = _bulk(values), float(channels.max()), channels[channels > 0]
     typical = float(np.median(alive)) if alive.size else 0.0
     # The widest channel by itself: whether few of its values make it wide, or all of them.
     own = _bulk(values[:, int(channels.argmax())]) if values.shape[1] == len(channels) else bulk
     if typical and len(alive) > 1 and largest > UNEQUAL * typical and largest <= WIDER * max(own, 1e-30):
-        text = (
-            f"has channels of very different size: the largest reaches {largest:.3g}, half of them below {typical:.3g}"
-        )
-        found.append((largest / typical, text))
-    elif bulk and largest > WIDER * bulk:
-        text = (
-            f"has a range too wide for few outliers: they reach {largest:.3g}, {1 - FEW:.1%} of the values {bulk:.3g}"
-        )
-        found.append((largest / bulk, text))
-    return found
+        sizes = f"the largest reaches {largest:.3g}, half of them below {typical:.3g}"
+        return [(largest / typical, f"has channels of very different size: {sizes}")]
+    if bulk and largest > WIDER * bulk:
+        sizes = f"they reach {largest:.3g}, {1 - FEW:.1%} of the values {bulk:.3g}"
+        return [(largest / bulk, f"has a range too wide for few outliers: {sizes}")]
+    return []
 
 
 def _bulk(values: np.ndarray) -> float:
@@ -130,52 +116,39 @@ def reasons_of_weights(
     """
     channels = codes.shape[axis]
 
-    def rows(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        flat = np.moveaxis(values.astype(np.float64), axis, 0).reshape(channels, -1)
-        return np.asarray(flat * scales.astype(np.float64).reshape(-1, 1))
+    def rows(values: np.ndarray) -> np.ndarray:
+        return np.moveaxis(values.astype(np.float64), axis, 0).reshape(channels, -1)
 
-    real, stored = rows(fine.codes, fine.scale), rows(codes, scale)
-    largest = np.abs(real).max(1)
+    own, scales = rows(codes), np.broadcast_to(scale.astype(np.float64), (channels,))
+    real, stored = rows(fine.codes) * fine.scale.astype(np.float64).reshape(-1, 1), own * scales[:, None]
+    largest, used = np.abs(real).max(1), np.abs(own).max(1)
     found: list[tuple[float, str]] = []
-    dropped = (largest > 0) & (np.abs(stored).max(1) == 0)
-    steps = np.abs(fine.bias) / np.maximum(input_scale * largest / 127, 1e-300)
-    beyond = dropped & (steps > LARGEST_BIAS)
+    dropped = (largest > 0) & (used == 0)
+    beyond = dropped & (np.abs(fine.bias) / np.maximum(input_scale * largest / 127, 1e-300) > LARGEST_BIAS)
     if beyond.any():
-        text = f"has a bias beyond its grid: {int(beyond.sum())} of {channels} channels keep nothing but their bias"
-        found.append((float("inf"), text))
+        count = f"{int(beyond.sum())} of {channels} channels keep nothing but their bias"
+        found.append((float("inf"), f"has a bias beyond its grid: {count}"))
     alive = (largest > 0) & ~dropped
     if not alive.any():
         return tuple(text for _, text in found)
-    width = np.broadcast_to(127 * scale.astype(np.float64), (channels,))[alive]
-    error = real[alive] - stored[alive]
-    over = np.maximum(np.abs(real[alive]) - width[:, None] * (1 + 1 / 254), 0)
-    if np.square(over).sum() > np.square(error).sum() / 2:
-        share = float((over > 0).mean())
-        found.append((1e6, f"saturate: {share:.2g} of them lie beyond their range"))
-    highest = int(np.abs(codes.astype(np.int64)).max())
+    real, stored, largest, used, scales = real[alive], stored[alive], largest[alive], used[alive], scales[alive]
+    over = np.maximum(np.abs(real) - 127 * scales[:, None] * (1 + 1 / 254), 0)
+    if np.square(over).sum() > np.square(real - stored).sum() / 2:
+        found.append((1e6, f"saturate: {float((over > 0).mean()):.2g} of them lie beyond their range"))
+    highest = int(used.max())
     bits = highest.bit_length() + 1
     if bits <= FEW_BITS:
         found.append((2.0 ** (8 - bits), f"have too few codes: {2 * highest + 1}, of {bits} bits"))
-    elif scale.size > 1:
-        used = np.abs(np.moveaxis(codes.astype(np.int64), axis, 0).reshape(channels, -1)).max(1)[alive]
-        if np.median(used) < 127 / WIDER:
-            found.append(
-                (
-                    127 / float(np.median(used)),
-                    f"use too few codes: {int(np.median(used))} of 127 in half of the channels",
-                )
-            )
+    elif scale.size > 1 and np.median(used) < 127 / WIDER:
+        half = int(np.median(used))
+        found.append((127 / float(np.median(used)), f"use too few codes: {half} of 127 in half of the channels"))
     if scale.size == 1 and channels > 1:
-        typical = float(np.median(largest[alive]))
+        typical = float(np.median(largest))
         if largest.max() > UNEQUAL * typical:
-            text = (
-                f"have channels of very different size on one scale: the largest reaches {largest.max():.3g}, half of "
-                f"them below {typical:.3g}"
-            )
-            found.append((float(largest.max()) / typical, text))
+            sizes = f"the largest reaches {largest.max():.3g}, half of them below {typical:.3g}"
+            found.append((largest.max() / typical, f"have channels of very different size on one scale: {sizes}"))
     else:
-        bulk = np.quantile(np.abs(real[alive]), 0.9, axis=1)
-        ratio = float(np.median(largest[alive] / np.maximum(bulk, 1e-30)))
+        ratio = float(np.median(largest / np.maximum(np.quantile(np.abs(real), 0.9, axis=1), 1e-30)))
         if ratio > 2 * WIDER:
             found.append((ratio, f"have a range too wide for few outliers: {ratio:.0f} times what nine of ten need"))
     return tuple(text for _, text in sorted(found, reverse=True))

@@ -250,8 +250,6 @@ class _Searching:
         if self.trials[0].held_out.better_than(self.judged, self.higher):
             self.best = start
             self.trials = [replace(trial, kept=at == 0) for at, trial in enumerate(self.trials)]
-        for evaluator in self.evaluators:
-            evaluator.close()
         return Search(
             self.best.device,
             tuple(self.trials),

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..gate import Gate, Verdict
-from ._modules import copied, prepared_in
+from ._modules import Checkpoint
 
 
-class DeviceCheckpoint:
+class DeviceCheckpoint(Checkpoint):
     """Scores the prepared model in what `Accelerator.prepare` returned, in the main process::
 
         checkpoint = DeviceCheckpoint(gate, accelerator)
@@ -19,38 +19,28 @@ class DeviceCheckpoint:
         checkpoint.restore(model)
 
     The score is logged as ``device_score`` where trackers are set up. All processes must call it.
-
-    Attributes:
-        verdicts: one for each call, in the main process.
     """
 
     def __init__(self, gate: Gate, accelerator: Any) -> None:
-        self._gate, self._accelerator = gate, accelerator
-        self.verdicts: list[Verdict] = []
-        self._state: Any = None
+        super().__init__(gate)
+        self._accelerator = accelerator
 
     def __call__(self, model: Any, step: int) -> Verdict | None:
         """The verdict, None in other processes."""
         verdict = None
         if self._accelerator.is_main_process:
-            prepared = prepared_in(self._accelerator.unwrap_model(model))
-            verdict = self._gate(prepared, step)
-            self.verdicts.append(verdict)
-            if verdict.best:
-                self._state = copied(prepared)
+            verdict = self._score(self._accelerator.unwrap_model(model), step)
             self._accelerator.log({"device_score": verdict.score}, step=step)
         self._accelerator.wait_for_everyone()
         return verdict
 
     def restore(self, model: Any) -> None:
         """Gives the model the best state, in all processes."""
-        state = self._state
         if self._accelerator.num_processes > 1:
             from accelerate.utils import broadcast_object_list
 
-            (state,) = broadcast_object_list([state])
-        if state is not None:
-            prepared_in(self._accelerator.unwrap_model(model)).load_state_dict(state)
+            (self._state,) = broadcast_object_list([self._state])
+        self._give_back(self._accelerator.unwrap_model(model))
 
 
 __all__ = ["DeviceCheckpoint"]
