@@ -10,12 +10,23 @@ from typing import Any
 import numpy as np
 
 from ... import raw_ops
-from .arithmetic import Tensors, activate, same_padding, window_shape, windows_of, zero_point_of
+from .arithmetic import (
+    Tensors,
+    activate,
+    fixed_point,
+    multiply_fixed_point,
+    multiply_half_up,
+    same_padding,
+    window_shape,
+    windows_of,
+    zero_point_of,
+)
 from .blocks import repeated, rows_of_block, scratch, share
 from .file_forms import Unreadable
 from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, need, register
+from .profile import Profile
 from .tensor import Tensor
-from .weighted import Requantization, Weighted, bias_option, filter_reach
+from .weighted import Requantization, Weighted, bias_option, filter_reach, real_multiplier
 
 
 class Convolution(Weighted):
@@ -323,6 +334,15 @@ class TransposeConv(Weighted):
             place = spread[:, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
             place += x @ filter[:, i, j].T
         return spread[:, cut[0] : cut[0] + sizes[0], cut[1] : cut[1] + sizes[1]]
+
+    def short_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
+        """LiteRT's optimized kernel rounds eight channels at a time, half up, and those that are left half away."""
+        significand, exponent = fixed_point(real_multiplier(inputs, output))
+        steps = multiply_fixed_point(accumulator, significand, exponent)
+        if profile.optimized:
+            whole = slice(accumulator.shape[-1] // 8 * 8)
+            steps[..., whole] = multiply_half_up(accumulator[..., whole], significand[whole], exponent[whole])
+        return steps
 
     def lower(self, context: Any, step: Any) -> Any:
         """A plan crops as SAME does, or with a slice after VALID."""

@@ -18,6 +18,7 @@ from .arithmetic import (
     finish,
     fixed_point,
     multiply_fixed_point,
+    multiply_half_up,
     multiply_wide,
     round_half_away,
     scale_of,
@@ -126,8 +127,13 @@ class FullyConnected(Weighted):
         return multiplier  # by LiteRT
 
     def short_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
-        own = profile.fully_connected_in_float64 and not profile.optimized
-        return (self.wide_steps if own else super().short_steps)(accumulator, inputs, output, profile)
+        if profile.fully_connected_in_float64 and not profile.optimized:
+            return self.wide_steps(accumulator, inputs, output, profile)
+        if profile.optimized and inputs[1].quantization.axis is None:
+            # Of a filter with one scale, LiteRT multiplies the two scales in float32.
+            product = (inputs[0].quantization.scale * inputs[1].quantization.scale).astype(np.float64)
+            return multiply_half_up(accumulator, *fixed_point(product / float(scale_of(output))))
+        return super().short_steps(accumulator, inputs, output, profile)
 
     def wide_steps(self, accumulator: np.ndarray, inputs: Tensors, output: Tensor, profile: Profile) -> np.ndarray:
         if not profile.fully_connected_in_float64:
