@@ -17,7 +17,7 @@ from exactqat.deploy.lower import lower_with_layouts
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes, in_users_order, layer_values
 from exactqat.kit.train.core.steps import Step
-from exactqat.kit.train.torch.on_grid import real as in_real_numbers
+from exactqat.kit.train.torch.frozen import real as in_real_numbers
 
 
 def leaves(result: Any) -> list[torch.Tensor]:
@@ -101,7 +101,7 @@ def by_device(model: qat.PreparedModel, path: str, *features: torch.Tensor) -> t
         return step(*features)
     device.refresh()
     names = [name for name in model.plan.stored(path).operands if model.plan.is_stored(name)]
-    given = [device._on_grid(name, each) for name, each in zip(names, features, strict=True)]
+    given = [device.on_grid(name, each) for name, each in zip(names, features, strict=True)]
     return in_real_numbers(device.compute(path, step, given))
 
 

@@ -416,7 +416,7 @@ def test_verify_sees_results_beside_the_grid(tmp_path: Path) -> None:
 
         @staticmethod
         def traced(batch: Any) -> Any:
-            inputs, (result,), codes = prepared.traced(batch)
+            inputs, (result,), codes = prepared.trained().traced(batch)
             return inputs, [result + 0.3 * graph.tensors["fc"].quantization.scale[0]], codes
 
     report = deploy.verify(graph, path, model=Beside(), data=x)

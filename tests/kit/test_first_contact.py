@@ -325,10 +325,9 @@ def test_what_is_done_before_prepare_is_kept() -> None:
         change(model)
         prepared = qat.prepare(model, IMAGES)
         model.eval(), prepared.eval()
-        got = prepared.float_tensors(IMAGES)["4"] if prepared._batches_seen()["4"] else None
-        if got is None:
+        if not prepared._batches_seen()["4"]:
             qat.calibrate(prepared, [IMAGES])
-            got = prepared.float_tensors(IMAGES)["4"]
+        got = torch.from_numpy(prepared.layer_values(IMAGES)[0]["4"])
         torch.testing.assert_close(got, model(IMAGES).detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -664,8 +663,8 @@ def test_attention_without_dropout_draws_nothing() -> None:
     model = Decoder()
     prepared = qat.prepare(model, IMAGES)
     qat.calibrate(prepared, [IMAGES])
-    _, found = list(prepared.float_tensors(IMAGES).items())[-1]
-    torch.testing.assert_close(found, model.eval()(IMAGES).detach(), rtol=1e-3, atol=1e-4)
+    *_, found = prepared.layer_values(IMAGES)[0].values()
+    torch.testing.assert_close(torch.from_numpy(found), model.eval()(IMAGES).detach(), rtol=1e-3, atol=1e-4)
 
 
 def test_eval_is_suggested_where_only_training_is_in_the_way() -> None:

@@ -50,29 +50,14 @@ def extremes(x: Tensor, percentile: float | None) -> tuple[Tensor, Tensor]:
 
 def statistics(raw: Tensor, axes: Sequence[int], channel_axis: int) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel of all processes' tensors, for a layer with folded batch norm."""
+    from torch.distributed.nn.functional import all_reduce  # which has a gradient: a PyTorch may lack processes
+
     axes = list(axes)
     count = raw.new_tensor(raw.numel() // raw.shape[channel_axis], dtype=torch.float64)
     dist.all_reduce(count)
-    mean = (_SumOverReplicas.apply(raw.sum(axes, dtype=torch.float64)) / count).to(raw.dtype)
+    mean = (all_reduce(raw.sum(axes, dtype=torch.float64)) / count).to(raw.dtype)
     squares = (raw - per_channel(mean, raw.dim(), channel_axis)).square().sum(axes, dtype=torch.float64)
-    return mean, (_SumOverReplicas.apply(squares) / count).to(raw.dtype)
-
-
-class _SumOverReplicas(torch.autograd.Function):
-    """The sum over all processes; each process's loss depends on it, so its gradient is their sum too."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor) -> Tensor:
-        total = own.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+    return mean, (all_reduce(squares) / count).to(raw.dtype)
 
 
 def normalized(

@@ -53,7 +53,7 @@ def synchronized(model: nn.Module) -> Iterator[None]:
             norm.__class__ = kind
 
 
-class CrossReplicaBatchNorm2d(nn.BatchNorm2d):
+class CrossReplica(nn.modules.batchnorm._NormBase):
     """A batch norm whose training statistics are those of all processes' batches together.
 
     The same sums and the same formulas as in one process: only the order of adding the shares differs, so per-channel
@@ -68,14 +68,9 @@ class CrossReplicaBatchNorm2d(nn.BatchNorm2d):
         return normalized(features, tensors, self.eps, share_of_batch(tensors, self.momentum))
 
 
-class CrossReplicaBatchNorm1d(nn.BatchNorm1d):
-    """Likewise for [batch, features]."""
+class CrossReplicaBatchNorm2d(CrossReplica, nn.BatchNorm2d):
+    """For [batch, channels, height, width]."""
 
-    def forward(self, features: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(features)
-        self._check_input_dim(features)
-        if features.dim() != 2:
-            raise ValueError(f"features must be [batch, features], got shape {list(features.shape)}")
-        tensors = batch_norm_tensors(self)
-        return normalized(features, tensors, self.eps, share_of_batch(tensors, self.momentum))
+
+class CrossReplicaBatchNorm1d(CrossReplica, nn.BatchNorm1d):
+    """For [batch, features] and [batch, features, length]."""

@@ -18,8 +18,7 @@ from ..core.engine import Functional
 from ..core.weights import learned_ends
 from . import primitives
 from .state import Computed, ModuleState, ModuleTensor, Source
-from .straight_through import with_hooks
-from .tree import Kept, Owner, kept_module, node_at
+from .tree import Kept, Owner, kept_module, node_at, with_hooks
 
 # The child that holds ranges; the others are the user's.
 LAYERS = "quantization"

@@ -13,18 +13,14 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 import exactqat as eq
 
-from .primitives import as_in_autocast, channels_first_view, channels_last_view, is_exporting, strides_first
+from ...device.arithmetic import same_padding
+from .primitives import channels_first_view, channels_last_view, depthwise, is_exporting, strides_first
 
 Pair = int | tuple[int, int]
-
-
-def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
-    """TensorFlow's SAME along one axis: zeros (before, after) so that the result has ceil(size / stride) positions."""
-    total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
-    return total // 2, total - total // 2
 
 
 class Conv2d(nn.Conv2d):
@@ -60,22 +56,16 @@ class Conv2d(nn.Conv2d):
 
     def pads(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Zeros (before, after) the rows and the columns of an input of that size."""
-        first, second = (
-            same_padding(size, kernel, stride, dilation) if self.padding_rule == "SAME" else (number, number)
-            for size, kernel, stride, dilation, number in zip(
-                (height, width),
-                self.kernel_size,
-                self.stride,
-                self.dilation,
-                cast(tuple[int, int], self.padding),
-                strict=True,
-            )
-        )
+        if self.padding_rule != "SAME":
+            rows, columns = cast(tuple[int, int], self.padding)
+            return (rows, rows), (columns, columns)
+        windows = zip((height, width), self.kernel_size, self.stride, self.dilation, strict=True)
+        first, second = (same_padding(*window) for window in windows)
         return first, second
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution with a given weight and bias instead of the module's own."""
-        rows, columns = self.pads(features.shape[2], features.shape[3])
+        rows, columns = self.pads(*features.shape[2:])
         if rows[0] == rows[1] and columns[0] == columns[1]:
             padding = (rows[0], columns[0])
         else:
@@ -113,37 +103,15 @@ class DepthwiseConv2d(Conv2d):
         bias: bool = True,
         **factory: Any,
     ) -> None:
-        super().__init__(
-            channels,
-            channels * channel_multiplier,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups=channels,
-            bias=bias,
-            **factory,
-        )
+        results = channels * channel_multiplier
+        super().__init__(channels, results, kernel_size, stride, padding, dilation, channels, bias, **factory)
         self.channel_multiplier = channel_multiplier
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if is_exporting():
             # Capturing reads what is computed; the operator does not matter there.
             return super().convolve(features, weight, bias)
-        features, weight, bias = as_in_autocast(features, weight, bias)
-        height, width = weight.shape[2:]
-        filter_ = weight.permute(2, 3, 1, 0).reshape(height, width, self.in_channels, self.channel_multiplier)
-        rows, columns = self.pads(features.shape[2], features.shape[3])
-        convolved = eq.nn.depthwise_conv2d(
-            channels_last_view(features),
-            filter_.contiguous(),
-            strides=[1, *self.stride, 1],
-            padding=[[0, 0], list(rows), list(columns), [0, 0]],
-            dilations=list(self.dilation),
-        )
-        if bias is not None:
-            convolved = convolved + bias
-        return channels_first_view(convolved)
+        return depthwise(features, weight, bias, self.stride, self.pads(*features.shape[2:]), self.dilation)
 
 
 class BatchNormTensors(NamedTuple):
@@ -234,7 +202,7 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
         return normalized(features, tensors, self.eps, True, share_of_batch(tensors, self.momentum))
 
 
-def batch_norm_tensors(module: nn.BatchNorm1d | nn.BatchNorm2d) -> BatchNormTensors:
+def batch_norm_tensors(module: _NormBase) -> BatchNormTensors:
     """The tensors of a PyTorch batch norm."""
     mean, variance = cast(Tensor, module.running_mean), cast(Tensor, module.running_var)
     return BatchNormTensors(module.weight, module.bias, mean, variance, module.num_batches_tracked)

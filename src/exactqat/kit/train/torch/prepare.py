@@ -35,34 +35,10 @@ def prepare(
     keep_final_activation: bool | None = None,
     check: bool = True,
 ) -> PreparedModel:
-    """A copy of `model` that trains under the device's arithmetic, in float32.
+    """A copy of `model` that trains under the device's arithmetic, in float32; its parameters and buffers are taken
+    over, with ``requires_grad`` and the training mode. Arguments and errors as in `exactqat.qat.prepare`.
 
-    Args:
-        model: any module that computes the same sequence of operations for every input; see `capture`. It is not
-            changed; its parameters and buffers are taken over, with ``requires_grad`` and the training mode.
-        example: a batch as the model takes it: a tensor, or a tuple of positional or a dictionary of keyword arguments.
-            Its values do not matter, nor does the number of examples.
-        rules: settings by module path; see `Rule`. The first match decides. A single input is called ``"input"``;
-            several have the names of their arguments.
-        deployable: refuse rules that the device cannot run. Turn it off to study other settings in training only.
-        device: the device whose arithmetic the frozen model computes, a name in `deploy.PROFILES`: ``"xnnpack-x86"``,
-            ``"xnnpack-arm64"``, ``"reference"``, ``"micro"`` or ``"onnxruntime-x86"``. None: it stays fake
-            quantization, which rounds sums differently (up to a few percent of a deep network's codes).
-        check: run the model alongside the prepared one, with quantization and randomness off, and compare results,
-            gradients and buffers, in training and in evaluation, with several numbers of examples.
-            `PreparedModel.proof` holds what was compared. Turn it off to save a few forward and backward runs for a
-            model that has passed before.
-        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is part
-            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
-            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
-            from (logits). None: not, and a FinalActivationWarning says so.
-
-    Raises:
-        UnsupportedOperator: lists every operator the device cannot run, with its place and what to do; or the network
-            that would be trained is not the model, with what differs first and by how much.
-        ValueError: no rule matches a layer, a rule cannot be deployed, there is no such device, or the model is already
-            prepared.
-        TypeError: the model is not a module, or is a scripted one, or the rules are not rules.
+    `PreparedModel.proof` holds what `check` has compared.
     """
     device = None if device is None else profile_named(device).name
     if not isinstance(model, nn.Module):

@@ -25,7 +25,7 @@ from ...display import shortened, table
 from ...planning.inputs import require_examples, require_input, require_rows
 from ...planning.plans import Numbers, Plan, PlanInput, PlanStep
 from ..core import batches as loading
-from ..core.arrays import Arrays, Mode, weights_of
+from ..core.arrays import Mode
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere
 from ..core.freezing import fresh_norms, frozen
@@ -39,13 +39,6 @@ from .steps import ModuleInput, Outside, TrainingOnly
 from .tree import FILE, Kept, Owner, kept_tree, require_called_plainly, require_float32
 
 STATE_FORMAT = 2
-
-
-class Watched(dict[str, Tensor]):
-    """Tensors of one call, which are neither copied with a model nor saved."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Watched, ()
 
 
 class PreparedModel(Owner):
@@ -86,10 +79,10 @@ class PreparedModel(Owner):
         self.proof: Proof | None = None
         self._profile = None if profile is None else profile_named(profile).name
         self._frozen = False
-        self._quantizing, self._observing = True, False
+        self.quantizing, self._observing = True, False
         # Ranges that were trained before `freeze`.
         self._trained_ranges: list[nn.Parameter] = []
-        self._watched: Watched | None = None
+        self._watched: dict[str, Tensor] | None = None  # of one call
         self._places = Places()
         self._fresh_norms: frozenset[str] = frozenset()
         if model is not None:
@@ -102,13 +95,12 @@ class PreparedModel(Owner):
         self._counted = {path: norm.batches() for path, norm in self._state.norms.items()}
         self._fresh_norms = self._core.fresh_norms = fresh_norms(plan, tensors)
         if model is not None:
-            vars(self)["training"] = model.training
+            self.training = model.training
         for module in self._modules[self._places.root].modules():  # type: ignore[union-attr]
             module.training = self.training
         for module in self.modules():
             if isinstance(module, Owner):
                 module.close()
-        self._follow_flags()
 
     def _bind(self, holders: Holders) -> None:
         """Makes the steps, which read and move the tensors where they are held."""
@@ -126,7 +118,7 @@ class PreparedModel(Owner):
             self._steps[step.path] = self._bound(step, holders, modules.get(step.place.path, self))
         self._calls = {path: step.compose if isinstance(step, Step) else step for path, step in self._steps.items()}
         self._order = _order(plan)
-        self._device = Device(plan, self._state.grids(), self._profile, self._numbers_of)
+        self._device = Device(self._state, self._profile)
         self._repeats = Repeats(self._state)
 
     def _bound(self, step: PlanStep, holders: Holders, module: nn.Module) -> Any:
@@ -140,12 +132,12 @@ class PreparedModel(Owner):
         return (Step if step.weights is None else WeightedStep)(self._state, step)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in _BOUND}
+        state = {name: value for name, value in vars(self).items() if name not in _BOUND}
+        return {**state, "_watched": None if self._watched is None else {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._bind(Holders(self, self.plan, self._places, {}))
-        self._follow_flags()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedModel:
         memo[id(self.plan)] = self.plan
@@ -155,22 +147,9 @@ class PreparedModel(Owner):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "training":
-            self._follow_flags()
-
-    def _follow_flags(self) -> None:
-        """Steps compute in the model's mode from here on."""
-        if "_state" in vars(self):
-            self._state.mode = Mode(self.training, self._frozen, self._quantizing, self._observing)
-
-    @property
-    def quantizing(self) -> bool:
-        return self._quantizing
-
-    @quantizing.setter
-    def quantizing(self, quantizing: bool) -> None:
-        self._quantizing = quantizing
-        self._follow_flags()
+        if name in ("training", "quantizing", "_frozen", "_observing", "_state") and "_state" in vars(self):
+            # Steps compute in the model's mode from here on.
+            self._state.mode = Mode(self.training, self._frozen, self.quantizing, self._observing)
 
     @property
     def frozen(self) -> bool:
@@ -195,14 +174,14 @@ class PreparedModel(Owner):
 
     def watch(self) -> None:
         """From here on, calls in training keep what the layers store, for `watched`."""
-        self._watched = Watched()
+        self._watched = {}
 
     def watched(self) -> dict[str, Tensor]:
         """What the layers stored in the last call in training, by path, with gradients; empty if there was none.
         Nothing is kept afterwards."""
-        values = dict(self._watched or {})
-        if self._watched is not None:
-            self._watched.clear()
+        if self._watched is None:
+            return {}
+        values, self._watched = self._watched, {}
         return values
 
     def _apply(self, fn: Any, recurse: bool = True) -> PreparedModel:
@@ -215,13 +194,16 @@ class PreparedModel(Owner):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
         network, mode = self.plan.network, self._state.mode
-        given = list(args) if network.input_tree is None else network.input_tree.flatten(*args, **kwargs)
+        given = self._flat(args, kwargs)
         for each, tensor in zip(self.plan.inputs, given, strict=True):
             require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
             # With several processes, some may have an empty batch if others do not.
-            if (mode.observing or (mode.training and not mode.frozen)) and not _shares_batches():
+            alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+            if alone and (mode.observing or (mode.training and not mode.frozen)):
                 require_examples(each, tuple(tensor.shape))
-        if not (torch.compiler.is_compiling() or is_captured(given)):
+        # A CUDA graph that captures computations lets no number be read.
+        captured = any(tensor.is_cuda for tensor in given) and torch.cuda.is_current_stream_capturing()
+        if not (torch.compiler.is_compiling() or captured):
             self.require_rows(given)
         inputs = {
             each.path: tensor.to(torch.int64 if each.rows else torch.float32)
@@ -230,7 +212,7 @@ class PreparedModel(Owner):
         if self._frozen and self._device.ready():
             values = None
             if seen is None:
-                values = self._device.run_whole(self._steps, inputs, self._trained, self.numbers)
+                values = self._device.run_whole(self._steps, inputs)
             if values is None:
                 values = self._device.run(self._steps, self._order, inputs, seen)
         else:
@@ -301,61 +283,24 @@ class PreparedModel(Owner):
         self._run(args, kwargs, seen)
         return {path: (layer.output_quantizer, seen[path]) for path, layer in self.layers()}
 
-    def float_tensors(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """As `stored_tensors`, for the same network without quantization."""
-        with _without_quantization(self):
-            return {name: value for name, (_, value) in self.stored_tensors(*args, **kwargs).items()}
-
-    @torch.no_grad()
-    def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
-        device's network leaves out.
-
-        Args:
-            batch: a tensor or an array, or a tuple of positional or a dictionary of keyword arguments.
-        """
-        inputs, outputs, _ = self.traced(batch, codes=False)
-        return inputs, outputs
-
-    @torch.no_grad()
-    def traced(
-        self, batch: Any, codes: bool = True
-    ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
-        """As `evaluated`, and the codes of every tensor that the device stores, as `stored_codes` has them."""
-        tree = self.plan.network.input_tree
-        args, kwargs = self._beside(loading.arguments(batch))
-        given = list(args) if tree is None else tree.flatten(*args, **kwargs)
-        seen: dict[str, Tensor] = {}
-        with _in_evaluation(self):
-            self._run(args, kwargs, seen)
-        results = [seen[path] for path in self.plan.device_outputs]
-        inputs, outputs = ([each.cpu().numpy() for each in side] for side in (given, results))
-        layers = self.layers() if codes else ()
-        return inputs, outputs, {path: layer.output_quantizer.codes(seen[path]) for path, layer in layers}
-
     def _beside(self, batch: Any) -> Any:
         """Arrays and tensors, however nested, as tensors on the model's device."""
         device = next((each.device for each in (*self.parameters(), *self.buffers())), torch.device("cpu"))
         tensors = tree_map_only(np.ndarray, torch.from_numpy, batch)
         return tree_map_only(Tensor, lambda each: each.to(device), tensors)
 
-    def layer_values(self, *args: Any, **kwargs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What the float and the fake-quantized network store, by layer path, in the user's order of axes.
+    def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What the float and the fake-quantized network store in evaluation, by layer path, in the user's order of
+        axes. The float network is the one with the same weights, without quantization."""
+        return self.trained().layer_values(*inputs)
 
-        The float network is the one with the same weights, without quantization.
-        """
-        trained = {name: value.cpu().numpy() for name, (_, value) in self.stored_tensors(*args, **kwargs).items()}
-        return {name: value.cpu().numpy() for name, value in self.float_tensors(*args, **kwargs).items()}, trained
-
-    def stored_codes(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
-        """Codes of every tensor that the device stores, by layer path, in the user's order of axes.
+    def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
+        """Codes of every tensor that the device stores in evaluation, by layer path, in the user's order of axes.
 
         int64, 0..2**bits - 1; zero is the code that `numbers` names.
         """
-        stored = self.stored_tensors(*args, **kwargs)
-        return {path: quantizer.codes(values) for path, (quantizer, values) in stored.items()}
+        return self.trained().stored_codes(*inputs)
 
-    @torch.no_grad()
     def numbers(self) -> Numbers:
         """The numbers that training ended with, for `deploy.lower`.
 
@@ -363,31 +308,44 @@ class PreparedModel(Owner):
             RuntimeError: a range has seen no data.
             ValueError: a range or a weight is not finite.
         """
-        return self._core.numbers(self._arrays())
+        return self._core.numbers(self._state.in_numpy())
 
     def trained(self) -> TrainedNetwork:
         """The network with its numbers in NumPy, as they are now."""
 
-        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
+        def values(args: tuple[Any, ...], kwargs: dict[str, Any], quantizing: bool) -> dict[str, np.ndarray]:
             seen: dict[str, Tensor] = {}
             with torch.no_grad(), _in_evaluation(self) if quantizing else _without_quantization(self):
-                self._run(self._beside(inputs), {}, seen)
+                self._run(args, kwargs, seen)
             return {path: value.cpu().numpy() for path, value in seen.items()}
 
-        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-            inputs, _ = self.evaluated(batch)
-            return inputs, run(tuple(inputs), True)
+        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
+            return values(self._beside(inputs), {}, quantizing)
 
-        functional, arrays = Functional(self.plan, profile=self.profile), self._arrays()
-        own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
+        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            args, kwargs = self._beside(loading.arguments(batch))
+            return [given.cpu().numpy() for given in self._flat(args, kwargs)], values(args, kwargs, True)
+
+        functional, arrays = Functional(self.plan, profile=self.profile), self._state.in_numpy()
         functional.epsilons = self._core.epsilons
         # Also what constants are computed from, as in the other frameworks.
+        own = self._tensors()
         users = {name: own[name] for name in functional.tensors if name in own}
         # PyTorch's expressions take no NumPy arrays: what they give is known, too.
         computed = {name: self._state.constant(name) for name in self.plan.constants if self._state.knows(name)}
         given = {name: to_numpy(tensor) for name, tensor in (computed | users).items()}
         arrays = replace(arrays, tensors={**given, **arrays.tensors})
         return TrainedNetwork(functional, arrays, self._frozen, run, called)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by all of their paths."""
+        parameters: dict[str, Tensor] = dict(self.named_parameters(remove_duplicate=False))
+        return parameters | dict(self.named_buffers(remove_duplicate=False))
+
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """A call's tensors in the order of the plan's inputs."""
+        tree = self.plan.network.input_tree
+        return list(args) if tree is None else tree.flatten(*args, **kwargs)
 
     @torch.no_grad()
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
@@ -398,7 +356,7 @@ class PreparedModel(Owner):
         """
         if self._frozen:
             raise ValueError("a frozen model takes over no ranges: do it before freeze")
-        own = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
+        own = self._tensors()
         unknown = [name for name in tensors if name not in own]
         if unknown:
             raise ValueError(f"the model has no parameter or buffer {unknown[0]!r}")
@@ -407,31 +365,6 @@ class PreparedModel(Owner):
         for name, ends in ranges.items():
             for held, end in zip(self._state.grid(name).held(), ends, strict=False):
                 held.fill_(end)
-
-    def _numbers_of(self, step: PlanStep, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
-        return self._core.numbers_of(step, self._arrays([step]), grids)
-
-    @torch.no_grad()
-    def _arrays(self, steps: Sequence[PlanStep] | None = None) -> Arrays:
-        """What the core computes integers from, in NumPy; only the tensors of the given steps."""
-
-        steps = self.plan.steps if steps is None else steps
-        names = dict.fromkeys(name for step in steps for name in self._core.tensors_read(step))
-        arrays = Arrays({name: to_numpy(self._state.constant(name)) for name in names})
-        for name, grid in self._state.grids().items():
-            arrays.ranges[name] = dict(zip(("minimum", "maximum", "batches"), map(to_numpy, grid.held()), strict=True))
-        for path, weight_grid in self._state.learned_weight_grids().items():
-            ends = cast(Mapping[str, Tensor], weight_grid.learned())
-            arrays.learned[weights_of(path)] = {end: to_numpy(value) for end, value in ends.items()}
-        self._core.epsilons = self._state.epsilons()
-        return arrays
-
-    def _trained(self) -> list[np.ndarray]:
-        """All that `numbers` are computed from."""
-        arrays = self._arrays()
-        ends = [*arrays.ranges.values(), *arrays.learned.values()]
-        epsilons = np.array(list(self._core.epsilons.values()))
-        return [epsilons, *arrays.tensors.values(), *(each[end] for each in ends for end in each)]
 
     def _batches_seen(self) -> dict[str, int]:
         """By path, how many batches have moved the range of a tensor."""
@@ -483,14 +416,11 @@ class PreparedModel(Owner):
         for module in self.modules():
             if isinstance(module, Kept):
                 vars(module)["fixed"] = frozen
-        self._follow_flags()
 
     def __repr__(self) -> str:
-        weighted = [layer for layer in self._steps.values() if isinstance(layer, WeightedStep)]
+        weighted = {path: layer for path, layer in self._steps.items() if isinstance(layer, WeightedStep)}
         bits = Counter(
-            (layer.weight_quantizer.rule.weight_bits, self.plan.grids[self.plan.stored(path).grid].bits)
-            for path, layer in self._steps.items()
-            if isinstance(layer, WeightedStep)
+            (layer.weight_quantizer.rule.weight_bits, layer.output_quantizer.bits) for layer in weighted.values()
         )
         precisions = "".join(f", {count} W{weight}A{result}" for (weight, result), count in bits.most_common(3))
         phase = "frozen" if self._frozen else "not frozen"
@@ -565,22 +495,13 @@ def _prepared(model: Any) -> PreparedModel:
 
 
 def freeze(model: PreparedModel) -> None:
-    """Starts the last phase of training: batch-norm statistics and ranges are fixed, biases are on the int32 grid.
+    """Starts the last phase of training; see `exactqat.qat.freeze`.
 
-    From here on the model computes what the device computes, integer for integer, by the arithmetic of its `profile`;
-    weights, gamma, beta and biases may still be trained, with the gradients of real numbers. A weight range that is not
-    learned keeps following the weight's largest magnitude. Only what dropout has changed is computed in real numbers.
-
-    Warns (`UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training batches, and
-    (`RangesMovedWarning`) where it had to move ranges, because the device's operators cannot take them together.
-
-    Raises:
-        ValueError: a range or a batch norm's statistics are not finite.
-        RuntimeError: ranges have seen no data.
-        TypeError: the model does not come from `prepare`.
+    A weight range that is not learned keeps following the weight's largest magnitude. Only what dropout has changed is
+    computed in real numbers.
     """
     model = _prepared(model)
-    arrays, core = model._arrays(), model._core
+    arrays, core = model._state.in_numpy(), model._core
     for path, norm in model._state.norms.items():
         if norm.norm.training:
             arrays.ranges[model.plan.stored(path).grid]["trained"] = norm.batches() - model._counted[path]
@@ -595,19 +516,7 @@ def freeze(model: PreparedModel) -> None:
 
 @torch.no_grad()
 def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = False) -> None:
-    """Sets all activation ranges from data: runs the float network, in evaluation mode, over `batches` of inputs.
-
-    Args:
-        batches: each a tensor, or a tuple of positional or a dictionary of keyword arguments. A loader of ``(x, y)``
-            will do for a model that takes one argument: `y` is left out.
-        restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
-            Learned ranges start over, too.
-
-    Raises:
-        ValueError: the model is frozen, there is no batch, or one gives values that are not finite. The ranges then
-            stay as they were.
-        TypeError: batches is one tensor, one of them is not what the model takes, or the model is not prepared.
-    """
+    """Sets all activation ranges from data; see `exactqat.qat.calibrate`."""
     model = _prepared(model)
     batches = loading.checked(batches, isinstance(batches, Tensor | np.ndarray))
     if model.frozen:
@@ -650,11 +559,6 @@ def _fitting_arguments(model: PreparedModel, batch: Any) -> tuple[tuple[Any, ...
     return args, kwargs
 
 
-def is_captured(tensors: Sequence[Tensor]) -> bool:
-    """Whether a CUDA graph is capturing computations on them: no number can be read."""
-    return any(each.is_cuda for each in tensors) and torch.cuda.is_current_stream_capturing()
-
-
 @contextmanager
 def _in_evaluation(model: PreparedModel) -> Iterator[None]:
     """Evaluation for a while; then every module is as it was."""
@@ -670,19 +574,14 @@ def _in_evaluation(model: PreparedModel) -> Iterator[None]:
 @contextmanager
 def _without_quantization(model: PreparedModel, observing: bool = False) -> Iterator[None]:
     """The float network, in evaluation mode; `observing` lets ranges see its tensors."""
-    before = model._quantizing, model._observing
+    before = model.quantizing, model._observing
     with _in_evaluation(model):
-        model._quantizing, model._observing = False, observing
-        model._follow_flags()
+        model.quantizing, model._observing = False, observing
         try:
             yield
         finally:
-            model._quantizing, model._observing = before
+            model.quantizing, model._observing = before
 
 
 # What `PreparedModel._bind` makes.
 _BOUND = ("_core", "_state", "_steps", "_calls", "_order", "_device", "_repeats")
-
-
-def _shares_batches() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

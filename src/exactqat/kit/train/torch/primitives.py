@@ -22,13 +22,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import exactqat as eq
-from exactqat.operators.torch import is_plain
-
-from .straight_through import unwrapped
+from exactqat.operators.torch import fused, is_plain
 
 Pairs = Sequence[Sequence[int]]
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_round_sums = fused("rounded_sums_by_grid")
 _MODES = {"REFLECT": "reflect", "SYMMETRIC": "symmetric", "reflect": "reflect", "symmetric": "symmetric"}
 
 
@@ -87,7 +86,7 @@ def strides_first(
     return features, (1,) * len(strides)
 
 
-# --- value by value ---------------------------------------------------------------------------------------------------
+# --- functions of PyTorch by the names of `Primitives`, which says what they do ---------------------------------------
 
 abs = torch.abs
 exp, log, sqrt, rsqrt = torch.exp, torch.log, torch.sqrt, torch.rsqrt
@@ -95,7 +94,28 @@ sin, cos, tanh, sigmoid, erf = torch.sin, torch.cos, torch.tanh, torch.sigmoid, 
 floor, ceil, round, sign, square = torch.floor, torch.ceil, torch.round, torch.sign, torch.square
 expm1, log1p, reciprocal, negative = torch.expm1, torch.log1p, torch.reciprocal, torch.neg
 moveaxis, ones_like, zeros_like = torch.movedim, torch.ones_like, torch.zeros_like
-relu, relu6 = F.relu, F.relu6
+relu, relu6, where, stop_gradient = F.relu, F.relu6, torch.where, Tensor.detach
+argmin, cumsum = torch.argmin, torch.cumsum
+transpose, broadcast_to, stack = torch.permute, torch.broadcast_to, torch.stack
+linear, matmul = F.linear, torch.matmul
+mean, sum, amax, amin, reshape = (
+    cast(Callable[..., Tensor], function) for function in (torch.mean, torch.sum, torch.amax, torch.amin, torch.reshape)
+)
+
+
+def argmax(x: Tensor, axis: int, keep_dims: bool = False) -> Tensor:
+    """Where the largest value is, the first one of equal ones; int64."""
+    return x.argmax(axis, keepdim=keep_dims)
+
+
+def softmax(x: Tensor, axis: int) -> Tensor:
+    """Shares that add up to 1 along an axis."""
+    return torch.softmax(x, axis)
+
+
+def log_softmax(x: Tensor, axis: int) -> Tensor:
+    """The logarithm of `softmax`."""
+    return torch.log_softmax(x, axis)
 
 
 def exact_sqrt(x: Tensor) -> Tensor:
@@ -161,11 +181,6 @@ def minimum(first: Any, second: Any) -> Tensor:
     return torch.minimum(*_both(first, second))
 
 
-def where(condition: Tensor, first: Any, second: Any) -> Tensor:
-    """`first` where the condition holds, else `second`."""
-    return torch.where(condition, first, second)
-
-
 def clip(x: Tensor, low: float, high: float) -> Tensor:
     """Nothing below `low` or above `high`; either may be infinite."""
     return x.clamp(None if low == -math.inf else low, None if high == math.inf else high)
@@ -174,11 +189,6 @@ def clip(x: Tensor, low: float, high: float) -> Tensor:
 def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
     """The first one's value with the second one's gradient."""
     return value.detach() + (gradient_of - gradient_of.detach())
-
-
-def stop_gradient(x: Tensor) -> Tensor:
-    """The value as a constant."""
-    return x.detach()
 
 
 def _both(first: Any, second: Any) -> tuple[Tensor, Tensor]:
@@ -197,74 +207,7 @@ def _number(value: float, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
-# --- over axes --------------------------------------------------------------------------------------------------------
-
-
-def _axes(axes: int | Sequence[int]) -> tuple[int, ...]:
-    return (axes,) if isinstance(axes, int) else tuple(axes)
-
-
-def mean(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
-    """The mean over some axes."""
-    return x.mean(_axes(axes), keepdim=keep_dims)
-
-
-def sum(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
-    """The sum over some axes."""
-    return x.sum(_axes(axes), keepdim=keep_dims)
-
-
-def amax(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
-    """The largest value over some axes."""
-    return x.amax(_axes(axes), keepdim=keep_dims)
-
-
-def amin(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
-    """The smallest value over some axes."""
-    return x.amin(_axes(axes), keepdim=keep_dims)
-
-
-def argmax(x: Tensor, axis: int, keep_dims: bool = False) -> Tensor:
-    """Where the largest value is, the first one of equal ones; int64."""
-    return x.argmax(axis, keepdim=keep_dims)
-
-
-def argmin(x: Tensor, axis: int, keep_dims: bool = False) -> Tensor:
-    """Where the smallest value is; int64."""
-    return x.argmin(axis, keepdim=keep_dims)
-
-
-def softmax(x: Tensor, axis: int) -> Tensor:
-    """Shares that add up to 1 along an axis."""
-    return torch.softmax(x, axis)
-
-
-def log_softmax(x: Tensor, axis: int) -> Tensor:
-    """The logarithm of `softmax`."""
-    return torch.log_softmax(x, axis)
-
-
-def cumsum(x: Tensor, axis: int) -> Tensor:
-    """Running sums along an axis."""
-    return x.cumsum(axis)
-
-
 # --- movement ---------------------------------------------------------------------------------------------------------
-
-
-def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same elements in another shape; one size may be -1."""
-    return x.reshape(tuple(shape))
-
-
-def transpose(x: Tensor, permutation: Sequence[int]) -> Tensor:
-    """Result axis k is the array's axis permutation[k]."""
-    return x.permute(tuple(permutation))
-
-
-def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Axes of size 1 repeated; -1 keeps a size."""
-    return x.expand(tuple(shape))
 
 
 def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
@@ -274,11 +217,6 @@ def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
         common = [max(sizes) for sizes in zip(*shapes, strict=True)]
         arrays = [each.expand(*common[:axis], each.shape[axis], *common[axis:]) for each in arrays]
     return torch.cat(list(arrays), axis)
-
-
-def stack(arrays: Sequence[Tensor], axis: int) -> Tensor:
-    """Joined along a new axis."""
-    return torch.stack(list(arrays), axis)
 
 
 def slice(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
@@ -298,7 +236,7 @@ def embedding(indices: Tensor, table: Tensor, fixed_row: int | None = None) -> T
 
 def flip(x: Tensor, axes: int | Sequence[int]) -> Tensor:
     """Reversed along some axes."""
-    return x.flip(_axes(axes))
+    return x.flip((axes,) if isinstance(axes, int) else tuple(axes))
 
 
 def pad(x: Tensor, pairs: Pairs, value: float = 0.0) -> Tensor:
@@ -326,16 +264,6 @@ def _innermost_first(pairs: Pairs) -> list[int]:
 # --- products of matrices, convolutions, windows ----------------------------------------------------------------------
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Over the last axis; weight [out, in]."""
-    return F.linear(x, weight, bias)
-
-
-def matmul(first: Tensor, second: Tensor) -> Tensor:
-    """The product over the last axis of the first and the second-to-last axis of the second."""
-    return torch.matmul(first, second)
-
-
 def conv(
     x: Tensor,
     weight: Tensor,
@@ -354,7 +282,7 @@ def conv(
         return conv(x[:, :, None], weight[:, :, None], bias, (1,), ((0, 0),), (1,), groups)[:, :, 0]
     pairs = [(int(before), int(after)) for before, after in padding]
     if groups == x.shape[1] > 1 and weight.dim() in (3, 4):
-        return _depthwise(x, weight, bias, strides, pairs, dilations)
+        return depthwise(x, weight, bias, strides, pairs, dilations)
     if x.dim() == 4 and x.shape[1] == 1 and all(map(operator.le, strides, weight.shape[2:])):
         # One channel is in both layouts at once. PyTorch would treat it as channels first, and so would all layers
         # after it; kernels here want channels last. Not with longer strides, see `conv_transpose`.
@@ -369,12 +297,12 @@ def conv(
     return cast(Tensor, convolve(x, weight, bias, strides, tuple(amounts), tuple(dilations), groups))
 
 
-def _depthwise(
+def depthwise(
     x: Tensor, weight: Tensor, bias: Tensor | None, strides: Sequence[int], pairs: Pairs, dilations: Sequence[int]
 ) -> Tensor:
     """Every channel convolved on its own, through this library's operator."""
     if weight.dim() == 3:
-        image = _depthwise(x[:, :, None], weight[:, :, None], bias, (1, *strides), ((0, 0), *pairs), (1, *dilations))
+        image = depthwise(x[:, :, None], weight[:, :, None], bias, (1, *strides), ((0, 0), *pairs), (1, *dilations))
         return image[:, :, 0]
     x, weight, bias = as_in_autocast(x, weight, bias)
     filter_ = weight.permute(2, 3, 1, 0).reshape(*weight.shape[2:], x.shape[1], weight.shape[0] // x.shape[1])
@@ -474,6 +402,13 @@ def _image(x: Tensor, channel_axis: int) -> tuple[Tensor, Any]:
     return (moved[:, :, None] if flat else moved), restore
 
 
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Transforms such as torch.func.grad wrap tensors in others that have no memory."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def to_numpy(x: Tensor) -> np.ndarray:
     """A tensor's values without gradients, also those of one that `torch.func` has wrapped."""
     x = unwrapped(x)
@@ -491,6 +426,28 @@ def fake_quantize(x: Tensor, minimum: Tensor, maximum: Tensor, bits: int, narrow
     if minimum.dim() == 0:
         operator = operators.fake_quant_with_min_max_vars
     return cast(Tensor, operator(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+
+
+def rounded_sums(
+    sums: Tensor, scale: Tensor, grid: Tensor, rounding: str, exact: Tensor, otherwise: Callable[[], Tensor]
+) -> Tensor:
+    """Sums of whole numbers, channels last, as a device rounds them, with the gradient of what is rounded; grid: on the
+    CPU."""
+    steps = _round_sums(sums, scale, grid, rounding=rounding) if sums.is_cpu else _rounded(sums, scale, grid, rounding)
+    return cast(Tensor, steps) if exact else straight_through(otherwise(), steps)
+
+
+def _rounded(sums: Tensor, scale: Tensor, grid: Tensor, rounding: str) -> Tensor:
+    """On a GPU, for which the operator has no kernel; other roundings than float32's go by way of the CPU."""
+    input_scale, result_scale, lowest, highest, low, high = grid.tolist()
+    # Not a division by a number, which GPUs replace with multiplication by its inverse.
+    scaled = sums * ((scale * input_scale) / torch.full_like(scale, result_scale))
+    with torch.no_grad():
+        if rounding == "float32":
+            steps = scaled.round().clamp_(lowest, highest)
+        else:
+            steps = _round_sums(sums.cpu(), scale.cpu(), grid, rounding=rounding).to(sums.device)
+    return straight_through(steps, F.hardtanh(scaled, low, high))
 
 
 def per_channel(vector: Tensor, rank: int, axis: int) -> Tensor:

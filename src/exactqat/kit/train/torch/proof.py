@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.proof import AFTERWARDS, Evidence, Proof, Subject, Trial, cotangent, nudged, prove
 from ...capture.torch.export import checkpoints_run_once
+from .frozen import in_full_float32
 from .prepared import PreparedModel
-from .straight_through import with_hooks
-from .sums import in_full_float32
+from .tree import with_hooks
 
 aten = torch.ops.aten
 
@@ -272,7 +272,6 @@ def compare_with_original(
         with (
             torch.random.fork_rng(devices=devices),
             in_full_float32(sides.device.type),
-            torch.backends.cudnn.flags(enabled=False) if devices else nullcontext(),
         ):
             return prove(sides)
     finally:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .prepared import PreparedModel
+from .state import ModuleGrid, ModuleWeightGrid
 
-# The prefix of a quantizer's parameter names, before the layer's path.
-_QUANTIZERS = "quantization."
 # How many times more slowly a weight's range is trained than a result's, by default.
 _WEIGHTS_SLOWER = 5
 
@@ -166,14 +165,10 @@ def parameter_groups(
 
 def _layers_of_ranges(model: PreparedModel) -> list[tuple[str, nn.Parameter]]:
     """The learned ranges, each with the path of its layer."""
-    names = {id(parameter): name.removeprefix(_QUANTIZERS) for name, parameter in model.named_parameters()}
-    # The longest first: a path may be a prefix of another.
-    paths = sorted((path for path, _ in model.layers()), key=len, reverse=True)
-    found = []
-    for parameter in model.range_parameters():
-        own = names[id(parameter)]
-        found.append((next((path for path in paths if own.startswith(f"{path}.")), own), parameter))
-    return found
+    state, layers = model._state, dict[int, str]()
+    for path, grid in (*state.grids().items(), *state.learned_weight_grids().items()):
+        layers |= {id(end): path for end in cast(ModuleGrid | ModuleWeightGrid, grid).range.parameters()}  # type: ignore[union-attr]
+    return [(layers[id(parameter)], parameter) for parameter in model.range_parameters()]
 
 
 __all__ = ["EarlyStopping", "distillation_loss", "parameter_groups", "require_reduction"]

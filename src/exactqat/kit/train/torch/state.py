@@ -21,7 +21,7 @@ from exactqat.operators.torch import fused, is_plain
 from ...display import shortened
 from ...planning.plans import SMALLEST_WIDTH, BatchNorm, Derived, MissingData, PlanStep, Weights, without_data
 from ..core import ranges as core
-from ..core.arrays import Arrays, Mode
+from ..core.arrays import ENDS, Arrays, Mode, weights_of
 from ..core.engine import Functional
 from ..core.state import Normalization, State, StoredGrid, WeightGrid
 from ..core.weights import factor_and_offset, step_width, weight_codes
@@ -84,8 +84,7 @@ class ModuleGrid(StoredGrid):
         self.range = held
         parameters, self._buffers = held._parameters, held._buffers
         self._low, self._high = (
-            cast(dict[str, Tensor], parameters if end in parameters else self._buffers)
-            for end in ("minimum", "maximum")
+            cast(dict[str, Tensor], parameters if end in parameters else self._buffers) for end in ENDS
         )
         self.policy = self.rule.ranges
         # What a batch has shown so far: tensors that several layers store count together, as one.
@@ -270,7 +269,7 @@ class ModuleWeightGrid(WeightGrid):
     def _magnitudes(self) -> Tensor:
         """The upper bounds of symmetric learned ranges."""
         maximum = cast(Tensor, cast(nn.Module, self.range)._parameters["maximum"])
-        at_hand = not torch.compiler.is_compiling() and maximum.is_cpu and is_plain(maximum)
+        at_hand = _are_at_hand(maximum, maximum)
         return maximum if at_hand and maximum.detach().amin().item() >= 0 else core.above_zero(p, maximum)
 
     def scale(self, weight: Tensor, /) -> Tensor:
@@ -349,20 +348,9 @@ class ModuleNormalization(Normalization):
         if grid.observes:
             grid.observe_ends(low, high)
         minimum, maximum = grid.at_this_moment()
-        outputs = _quantized_batch_norm(
-            x,
-            scale,
-            offset,
-            precise_mean,
-            precise_variance,
-            minimum,
-            maximum,
-            epsilon,
-            activation,
-            grid.bits,
-            False,
-            minimum.requires_grad or maximum.requires_grad,
-        )
+        trained = minimum.requires_grad or maximum.requires_grad
+        operands = x, scale, offset, precise_mean, precise_variance, minimum, maximum
+        outputs = _quantized_batch_norm(*operands, epsilon, activation, grid.bits, False, trained)
         return channels_first_view(outputs) if image else outputs.movedim(-1, channel_axis)
 
     def _can_be_stored(self, x: Tensor, grid: ModuleGrid) -> bool:
@@ -392,10 +380,6 @@ class ModuleNormalization(Normalization):
         """How many training batches the statistics have seen; 0 if there is no count."""
         counted = self.tensors().batches
         return 0 if counted is None else int(counted)
-
-    def beta_and_variance(self) -> tuple[Tensor | None, Tensor]:
-        _, beta, _, variance, _ = self.tensors()
-        return beta, variance
 
 
 class ModuleState(State):
@@ -465,13 +449,11 @@ class ModuleState(State):
 
     def moving(self) -> list[tuple[dict[str, Tensor], str]]:
         """Where the buffers are that training moves without gradients: dictionaries and names."""
-        found: dict[tuple[int, str], tuple[dict[str, Tensor], str]] = {}
-        homes = [(grid.range, end) for grid in self.grids().values() for end in ("minimum", "maximum", "batches")]
+        homes = [(grid.range, end) for grid in self.grids().values() for end in (*ENDS, "batches")]
         homes += [(home.owner, home.name) for norm in self.norms.values() for home in norm.statistics()]
-        for owner, name in homes:
-            if owner._buffers.get(name) is not None:
-                found[(id(owner), name)] = (cast(dict[str, Tensor], owner._buffers), name)
-        return list(found.values())
+        # Several batch norms may share their statistics.
+        held = {(id(owner), name): (cast(dict[str, Tensor], owner._buffers), name) for owner, name in homes}
+        return [(buffers, name) for buffers, name in held.values() if buffers.get(name) is not None]
 
     def grids(self) -> dict[str, ModuleGrid]:
         """All of them, by name."""
@@ -481,9 +463,26 @@ class ModuleState(State):
         """Those of weights with learned ranges, by the path of the first step with the weight."""
         return {path: grid for path, grid in self._weight_grids.items() if grid.range is not None}
 
-    def epsilons(self) -> dict[str, float]:
-        """By the name of its running mean, what each batch norm adds to the variance."""
-        return {each.norm.mean: each.epsilon for each in self.norms.values()}
+    @torch.no_grad()
+    def in_numpy(self, steps: Sequence[PlanStep] | None = None) -> Arrays:
+        """What the core computes integers from, in NumPy; only the tensors of the given steps."""
+        names = dict.fromkeys(name for step in steps or self.plan.steps for name in self.functional.tensors_read(step))
+        arrays = Arrays({name: p.to_numpy(self.constant(name)) for name in names})
+        for name, grid in self.grids().items():
+            held = zip((*ENDS, "batches"), map(p.to_numpy, grid.held()), strict=True)
+            arrays.ranges[name] = dict(held)
+        for path, weight_grid in self.learned_weight_grids().items():
+            ends = cast(Mapping[str, Tensor], weight_grid.learned())
+            arrays.learned[weights_of(path)] = {end: p.to_numpy(value) for end, value in ends.items()}
+        self.functional.epsilons = {norm.norm.mean: norm.epsilon for norm in self.norms.values()}
+        return arrays
+
+    def all_in_numpy(self, steps: Sequence[PlanStep]) -> list[np.ndarray]:
+        """As `in_numpy`, what can change as one list."""
+        arrays = self.in_numpy(steps)
+        ends = [*arrays.ranges.values(), *arrays.learned.values()]
+        epsilons = np.array(list(self.functional.epsilons.values()))
+        return [epsilons, *arrays.tensors.values(), *(each[end] for each in ends for end in each)]
 
     def statistics(self, raw: Tensor, axes: Sequence[int], channel_axis: int) -> tuple[Tensor, Tensor]:
         if self.synchronized:

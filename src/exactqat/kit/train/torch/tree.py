@@ -206,6 +206,16 @@ def node_at(root: nn.Module, path: str, make: Callable[[], nn.Module] = nn.Modul
     return node
 
 
+def with_hooks(parameter: nn.Parameter, original: nn.Parameter) -> nn.Parameter:
+    """A parameter with the hooks of another, and trained if that is."""
+    parameter.requires_grad_(True)  # else it takes none
+    for hook in (original._backward_hooks or {}).values():
+        parameter.register_hook(hook)
+    for hook in (getattr(original, "_post_accumulate_grad_hooks", None) or {}).values():
+        parameter.register_post_accumulate_grad_hook(hook)
+    return cast(nn.Parameter, parameter.requires_grad_(original.requires_grad))
+
+
 def _require_alike(name: str, held: Tensor, value: Any) -> None:
     if isinstance(value, Tensor) and value.shape == held.shape and value.dtype == held.dtype:
         return
