@@ -17,8 +17,9 @@ from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
 from ..kit.device.operator import Refusal
 from ..kit.planning.callers import users_line
-from .metrics import Data, Mark, Metric
+from .metrics import Data, Mark, Metric, score
 from .network import Candidate
+from .variants import fine_outputs
 
 BATCH = 64
 
@@ -52,8 +53,15 @@ class Evaluations:
     Each worker gets its share of them at once, with the examples. If a worker is lost, the rest is evaluated here.
     """
 
-    def __init__(self, task: Task, executor: Executor | None) -> None:
-        self._task, self._executor = task, executor
+    def __init__(self, base: Candidate, data: Data, metric: Metric, executor: Executor | None) -> None:
+        """base: the network whose variants are evaluated."""
+        self._task = Task(base.device, data, metric, fine_outputs(base, data))
+        self._executor = executor
+
+    @property
+    def float_metric(self) -> float:
+        """The metric of the float network, in 16 bits."""
+        return score(self._task.metric, self._task.reference, self._task.data.targets)
 
     def marks(self, candidates: Sequence[Candidate | None]) -> list[Mark | None]:
         """The mark of each network; None: there is none, or the device has no such network."""

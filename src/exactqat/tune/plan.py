@@ -25,12 +25,12 @@ from ..kit.progress import Clock, Progress
 from .assignment import FEW, Assignments, Bits, multiply_adds
 from .budgets import Budgets
 from .costs import Costs
-from .evaluations import Evaluations, Task, require_executor
-from .metrics import Data, Mark, Metric, accuracy, score
+from .evaluations import Evaluations, require_executor
+from .metrics import Data, Mark, Metric, accuracy
 from .network import Candidate
 from .planned import PlanPoint, PrecisionPlan, front_of
 from .precisions import Part
-from .variants import Observer, fine_outputs
+from .variants import Observer
 
 WEIGHTS, ACTIVATIONS = (4, 8), (8, 16)
 # Bits that devices know for weights, and for results.
@@ -166,9 +166,8 @@ class _Planning:
         self.assignments, self.data, self.higher = assignments, data, higher
         self.budgets, self.accelerator, self.left = budgets, accelerator, candidates
         self.clock, self.evaluations, self.device = clock, 0, assignments.base.device
-        reference = fine_outputs(assignments.base, data)
-        self.evaluator = Evaluations(Task(self.device, data, metric, reference), executor)
-        self.float_metric = score(metric, reference, data.targets)
+        self.evaluator = Evaluations(assignments.base, data, metric, executor)
+        self.float_metric = self.evaluator.float_metric
         self.plans: dict[tuple[int, ...], _Tried | None] = {}
         self.harm: dict[tuple[Part, int], float] = {}
 

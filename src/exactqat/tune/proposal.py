@@ -99,12 +99,11 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
     plan, seen = best.plan, Observer(best, data).seen()
     end, averaged = _end_of(plan), _averaged(best)
     stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
-    others = [each.path for each in stored if each.path not in end and each.grid not in averaged]
+    others = [step.path for step in stored if step.path not in end and step.grid not in averaged]
     assignments = Assignments(best, seen, (), (FEW, WIDE), keep=others)
     offered: dict[Part, int] = {}
     for part, options in assignments.options.items():
-        now = assignments.given[part]
-        of_means = plan.stored(part.layer).grid in averaged
+        now, of_means = assignments.given[part], plan.stored(part.layer).grid in averaged
         bits = FEW if of_means and now < FEW else WIDE
         if not part.weights and bits in options and now < bits and (bits == FEW or part.layer in end):
             offered[part] = bits
@@ -112,28 +111,24 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
     if not offered or found is None:
         return None
     groups = [[*offered], *([part] for part in offered if len(offered) > 1)]
-    alone = _alone(start, assignments, groups, data)
-    reference, *marks = [Mark.of(each, data, metric, alone[0]) for each in alone]
-
-    def costs(mark: Mark) -> bool:
-        return reference.clearly_better_than(mark, higher_is_better)
-
-    if not costs(marks[0]):
+    fine, *alone = _alone(start, assignments, groups, data)
+    reference, *marks = [Mark.of(outputs, data, metric, fine) for outputs in (fine, *alone)]
+    costly = [reference.clearly_better_than(mark, higher_is_better) for mark in marks]
+    if not costly[0]:
         return None
     needed, mark = offered, marks[0]
-    single = [part for part, each in zip(offered, marks[1:], strict=False) if costs(each)]
+    single = [part for part, costs in zip(offered, costly[1:], strict=False) if costs]
     if 0 < len(single) < len(offered):
         # Two that cost nothing alone may cost something together.
-        fewer = {part: offered[part] for part in single}
-        other = _with(assignments, fewer)
+        other = _with(assignments, {part: offered[part] for part in single})
         if other is not None:
-            needed, found = fewer, other
-            mark = Mark.of(_alone(start, assignments, [single], data)[1], data, metric, alone[0])
-    then = Mark.of(_alone(found, assignments, [[*needed]], data)[1], data, metric, alone[0])
+            needed, found = {part: offered[part] for part in single}, other
+            mark = Mark.of(_alone(start, assignments, [single], data)[1], data, metric, fine)
+    then = Mark.of(_alone(found, assignments, [[*needed]], data)[1], data, metric, fine)
     if not then.clearly_better_than(mark, higher_is_better):
         return None
-    before, after = (packed(each.graph(), best.device) for each in (best, found))
-    contents = [tflite_bytes(each) for each in (before, after)]
+    before, after = (packed(candidate.graph(), best.device) for candidate in (best, found))
+    contents = [tflite_bytes(graph) for graph in (before, after)]
     (narrow, _), (wide, _) = map(arena_of, contents)
     assert reference.metric is not None and mark.metric is not None and then.metric is not None
     return Proposal(
@@ -150,33 +145,25 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
 
 def _averaged(candidate: Candidate) -> set[str]:
     """The grids of means, such as a pool's, possibly shared with the averaged values: means lie between codes."""
-    plan, found = candidate.plan, set()
-    for operator in candidate.graph().operators:
-        if OPERATORS[operator.kind].averages:
-            (made,) = operator.outputs
-            path = layer_of(made)
-            if plan.is_stored(path):
-                found.add(plan.stored(path).grid)
-    return found
+    plan, operators = candidate.plan, candidate.graph().operators
+    paths = [layer_of(operator.outputs[0]) for operator in operators if OPERATORS[operator.kind].averages]
+    return {plan.stored(path).grid for path in paths if plan.is_stored(path)}
 
 
 def _end_of(plan: Plan) -> set[str]:
     """Paths of what is stored at the end: results, and what they are made from without weights, back to the first
     layers with weights."""
-    left, found = list(plan.device_outputs), set(plan.device_outputs)
-    given = {each.path for each in plan.inputs}
+    left, found = list(plan.device_outputs), set()
     while left:
-        stored = plan.stored(left.pop())
-        if getattr(stored, "weights", None) is not None:
-            continue
-        fresh = {name for name in getattr(stored, "operands", ()) if plan.is_stored(name)} - found - given
-        found |= fresh
-        left += sorted(fresh)
-    return found - given
+        step = plan.stored(left.pop())
+        if isinstance(step, PlanStep) and step.path not in found:
+            found.add(step.path)
+            left += [] if step.weights is not None else filter(plan.is_stored, step.operands)
+    return found
 
 
 def _with(assignments: Assignments, wanted: Mapping[Part, int]) -> Candidate | None:
-    """The network with other bits for the results of some parts; None: the device has no such network."""
+    """The network with other bits for some results; None: the device has no such network."""
     try:
         return assignments.possible({**assignments.given, **wanted})
     except (ValueError, Refusal):

@@ -19,13 +19,13 @@ from ..kit.display import Finding
 from ..kit.progress import Clock, Progress
 from .correction import batch_norms, biases
 from .equalization import equalizations, smoothings
-from .evaluations import Evaluations, Task, require_executor
-from .metrics import Data, Mark, Metric, accuracy, score
+from .evaluations import Evaluations, require_executor
+from .metrics import Data, Mark, Metric, accuracy
 from .network import Candidate, Ends
 from .proposal import Proposal, proposed
 from .ranges import WAYS, chosen, open_grids, ranges_of_all
 from .rounding import rounded
-from .variants import Observer, fine_outputs
+from .variants import Observer
 
 # What a method tries: networks, each with what was done in words.
 Method = Callable[[Candidate, Data], Sequence[tuple[str, Candidate]]]
@@ -121,28 +121,25 @@ class Search(Finding):
     def text(self) -> str:
         """A table of at most 80 columns of what was tried and what each trial gained."""
         lines = [
-            f"{self.device}: {_number(self.before.metric)} before, {_number(self.after.metric)} after, "
-            f"{self.reference:.4g} in float",
+            f"{self._gain()}, {self.reference:.4g} in float",
             f"({self.held_out:,} examples held out of {self.held_out + self.fitted:,}; {self.evaluations} evaluations)",
             "",
             f"{'tried':<24}{'fitted':>9}{'held out':>10}{'dB':>7}  {'':<5}",
         ]
         for trial in self.trials:
-            noise = f"{trial.held_out.decibels:.1f}" if math.isfinite(trial.held_out.decibels) else "inf"
-            lines.append(
-                f"{trial.name:<24}{_number(trial.fitted.metric):>9}{_number(trial.held_out.metric):>10}{noise:>7}  "
-                f"{'kept' if trial.kept else '-':<5}{trial.what}"[:80].rstrip()
-            )
+            metrics = f"{_number(trial.fitted.metric):>9}{_number(trial.held_out.metric):>10}"
+            kept = f"{'kept' if trial.kept else '-':<5}{trial.what}"
+            lines.append(f"{trial.name:<24}{metrics}{trial.held_out.decibels:>7.1f}  {kept}"[:80].rstrip())
         if self.proposal is not None:
             lines += ["", self.proposal.text().rstrip()]
         return "\n".join(lines)
 
     def in_short(self) -> str:
         kept = sum(trial.kept for trial in self.trials[1:])
-        return (
-            f"{self.device}: {_number(self.before.metric)} before, {_number(self.after.metric)} after, {kept} of "
-            f"{len(self.trials) - 1} methods kept"
-        )
+        return f"{self._gain()}, {kept} of {len(self.trials) - 1} methods kept"
+
+    def _gain(self) -> str:
+        return f"{self.device}: {_number(self.before.metric)} before, {_number(self.after.metric)} after"
 
 
 def _number(value: float | None) -> str:
@@ -223,14 +220,10 @@ class _Searching:
         executor: Executor | None,
         clock: Clock,
     ) -> None:
-        self.best, self.parts, self.metric, self.higher = start.settled(), parts, metric, higher_is_better
+        self.best, self.parts, self.higher = start.settled(), parts, higher_is_better
         self.left, self.clock, self.evaluations = budget, clock, 0
         self.trials: list[Trial] = []
-        self.references = [fine_outputs(start, part) for part in parts]
-        self.evaluators = [
-            Evaluations(Task(start.device, part, metric, reference), executor)
-            for part, reference in zip(parts, self.references, strict=True)
-        ]
+        self.evaluators = [Evaluations(start, part, metric, executor) for part in parts]
 
     def run(self) -> Search:
         start = self.best
@@ -255,7 +248,7 @@ class _Searching:
             tuple(self.trials),
             self.best.graph(),
             self.best,
-            score(self.metric, self.references[1], self.parts[1].targets),
+            self.evaluators[1].float_metric,
             self.parts[0].examples,
             self.parts[1].examples,
             self.evaluations,
