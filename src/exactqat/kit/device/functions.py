@@ -126,6 +126,48 @@ def _asinh(primitives: Any, x: Any) -> Any:
     return primitives.where(x < 0, -grown, grown)
 
 
+# In float32, infinity is not far.
+def _cosh(primitives: Any, x: Any) -> Any:
+    return sum(primitives.exp(primitives.minimum(sign * x, 80.0)) / 2 for sign in (1, -1))
+
+
+def _exp(primitives: Any, x: Any) -> Any:
+    return primitives.exp(primitives.minimum(x, 80.0))
+
+
+def _hardshrink(primitives: Any, x: Any, width: float = 0.5) -> Any:
+    return primitives.where(primitives.abs(x) > width, x, 0.0 * x)
+
+
+def _softshrink(primitives: Any, x: Any, width: float = 0.5) -> Any:
+    return x - primitives.clip(x, -width, width)
+
+
+def _hardsigmoid(primitives: Any, x: Any) -> Any:
+    return primitives.clip(x / 6 + 0.5, 0.0, 1.0)
+
+
+def _hardswish(primitives: Any, x: Any) -> Any:
+    return x * primitives.clip(x / 6 + 0.5, 0.0, 1.0)
+
+
+def _rsqrt(primitives: Any, x: Any, epsilon: float = 0.0) -> Any:
+    return primitives.rsqrt(x + epsilon)
+
+
+def _selu(primitives: Any, x: Any) -> Any:
+    return _elu(primitives, x, 1.6732632423543772, 1.0507009873554805)
+
+
+# Its slope at 0 is infinite.
+def _sqrt(primitives: Any, x: Any) -> Any:
+    return primitives.sqrt(primitives.maximum(x, TINY))
+
+
+def _threshold(primitives: Any, x: Any, least: float, value: float) -> Any:
+    return primitives.where(x > least, x, 0.0 * x + value)
+
+
 # What a composition consists of beside `FUNCTIONS`: of (primitives, *operands), which are arrays or numbers.
 COMBINATIONS: dict[str, Callable[..., Any]] = {
     "add": lambda primitives, x, y: x + y,
@@ -177,107 +219,48 @@ def instruction(primitives: Any, name: str, operands: Sequence[Any], parameters:
 NUMBER_OR_NONE = Attribute("a number", optional=True)
 # Recognised as it is, without attributes.
 PLAIN: tuple[Mapping[str, Any], ...] = ({},)
+FRAMEWORKS = ("aten", "keras", "jax", "onnx")
 
-declare(
-    Function(
-        "abs",
-        lambda primitives, x: primitives.abs(x),
-        operator="TABLE",
-        nonnegative=True,
-        recognized=PLAIN,
-        aten=("abs", "absolute"),
-        keras=("Abs", "Absolute"),
-        jax=("abs",),
-        onnx=("Abs",),
-    )
-)
-declare(
-    Function(
-        "asinh",
-        _asinh,
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("asinh",),
-        keras=("Arcsinh", "Asinh"),
-        jax=("asinh",),
-        onnx=("Asinh",),
-    )
-)
-declare(Function("ceil", lambda primitives, x: primitives.ceil(x), is_kind=False))
+
+def _primitive(name: str) -> Callable[[Any, Any], Any]:
+    """The function that frameworks' primitives have under this name."""
+
+    def real(primitives: Any, x: Any) -> Any:
+        return getattr(primitives, name)(x)
+
+    return real
+
+
+def _named(name: str, real: Callable[..., Any], frameworks: Sequence[str] = FRAMEWORKS, **settings: Any) -> None:
+    """Declares a function that frameworks call as it is called here (`log_sigmoid`, in Keras and ONNX `LogSigmoid`),
+    unless settings say otherwise."""
+    with_capitals = "".join(word.capitalize() for word in name.split("_"))
+    names = {each: (with_capitals if each in ("keras", "onnx") else name,) for each in frameworks}
+    declare(Function(name, real, **{**names, **settings}))
+
+
+def _instructions(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(place): each for place, each in enumerate(attributes["instructions"])}
+
+
+def _table(name: str, real: Callable[..., Any], frameworks: Sequence[str] = FRAMEWORKS, **settings: Any) -> None:
+    """Likewise one that becomes a table, and is recognised."""
+    _named(name, real, frameworks, **{"operator": "TABLE", "recognized": PLAIN, **settings})
+
+
+_table("abs", _primitive("abs"), nonnegative=True, aten=("abs", "absolute"), keras=("Abs", "Absolute"))
+_table("asinh", _asinh, keras=("Arcsinh", "Asinh"))
+declare(Function("ceil", _primitive("ceil"), is_kind=False))
 declare(Function("clamp", _clamp, attributes={"min": NUMBER_OR_NONE, "max": NUMBER_OR_NONE}))
 declare(
-    Function(
-        "composition",
-        _composition,
-        attributes={"instructions": Attribute("a sequence")},
-        arguments=lambda attributes: {str(place): each for place, each in enumerate(attributes["instructions"])},
-    )
+    Function("composition", _composition, attributes={"instructions": Attribute("a sequence")}, arguments=_instructions)
 )
-declare(
-    Function(
-        "cos",
-        lambda primitives, x: primitives.cos(x),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("cos",),
-        keras=("Cos",),
-        jax=("cos",),
-        onnx=("Cos",),
-    )
-)
-# In float32, infinity is not far.
-declare(
-    Function(
-        "cosh",
-        lambda primitives, x: sum(primitives.exp(primitives.minimum(sign * x, 80.0)) / 2 for sign in (1, -1)),
-        operator="TABLE",
-        nonnegative=True,
-        recognized=PLAIN,
-        aten=("cosh",),
-        keras=("Cosh",),
-        jax=("cosh",),
-        onnx=("Cosh",),
-    )
-)
+_table("cos", _primitive("cos"))
+_table("cosh", _cosh, nonnegative=True)
 declare(Function("elu", _elu, attributes={"alpha": NUMBER, "scale": NUMBER, "input_scale": NUMBER}, operator="TABLE"))
-declare(
-    Function(
-        "erf",
-        lambda primitives, x: primitives.erf(x),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("erf", "special_erf"),
-        keras=("Erf",),
-        jax=("erf",),
-        onnx=("Erf",),
-    )
-)
-# In float32, infinity is not far.
-declare(
-    Function(
-        "exp",
-        lambda primitives, x: primitives.exp(primitives.minimum(x, 80.0)),
-        operator="EXP",
-        nonnegative=True,
-        recognized=PLAIN,
-        aten=("exp",),
-        keras=("Exp",),
-        jax=("exp",),
-        onnx=("Exp",),
-    )
-)
-declare(
-    Function(
-        "floor",
-        lambda primitives, x: primitives.floor(x),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("floor",),
-        keras=("Floor",),
-        jax=("floor",),
-        onnx=("Floor",),
-    )
-)
+_table("erf", _primitive("erf"), aten=("erf", "special_erf"))
+_named("exp", _exp, operator="EXP", nonnegative=True, recognized=PLAIN)
+_table("floor", _primitive("floor"))
 declare(
     Function(
         "gelu",
@@ -288,33 +271,9 @@ declare(
         recognized=({"approximate": "none"}, {"approximate": "tanh"}),
     )
 )
-declare(
-    Function(
-        "hardshrink",
-        lambda primitives, x, width=0.5: primitives.where(primitives.abs(x) > width, x, 0.0 * x),
-        attributes={"width": NUMBER},
-        operator="TABLE",
-    )
-)
-declare(
-    Function(
-        "hardsigmoid",
-        lambda primitives, x: primitives.clip(x / 6 + 0.5, 0.0, 1.0),
-        recognized=PLAIN,
-        aten=("hardsigmoid",),
-        keras=("HardSigmoid",),
-    )
-)
-declare(
-    Function(
-        "hardswish",
-        lambda primitives, x: x * primitives.clip(x / 6 + 0.5, 0.0, 1.0),
-        recognized=PLAIN,
-        aten=("hardswish",),
-        keras=("HardSilu",),
-        onnx=("HardSwish",),
-    )
-)
+declare(Function("hardshrink", _hardshrink, attributes={"width": NUMBER}, operator="TABLE"))
+_named("hardsigmoid", _hardsigmoid, ["aten"], recognized=PLAIN, keras=("HardSigmoid",))
+_named("hardswish", _hardswish, ["aten"], recognized=PLAIN, keras=("HardSilu",), onnx=("HardSwish",))
 declare(
     Function(
         "leaky_relu",
@@ -324,135 +283,21 @@ declare(
         arguments=lambda attributes: {"alpha": float(attributes["slope"])},
     )
 )
-declare(
-    Function(
-        "log",
-        lambda primitives, x: primitives.log(x),
-        operator="TABLE",
-        aten=("log",),
-        keras=("Log",),
-        jax=("log",),
-        onnx=("Log",),
-    )
-)
-declare(
-    Function(
-        "log_sigmoid",
-        lambda primitives, x: -_softplus(primitives, -x),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("log_sigmoid",),
-        keras=("LogSigmoid",),
-    )
-)
-declare(
-    Function(
-        "mish",
-        lambda primitives, x: x * primitives.tanh(_softplus(primitives, x)),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("mish",),
-        keras=("Mish",),
-        onnx=("Mish",),
-    )
-)
-declare(
-    Function(
-        "neg",
-        lambda primitives, x: -x,
-        recognized=PLAIN,
-        aten=("neg", "negative"),
-        keras=("Negative",),
-        jax=("neg",),
-        onnx=("Neg",),
-    )
-)
+_table("log", _primitive("log"), recognized=())
+_table("log_sigmoid", lambda primitives, x: -_softplus(primitives, -x), ["aten", "keras"])
+_table("mish", lambda primitives, x: x * primitives.tanh(_softplus(primitives, x)), ["aten", "keras", "onnx"])
+_named("neg", lambda primitives, x: -x, recognized=PLAIN, aten=("neg", "negative"), keras=("Negative",))
 declare(Function("pow", _pow, attributes={"exponent": NUMBER}))
-declare(
-    Function(
-        "reciprocal",
-        lambda primitives, x: 1.0 / x,
-        operator="TABLE",
-        aten=("reciprocal",),
-        keras=("Reciprocal",),
-        onnx=("Reciprocal",),
-    )
-)
-declare(
-    Function(
-        "relu",
-        lambda primitives, x: primitives.clip(x, 0.0, math.inf),
-        recognized=PLAIN,
-        aten=("relu",),
-        keras=("Relu",),
-        onnx=("Relu",),
-    )
-)
-declare(
-    Function(
-        "relu6", lambda primitives, x: primitives.clip(x, 0.0, 6.0), recognized=PLAIN, aten=("relu6",), keras=("Relu6",)
-    )
-)
-declare(Function("round", lambda primitives, x: primitives.round(x), operator="TABLE", jax=("round",), onnx=("Round",)))
-declare(
-    Function(
-        "rsqrt",
-        lambda primitives, x, epsilon=0.0: primitives.rsqrt(x + epsilon),
-        operator="TABLE",
-        nonnegative=True,
-        aten=("rsqrt",),
-        keras=("Rsqrt",),
-        jax=("rsqrt",),
-    )
-)
-declare(
-    Function(
-        "selu",
-        lambda primitives, x: _elu(primitives, x, 1.6732632423543772, 1.0507009873554805),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("selu",),
-        keras=("Selu",),
-    )
-)
-declare(
-    Function(
-        "sigmoid",
-        lambda primitives, x: primitives.sigmoid(x),
-        recognized=PLAIN,
-        aten=("sigmoid", "special_expit"),
-        keras=("Sigmoid",),
-        jax=("logistic",),
-        onnx=("Sigmoid",),
-    )
-)
-declare(
-    Function(
-        "sign",
-        lambda primitives, x: primitives.sign(x),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("sign", "sgn"),
-        keras=("Sign",),
-        jax=("sign",),
-        onnx=("Sign",),
-    )
-)
-declare(
-    Function("silu", lambda primitives, x: x * primitives.sigmoid(x), recognized=PLAIN, aten=("silu",), keras=("Silu",))
-)
-declare(
-    Function(
-        "sin",
-        lambda primitives, x: primitives.sin(x),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("sin",),
-        keras=("Sin",),
-        jax=("sin",),
-        onnx=("Sin",),
-    )
-)
+_table("reciprocal", lambda primitives, x: 1.0 / x, ["aten", "keras", "onnx"], recognized=())
+_named("relu", lambda primitives, x: primitives.clip(x, 0.0, math.inf), ["aten", "keras", "onnx"], recognized=PLAIN)
+_named("relu6", lambda primitives, x: primitives.clip(x, 0.0, 6.0), ["aten", "keras"], recognized=PLAIN)
+_table("round", _primitive("round"), ["jax", "onnx"], recognized=())
+_table("rsqrt", _rsqrt, ["aten", "keras", "jax"], nonnegative=True, recognized=())
+_table("selu", _selu, ["aten", "keras"])
+_named("sigmoid", _primitive("sigmoid"), recognized=PLAIN, aten=("sigmoid", "special_expit"), jax=("logistic",))
+_table("sign", _primitive("sign"), aten=("sign", "sgn"))
+_named("silu", lambda primitives, x: x * primitives.sigmoid(x), ["aten", "keras"], recognized=PLAIN)
+_table("sin", _primitive("sin"))
 declare(
     Function(
         "softplus",
@@ -463,63 +308,12 @@ declare(
         recognized=({"beta": 1.0, "threshold": 20.0},),
     )
 )
-declare(
-    Function(
-        "softshrink",
-        lambda primitives, x, width=0.5: x - primitives.clip(x, -width, width),
-        attributes={"width": NUMBER},
-        operator="TABLE",
-    )
-)
-declare(
-    Function(
-        "softsign",
-        lambda primitives, x: x / (1.0 + primitives.abs(x)),
-        operator="TABLE",
-        recognized=PLAIN,
-        aten=("softsign",),
-        keras=("Softsign",),
-        onnx=("Softsign",),
-    )
-)
-# Its slope at 0 is infinite.
-declare(
-    Function(
-        "sqrt",
-        lambda primitives, x: primitives.sqrt(primitives.maximum(x, TINY)),
-        operator="TABLE",
-        nonnegative=True,
-        aten=("sqrt",),
-        keras=("Sqrt",),
-        jax=("sqrt",),
-        onnx=("Sqrt",),
-    )
-)
-declare(
-    Function(
-        "square", lambda primitives, x: x * x, recognized=PLAIN, aten=("square",), keras=("Square",), jax=("square",)
-    )
-)
-declare(
-    Function(
-        "tanh",
-        lambda primitives, x: primitives.tanh(x),
-        operator="TANH",
-        recognized=PLAIN,
-        aten=("tanh",),
-        keras=("Tanh",),
-        jax=("tanh",),
-        onnx=("Tanh",),
-    )
-)
-declare(
-    Function(
-        "threshold",
-        lambda primitives, x, least, value: primitives.where(x > least, x, 0.0 * x + value),
-        attributes={"least": NUMBER, "value": NUMBER},
-        operator="TABLE",
-    )
-)
+declare(Function("softshrink", _softshrink, attributes={"width": NUMBER}, operator="TABLE"))
+_table("softsign", lambda primitives, x: x / (1.0 + primitives.abs(x)), ["aten", "keras", "onnx"])
+_table("sqrt", _sqrt, nonnegative=True, recognized=())
+_named("square", lambda primitives, x: x * x, ["aten", "keras", "jax"], recognized=PLAIN)
+_named("tanh", _primitive("tanh"), operator="TANH", recognized=PLAIN)
+declare(Function("threshold", _threshold, attributes={"least": NUMBER, "value": NUMBER}, operator="TABLE"))
 
 
 def off_the_pole(primitives: Any, x: Any, least: Any, function: str, parameters: Sequence[Any]) -> Any:
