@@ -51,6 +51,9 @@ class Unary(DeviceOperator):
 
     pointwise = True
 
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        return FUNCTIONS[self.float_kind](primitives, operands[0])
+
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         """The results of the codes -128..127, in this order; int8 or wider."""
         raise NotImplementedError
@@ -235,9 +238,6 @@ class Logistic(Tabulated):
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return SCALES_OF_CURVES[dtypes[0]]
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return primitives.sigmoid(operands[0])
-
     def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         power = rounded(np.exp, -x)
         if profile.delegates:  # in float64, rounded at the end
@@ -273,9 +273,6 @@ class Tanh(Tabulated):
 
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return SCALES_OF_CURVES[dtypes[0]]
-
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return primitives.tanh(operands[0])
 
     def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         return rounded(np.tanh, x)
@@ -354,9 +351,6 @@ class Exp(OfTheLibrary):
     float_kind = "exp"
     floats = True
     options = "ExpOptions"
-
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return FUNCTIONS["exp"](primitives, operands[0])
 
     def library(self, x: np.ndarray, attributes: Attributes) -> np.ndarray:
         return rounded(np.exp, x)
@@ -551,9 +545,6 @@ class Relu(Unary):
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=2.0**31)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return FUNCTIONS["relu"](primitives, operands[0])
-
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         steps = rescaled(centered(CODES, source), ratio_of(source, output, profile))
         return within_int8(np.maximum(steps, 0) + zero_point_of(output))
@@ -737,9 +728,6 @@ class HardSwish(Unary):
         need(
             bool(3 * 2.0**-24 <= scale < 3 * 2.0**23), f"input scale must be in [3 * 2**-24, 3 * 2**23), got {scale:g}"
         )
-
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
-        return FUNCTIONS["hardswish"](primitives, operands[0])
 
     def integers(self, call: Call) -> np.ndarray:
         result = super().integers(call)

@@ -209,6 +209,19 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
         raise Refusal(f"operands must broadcast to one shape, got {' and '.join(map(str, shapes))}") from None
 
 
+def need_rows(inputs: Tensors, output: Tensor) -> None:
+    """Refuses what would broadcast along the batch."""
+    rank, rows = len(output.shape), output.shape[0]
+    for tensor in inputs:
+        if tensor.data is None:
+            # Of an axis that is missing, or 1 here, the runtime would make the batch something else.
+            fits = len(tensor.shape) == rank and tensor.shape[0] == rows
+            need(fits, f"{tensor.name!r} {tensor.shape} must have rank {rank} and {rows} rows, as the result has")
+        else:
+            fits = len(tensor.shape) < rank or tensor.shape[0] == 1
+            need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
+
+
 def activate(primitives: Any, x: Any, attributes: Attributes) -> Any:
     """The fused activation in real numbers."""
     activation = attributes.get("activation", "NONE")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .arithmetic import Tensors, broadcast_shape, centered, fixed_point, multiply_fixed_point, scale_of
+from .arithmetic import Tensors, broadcast_shape, centered, fixed_point, multiply_fixed_point, need_rows, scale_of
 from .movement import Movement
 from .operator import BOOL, Attributes, Call, DeviceOperator, Shape, need, register
 from .tensor import Tensor
@@ -37,18 +37,6 @@ class Condition(DeviceOperator):
 
     def float_results(self, call: Call) -> np.ndarray:
         return type(self).function(*call.codes)
-
-
-def need_rows(inputs: Tensors, output: Tensor) -> None:
-    """Refuses what would broadcast along the batch."""
-    rank, rows = len(output.shape), output.shape[0]
-    for tensor in inputs:
-        if tensor.data is None:
-            fits = len(tensor.shape) == rank and tensor.shape[0] == rows
-            need(fits, f"{tensor.name!r} {tensor.shape} must have rank {rank} and {rows} rows, as the result has")
-        else:
-            fits = len(tensor.shape) < rank or tensor.shape[0] == 1
-            need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
 
 
 class Comparison(Condition):

@@ -20,6 +20,7 @@ from .arithmetic import (
     fixed_point,
     multiply_fixed_point,
     multiply_round_half_up,
+    need_rows,
     rounding_shift,
     scale_of,
     scales_for,
@@ -68,15 +69,7 @@ class Binary(DeviceOperator):
         return broadcast_shape(shapes)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
-        rank, rows = len(output.shape), output.shape[0]
-        for tensor in inputs:
-            if tensor.data is None:
-                # Of an axis that is missing, or 1 here, the runtime would make the batch something else.
-                fits = len(tensor.shape) == rank and tensor.shape[0] == rows
-                need(fits, f"{tensor.name!r} {tensor.shape} must have rank {rank} and {rows} rows, as the result has")
-            else:
-                fits = len(tensor.shape) < rank or tensor.shape[0] == 1
-                need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
+        need_rows(inputs, output)
         super().check(inputs, output, attributes)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
