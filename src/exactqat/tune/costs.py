@@ -22,23 +22,36 @@ from .precisions import Part, layer_of
 CONVERSION = 190
 
 
+# A tensor's name, elements and part.
+Held = tuple[str, int, Part | None]
+
+
 @dataclass(frozen=True)
 class _Work:
     """An operator, as far as bits matter to it.
 
-    read: name, elements and unit of each tensor it reads; result: unit of what it stores; weights: that of its filter;
-    filter: the number of weights; packs: whether the device has them in four bits; live: elements and unit of all
-    tensors held while it runs.
+    read: what it reads; result: part of what it stores; weights: that of its filter; filter: the number of weights;
+    packs: whether the device has them in four bits; live: all tensors held while it runs.
     """
 
-    read: tuple[tuple[str, int, Part | None], ...]
+    read: tuple[Held, ...]
     result: Part | None
     weights: Part | None
     filter: int
     packs: bool
     biases: int
     multiply_adds: int
-    live: tuple[tuple[int, Part | None], ...]
+    live: tuple[Held, ...]
+
+    def is_int16(self, bits: Bits) -> bool:
+        return _is_int16(bits, self.result)
+
+    def is_packed(self, bits: Bits) -> bool:
+        return self.packs and self.weights is not None and not self.is_int16(bits) and bits[self.weights] <= 4
+
+    def converted(self, bits: Bits) -> list[Held]:
+        """What it reads in the other width."""
+        return [held for held in self.read if _is_int16(bits, held[2]) != self.is_int16(bits)]
 
 
 class Costs:
@@ -46,71 +59,57 @@ class Costs:
 
     def __init__(self, assignments: Assignments, graph: Graph, device: str) -> None:
         self._file = len(tflite_bytes(graph, packed=False))
-        units: dict[str, Part | None] = {name: assignments.part_of(name) for name in graph.inputs}
-        for operator in graph.operators:
-            (first, *_) = [*(name for name in operator.inputs if graph.tensors[name].data is None), None]
-            for name in operator.outputs:
-                own = assignments.part_of(layer_of(name))
-                units[name] = own if own is not None or first is None else units.get(first)
+        parts: dict[str, Part | None] = {name: assignments.part_of(name) for name in graph.inputs}
         last = dict.fromkeys(graph.inputs, 0)
         made = dict.fromkeys(graph.inputs, 0)
         for number, operator in enumerate(graph.operators):
+            read = [name for name in operator.inputs if graph.tensors[name].data is None]
+            for name in operator.outputs:
+                own = assignments.part_of(layer_of(name))
+                parts[name] = parts.get(read[0]) if own is None and read else own
             made.update(dict.fromkeys(operator.outputs, number))
-            last.update({name: number for name in (*operator.inputs, *operator.outputs) if name in made})
+            last.update({name: number for name in (*read, *operator.outputs) if name in made})
         last.update(dict.fromkeys(graph.outputs, len(graph.operators)))
 
-        def held(name: str) -> tuple[int, Part | None]:
+        def held(name: str) -> Held:
             tensor = graph.tensors[name]
-            return math.prod(tensor.shape) * (1 if tensor.dtype in CODE_RANGES else 4), units[name]
+            return name, math.prod(tensor.shape) * (1 if tensor.dtype in CODE_RANGES else 4), parts[name]
 
         four = packed(_of_few_bits(graph), device)
         self._work = []
         for number, operator in enumerate(graph.operators):
-            read = tuple((name, *held(name)) for name in operator.inputs if name in made)
-            live = tuple(held(name) for name in made if made[name] <= number <= last[name])
-            weights = assignments.part_of(layer_of(operator.outputs[0]), weights=True)
-            filter = graph.tensors[operator.inputs[1]] if len(operator.inputs) == 3 else None
-            constant = filter is not None and filter.data is not None
-            biases = math.prod(graph.tensors[operator.inputs[2]].shape) if constant else 0
+            names = operator.inputs
+            weighted = len(names) == 3 and graph.tensors[names[1]].data is not None
             self._work.append(
                 _Work(
-                    read,
-                    units[operator.outputs[0]],
-                    weights if constant else None,
-                    math.prod(filter.shape) if constant and filter is not None else 0,
-                    constant and four.tensors[operator.inputs[1]].dtype == INT4,
-                    biases,
+                    tuple(held(name) for name in names if name in made),
+                    parts[operator.outputs[0]],
+                    assignments.part_of(layer_of(operator.outputs[0]), weights=True) if weighted else None,
+                    math.prod(graph.tensors[names[1]].shape) if weighted else 0,
+                    weighted and four.tensors[names[1]].dtype == INT4,
+                    math.prod(graph.tensors[names[2]].shape) if weighted else 0,
                     graph.multiply_accumulates(operator),
-                    live,
+                    tuple(held(name) for name in made if made[name] <= number <= last[name]),
                 )
             )
 
     def flash(self, bits: Bits) -> float:
         """Bytes of the file."""
-        saved = 0.0
-        converted = set()
-        for work in self._work:
-            is_int16 = _is_int16(bits, work.result)
-            converted |= {(name, is_int16) for name, _, unit in work.read if _is_int16(bits, unit) != is_int16}
-            saved -= 4.0 * work.biases if is_int16 else 0
-            if work.weights is not None and work.packs and not is_int16 and bits[work.weights] <= 4:
-                saved += work.filter / 2
-        return self._file - saved + CONVERSION * len(converted)
+        converted = {(name, work.is_int16(bits)) for work in self._work for name, _, _ in work.converted(bits)}
+        packed = sum(work.filter / 2 for work in self._work if work.is_packed(bits))
+        wider = sum(4.0 * work.biases for work in self._work if work.is_int16(bits))
+        return self._file - packed + wider + CONVERSION * len(converted)
 
     def arena(self, bits: Bits) -> np.ndarray:
         """Bytes held while each operator runs."""
-        found = []
+        held = []
         for work in self._work:
-            is_int16 = _is_int16(bits, work.result)
-            held = sum(size * (2 if _is_int16(bits, unit) else 1) for size, unit in work.live)
+            size = sum(size * (2 if _is_int16(bits, part) else 1) for _, size, part in work.live)
             # What is read in the other width is stored twice.
-            held += sum(
-                size * (2 if is_int16 else 1) for _, size, unit in work.read if _is_int16(bits, unit) != is_int16
-            )
-            if work.weights is not None and work.packs and not is_int16 and bits[work.weights] <= 4:
-                held += work.filter  # unpacked while it is used
-            found.append(held)
-        return np.asarray(found, np.float64)
+            size += sum(size for _, size, _ in work.converted(bits)) * (2 if work.is_int16(bits) else 1)
+            # Packed weights are unpacked while they are used.
+            held.append(size + (work.filter if work.is_packed(bits) else 0))
+        return np.asarray(held, np.float64)
 
     def multiply_adds(self, bits: Bits, fewest: int = 2) -> float:
         """In units of 8 by 8 bits. fewest: what fewer bits count as."""
@@ -118,8 +117,8 @@ class Costs:
         for work in self._work:
             if not work.multiply_adds:
                 continue
-            read = [bits[unit] if unit is not None else 8 for _, _, unit in work.read]
-            first = 16 if _is_int16(bits, work.result) else min(read[0], 8)
+            read = [bits[part] if part is not None else 8 for _, _, part in work.read]
+            first = 16 if work.is_int16(bits) else min(read[0], 8)
             second = bits[work.weights] if work.weights is not None else min(read[-1], 8) if len(read) > 1 else 8
             total += work.multiply_adds * max(first, fewest) * max(second, fewest) / 64
         return total
@@ -130,8 +129,8 @@ class Costs:
         return {"flash": self.flash(bits), "arena": float(arena.max(initial=0)), "multiply_adds": work}
 
 
-def _is_int16(bits: Bits, unit: Part | None) -> bool:
-    return unit is not None and bits[unit] == 16
+def _is_int16(bits: Bits, part: Part | None) -> bool:
+    return part is not None and bits[part] == 16
 
 
 def _of_few_bits(graph: Graph) -> Graph:
