@@ -75,7 +75,7 @@ def test_exit_statuses(files: tuple[Path, Path], tmp_path: Path) -> None:
         (["gate", tmp_path / "none.tflite", "--data", data, "--min-accuracy", "0.5"], "none.tflite"),
         (["gate", path, "--data", data, "--device", "toaster", "--min-accuracy", "0.5"], "device must be one of"),
         (["gate", path, "--data", data, "--max-differ", 0, "--beside", "toaster"], "beside must be one of"),
-        (["gate", path, "--data", path, "--min-accuracy", "0.5"], "is not an .npz or .npy file"),
+        (["gate", path, "--data", path, "--min-accuracy", "0.5"], "cannot be read as an .npz file"),
         (["gate", path, "--data", tmp_path / "words.npz", "--min-accuracy", "0.5"], "x must hold numbers"),
         (["gate", path, "--data", tmp_path / "short.npz", "--min-accuracy", "0.5"], "x has 2 examples and y 1"),
         (["gate", path, "--data", data, "--min-accuracy", "0.5", "--precision", "w8a8"], "--precision is for the dir"),

@@ -27,9 +27,8 @@ from ...kit.train.keras.prepare import prepare
 import keras
 
 from ...kit.planning.rules import Rule, UnusedRuleWarning
-from . import default_8bit, experimental, quantizers
-from .default_8bit import Default8BitQuantizeScheme
-from .rules import Scheme, rule_of
+from . import quantizers
+from .rules import Default8BitQuantizeScheme, DefaultNBitQuantizeScheme, Scheme, rule_of
 
 __all__ = [
     "QuantizeAnnotate",
@@ -230,33 +229,24 @@ def fix_input_output_range(
         raise TypeError(f"model must be a prepared model, got {type(model).__name__}; give what quantize_apply returns")
     if narrow_range:
         raise ValueError("narrow_range: activations on the device take all codes; give narrow_range=False")
-    config = model.get_config()
-    plan = model.plan
-    given = [Rule(**kit._rule(each)) for each in config["rules"]]
-    fixed = [
-        Rule(match=escape(path), ranges="fixed", fixed_range=(low, high), activation_bits=num_bits)
-        for paths, low, high in (
-            ([each.path for each in plan.inputs], float(input_min), float(input_max)),
-            (plan.device_outputs, float(output_min), float(output_max)),
-        )
-        for path in paths
-    ]
-    # What a rule says about weights stays.
-    for at, rule in enumerate(fixed):
-        stored = plan.stored(plan.device_outputs[at - len(plan.inputs)]) if at >= len(plan.inputs) else None
-        weights = getattr(stored, "weights", None)
-        if weights is not None:
-            old = weights.rule
-            fixed[at] = replace(old, match=rule.match, ranges="fixed", fixed_range=rule.fixed_range,
-                                activation_bits=num_bits)  # fmt: skip
-    config["rules"] = [*fixed, *given]
+    config, plan = model.get_config(), model.plan
+    ends = dict.fromkeys(plan.device_outputs, (float(output_min), float(output_max)))
+    ends |= {step.path: (float(input_min), float(input_max)) for step in plan.inputs}
+    fixed = []
+    for path, (low, high) in ends.items():
+        # What a rule says about weights stays.
+        weights = getattr(plan.stored(path), "weights", None)
+        rule = Rule() if weights is None else weights.rule
+        own = replace(rule, match=escape(path), ranges="fixed", fixed_range=(low, high), activation_bits=num_bits)
+        fixed.append(own)
+    config["rules"] = [*fixed, *(Rule(**kit._rule(given)) for given in config["rules"])]
     config["calibrated"] = False
-    made = kit.PreparedModel.from_config(config)
+    copy = kit.PreparedModel.from_config(config)
     for own, variable in zip(
-        made._held.variables.tensors.values(), model._held.variables.tensors.values(), strict=True
+        copy._held.variables.tensors.values(), model._held.variables.tensors.values(), strict=True
     ):
         own.assign(variable.value)
-    return made
+    return copy
 
 
 def _check_model(model: Any, what: str) -> None:
@@ -339,27 +329,42 @@ _SCHEME = "schemes are Default8BitQuantizeScheme and DefaultNBitQuantizeScheme; 
     "qat.keras.prepare(model, rules)"
 )
 _PLANNED = "which layers become one operator is planned by qat.keras.prepare"
-QuantizeWrapper = _nothing("QuantizeWrapper", _WRAPPED)
-QuantizeWrapperV2 = _nothing("QuantizeWrapperV2", _WRAPPED)
-QuantizeScheme = _nothing("QuantizeScheme", _SCHEME)
-QuantizeRegistry = _nothing("QuantizeRegistry", _SCHEME)
-QuantizeLayoutTransform = _nothing("QuantizeLayoutTransform", _PLANNED)
-remove_input_range = _nothing("remove_input_range", "the device's network takes integers, so its input has a range")
-default_8bit.Default8BitQuantizeRegistry = _nothing("Default8BitQuantizeRegistry", _SCHEME)  # type: ignore[attr-defined]
-default_8bit.Default8BitQuantizeLayoutTransform = _nothing(  # type: ignore[attr-defined]
-    "Default8BitQuantizeLayoutTransform", _PLANNED
-)
-collab_opts = SimpleNamespace(
-    Default8BitPrunePreserveQuantizeScheme=_nothing(
-        "Default8BitPrunePreserveQuantizeScheme", "there is no pruning here; zeros of a weight stay zeros of its codes"
-    )
-)
-graph_transformations = SimpleNamespace(
-    model_transformer=SimpleNamespace(ModelTransformer=_nothing("ModelTransformer", _PLANNED)),
-    transforms=SimpleNamespace(
-        **{name: _nothing(name, _PLANNED) for name in ("LayerNode", "LayerPattern", "Transform")}
-    ),
-)
+_WITHOUT_A_MEANING = {
+    "QuantizeWrapper": _WRAPPED,
+    "QuantizeWrapperV2": _WRAPPED,
+    "QuantizeScheme": _SCHEME,
+    "QuantizeRegistry": _SCHEME,
+    "Default8BitQuantizeRegistry": _SCHEME,
+    "QuantizeLayoutTransform": _PLANNED,
+    "Default8BitQuantizeLayoutTransform": _PLANNED,
+    "ModelTransformer": _PLANNED,
+    "LayerNode": _PLANNED,
+    "LayerPattern": _PLANNED,
+    "Transform": _PLANNED,
+    "remove_input_range": "the device's network takes integers, so its input has a range",
+    "Default8BitPrunePreserveQuantizeScheme": "there is no pruning here; zeros of a weight stay zeros of its codes",
+}
 
+
+def __getattr__(name: str) -> Callable[..., NoReturn]:
+    if name not in _WITHOUT_A_MEANING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _nothing(name, _WITHOUT_A_MEANING[name])
+
+
+def _namespace(*names: str, **known: Any) -> SimpleNamespace:
+    return SimpleNamespace(**known, **{name: _nothing(name, _WITHOUT_A_MEANING[name]) for name in names})
+
+
+default_8bit = _namespace(
+    "Default8BitQuantizeRegistry",
+    "Default8BitQuantizeLayoutTransform",
+    Default8BitQuantizeScheme=Default8BitQuantizeScheme,
+)
+experimental = _namespace(default_n_bit=_namespace(DefaultNBitQuantizeScheme=DefaultNBitQuantizeScheme))
+collab_opts = _namespace("Default8BitPrunePreserveQuantizeScheme")
+graph_transformations = _namespace(
+    model_transformer=_namespace("ModelTransformer"), transforms=_namespace("LayerNode", "LayerPattern", "Transform")
+)
 # As tfmot is written: tfmot.quantization.keras.quantize_model.
 quantization = SimpleNamespace(keras=sys.modules[__name__])

@@ -29,6 +29,20 @@ class Scheme:
         )
 
 
+class Default8BitQuantizeScheme(Scheme):
+    """Eight bits everywhere. disable_per_axis: one range for each weight instead of one for each of its channels."""
+
+    def __init__(self, disable_per_axis: bool = False) -> None:
+        super().__init__(8, 8, disable_per_axis)
+
+
+class DefaultNBitQuantizeScheme(Scheme):
+    """Any number of bits: 2 to 8 for weights, 2 to 8 or 16 for activations."""
+
+    def __init__(self, disable_per_axis: bool = False, num_bits_weight: int = 8, num_bits_activation: int = 8) -> None:
+        super().__init__(num_bits_weight, num_bits_activation, disable_per_axis)
+
+
 def rule_of(config: Any, layer: Any, default: Rule) -> Rule:
     """What a layer's `QuantizeConfig` asks for.
 
