@@ -191,7 +191,7 @@ def check_refusals() -> None:
         (layers.LSTM(4, recurrent_dropout=0.5), (8, 6), "LSTM: with recurrent_dropout=0.5; .*=0.0"),
         (layers.Masking(), (8, 6), "Masking: its mask depends on the input"),
         (layers.SpectralNormalization(layers.Dense(4)), (6,), "SpectralNormalization: .*give the layer inside"),
-        (layers.LayerNormalization(axis=1), (8, 6), "LayerNormalization: with axis=.1. of 3 axes"),
+        (layers.LayerNormalization(axis=1), (8, 6), "LayerNorm: with axis=.1. of 3 axes"),
         (layers.Softmax(axis=[1, 2]), (8, 6), "Softmax: with axis=.1, 2.; .*one axis"),
         (layers.ReLU(2.0, 0.1, 0.5), (6,), "ReLU: with negative_slope=0.1, max_value=2.0, threshold=0.5"),
         (layers.Lambda(lambda x: ops.max(x, axis=-1, initial=0.5)), (8, 6), "Max: with initial=0.5"),

@@ -340,6 +340,12 @@ class ItemBuilder(Builder, Generic[Fixed]):
         sizes[axis] = -(-(stop - start) // step)
         return self.emit("slice", [x], sizes, x.dtype, axis=axis, start=int(start), stop=int(stop), step=int(step))
 
+    def take(self, x: Moving, axis: int, indices: Iterable[int]) -> Moving:
+        """These entries of an axis."""
+        places = tuple(map(int, indices))
+        sizes = [len(places) if at == axis else size for at, size in enumerate(x.shape)]
+        return self.emit("gather", [x], sizes, x.dtype, axis=axis, indices=places)
+
     def flip(self, x: Moving, axes: Sequence[int]) -> Moving:
         if self.batch_axis(x.shape) in axes:
             raise Refused("it turns the batch round")

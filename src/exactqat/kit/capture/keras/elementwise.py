@@ -30,8 +30,7 @@ _LOGIC = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not"}
 
 
 @operations(*_KINDS, *_FUNCTIONS, *_COMPARISONS)
-def _elementwise(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    operands = [*args, *kwargs.values()]
+def _elementwise(c: Reader, operation: Any, *operands: Any) -> Any:
     name = type(operation).__name__
     moving = [each for each in operands if isinstance(each, Moving)]
     shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
@@ -56,13 +55,12 @@ def _elementwise(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, A
         given = {key: each for key, each in vars(operation).items() if isinstance(each, int | float) and key[0] != "_"}
         words = ", ".join(f"{key}={each}" for key, each in given.items() if key != "built")
         raise Refused(f"with {words}" if words else "")
-    operands = [each.number if isinstance(each, Fixed) and each.number is not None else each for each in operands]
+    operands = tuple(each.number if isinstance(each, Fixed) and each.number is not None else each for each in operands)
     return c.emit(_KINDS[name], operands, shape, samples=samples)
 
 
 @operations(*_LOGIC)
-def _logic(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    operands = [*args, *kwargs.values()]
+def _logic(c: Reader, operation: Any, *operands: Any) -> Any:
     shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
     made = masks.combined(c, _LOGIC[type(operation).__name__], operands, shape)
     if made is None:
@@ -71,37 +69,32 @@ def _logic(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -
 
 
 @operations("ZerosLike", "OnesLike")
-def _alike(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _alike(c: Reader, operation: Any, x: Moving) -> Any:
     made = np.zeros if type(operation).__name__ == "ZerosLike" else np.ones
-    return c.fixed_of(made(c.for_one(args[0].shape), np.float32))
+    return c.fixed_of(made(c.for_one(x.shape), np.float32))
 
 
 @operations("HardShrink", "SoftShrink", "Threshold")
-def _shrink(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
+def _shrink(c: Reader, operation: Any, x: Moving) -> Any:
     name = type(operation).__name__
     if name == "Threshold":
         return c.emit("threshold", [x], x.shape, least=float(operation.threshold), value=float(operation.default_value))
     return c.emit(name.lower(), [x], x.shape, width=float(operation.threshold))
 
 
-@operations("TanhShrink")
-def _tanh_shrink(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
-    return c.emit("sub", [x, c.emit("tanh", [x], x.shape)], x.shape)
-
-
-@operations("Log1p", "Expm1")
-def _beside_one(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
-    if type(operation).__name__ == "Log1p":
+@operations("TanhShrink", "Log1p", "Expm1")
+def _composite(c: Reader, operation: Any, x: Moving) -> Any:
+    """What the network has no kind for, in kinds that it has."""
+    name = type(operation).__name__
+    if name == "TanhShrink":
+        return c.emit("sub", [x, c.emit("tanh", [x], x.shape)], x.shape)
+    if name == "Log1p":
         return c.emit("log", [c.emit("add", [x, 1.0], x.shape)], x.shape)
     return c.emit("sub", [c.emit("exp", [x], x.shape), 1.0], x.shape)
 
 
 @operations("Glu")
-def _glu(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
+def _glu(c: Reader, operation: Any, x: Moving) -> Any:
     axis = int(operation.axis) % x.rank
     half = x.shape[axis] // 2
     one, two = c.cut(x, axis, 0, half), c.cut(x, axis, half, 2 * half)
@@ -109,86 +102,74 @@ def _glu(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> 
 
 
 @operations("Power")
-def _power(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, exponent = args
-    exponent = exponent.number if isinstance(exponent, Fixed) else exponent
-    if not isinstance(x, Moving) or not isinstance(exponent, int | float):
+def _power(c: Reader, operation: Any, x1: Any, x2: Any) -> Any:
+    exponent = x2.number if isinstance(x2, Fixed) else x2
+    if not isinstance(x1, Moving) or not isinstance(exponent, int | float):
         raise Refused("its exponent is no number")
-    return c.emit("square", [x], x.shape) if exponent == 2 else c.emit("pow", [x], x.shape, exponent=float(exponent))
+    if exponent == 2:
+        return c.emit("square", [x1], x1.shape)
+    return c.emit("pow", [x1], x1.shape, exponent=float(exponent))
 
 
 @operations("Softmax", "LogSoftmax")
-def _softmax(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
-    if not isinstance(operation.axis, int):
-        raise Refused(f"with axis={operation.axis}; it is computed over one axis")
-    kind = "softmax" if type(operation).__name__ == "Softmax" else "log_softmax"
-    return c.emit(kind, [x], x.shape, axis=operation.axis % x.rank)
-
-
 @layers("Softmax")
-def _softmax_layer(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not isinstance(layer.axis, int) and len(layer.axis) > 1:
-        raise Refused(f"with axis={layer.axis}; it is computed over one axis")
-    x, mask = args[0], next((each for each in (*args[1:], *kwargs.values()) if each is not None), None)
-    if not isinstance(x, Moving):
-        return c.expand(layer, args, kwargs)
-    (axis,) = [layer.axis] if isinstance(layer.axis, int) else layer.axis
+def _softmax(c: Reader, how: Any, x: Moving, mask: Any = None) -> Any:
+    """An operation, or a layer, which may have a mask."""
+    axes = [how.axis] if isinstance(how.axis, int) else list(how.axis)
+    if len(axes) != 1:
+        raise Refused(f"with axis={how.axis}; it is computed over one axis")
+    axis = axes[0] % x.rank
     if mask is None:
-        return c.emit("softmax", [x], x.shape, axis=axis % x.rank)
-    shown = masks.as_truth(c, mask) if isinstance(mask, Moving) else None
-    if isinstance(mask, Moving) and shown is None:
-        raise Refused("with a mask that the network computes; give it as an input of integers or truth values")
-    if shown is None:
-        values = np.asarray(mask.data, np.float32) > 0.5
-        hiding: Any = Fixed(data=np.where(values, 0.0, masks.HIDDEN).astype(np.float32), shape=values.shape)
-        factor: Any = c.fixed_of(values.astype(np.float32))
+        return c.emit("log_softmax" if type(how).__name__ == "LogSoftmax" else "softmax", [x], x.shape, axis=axis)
+    if isinstance(mask, Moving):
+        factor: Any = c.truth_of(mask)
+        hiding: Any = masks.hiding(c, factor)
     else:
-        hiding, factor = masks.hiding(c, shown), shown
+        values = np.asarray(mask.data, np.float32) > 0.5
+        hiding = c.fixed_of(np.where(values, 0.0, masks.HIDDEN).astype(np.float32))
+        factor = c.fixed_of(values.astype(np.float32))
     scores = c.emit("add", [x, hiding], x.shape)
     # Where nothing is shown, nothing is chosen.
-    return c.emit("mul", [c.emit("softmax", [scores], x.shape, axis=axis % x.rank), factor], x.shape)
+    return c.emit("mul", [c.emit("softmax", [scores], x.shape, axis=axis), factor], x.shape)
 
 
 @operations("Cast", "Copy", "ConvertToTensor")
-def _same(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    dtype = getattr(operation, "dtype", None)
-    if str(dtype) == "bool" and isinstance(args[0], Moving):
-        truth = masks.as_truth(c, args[0])
+def _same(c: Reader, operation: Any, x: Moving) -> Any:
+    word = str(getattr(operation, "dtype", None) or "float")
+    if word == "bool":
+        truth = masks.as_truth(c, x)
         if truth is None:
             raise Refused("truth values made of numbers that the network computes")
         return truth
-    whole = isinstance(args[0], Moving) and args[0].name in c.whole_inputs | c.wholes | c.truths | c.counted
-    if dtype is not None and "float" not in str(dtype) and not whole:
+    if "float" not in word and x.name not in c.whole_inputs | c.wholes | c.truths | c.counted:
         raise Refused("whole numbers made of real ones")
-    return args[0]
+    return x
 
 
 @layers("PReLU")
-def _prelu(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, alpha = args[0], c.weight(layer.alpha)
+def _prelu(c: Reader, layer: Any, x: Moving) -> Any:
+    alpha = c.weight(layer.alpha)
     if any(size != 1 for size in alpha.shape[:-1]):
         # A slope for each place, Keras' default: x + (slope - 1) * min(x, 0). Slopes begin at 0, which has no scale.
         below = c.emit("minimum", [x, 0.0], x.shape)
         less = c.then(alpha, alpha.shape, lambda array: array - 1.0)
         return c.emit("add", [x, c.emit("mul", [below, less], x.shape)], x.shape)
     slope = c.then(alpha, (alpha.shape[-1],), lambda array: array.reshape((-1,)))
-    return c.emit("prelu", [x, slope], x.shape, module=c.layer_path(layer.alpha), channel_axis=x.rank - 1)
+    return c.emit("prelu", [x, slope], x.shape, module=c.module_of(alpha), channel_axis=x.rank - 1)
 
 
 @layers("Rescaling")
-def _rescaling(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    scale, offset = (np.asarray(each, np.float32) for each in (layer.scale, layer.offset))
-    scaled = c.emit("mul", [x, Fixed(data=scale, shape=scale.shape)], x.shape)
-    return c.emit("add", [scaled, Fixed(data=offset, shape=offset.shape)], x.shape) if offset.any() else scaled
+def _rescaling(c: Reader, layer: Any, x: Moving) -> Any:
+    return _scaled(c, x, np.asarray(layer.scale, np.float32), np.asarray(layer.offset, np.float32))
 
 
 @layers("Normalization")
-def _normalization(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
+def _normalization(c: Reader, layer: Any, x: Moving) -> Any:
     mean, deviation = numpy_of(layer.mean), np.maximum(np.sqrt(numpy_of(layer.variance)), 1e-7)
     # (x - mean) / deviation, or the way back.
-    scale, offset = (deviation, mean) if layer.invert else (1 / deviation, -mean / deviation)
-    scaled = c.emit("mul", [x, Fixed(data=scale, shape=scale.shape)], x.shape)
-    return c.emit("add", [scaled, Fixed(data=offset, shape=offset.shape)], x.shape)
+    return _scaled(c, x, deviation, mean) if layer.invert else _scaled(c, x, 1 / deviation, -mean / deviation)
+
+
+def _scaled(c: Reader, x: Moving, scale: np.ndarray, offset: np.ndarray) -> Moving:
+    made = c.emit("mul", [x, c.fixed_of(scale)], x.shape)
+    return c.emit("add", [made, c.fixed_of(offset)], x.shape) if offset.any() else made

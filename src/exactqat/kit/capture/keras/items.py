@@ -16,11 +16,17 @@ from ..core.sizes import Batch, for_examples
 
 
 class Fixed:
-    """Numbers that do not depend on the input: a weight of the model, a function of one, or data."""
+    """Numbers that do not depend on the input: a weight of the model, a function of one, or data.
 
-    def __init__(self, name: str = "", data: Any = None, shape: Sequence[int] = ()) -> None:
+    unshaped: what it was before it was only reshaped.
+    """
+
+    def __init__(
+        self, name: str = "", data: Any = None, shape: Sequence[int] = (), unshaped: Fixed | None = None
+    ) -> None:
         self.name = name
         self.data = data
+        self.unshaped = unshaped
         self.shape = tuple(int(size) for size in shape)
 
     @property
@@ -69,13 +75,13 @@ class Computed:
 
     def __init__(self, operation: Any, args: Any, kwargs: Any, names: Sequence[str], index: int) -> None:
         self.operation, self.args, self.kwargs = operation, args, kwargs
-        self.names = tuple(names)
+        self.operands = tuple(names)
         self.index = index
 
     def __call__(self, *arrays: Any) -> Any:
         held = hasattr(arrays[0], "tensor")
         tensors = [array.tensor if held else keras.ops.convert_to_tensor(array) for array in arrays]
-        result = self.result(dict(zip(self.names, tensors, strict=True)))
+        result = self.result(dict(zip(self.operands, tensors, strict=True)))
         return type(arrays[0])(result) if held else numpy_of(result)
 
     def result(self, tensors: Mapping[str, Any]) -> Any:

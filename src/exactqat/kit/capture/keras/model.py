@@ -16,10 +16,11 @@ import keras
 from keras import tree
 
 from ...planning.inputs import misfit_of_example
-from ...planning.network import Network, Step
+from ...planning.network import Constant, Network, Step
 from ..core.builder import free_name
 from ..core.refusals import CaptureError, Refused, text_of
 from ..core.sizes import Batch
+from ..passes.affine import BiasAndAffine
 
 # Their handlers enter themselves into the reader's tables.
 from . import elementwise, markers, movement, normalization, products, reduction, sequence  # noqa: F401
@@ -100,6 +101,7 @@ def capture(
         ]
     items = tree.flatten(results)
     outputs = [reader.operand(item) if isinstance(item, Item) else str(item) for item in items]
+    steps = BiasAndAffine(reader, outputs).run()
     names_of_inputs = input_words(model, shapes, functional, len(paths))
     ends = output_words(results, functional, len(outputs))
     whole = Tree(given, results, [tensor.name for tensor in known])
@@ -107,8 +109,8 @@ def capture(
         tuple(paths),
         tuple(outputs),
         reader.values,
-        reader.constants,
-        as_needed(reader.steps, outputs),
+        used(reader.constants, steps, outputs),
+        as_needed(steps, outputs),
         ("input",) if len(paths) == 1 else tuple(name.replace("/", ".") for name in names_of_inputs),
         tuple(ends),
         whole,
@@ -116,6 +118,19 @@ def capture(
         tuple(names_of_inputs),
         channels_first=False,
     )
+
+
+def used(constants: Mapping[str, Constant], steps: Sequence[Step], outputs: Sequence[str]) -> dict[str, Constant]:
+    """The constants that steps read, and those that they are computed from."""
+    read = (*outputs, *(name for step in steps for name in step.inputs))
+    waiting = [name for name in read if isinstance(name, str) and name in constants]
+    names: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        names.add(name)
+        waiting += [each for each in getattr(constants[name].expression, "operands", ()) if each not in names]
+        waiting += [each for each in constants[name].sources if each not in names]
+    return {name: constant for name, constant in constants.items() if name in names}
 
 
 def as_needed(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:

@@ -8,22 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from keras import tree
 
 from ..core.builder import Moving
 from ..core.refusals import SIZE_OF_BATCH, Refused
 from ..core.sizes import Batch, Size, exact
 from .items import Fixed, Item
-from .known import path_of
-from .products import linear
 from .reader import Reader, layers, operations
-from .reduction import axes_of, channel_axis_of, padded, spatial_sizes
+from .reduction import axes_of, channel_axis_of, padded, spatial_axes
 
 
 @operations("Reshape")
-def _reshape(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    sizes = list(exact(tree.flatten(operation.newshape)))
+def _reshape(c: Reader, operation: Any, x: Moving) -> Any:
+    newshape = operation.newshape
+    sizes = list(exact(newshape if isinstance(newshape, Sequence) else [newshape]))
     if -1 in sizes:
         unknown = sizes.index(-1)
         sizes[unknown] = math.prod(x.shape) // math.prod(sizes[:unknown] + sizes[unknown + 1 :])
@@ -31,83 +28,53 @@ def _reshape(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 @operations("Squeeze", "ExpandDims")
-def _units(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, axis = args[0], operation.axis
-    shape = list(x.shape)
-    if type(operation).__name__ == "ExpandDims":
-        for each in sorted(a % (x.rank + 1) for a in ([axis] if isinstance(axis, int) else axis)):
-            shape.insert(each, 1)
-    else:
-        axes = (
-            [at for at, size in enumerate(shape) if size == 1]
-            if axis is None
-            else [axis]
-            if isinstance(axis, int)
-            else axis
-        )
-        gone = [each % x.rank for each in axes]
-        shape = [size for at, size in enumerate(shape) if at not in gone]
-    return c.reshape(x, shape)
+def _units(c: Reader, operation: Any, x: Moving) -> Any:
+    return c.reshape(x, c.shape_of(operation, x))
 
 
-@operations("Transpose")
-def _transpose(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    axes = range(x.rank)[::-1] if operation.axes is None else operation.axes
-    return c.permute(x, [axis % x.rank for axis in axes])
-
-
-@operations("Moveaxis")
-def _move(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
+@operations("Transpose", "Moveaxis", "Swapaxes")
+def _permute(c: Reader, operation: Any, x: Moving) -> Any:
+    name, axes = type(operation).__name__, range(x.rank)
     # Axes whose sizes are their numbers, moved.
-    moved = np.moveaxis(np.empty(range(x.rank)), operation.source, operation.destination)
+    whole = np.empty(axes)
+    if name == "Transpose":
+        moved = whole.transpose(operation.axes)
+    elif name == "Moveaxis":
+        moved = np.moveaxis(whole, operation.source, operation.destination)
+    else:
+        moved = whole.swapaxes(operation.axis1, operation.axis2)
     return c.permute(x, moved.shape)
 
 
-@operations("Swapaxes")
-def _swap(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    order = list(range(x.rank))
-    first, second = operation.axis1 % x.rank, operation.axis2 % x.rank
-    order[first], order[second] = second, first
-    return c.permute(x, order)
-
-
 @operations("DepthToSpace", "SpaceToDepth")
-def _blocks(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, side = args[0], int(operation.block_size)
+def _blocks(c: Reader, operation: Any, x: Moving) -> Any:
+    """As Keras writes it, over channels that are last."""
+    side, result = int(operation.block_size), c.shape_of(operation, x)
     first = channel_axis_of(operation.data_format, x.rank) == 1
-    batch, *sizes = x.shape
-    channels, height, width = sizes if first else (sizes[2], sizes[0], sizes[1])
+    batch, height, width, channels = (x.shape[axis] for axis in ((0, 2, 3, 1) if first else range(4)))
     if type(operation).__name__ == "DepthToSpace":
-        parts = (batch, channels // side**2, side, side, height, width) if first else (
-            batch, height, width, side, side, channels // side**2)  # fmt: skip
+        rest = channels // side**2
+        parts = (batch, rest, side, side, height, width) if first else (batch, height, width, side, side, rest)
         order = (0, 1, 4, 2, 5, 3) if first else (0, 1, 3, 2, 4, 5)
-        made = (channels // side**2, height * side, width * side)
     else:
-        parts = (batch, channels, height // side, side, width // side, side) if first else (
-            batch, height // side, side, width // side, side, channels)  # fmt: skip
+        rows, columns = (height // side, side), (width // side, side)
+        parts = (batch, channels, *rows, *columns) if first else (batch, *rows, *columns, channels)
         order = (0, 1, 3, 5, 2, 4) if first else (0, 1, 3, 2, 4, 5)
-        made = (channels * side**2, height // side, width // side)
-    turned = c.permute(c.reshape(x, parts), order)
-    return c.reshape(turned, (batch, *(made if first else (*made[1:], made[0]))))
+    return c.reshape(c.permute(c.reshape(x, parts), order), result)
 
 
 @operations("GetItem")
-def _get(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, key = args[0], args[1] if len(args) > 1 else kwargs["key"]
+def _get(c: Reader, operation: Any, x: Moving, key: Any) -> Any:
     keys = list(key) if isinstance(key, tuple | list) else [key]
     parts = [part for each in keys for part in ([each.start, each.stop] if isinstance(each, slice) else [each])]
     if any(isinstance(part, Item) for part in parts):
         raise Refused("its indices depend on the input")
     if any(isinstance(part, Batch) for part in parts):
         raise Refused(SIZE_OF_BATCH)
-    if Ellipsis in keys:
-        at = keys.index(Ellipsis)
-        given = sum(each is not None for each in keys) - 1
-        keys[at : at + 1] = [slice(None)] * (x.rank - given)
-    keys += [slice(None)] * (x.rank - sum(each is not None for each in keys))
+    if Ellipsis not in keys:
+        keys.append(Ellipsis)
+    at = keys.index(Ellipsis)
+    keys[at : at + 1] = [slice(None)] * (x.rank - sum(each is not None for each in keys) + 1)
     shape: list[Size] = []
     axis = 0
     for each in keys:
@@ -132,41 +99,23 @@ def _get(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> 
     return c.reshape(x, shape)
 
 
-@layers("Embedding")
-def _embedding(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    held = getattr(layer, "_embeddings", None)
-    return _looked_up(c, c.weight(layer.embeddings if held is None else held), args[0])
-
-
-@layers("ReversibleEmbedding")
-def _reversible_embedding(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not (args[1] if len(args) > 1 else kwargs.get("reverse", False)):
-        return _embedding(c, layer, args, kwargs)
-    held = getattr(layer, "_embeddings", None)
-    kernel = c.weight(layer.embeddings if held is None else held) if layer.tie_weights else None
-    if kernel is None:
-        kernel = c.weight(layer.reverse_embeddings)
-    else:
-        kernel = c.then(kernel, kernel.shape[::-1], lambda array: array.transpose((1, 0)))
-    made, cap = linear(c, args[0], kernel, None, path_of(layer)), layer.logit_soft_cap
-    if cap is None:
-        return made
-    turned = c.emit("tanh", [c.emit("div", [made, float(cap)], made.shape)], made.shape)
-    return c.emit("mul", [turned, float(cap)], made.shape)
-
-
 @operations("Take")
-def _take(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, indices = args[0], args[1] if len(args) > 1 else kwargs["indices"]
-    if isinstance(x, Fixed) and isinstance(indices, Moving) and len(x.shape) == 2 and operation.axis in (0, -2):
-        return _looked_up(c, x, indices)
-    raise Refused("its indices depend on the input and are not those of rows")
+def _take(c: Reader, operation: Any, x: Item, indices: Any) -> Any:
+    """Rows of a table by integers that the network is given."""
+    if (
+        not isinstance(x, Fixed)
+        or not isinstance(indices, Moving)
+        or len(x.shape) != 2
+        or operation.axis not in (0, -2)
+    ):
+        raise Refused("its indices depend on the input and are not those of rows")
+    module = x.name.rpartition(".")[0] if x.name in c.names.values() else ""
+    return c.emit("embedding", [indices, x], (*indices.shape, x.shape[1]), module=module, fixed_row=None)
 
 
 @operations("TakeAlongAxis")
-def _take_along(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _take_along(c: Reader, operation: Any, x: Item, indices: Any) -> Any:
     """Fixed places of an axis, others for each row of the axes in front."""
-    x, indices = args[0], args[1] if len(args) > 1 else kwargs["indices"]
     places = None if isinstance(indices, Moving) else c.numbers(indices)
     if not isinstance(x, Moving) or places is None or operation.axis is None or operation.axis % x.rank != x.rank - 1:
         raise Refused("its indices depend on the input, or are not along the last axis")
@@ -176,55 +125,35 @@ def _take_along(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, An
     places = np.broadcast_to(places[0], (*rows, places.shape[-1])).astype(int) % size
     count = math.prod(rows)
     flat = (np.arange(count)[:, None] * size + places.reshape(count, -1)).reshape(-1)
-    joined = c.reshape(x, (batch, count * size))
-    taken = c.emit("gather", [joined], (batch, flat.size), axis=1, indices=tuple(int(each) for each in flat))
+    taken = c.take(c.reshape(x, (batch, count * size)), 1, flat)
     return c.reshape(taken, (batch, *places.shape))
 
 
-def _looked_up(c: Reader, table: Fixed, indices: Moving) -> Moving:
-    """Rows of a table by integers that the network is given."""
-    variable = next((key for key, name in c.names.items() if name == table.name), None)
-    module = "" if variable is None else table.name.rpartition(".")[0]
-    return c.emit("embedding", [indices, table], (*indices.shape, table.shape[1]), module=module, fixed_row=None)
-
-
-@operations("Concatenate")
-def _concatenate(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    items = tree.flatten(args)
-    rank = next(each for each in items if isinstance(each, Moving)).rank
+@operations("Concatenate", "Stack")
+def _beside(c: Reader, operation: Any, items: Sequence[Item]) -> Any:
+    rank = len(items[0].shape)
+    if type(operation).__name__ == "Stack":
+        return c.stacked(items, int(operation.axis) % (rank + 1))
     return c.join(items, int(operation.axis) % rank)
 
 
-@operations("Stack")
-def _stack(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    items = tree.flatten(args)
-    axis = int(operation.axis) % (items[0].rank + 1)
-    return c.stacked(items, axis)
-
-
 @operations("Split")
-def _split(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, axis = args[0], int(operation.axis) % args[0].rank
-    given = operation.indices_or_sections
-    ends = (
-        [x.shape[axis] // given * (at + 1) for at in range(given)]
-        if isinstance(given, int)
-        else [*given, x.shape[axis]]
-    )
-    starts = [0, *ends[:-1]]
-    return [c.cut(x, axis, start, end) for start, end in zip(starts, ends, strict=True)]
+def _split(c: Reader, operation: Any, x: Moving) -> Any:
+    axis, parts = int(operation.axis) % x.rank, operation.indices_or_sections
+    size = x.shape[axis]
+    ends = [size // parts * (at + 1) for at in range(parts)] if isinstance(parts, int) else [*parts, size]
+    return [c.cut(x, axis, start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 @operations("Unstack")
-def _unstack(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,), axis = args, int(operation.axis) % args[0].rank
+def _unstack(c: Reader, operation: Any, x: Moving) -> Any:
+    axis = int(operation.axis) % x.rank
     shape = [size for at, size in enumerate(x.shape) if at != axis]
     return [c.reshape(c.cut(x, axis, at, at + 1), shape) for at in range(x.shape[axis])]
 
 
 @operations("Roll")
-def _roll(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
+def _roll(c: Reader, operation: Any, x: Moving) -> Any:
     if operation.axis is None:
         raise Refused("over all axes, laid flat; name the axes")
     shifts, axes = ([each] if isinstance(each, int) else list(each) for each in (operation.shift, operation.axis))
@@ -237,59 +166,55 @@ def _roll(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) ->
 
 
 @operations("Pad")
-def _pad(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, *rest = args
-    value = rest[0] if rest else kwargs.get("constant_values")
-    value = value.number if isinstance(value, Fixed) else value
+def _pad(c: Reader, operation: Any, x: Moving, constant_values: Any = None) -> Any:
+    value = constant_values.number if isinstance(constant_values, Fixed) else constant_values
     pairs = tuple((int(before), int(after)) for before, after in operation.pad_width)
-    pairs = pairs * x.rank if len(pairs) == 1 else pairs
-    mode = {"constant": "constant", "reflect": "reflect"}.get(operation.mode)
-    if mode is None:
+    if operation.mode not in ("constant", "reflect"):
         raise Refused(f"with mode {operation.mode}")
-    return c.emit("pad", [x], padded(x.shape, pairs), padding=pairs, mode=mode, value=float(value or 0.0))
+    return padded(c, x, pairs * x.rank if len(pairs) == 1 else pairs, operation.mode, float(value or 0.0))
 
 
 @operations("Flip")
-def _flip(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
+def _flip(c: Reader, operation: Any, x: Moving) -> Any:
     return c.flip(x, axes_of(operation.axis, x.rank))
 
 
 @operations("Repeat")
-def _repeat(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, count = args[0], operation.repeats
-    if not isinstance(count, int) or operation.axis is None:
+def _repeat(c: Reader, operation: Any, x: Moving) -> Any:
+    if not isinstance(operation.repeats, int) or operation.axis is None:
         raise Refused("with a count for each entry")
     axis = int(operation.axis) % x.rank
-    shape = list(x.shape)
-    shape[axis] *= count
-    indices = tuple(np.repeat(np.arange(x.shape[axis]), count).tolist())
     if axis == c.batch_axis(x.shape):
         raise Refused("it repeats the batch")
-    return c.emit("gather", [x], shape, axis=axis, indices=indices)
+    return c.take(x, axis, np.repeat(np.arange(x.shape[axis]), operation.repeats))
 
 
 @operations("BroadcastTo")
-def _broadcast(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _broadcast(c: Reader, operation: Any, x: Moving) -> Any:
     shape = exact(operation.shape)
-    return c.emit("expand", [args[0]], shape, shape=c.for_one(shape))
+    return c.emit("expand", [x], shape, shape=c.for_one(shape))
 
 
 @operations("Resize")
-def _resize(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
-    if operation.crop_to_aspect_ratio or operation.pad_to_aspect_ratio or operation.antialias:
-        raise _aspect(operation)
-    return _resized(c, x, channel_axis_of(operation.data_format, x.rank), operation.size, operation.interpolation)
+@layers("Resizing")
+def _resize(c: Reader, how: Any, x: Moving) -> Any:
+    """An operation or a layer."""
+    given = [name for name in ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "antialias") if getattr(how, name)]
+    if given:
+        raise Refused(f"with {', '.join(f'{name}=True' for name in given)}; it is computed with False")
+    size = how.size if hasattr(how, "size") else (how.height, how.width)
+    return _resized(c, x, channel_axis_of(how.data_format, x.rank), size, how.interpolation)
 
 
-def _aspect(resizing: Any) -> Refused:
-    given = [name for name in ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "antialias") if getattr(resizing, name)]
-    return Refused(f"with {', '.join(f'{name}=True' for name in given)}; it is computed with False")
+@layers("UpSampling2D")
+def _up_sampling(c: Reader, layer: Any, x: Moving) -> Any:
+    axis = channel_axis_of(layer.data_format, x.rank)
+    sizes = [x.shape[at] * by for at, by in zip(spatial_axes(x, axis), layer.size, strict=True)]
+    return _resized(c, x, axis, sizes, layer.interpolation)
 
 
 def _resized(c: Reader, x: Moving, axis: int, size: Sequence[int], word: str) -> Moving:
-    spatial = [at for at in range(x.rank) if at not in (0, axis)]
+    spatial = spatial_axes(x, axis)
     factors = [new / x.shape[at] for new, at in zip(size, spatial, strict=True)]
     whole = all(factor == int(factor) for factor in factors)
     if word not in ("nearest", "bilinear") or (word == "nearest" and not whole):
@@ -297,14 +222,12 @@ def _resized(c: Reader, x: Moving, axis: int, size: Sequence[int], word: str) ->
         raise Refused(
             f"with interpolation={word!r} by {shown}; it is computed by 'nearest' by whole factors or 'bilinear'"
         )
-    shape = list(x.shape)
-    for at, new in zip(spatial, size, strict=True):
-        shape[at] = int(new)
+    sizes = dict(zip(spatial, map(int, size), strict=True))
     return c.emit(
         "resize",
         [x],
-        shape,
-        size=tuple(int(new) for new in size),
+        [sizes.get(at, old) for at, old in enumerate(x.shape)],
+        size=tuple(sizes.values()),
         mode=word,
         align_corners=False,
         scales=None,
@@ -312,26 +235,9 @@ def _resized(c: Reader, x: Moving, axis: int, size: Sequence[int], word: str) ->
     )
 
 
-@layers("UpSampling2D")
-def _up_sampling(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    (x,) = args
-    axis = channel_axis_of(layer.data_format, x.rank)
-    sizes = [size * by for size, by in zip(spatial_sizes(x, axis), layer.size, strict=True)]
-    return _resized(c, x, axis, sizes, layer.interpolation)
-
-
-@layers("Resizing")
-def _resizing(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if layer.crop_to_aspect_ratio or layer.pad_to_aspect_ratio or layer.antialias:
-        raise _aspect(layer)
-    x = args[0]
-    return _resized(c, x, channel_axis_of(layer.data_format, x.rank), (layer.height, layer.width), layer.interpolation)
-
-
 @layers("CenterCrop")
-def _center_crop(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, axis = args[0], channel_axis_of(layer.data_format, args[0].rank)
-    spatial = [at for at in range(1, x.rank) if at != axis]
+def _center_crop(c: Reader, layer: Any, x: Moving) -> Any:
+    spatial = spatial_axes(x, channel_axis_of(layer.data_format, x.rank))
     for at, size in zip(spatial, (layer.height, layer.width), strict=True):
         if size > x.shape[at]:
             raise Refused("of images that are smaller than the crop")

@@ -10,63 +10,64 @@ import keras
 
 from ..core.builder import Moving
 from ..core.refusals import Refused
-from .known import path_of
+from .items import Fixed
 from .reader import Reader, layers, operations
 
 
-@layers("LayerNormalization")
-def _layer_norm(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    if getattr(layer, "rms_scaling", False):
+@layers("BatchNormalization")
+def _batch_norm(c: Reader, layer: Any, x: Moving, mask: Any = None) -> Any:
+    axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
+    mean = c.weight(layer.moving_mean)
+    return c.emit(
+        "batch_norm",
+        [x, c.weight(layer.gamma), c.weight(layer.beta), mean, c.weight(layer.moving_variance)],
+        x.shape,
+        module=c.module_of(mean),
+        epsilon=float(layer.epsilon),
+        momentum=1.0 - float(layer.momentum),
+        channel_axis=axis % x.rank,
+        training=bool(layer.trainable) and c.trains,
+        counter="",
+    )
+
+
+@operations("LayerNorm")
+def _layer_norm(c: Reader, operation: Any, x: Any, gamma: Fixed | None = None, beta: Fixed | None = None) -> Any:
+    if getattr(operation, "rms_scaling", False):
         raise Refused("with rms_scaling=True; use RMSNormalization")
-    axes = _last_axes(layer.axis, x.rank)
-    tensors = [c.optional(each) for each in (layer.gamma, layer.beta)]
-    return c.emit("layer_norm", [x, *tensors], x.shape, module=path_of(layer), axes=axes, epsilon=float(layer.epsilon))
+    return _norm(c, operation, "layer_norm", x, gamma, beta)
 
 
-def _last_axes(axis: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """The axes that a norm is over."""
-    axes = tuple(sorted(int(each) % rank for each in ([axis] if isinstance(axis, int) else axis)))
-    if axes != tuple(range(rank - len(axes), rank)) or 0 in axes:
-        raise Refused(f"with axis={axis} of {rank} axes; it is computed over the last ones, such as axis=-1")
-    return axes
+@operations("RMSNorm")
+def _rms_norm(c: Reader, operation: Any, x: Any, scale: Fixed | None = None) -> Any:
+    return _norm(c, operation, "rms_norm", x, scale)
 
 
-@layers("RMSNormalization")
-def _rms_norm(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, axes = args[0], _last_axes(layer.axis, args[0].rank)
-    weight = c.weight(layer.scale)
-    return c.emit("rms_norm", [x, weight], x.shape, module=path_of(layer), axes=axes, epsilon=float(layer.epsilon))
-
-
-@operations("LayerNorm", "RMSNorm")
-def _norm_operation(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """`keras.ops.layer_normalization` and `rms_normalization`, in a layer of the user's."""
-    x, *weights = [*args, *kwargs.values()]
-    if not isinstance(x, Moving) or getattr(operation, "rms_scaling", False):
-        raise Refused("with rms_scaling; use rms_normalization")
-    kind, count = ("layer_norm", 2) if type(operation).__name__ == "LayerNorm" else ("rms_norm", 1)
+def _norm(c: Reader, operation: Any, kind: str, x: Any, *weights: Fixed | None) -> Moving:
+    """Over the last axes."""
+    if not isinstance(x, Moving):
+        raise Refused("of something fixed")
+    axis: int | Sequence[int] = operation.axis
+    axes = tuple(sorted(int(each) % x.rank for each in ([axis] if isinstance(axis, int) else axis)))
+    if axes != tuple(range(x.rank - len(axes), x.rank)) or 0 in axes:
+        raise Refused(f"with axis={axis} of {x.rank} axes; it is computed over the last ones, such as axis=-1")
     epsilon = keras.config.epsilon() if operation.epsilon is None else operation.epsilon
-    weights = (weights + [None, None])[:count]
-    return c.emit(kind, [x, *weights], x.shape, axes=_last_axes(operation.axis, x.rank), epsilon=float(epsilon))
+    return c.emit(kind, [x, *weights], x.shape, module=c.place().path, axes=axes, epsilon=float(epsilon))
 
 
 @operations("Normalize")
-def _normalize(c: Reader, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    axis = operation.axis if isinstance(operation.axis, int) else [*(operation.axis or ())]
-    if isinstance(axis, list) and len(axis) == 1:
-        (axis,) = axis
-    if not isinstance(axis, int) or operation.order != 2:
+def _normalize(c: Reader, operation: Any, x: Moving) -> Any:
+    axes = [operation.axis] if isinstance(operation.axis, int) else list(operation.axis or ())
+    if len(axes) != 1 or operation.order != 2:
         raise Refused(
             f"with axis={operation.axis}, order={operation.order}; it is computed over one axis, with order=2"
         )
-    return c.emit("normalize", [x], x.shape, axis=axis % x.rank, epsilon=float(operation.epsilon or 1e-7))
+    return c.emit("normalize", [x], x.shape, axis=axes[0] % x.rank, epsilon=float(operation.epsilon or 1e-7))
 
 
 @layers("GroupNormalization")
-def _group_norm(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    x, axis = args[0], int(layer.axis) % args[0].rank
+def _group_norm(c: Reader, layer: Any, x: Moving) -> Any:
+    axis = int(layer.axis) % x.rank
     groups = x.shape[axis] if layer.groups == -1 else int(layer.groups)
-    tensors = [c.optional(each) for each in (layer.gamma, layer.beta)]
+    tensors = [c.weight(layer.gamma), c.weight(layer.beta)]
     return c.group_norm(x, tensors, "", axis, groups=groups, epsilon=float(layer.epsilon))

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -19,18 +19,16 @@ from ..core.builder import ItemBuilder, Moving, entering, free_name
 from ..core.expressions import Dropout
 from ..core.functions import same
 from ..core.refusals import SIZE_OF_BATCH, Refused
-from ..core.safeguards import SAFEGUARDS
-from ..core.sizes import Batch
+from ..core.sizes import Batch, Shape, Size
 from .items import Computed, Fixed, InTraining, Item, first_line, for_one_example, numpy_of
-from .known import changed_kernel, changed_of, is_seed, known_class, own_state, path_of
+from .known import changed_kernel, is_seed, own_state, path_of
 from .symbols import Symbol, Weights, WeightSymbol, has_symbols, symbolic_calls
 
-Handler = Callable[["Reader", Any, list[Any], dict[str, Any]], Any]
-# By the name of Keras' class, for layers and for operations.
-LAYERS: dict[str, Handler] = {}
+# By the name of Keras' class, of operations and of layers that are more than their operations. A handler takes the
+# reader, the operation or the layer, and the items of its call; it gives those of its results.
+Handler = Callable[..., Any]
 OPERATIONS: dict[str, Handler] = {}
-
-
+LAYERS: dict[str, Handler] = {}
 layers = entering(LAYERS)
 operations = entering(OPERATIONS)
 
@@ -64,11 +62,12 @@ class Reader(ItemBuilder[Fixed]):
         self._model = model
         self._layer = ""
         self._draws = False
+        self._unshaped: dict[str, Fixed] = {}
         self._weights = Weights(model._flatten_layers(), self._symbol_of)
 
     def read(self, model: Any, inputs: Any) -> Any:
         """The items of a model's results. inputs: items, nested as the model takes them."""
-        calls = symbolic_calls(self._called, self._dropped, self.losing.append)
+        calls = symbolic_calls(self._called, self._dropped, self.losing.append, self._calls_of_layers())
         with keras.StatelessScope() as scope, calls, self._weights.hidden():
             results = model(tree.map_structure(self.symbol, inputs), training=INHERITED)
         for variable in (variable for variable in model.variables if id(variable) in self.names):
@@ -105,12 +104,13 @@ class Reader(ItemBuilder[Fixed]):
     def fixed_of(self, values: np.ndarray) -> Fixed:
         return Fixed(data=values, shape=values.shape)
 
-    def optional(self, variable: Any) -> Fixed | None:
-        """A variable that a layer may be without."""
-        return None if variable is None else self.weight(variable)
+    def fixed_named(self, name: str) -> Fixed:
+        return Fixed(name, self.constants[name].data, self.constants[name].shape, self._unshaped.get(name))
 
-    def weight(self, variable: Any) -> Fixed:
-        """A variable of the model, or the symbol in its place."""
+    def weight(self, variable: Any) -> Any:
+        """A variable of the model, or the symbol in its place; None where a layer is without."""
+        if variable is None:
+            return None
         variable = getattr(variable, "variable", variable)
         name = self.names.get(id(variable))
         if name is None:
@@ -124,6 +124,22 @@ class Reader(ItemBuilder[Fixed]):
         if item.data is not None:
             return Fixed(data=np.asarray(function(item.data)), shape=shape)
         return self._constant("computed", shape, [item.name], function)
+
+    def of_both(self, first: Fixed, second: Fixed, function: Callable[[Any, Any], Any]) -> Fixed:
+        names = [str(self.operand(item)) for item in (first, second)]
+        return self._constant("computed", first.shape, names, function)
+
+    def reshape(self, item: Any, shape: Sequence[Size]) -> Any:
+        """What is fixed is again what it was before it was only reshaped, if it had this shape."""
+        if not isinstance(item, Fixed):
+            return super().reshape(item, shape)
+        source = item.unshaped or item
+        if source.shape == tuple(shape):
+            return source
+        made = super().reshape(item, shape)
+        made.unshaped = source
+        self._unshaped[made.name] = source
+        return made
 
     def _constant(self, word: str, shape: Sequence[int], names: Sequence[str], function: Callable[..., Any]) -> Fixed:
         """What a function makes of constants."""
@@ -139,10 +155,9 @@ class Reader(ItemBuilder[Fixed]):
         )
         return Fixed(name, shape=shape)
 
-    def layer_path(self, variable: Any) -> str:
-        """The path of the layer that a variable, or the symbol in its place, belongs to."""
-        name = self.names[id(getattr(variable, "variable", variable))]
-        return name.rpartition(".")[0] or name
+    def module_of(self, *weights: Fixed | None) -> str:
+        """The path of the layer that the first of these weights belongs to."""
+        return next((item.name.rpartition(".")[0] or item.name for item in weights if item is not None), "")
 
     # --- symbols ------------------------------------------------------------------------------------------------------
 
@@ -165,13 +180,13 @@ class Reader(ItemBuilder[Fixed]):
         """A symbolic tensor for an item; what is no tensor stays as it is, and numbers are a tensor of Keras'."""
         if isinstance(item, Fixed) and not item.name:
             return keras.ops.convert_to_tensor(item.data)
-        if not isinstance(item, Item):
-            return item
-        word = "bool" if masks.is_truth(self, item) else "int32" if masks.is_given(self, item) else "float32"
-        return Symbol(item, word)
+        return Symbol(item, self._dtype(item)) if isinstance(item, Item) else item
+
+    def _dtype(self, item: Item) -> str:
+        return "bool" if masks.is_truth(self, item) else "int32" if masks.is_given(self, item) else "float32"
 
     def _symbol_of(self, variable: Any) -> WeightSymbol | None:
-        if id(variable) not in self.names or is_seed(variable) or not SAFEGUARDS.computed_weights:
+        if id(variable) not in self.names or is_seed(variable):
             return None
         return WeightSymbol(Fixed(self.names[id(variable)], shape=variable.shape), variable)
 
@@ -203,25 +218,66 @@ class Reader(ItemBuilder[Fixed]):
 
     def _results(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The items of an operation's results."""
+        if isinstance(operation, keras.Layer):
+            if reason := changed_kernel(operation):
+                raise Refused(reason)
+            if kwargs.get("training"):
+                raise Refused("it is called with training=True in evaluation, too")
+            return self.expand(operation, args, kwargs)
         items, more = tree.map_structure(self.item, list(args)), tree.map_structure(self.item, kwargs)
-        moving = any(isinstance(item, Moving) for item in tree.flatten([items, more]))
-        if not isinstance(operation, keras.Layer):
-            if not moving:
-                return self._computed(operation, items, more)
-            handler = _table_entry(operation, OPERATIONS)
-            if handler is None:
-                raise Refused("")
-            return handler(self, operation, items, more)
-        if reason := changed_kernel(operation):
-            raise Refused(reason)
-        if kwargs.get("training"):
-            raise Refused("it is called with training=True in evaluation, too")
-        # What a layer makes of weights and data alone is a constant, which its operations compute.
-        handler = _handler(operation) if moving else None
-        if handler is not None:
-            named = {key: item for key, item in more.items() if key != "training" and item is not None}
-            return handler(self, operation, items, named)
-        return self.expand(operation, args, kwargs)
+        if not any(isinstance(item, Moving) for item in tree.flatten([items, more])):
+            return self._computed(operation, items, more)
+        handler = _table_entry(operation, OPERATIONS)
+        if handler is None:
+            raise Refused("")
+        return handler(self, operation, *items, **more)
+
+    def _calls_of_layers(self) -> Iterator[tuple[type, Callable[..., Any]]]:
+        """Of each class of Keras whose layers have a handler, what its `call` is while the model is read."""
+        kinds = [getattr(keras.layers, name) for name in LAYERS if hasattr(keras.layers, name)]
+        for kind in {next(each for each in kind.__mro__ if "call" in vars(each)) for kind in kinds}:
+            yield kind, self._handled(vars(kind)["call"])
+
+    def _handled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A class's `call`; classes of the user's that are made of it call it, too."""
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            handler = _table_entry(layer, LAYERS)
+            given = signature.bind(layer, *args, **kwargs).arguments
+            _, *items = (tree.map_structure(self.item, value) for key, value in given.items() if key != "training")
+            if handler is None or not any(isinstance(item, Moving) for item in tree.flatten(items)):
+                return original(layer, *args, **kwargs)
+            names = [key for key in given if key != "training"][2:]
+            named = {key: item for key, item in zip(names, items[1:], strict=True) if item is not None}
+            outer = self.trains
+            self.trains = outer if "training" not in signature.parameters else given.get("training") is INHERITED
+            try:
+                return tree.map_structure(self.symbol, handler(self, layer, items[0], **named))
+            finally:
+                self.trains = outer
+
+        return call
+
+    def outputs(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        """The symbolic tensors that Keras gives as an operation's results. args, kwargs: items."""
+
+        def plain(item: Any) -> Any:
+            if not isinstance(item, Item):
+                return item
+            return keras.KerasTensor(
+                [None if isinstance(size, Batch) else size for size in item.shape], self._dtype(item)
+            )
+
+        return operation.compute_output_spec(
+            *tree.map_structure(plain, list(args)), **tree.map_structure(plain, kwargs)
+        )
+
+    def shape_of(self, operation: Any, x: Moving, *others: Any) -> Shape:
+        """The shape of an operation's result, as Keras says it; what it leaves open follows the batch as x does."""
+        batch = x.shape[self.batch_axis(x.shape)]
+        return tuple(batch if size is None else size for size in self.outputs(operation, x, *others).shape)
 
     def _computed(self, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What an operation makes of weights and data alone."""
@@ -230,14 +286,12 @@ class Reader(ItemBuilder[Fixed]):
             raise Refused(SIZE_OF_BATCH)
         names = list(dict.fromkeys(leaf.name for leaf in leaves if isinstance(leaf, Fixed) and leaf.name))
         operation = for_one_example(operation)
-        symbols = tree.map_structure(
-            lambda item: keras.KerasTensor(item.shape) if isinstance(item, Fixed) else item, [args, kwargs]
-        )
-        outputs = operation.compute_output_spec(*symbols[0], **symbols[1])
+        outputs = self.outputs(operation, *args, **kwargs)
+        word = type(operation).__name__
+        if word == "Reshape" and names:
+            return self.reshape(args[0], outputs.shape)
         results = [
-            self._constant(
-                type(operation).__name__.lower(), output.shape, names, Computed(operation, args, kwargs, names, index)
-            )
+            self._constant(word.lower(), output.shape, names, Computed(operation, args, kwargs, names, index))
             for index, output in enumerate(tree.flatten(outputs))
         ]
         return tree.pack_sequence_as(outputs, results)
@@ -259,18 +313,13 @@ class Reader(ItemBuilder[Fixed]):
 
     def _refused(self, operation: Any, args: Any, kwargs: Any, refusal: Refused) -> Any:
         """Steps that the plan refuses, with the shapes that Keras gives an operation's results."""
-
-        def plain(value: Any) -> Any:
-            if not isinstance(value, Symbol):
-                return value
-            return keras.KerasTensor([None if isinstance(size, Batch) else size for size in value.shape], value.dtype)
-
-        items = [self.item(value) for value in tree.flatten([args, kwargs]) if isinstance(value, Symbol)]
-        moving = [item for item in items if isinstance(item, Moving)]
-        given, more = tree.map_structure(plain, args), tree.map_structure(plain, kwargs)
+        items, more = tree.map_structure(
+            lambda value: value.item if isinstance(value, Symbol) else value, [list(args), kwargs]
+        )
+        moving = [item for item in tree.flatten([items, more]) if isinstance(item, Moving)]
         try:
             with self._weights.shown():
-                outputs = operation.compute_output_spec(*given, **more)
+                outputs = self.outputs(operation, *items, **more)
         except Exception:  # noqa: BLE001 - whatever the user's code does not like about other tensors
             raise refusal from None
         if not moving:
@@ -279,13 +328,18 @@ class Reader(ItemBuilder[Fixed]):
         steps = self.unsupported(type(operation).__name__, moving, shapes, str(refusal))
         return tree.pack_sequence_as(outputs, [self.symbol(step) for step in steps])
 
-    def expand(self, layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any], draws: bool = False) -> Any:
-        """What a layer's `call` does. args, kwargs: symbols. draws: whether it is called in training, where it does
-        nothing else than to drop values."""
+    def expand(self, layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The items that a layer's `call` gives. args, kwargs: symbols.
+
+        Layers of Keras that do nothing else in training than to drop values are called as in training.
+        """
+        draws = type(layer) in _DROPPING and self.trains
         kwargs, outer, self._draws = {**kwargs, "training": True} if draws else kwargs, self._draws, draws
+        activation = vars(layer).get("activation")
+        if callable(activation):
+            vars(layer)["activation"] = functools.partial(self._activated, activation)
         try:
-            with self._own_call(layer):
-                results = tree.map_structure(self.item, layer.call(*args, **kwargs))
+            results = tree.map_structure(self.item, layer.call(*args, **kwargs))
         except (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError):
             given = [value.item for value in args if isinstance(value, Symbol)]
             known = None
@@ -296,43 +350,27 @@ class Reader(ItemBuilder[Fixed]):
             return known
         finally:
             self._draws = outer
-        if isinstance(layer, keras.Model) or has_symbols(kwargs) or layer.trainable_variables or own_state(layer):
+            if callable(activation):
+                vars(layer)["activation"] = activation
+        if draws or isinstance(layer, keras.Model) or has_symbols(kwargs) or layer.trainable_variables:
             return results
-        if self.trains and results is self.item(args[0]) and "training" in inspect.signature(layer.call).parameters:
+        if own_state(layer) or _table_entry(layer, LAYERS) is not None or not self.trains:
+            return results
+        if results is self.item(args[0]) and "training" in inspect.signature(layer.call).parameters:
             # Nothing in evaluation: whatever it is, it is done in training.
             return self.emit("dropout", [results], results.shape, expression=InTraining(layer))
         return results
 
-    @contextmanager
-    def _own_call(self, layer: Any) -> Iterator[None]:
-        """`super().call(...)` of a class of the user's, where that is a layer of Keras that is a step."""
-        known, handler = known_class(layer), _table_entry(layer, LAYERS)
-        if handler is None or known is None or changed_of(layer, known) != {"call"} or "call" in vars(layer):
-            yield
-            return
-        defining: Any = next(kind for kind in known.__mro__ if "call" in vars(kind))
-        original = vars(defining)["call"]
+    def _activated(self, function: Any, x: Any) -> Any:
+        """What a layer's activation makes of a symbol."""
+        return self.symbol(self.apply(function, x.item)) if isinstance(x, Symbol) else function(x)
 
-        signature = inspect.signature(original)
-
-        def call(called: Any, *args: Any, **kwargs: Any) -> Any:
-            if called is not layer or not has_symbols((args, kwargs)):
-                return original(called, *args, **kwargs)
-            _, *given = signature.bind(called, *args, **kwargs).arguments.items()
-            named = {key: self.item(value) for key, value in given[1:] if key != "training" and value is not None}
-            outer = self.trains
-            self.trains = outer if "training" not in signature.parameters else dict(given).get("training") is INHERITED
-            try:
-                items = [tree.map_structure(self.item, given[0][1])]
-                return tree.map_structure(self.symbol, handler(self, layer, items, named))
-            finally:
-                self.trains = outer
-
-        defining.call = call
-        try:
-            yield
-        finally:
-            defining.call = original
+    def truth_of(self, mask: Any) -> Moving:
+        """1 where a layer's mask is not 0, else 0."""
+        shown = masks.as_truth(self, mask) if isinstance(mask, Moving) else None
+        if shown is None:
+            raise Refused("with a mask that is fixed or computed; give it as an input of integers or truth values")
+        return shown
 
     # --- functions ----------------------------------------------------------------------------------------------------
 
@@ -376,17 +414,15 @@ def _sources(constant: Constant) -> tuple[str, ...]:
     return (constant.name,) if constant.parameter else constant.sources
 
 
+# SpatialDropout is a Dropout.
+_DROPPING = {
+    kind
+    for name in dir(keras.layers)
+    if isinstance(kind := getattr(keras.layers, name), type)
+    and issubclass(kind, keras.layers.Attention | keras.layers.Dropout)
+}
+
+
 def _table_entry(operation: Any, table: Mapping[str, Handler]) -> Handler | None:
     names = (kind.__name__ for kind in type(operation).__mro__ if kind.__module__.startswith(("keras.", "exactqat.")))
     return next((table[name] for name in names if name in table), None)
-
-
-def _handler(layer: Any) -> Handler | None:
-    """The handler of the class that says what a layer does; none where a part of it is the user's own."""
-    known = known_class(layer)
-    if known is None:
-        return None
-    changed = changed_of(layer, known)
-    if changed and (SAFEGUARDS.changed_layers or "call" in changed - vars(layer).keys()):
-        return None
-    return _table_entry(layer, LAYERS)

@@ -22,14 +22,10 @@ from .reader import Reader, layers
 
 
 @layers("RNN", "Bidirectional")
-def _recurrent(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _recurrent(c: Reader, layer: Any, x: Moving, mask: Any = None, **others: Any) -> Any:
     """The sequence or its last entry, as the layer says, and its states where it gives them."""
-    if len(args) > 1 or kwargs.keys() - {"mask"}:
-        raise Refused(
-            f"called with {', '.join(sorted(kwargs.keys() - {'mask'}) or ['a state'])}; it takes a sequence, and a "
-            "mask, and starts from zero"
-        )
-    (x,), mask = args, kwargs.get("mask")
+    if others:
+        raise Refused(f"called with {', '.join(others)}; it takes a sequence, and a mask, and starts from zero")
     if not isinstance(layer, keras.layers.Bidirectional):
         sequence, *states = _run_of_time(c, layer, x, mask)
         if layer.return_sequences and layer.go_backwards:  # Keras gives it in the order in which it was made
@@ -51,12 +47,11 @@ def _recurrent(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -
 
 
 @layers("TimeDistributed")
-def _time_distributed(c: Reader, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _time_distributed(c: Reader, layer: Any, x: Moving, mask: Any = None) -> Any:
     """All times at once, as further examples; with batch norm inside time by time, each by statistics of its own."""
-    x, inner = args[0], layer.layer
-    if kwargs.keys() - {"mask"} or (kwargs and "mask" in inspect.signature(inner.call).parameters):
-        raise Refused(f"called with {', '.join(sorted(kwargs))}; it takes a sequence alone")
-    batch, times = x.shape[:2]
+    inner, (batch, times) = layer.layer, x.shape[:2]
+    if mask is not None and "mask" in inspect.signature(inner.call).parameters:
+        raise Refused("called with mask; it takes a sequence alone")
     if not any(isinstance(each, keras.layers.BatchNormalization) for each in inner._flatten_layers()):
         made = c.called(inner, c.reshape(x, (batch * times, *x.shape[2:])))
         return c.reshape(made, (batch, times, *made.shape[1:]))
@@ -86,11 +81,7 @@ def _run_of_time(c: Reader, layer: Any, x: Moving, mask: Any = None) -> list[Any
     # What a step of the network says: PyTorch's LSTM and GRU.
     usual = cell.activation is keras.activations.tanh and kind != "rnn"
     usual = usual and cell.recurrent_activation is keras.activations.sigmoid
-    shown = None if mask is None else masks.as_truth(c, mask) if isinstance(mask, Moving) else mask
-    if mask is not None and not isinstance(shown, Moving):
-        raise Refused(
-            "with a mask that is fixed, or that the network computes; give it as an input of integers or truth values"
-        )
+    shown = None if mask is None else c.truth_of(mask)
     if shown is not None or not (usual and getattr(cell, "reset_after", True)):
         return _by_steps(c, layer, kind, x, shown)
     units = int(cell.units)
@@ -100,7 +91,7 @@ def _run_of_time(c: Reader, layer: Any, x: Moving, mask: Any = None) -> list[Any
     if cell.use_bias:
         bias = c.weight(cell.bias)
         if kind == "lstm":
-            weights += [bias, Fixed(data=np.zeros(gates * units, np.float32), shape=(gates * units,))]
+            weights += [bias, c.fixed_of(np.zeros(gates * units, np.float32))]
         else:
             weights += [c.then(bias, (gates * units,), lambda a, at=at: a[at]) for at in (0, 1)]
     shape = (*x.shape[:2], units)
@@ -131,8 +122,8 @@ def _by_steps(c: Reader, layer: Any, kind: str, x: Moving, mask: Moving | None) 
     The first state is zero, so there is no product with it.
     """
     cell, (batch, count) = layer.cell, x.shape[:2]
-    units, path = int(cell.units), c.layer_path(cell.kernel)
-    back, bias = c.weight(cell.recurrent_kernel), c.optional(cell.bias)
+    units, kernel = int(cell.units), c.weight(cell.kernel)
+    back, bias, path = c.weight(cell.recurrent_kernel), c.weight(cell.bias), c.module_of(kernel)
     back_bias: Fixed | None = None
     if bias is not None and len(bias.shape) == 2:  # of the input, and of the product with the state
         both, width = bias, bias.shape[1]
@@ -167,7 +158,7 @@ def _by_steps(c: Reader, layer: Any, kind: str, x: Moving, mask: Moving | None) 
     uses = {"lstm": [(0, 4)], "gru": [(0, 3)] if after else [(0, 2), (2, 1)], "rnn": [(0, 1)]}
     # Once for all times, which so have the same weights.
     columns = {use: (part(back, *use), None if back_bias is None else part(back_bias, *use)) for use in uses[kind]}
-    products = linear(c, x, c.weight(cell.kernel), bias, path)
+    products = linear(c, x, kernel, bias, path)
     parts = ComposedCell(
         combined,
         part,

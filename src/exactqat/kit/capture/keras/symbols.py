@@ -9,7 +9,7 @@ model is read its layers hold symbols in place of their variables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
@@ -164,6 +164,7 @@ def symbolic_calls(
     call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     drop: Callable[[Symbol, float, Any], Any],
     losing: Callable[[Any], None],
+    calls: Iterable[tuple[type, Callable[..., Any]]],
 ) -> Iterator[None]:
     """What Keras calls on symbols, it passes on, and writes nothing down.
 
@@ -171,6 +172,7 @@ def symbolic_calls(
         call: gets an operation, its arguments and keyword arguments, and returns the symbols of its results.
         drop: gets what `keras.random.dropout` is called with.
         losing: gets layers that add a loss of what they compute.
+        calls: classes of layers, and what their `call` is.
     """
     from keras.src import backend
     from keras.src.backend import random as drawing
@@ -190,7 +192,8 @@ def symbolic_calls(
     def add_loss(layer: Any, loss: Any) -> None:
         losing(layer)
 
-    changes = [
+    changes: list[tuple[Any, str, Any]] = [
+        *((kind, "call", replacement) for kind, replacement in calls),
         (keras.Operation, "symbolic_call", passed_on),
         (keras.Layer, "symbolic_call", passed_on),
         (keras.Layer, "add_loss", add_loss),

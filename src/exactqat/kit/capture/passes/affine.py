@@ -7,6 +7,7 @@ sum. The network has words for both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -50,19 +51,36 @@ class BiasAndAffine:
     def _axis(self, step: Step) -> int:
         return int(step.attributes.get("channel_axis", len(self.c.values[step.output].shape) - 1))
 
-    def _vector(self, operand: Any, shape: Sequence[int], axis: int) -> Any:
-        """A constant with one number for each channel, [channels]."""
-        if not isinstance(operand, str) or operand not in self.c.constants:
+    def _vector(self, step: Step, moves: Sequence[Step], reader: Step) -> Any:
+        """What a reader combines a step's result with, as one number for each channel, [channels]; None if it is more.
+
+        moves: the steps in between, which only move values.
+        """
+        last = moves[-1].output if moves else step.output
+        others = [name for name in reader.inputs if name != last]
+        if len(others) != 1 or not isinstance(others[0], str) or others[0] not in self.c.constants:
             return None
-        item = self.c.fixed_named(operand)
-        if len(item.shape) > len(shape):
-            return None
-        sizes = (1,) * (len(shape) - len(item.shape)) + item.shape
+        item, axis, shape = self.c.fixed_named(others[0]), self._axis(step), self.c.values[step.output].shape
         count = shape[axis]
-        if any(size != 1 for at, size in enumerate(sizes) if at != axis) or sizes[axis] not in (1, count):
+        # The channel of each value, and the entry of the vector that meets it.
+        channels = np.arange(count).reshape([-1 if at == axis else 1 for at in range(len(shape))])
+        channels = np.broadcast_to(channels, shape)
+        for move in moves:
+            moved = self.c.values[move.output].shape
+            channels = (
+                channels.reshape(moved) if move.kind == "reshape" else channels.transpose(move.attributes["axes"])
+            )
+        entries = np.arange(math.prod(item.shape)).reshape(item.shape)
+        if np.broadcast_shapes(item.shape, channels.shape) != channels.shape:
             return None
-        repeats = 1 if sizes[axis] == count else count
-        return self.c.then(item, (count,), lambda array: array.reshape(-1).repeat(repeats))
+        of_channel = np.zeros(count, int)
+        of_channel[channels] = entries
+        if (of_channel[channels] != entries).any():
+            return None
+        if entries.size == 1:
+            ones = self.c.fixed_of(np.ones(count, np.float32))
+            return self.c.of_both(ones, self.c.reshape(item, (1,)), lambda one, number: one * number)
+        return self.c.reshape(item, (count,)) if (of_channel == np.arange(count)).all() else None
 
     def _take(self, into: Step, reader: Step, **changes: Any) -> None:
         """Makes `into` with these changes give what its reader gave."""
@@ -76,56 +94,22 @@ class BiasAndAffine:
         self.steps = moved
 
     def _with_bias(self, step: Step) -> str:
-        """Absorbs a sum with a constant; returns the name of the result."""
+        """Absorbs a sum with a constant, also where the result was moved in between; returns the result's name."""
+        moves: list[Step] = []
         reader = self._only_reader(step.output)
-        if reader is None:
+        while reader is not None and reader.kind in ("reshape", "permute"):
+            moves.append(reader)
+            reader = self._only_reader(reader.output)
+        vector = None if reader is None or reader.kind != "add" else self._vector(step, moves, reader)
+        if reader is None or vector is None:
             return step.output
-        if reader.kind == "add":
-            vector = self._other(step.output, reader, self._axis(step))
-            if vector is None:
-                return step.output
-            self._take(step, reader, inputs=(*step.inputs[:2], self.c.operand(vector)))
+        inputs = (*step.inputs[:2], self.c.operand(vector))
+        if not moves:
+            self._take(step, reader, inputs=inputs)
             return reader.output
-        if reader.kind == "reshape":
-            self._bias_after_reshapes(step, reader)
+        self.steps[step.output] = replace(step, inputs=inputs)
+        self._take(moves[-1], reader)
         return step.output
-
-    def _bias_after_reshapes(self, step: Step, reshape: Step) -> None:
-        """Likewise where axes of size 1 came or went in between, or the channels of a product were split."""
-        last, reader = reshape, self._only_reader(reshape.output)
-        while reader is not None and reader.kind == "reshape":
-            last, reader = reader, self._only_reader(reader.output)
-        if reader is None or reader.kind != "add":
-            return
-        names = [each for each in reader.inputs if each != last.output]
-        if len(names) != 1 or not isinstance(names[0], str) or names[0] not in self.c.constants:
-            return
-        before, after = self.c.values[step.output].shape, self.c.values[last.output].shape
-        item, axis = self.c.fixed_named(names[0]), self._axis(step)
-        if len(item.shape) > len(after) or self.c.values[reader.output].shape != after:
-            return
-        sizes = (1,) * (len(after) - len(item.shape)) + item.shape
-        wide = [at for at, size in enumerate(before) if size != 1]
-        kept = [at for at, size in enumerate(after) if size != 1]
-        whole = [before[at] for at in wide] == [after[at] for at in kept] and axis in wide
-        if whole:
-            places = [kept[wide.index(axis)]]
-        elif axis == len(before) - 1 and after[: len(before) - 1] == before[:-1]:
-            places = list(range(len(before) - 1, len(after)))
-        else:
-            return
-        if any(size != (after[at] if at in places else 1) for at, size in enumerate(sizes)):
-            return
-        bias = self.c.operand(self.c.then(item, (before[axis],), lambda array: array.reshape(-1)))
-        self.steps[step.output] = replace(step, inputs=(*step.inputs[:2], bias))
-        self._take(last, reader)
-
-    def _other(self, name: str, reader: Step, axis: int) -> Any:
-        """The vector that a reader combines a value with; None if it is more than that."""
-        if self.c.values[reader.output].shape != self.c.values[name].shape:
-            return None
-        others = [each for each in reader.inputs if each != name]
-        return self._vector(others[0], self.c.values[name].shape, axis) if len(others) == 1 else None
 
     def _with_line(self, name: str) -> None:
         """Makes differences, products and sums with vectors one batch norm that the user has frozen."""
@@ -144,7 +128,7 @@ class BiasAndAffine:
             reader = self._only_reader(end)
             if reader is None or reader.kind not in ("add", "sub", "mul", "div"):
                 break
-            vector = self._other(end, reader, axis)
+            vector = self._vector(replace(step, output=end), [], reader)
             if vector is None or (reader.kind in ("sub", "div") and reader.inputs[0] != end):
                 break
             if reader.kind in ("mul", "div"):
