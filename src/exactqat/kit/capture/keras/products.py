@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from ..core import masks
 from ..core.builder import Moving
 from ..core.products import along, of_two, with_weight
 from ..core.refusals import Refused
-from ..core.sizes import Shape, broadcast
-from ..core.windows import each, windows
+from ..core.sizes import broadcast
+from ..core.windows import count_of_windows, each, windows
 from .items import Fixed, Item
 from .reader import Reader, operations
 from .reduction import channel_axis_of, padding_of, spatial_axes
@@ -34,34 +35,32 @@ def _turned(c: Reader, kernel: Any, depthwise: bool = False) -> Fixed:
     return c.then(kernel, shape, lambda array: array.transpose(order).reshape(shape))
 
 
-def _convolved(c: Reader, how: Any, x: Moving, weight: Fixed, shape: Shape, axis: int, module: str) -> Moving:
-    """how: has `strides`, `padding` and `dilation_rate`. weight: [out, in / groups, *window]"""
-    count, window = x.rank - 2, weight.shape[2:]
-    strides, dilations = each(how.strides, count), each(how.dilation_rate, count)
-    attributes = windows(strides, padding_of(how, x, axis, window, strides, dilations), dilations)
-    groups = x.shape[axis] // weight.shape[1]
-    return c.emit("conv", [x, weight, None], shape, module=module, **attributes, groups=groups, channel_axis=axis)
+def _convolved(c: Reader, how: Any, x: Moving, weight: Fixed, module: str) -> Moving:
+    """how: has `strides`, `padding`, `dilation_rate` and `data_format`. weight: [out, in / groups, *window]"""
+    axis, (outputs, inputs, *window) = channel_axis_of(how.data_format, x.rank), weight.shape
+    strides, dilations = each(how.strides, len(window)), each(how.dilation_rate, len(window))
+    padding = padding_of(how, x, axis, window, strides, dilations)
+    shape = list(x.shape)
+    shape[axis] = outputs
+    for at, *sides in zip(spatial_axes(x, axis), window, strides, padding, dilations, strict=True):
+        shape[at] = count_of_windows(x.shape[at], *sides)
+    attributes = {**windows(strides, padding, dilations), "groups": x.shape[axis] // inputs, "channel_axis": axis}
+    return c.emit("conv", [x, weight, None], shape, module=module, **attributes)
 
 
 @operations("Conv", "DepthwiseConv")
 def _conv(c: Reader, operation: Any, inputs: Moving, kernel: Any) -> Any:
     weight = _turned(c, kernel, type(operation).__name__ == "DepthwiseConv")
-    axis, shape = channel_axis_of(operation.data_format, inputs.rank), c.shape_of(operation, inputs, kernel)
-    return _convolved(c, operation, inputs, weight, shape, axis, c.module_of(kernel))
+    return _convolved(c, operation, inputs, weight, c.module_of(kernel))
 
 
 @operations("SeparableConv")
 def _separable(c: Reader, operation: Any, inputs: Moving, depthwise_kernel: Any, pointwise_kernel: Any) -> Any:
     first, second = _turned(c, depthwise_kernel, True), _turned(c, pointwise_kernel)
-    axis, shape = (
-        channel_axis_of(operation.data_format, inputs.rank),
-        list(c.shape_of(operation, inputs, depthwise_kernel, pointwise_kernel)),
-    )
-    path, count = c.module_of(depthwise_kernel), inputs.rank - 2
-    between = [first.shape[0] if at == axis else size for at, size in enumerate(shape)]
-    made = _convolved(c, operation, inputs, first, tuple(between), axis, f"{path}.depthwise")
-    how = windows((1,) * count, ((0, 0),) * count, (1,) * count)
-    return c.emit("conv", [made, second, None], shape, module=path, **how, groups=1, channel_axis=axis)
+    path, form = c.module_of(depthwise_kernel), operation.data_format
+    made = _convolved(c, operation, inputs, first, f"{path}.depthwise")
+    pointwise = SimpleNamespace(strides=1, padding="valid", dilation_rate=1, data_format=form)
+    return _convolved(c, pointwise, made, second, path)
 
 
 @operations("ConvTranspose")
