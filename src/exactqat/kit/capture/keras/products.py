@@ -28,7 +28,7 @@ def _turned(c: Reader, kernel: Any, depthwise: bool = False) -> Fixed:
         raise Refused("its kernel is no weight")
     *window, inputs, outputs = kernel.shape
     if len(window) > 2:
-        raise Refused(f"with windows over three axes, {tuple(window)}")
+        raise Refused(f"with windows over three axes, {tuple(window)}; use layers for images, frame by frame")
     last = len(window)
     order = (last, last + 1, *range(last)) if depthwise else (last + 1, last, *range(last))
     shape = (inputs * outputs, 1, *window) if depthwise else (outputs, inputs, *window)

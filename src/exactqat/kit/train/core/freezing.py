@@ -60,8 +60,9 @@ def frozen(functional: Functional, arrays: Arrays) -> Arrays:
             require_finite(f"the range of '{name}'", *(ends[end] for end in ENDS if end in ends))
     for step in functional.plan.steps:
         norm = None if step.weights is None else step.weights.batch_norm
-        if norm is not None:
-            require_finite(f"the statistics of '{step.path}'", arrays.tensors[norm.mean], arrays.tensors[norm.variance])
+        if norm is not None:  # statistics that are written as numbers are no state
+            statistics = [arrays.tensors[name] for name in (norm.mean, norm.variance) if name in arrays.tensors]
+            require_finite(f"the statistics of '{step.path}'", *statistics)
     functional.require_data(arrays.ranges)
     _warn_of_unsettled(functional, arrays)
     return settled(functional, arrays)
