@@ -124,7 +124,6 @@ SAME, OTHER, SHARES, FROM_ZERO = (0.1, 3), (0.2, 3), (1 / 256, -128), (0.1, -128
         (lambda a: torch.softmax(a, 0), [(1, 4)], SHARES, False),
         (lambda a: nn.functional.max_pool2d(a, 2), [(1, 3, 4, 4)], SAME, True),
         (lambda a: nn.functional.max_pool2d(a, 2), [(1, 3, 4, 4)], OTHER, False),
-        (lambda a: nn.functional.max_pool2d(a, 2, dilation=2), [(1, 3, 4, 4)], SAME, False),
         (lambda a: nn.functional.avg_pool2d(a, 2), [(1, 3, 4, 4)], SAME, True),
         (lambda a: nn.functional.avg_pool2d(a, 2), [(1, 3, 4, 4)], OTHER, False),
         (lambda a: nn.functional.avg_pool2d(a, 2, padding=1), [(1, 3, 4, 4)], SAME, False),

@@ -481,7 +481,6 @@ MEANINGS: dict[str, Callable[[Sketch], str]] = {
     "norm": reduction("norm", (1,), True, order=2),
     "norm 1": reduction("norm", (2,), False, order=1),
     "max pool": image("max_pool", **{k: v for k, v in window(3, 2, 1).items() if k != "channel_axis"}),
-    "max pool dilated": image("max_pool", window=(2, 3), strides=(2, 1), dilations=(2, 2), padding=((1, 0), (1, 1))),
     "average": average((7, 9), 2, 2, 0),
     "average, zeros counted": average((7, 9), 3, 2, 1),
     "average, zeros not counted": average((7, 9), 3, 1, 1, count_include_pad=False),

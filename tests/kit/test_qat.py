@@ -470,7 +470,6 @@ def test_unsupported_calls(forward: object, message: str) -> None:
         lambda self, x: torch.cat([x, x], 2),
         lambda self, x: F.max_pool2d(x, 4, 2, 0, ceil_mode=True),
         lambda self, x: F.avg_pool2d(x, 4, 4, 1, ceil_mode=True),
-        lambda self, x: F.max_pool2d(x, 3, 1, dilation=2),
         lambda self, x: F.max_pool2d(x, 2, 2, 1),
         lambda self, x: F.avg_pool2d(x, 2, 2, 1, count_include_pad=False),
         lambda self, x: F.avg_pool2d(x, 2, divisor_override=3),

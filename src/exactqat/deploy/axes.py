@@ -48,6 +48,12 @@ def without_units(axes: Sequence[int], shape: Sequence[int], batch_axis: int = -
     return [axis for axis in axes if axis >= 0 and (shape[axis] != 1 or axis == batch_axis)]
 
 
+def without(layout: Layout, removed: Sequence[int]) -> Layout:
+    """The layout of a result that lacks some of the operand's axes."""
+    kept = [axis for axis in layout.axes if axis not in removed]
+    return Layout(tuple(axis - sum(gone < axis for gone in removed) for axis in kept))
+
+
 def restricted(layout: Layout, rank: int, own_rank: int) -> Layout:
     """A result's layout for an operand with fewer axes, which are the result's last ones."""
     shift = rank - own_rank

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from operator import add
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,22 +42,6 @@ class Comparison:
         """Likewise, of the device's."""
         return decibels(self.signal, self.device_noise)
 
-    def __add__(self, other: Comparison) -> Comparison:
-        """The same tensor, of the examples of both."""
-        if (self.name, self.kind) != (other.name, other.kind):
-            raise ValueError(f"{self.name!r} ({self.kind}) and {other.name!r} ({other.kind}) are not the same tensor")
-        return Comparison(
-            self.name,
-            self.kind,
-            self.values + other.values,
-            self.differing + other.differing,
-            max(self.largest_difference, other.largest_difference),
-            self.exact and other.exact,
-            self.signal + other.signal,
-            self.trained_noise + other.trained_noise,
-            self.device_noise + other.device_noise,
-        )
-
 
 @dataclass(frozen=True, repr=False)
 class Report(Finding):
@@ -79,7 +62,7 @@ class Report(Finding):
         declared: where the file says something else of a tensor, of its inputs and outputs or of their names and axes
             than the graph, a sentence each.
 
-    It is true if everything is `equal`. Reports on parts of the examples add up.
+    It is true if everything is `equal`.
     """
 
     profile: str
@@ -94,45 +77,30 @@ class Report(Finding):
     def __bool__(self) -> bool:
         return self.equal
 
-    def __add__(self, other: Report) -> Report:
-        """The report on the examples of both.
-
-        Raises:
-            ValueError: they are about different files or devices.
-        """
-        if not isinstance(other, Report):
-            return NotImplemented
-        subjects = [(each.profile, each.trained_for, each.ran_as, each.declared) for each in (self, other)]
-        sides = [(each.operators, each.outputs, each.training, each.predictions) for each in (self, other)]
-        if subjects[0] != subjects[1] or [*map(len, sides[0])] != [*map(len, sides[1])]:
-            raise ValueError("only reports of the same comparison, on other examples, add up")
-        operators, outputs, training, predictions = (tuple(map(add, *pair)) for pair in zip(*sides, strict=True))
-        return replace(self, operators=operators, outputs=outputs, training=training, predictions=predictions)
-
     @property
     def differing(self) -> int:
         """Number of codes that differ between runtime and simulation, over all operators and outputs."""
-        return sum(comparison.differing for comparison in (*self.operators, *self.outputs))
+        return sum(row.differing for row in (*self.operators, *self.outputs))
 
     @property
     def values(self) -> int:
         """Number of codes compared between runtime and simulation."""
-        return sum(comparison.values for comparison in (*self.operators, *self.outputs))
+        return sum(row.values for row in (*self.operators, *self.outputs))
 
     @property
     def predictions_differing(self) -> int:
         """Number of integers in which the file differs from the model's own results on the user's arrays."""
-        return sum(comparison.differing for comparison in self.predictions)
+        return sum(row.differing for row in self.predictions)
 
     @property
     def training_differing(self) -> int:
         """Number of codes in which this device differs from training, over all tensors compared."""
-        return sum(comparison.differing for comparison in self.training)
+        return sum(row.differing for row in self.training)
 
     @property
     def training_values(self) -> int:
         """Number of codes compared with training's."""
-        return sum(comparison.values for comparison in self.training)
+        return sum(row.values for row in self.training)
 
     @property
     def equal(self) -> bool:

@@ -20,7 +20,7 @@ from ..kit.device import OPERATORS
 from ..kit.device.operator import DeviceOperator, Layout
 from ..kit.device.tensor import INDICES
 from ..kit.planning.plans import Numbers, Plan, PlanInput, PlanStep
-from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without_units
+from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without, without_units
 from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes, same_padding
 from .signature import Port, Signature
 from .unequal import warn_of_unequal_parts
@@ -46,13 +46,7 @@ class _Result:
     first: Stored | None = None
     forms: dict[tuple[int, ...], str] = field(default_factory=dict)
     # Pure reshapes are made when a reader asks for them: some take their features in the device's order.
-    pending: _Reshape | None = None
-
-
-@dataclass(frozen=True)
-class _Reshape:
-    source: str
-    path: str
+    pending: PlanStep | None = None
 
 
 def lower(model: Any) -> Graph:
@@ -202,7 +196,8 @@ class Lowering:
         result = self.results[path]
         rank = len(result.shape)
         if result.pending is not None:
-            source, stored = self.results[result.pending.source], self._first(result.pending.source)
+            path = result.pending.operands[0]
+            source, stored = self.results[path], self._first(path)
             *groups, (joined, made) = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
             now = without_units(stored.layout.axes, source.shape, source.batch_axis)
             head = [axis for group, _ in groups for axis in group]
@@ -219,10 +214,9 @@ class Lowering:
         """[batch, height, width, channels] of a user's tensor; absent spatial axes have size 1."""
         result = self.results[path]
         rank = len(result.shape)
-        spatial = [axis for axis in range(rank) if axis not in (result.batch_axis, channel_axis)]
-        if len(spatial) > 2:
-            raise ValueError(f"{path!r} has {len(spatial)} spatial axes; device operators support at most 2")
-        return Layout((result.batch_axis, *[-1] * (2 - len(spatial)), *spatial, channel_axis))
+        if rank > 4:
+            raise ValueError(f"{path!r} has {rank - 2} spatial axes; device operators support at most 2")
+        return _channels_last(rank, result.batch_axis, channel_axis)
 
     # --- what a step stores -----------------------------------------------------------------------------------------
 
@@ -337,7 +331,7 @@ class Lowering:
             shape = self.builder.tensor(name).shape
             groups = split_at(axes, len(shape))
             sizes = tuple(math.prod(shape[axis] for axis in group) for group in groups)
-            name = self._reshape(name, sizes, f"{name}/as_{'x'.join(map(str, sizes))}")
+            name = self._reshape(name, sizes)
             joined = {
                 key: tuple(attributes[key][group[0]] if group[0] in axes else units[key] for group in groups)
                 for key in units
@@ -347,7 +341,7 @@ class Lowering:
             whole = self.builder.tensor(name).shape
             shape = tuple(whole[groups.index([axis])] if axis in axes else size for axis, size in enumerate(shape))
             last = axes is rounds[-1]
-            name = self._reshape(name, shape, step.path if last else f"{name}/as_{'x'.join(map(str, shape))}")
+            name = self._reshape(name, shape, step.path if last else "")
         return Stored(name, layout)
 
     def _alike(self, operator: DeviceOperator, step: PlanStep) -> Stored:
@@ -370,9 +364,7 @@ class Lowering:
                 names.append(self.constant(step, position, layout, rank))
         attributes = self._device_attributes(operator, step, layout)
         name = self.emit(operator, step, names, attributes)
-        removed = operator.removed_axes(step.attributes)
-        kept = [axis for axis in layout.axes if axis not in removed]
-        return Stored(name, Layout(tuple(axis - sum(gone < axis for gone in removed) for axis in kept)))
+        return Stored(name, without(layout, operator.removed_axes(step.attributes)))
 
     def _whole(self, layout: Layout, result: _Result, rank: int) -> Layout:
         """The layout in terms of the axes of a result of `rank` axes, to which the operand's are aligned at the end."""
@@ -494,8 +486,7 @@ class Lowering:
             assert layout is not None
             shape = tuple(step.shape[axis] if axis >= 0 else 1 for axis in layout.axes)
             return Stored(self._reshape(source.name, shape, f"{source.name}/{_last(step.path)}"), layout)
-        pending = _Reshape(step.operands[0], step.path)
-        self.results[step.path] = _Result(step.shape, step.batch_axis, pending=pending)
+        self.results[step.path] = _Result(step.shape, step.batch_axis, pending=step)
         return None
 
     def _order_of_reader(self, step: PlanStep) -> np.ndarray | None:
@@ -522,8 +513,7 @@ class Lowering:
         axis = self._asked_channel_axis(step.path, rank)
         if axis is None or rank not in (3, 4):
             return None
-        spatial = [other for other in range(rank) if other not in (step.batch_axis, axis)]
-        return Layout((step.batch_axis, *[-1] * (2 - len(spatial)), *spatial, axis))
+        return _channels_last(rank, int(step.batch_axis or 0), axis)
 
     def _first(self, path: str) -> Stored:
         result = self.results[path]
@@ -533,9 +523,9 @@ class Lowering:
             result.forms[result.first.layout.axes] = result.first.name
         return result.first
 
-    def _reshaped(self, result: _Result, pending: _Reshape) -> Stored:
-        source = self.results[pending.source]
-        stored = self._first(pending.source)
+    def _reshaped(self, result: _Result, pending: PlanStep) -> Stored:
+        path = pending.operands[0]
+        source, stored = self.results[path], self._first(path)
         groups = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
         for taken, made in groups:
             if source.batch_axis in taken and (taken[0], made[0]) != (source.batch_axis, result.batch_axis):
@@ -549,7 +539,7 @@ class Lowering:
         now = without_units(stored.layout.axes, source.shape, source.batch_axis)
         name = stored.name
         if now != wanted:
-            name = self.operand(pending.source, Layout(tuple(wanted)))
+            name = self.operand(path, Layout(tuple(wanted)))
         axes = [axis for group in ordered for axis in group[1]]
         for axis in range(len(result.shape)):
             if axis not in axes:  # of size 1: before the axis that follows it
@@ -571,9 +561,9 @@ class Lowering:
         if now != wanted:
             if sorted(first.layout.axes) == sorted(layout.axes) and len(set(layout.axes)) == len(layout.axes):
                 return self._transpose(name, [first.layout.axes.index(axis) for axis in layout.axes])
-            name = self._reshape(name, sizes(now), f"{first.name}/as_{'x'.join(map(str, sizes(now)))}")
+            name = self._reshape(name, sizes(now))
             name = self._transpose(name, [now.index(axis) for axis in wanted])
-        return self._reshape(name, sizes(layout.axes), f"{name}/as_{'x'.join(map(str, sizes(layout.axes)))}")
+        return self._reshape(name, sizes(layout.axes))
 
     def _transpose(self, name: str, permutation: Sequence[int]) -> str:
         if len(permutation) <= TRANSPOSED_AXES:
@@ -592,13 +582,15 @@ class Lowering:
             groups = neighbours_grouped(move)
             places = sorted(groups)
             sizes = tuple(math.prod(shape[axis] for axis in group) for group in places)
-            name = self._reshape(name, sizes, f"{name}/as_{'x'.join(map(str, sizes))}")
+            name = self._reshape(name, sizes)
             joined = tuple(places.index(group) for group in groups)
             name = str(self.builder.transpose(name, joined, name=self.name(f"{name}/transposed")))
             shape = tuple(shape[axis] for axis in move)
-        return self._reshape(name, target, f"{name}/as_{'x'.join(map(str, target))}")
+        return self._reshape(name, target)
 
-    def _reshape(self, name: str, shape: tuple[int, ...], wanted: str) -> str:
+    def _reshape(self, name: str, shape: tuple[int, ...], wanted: str = "") -> str:
+        """wanted: the result's name; by default it says the shape."""
+        wanted = wanted or f"{name}/as_{'x'.join(map(str, shape))}"
         # A reshape of a pure reshape replaces it.
         name = name if self.builder.tensor(name).shape == shape else self._reshaped_from.get(name, name)
         if self.builder.tensor(name).shape == shape:
@@ -640,12 +632,10 @@ class Lowering:
         """The device's last operator, if its results are integers without a grid."""
         operator, (path,) = OPERATORS[step.device_kind], step.operands
         layout = self.layout(path)
-        removed = operator.removed_axes(step.attributes)
         attributes = self._device_attributes(operator, step, layout)
         attributes["output_type"] = "int32"  # TFLite-Micro knows no other
         name = operator.build(self.builder, self.operand(path, layout), name=self.name(step.path), **attributes)
-        kept = [axis for axis in layout.axes if axis not in removed]
-        return Stored(name, Layout(tuple(axis - sum(gone < axis for gone in removed) for axis in kept)))
+        return Stored(name, without(layout, operator.removed_axes(step.attributes)))
 
     def _input(self, given: PlanInput) -> None:
         layout = self._input_layout(given)
@@ -659,14 +649,13 @@ class Lowering:
         if given.axes:
             return Layout(given.axes)
         rank = len(given.shape)
-        plain = Layout((given.batch_axis, *[axis for axis in range(rank) if axis != given.batch_axis]))
         channel_axis = self._asked_channel_axis(given.path, rank)
-        if channel_axis is None:
-            channel_axis = 1 if rank == 4 and given.batch_axis == 0 else None
+        if channel_axis is None and rank == 4 and given.batch_axis == 0:
+            channel_axis = 1
         if channel_axis is None or rank not in (3, 4):
-            return plain
-        spatial = [axis for axis in range(rank) if axis not in (given.batch_axis, channel_axis)]
-        return Layout((given.batch_axis, *spatial, channel_axis))
+            return _batch_first(rank, given.batch_axis)
+        layout = _channels_last(rank, given.batch_axis, channel_axis)
+        return Layout(tuple(axis for axis in layout.axes if axis >= 0))
 
     def _asked_channel_axis(self, path: str, rank: int) -> int | None:
         reached = {path}
@@ -683,18 +672,25 @@ class Lowering:
 
     def _output(self, path: str) -> str:
         """For part of a network: as its user sees it; feature maps keep their channels last."""
-        result = self.results[path]
-        layout = self._first(path).layout
-        rank = len(result.shape)
-        plain = Layout((result.batch_axis, *[axis for axis in range(rank) if axis != result.batch_axis]))
-        if rank == 4 and result.batch_axis == 0 and layout.axes == (0, 2, 3, 1):
-            return self.operand(path, layout)
-        return self.operand(path, plain)
+        result, layout = self.results[path], self.layout(path)
+        if len(result.shape) != 4 or result.batch_axis != 0 or layout.axes != (0, 2, 3, 1):
+            layout = _batch_first(len(result.shape), result.batch_axis)
+        return self.operand(path, layout)
 
     def _enter(self, path: str, shape: tuple[int, ...], batch_axis: int, stored: Stored) -> None:
         result = _Result(shape, batch_axis, stored)
         result.forms[stored.layout.axes] = stored.name
         self.results[path] = result
+
+
+def _batch_first(rank: int, batch_axis: int) -> Layout:
+    return Layout((batch_axis, *[axis for axis in range(rank) if axis != batch_axis]))
+
+
+def _channels_last(rank: int, batch_axis: int, channel_axis: int) -> Layout:
+    """[batch, height, width, channels]; absent spatial axes have size 1."""
+    spatial = [axis for axis in range(rank) if axis not in (batch_axis, channel_axis)]
+    return Layout((batch_axis, *[-1] * (2 - len(spatial)), *spatial, channel_axis))
 
 
 def _last(path: str) -> str:

@@ -61,8 +61,7 @@ def verify(
     what was trained; see `Report`, which is true if everything agrees.
 
     Give codes x [batch, ...] (or one array per input name), or `data`: your own inputs, with or without targets, as
-    arrays, a loader, a generator or the path of a file. Memory is that of some examples at a time. Reports on parts of
-    the examples add up.
+    arrays, a loader, a generator or the path of a file. Memory is that of some examples at a time.
 
     model: the frozen model (in JAX ``prepared.trained(params, state)``). All codes that it stores for `data`, in
     evaluation, are then compared with the device's, and its results with the file's; what the file leaves out, such as

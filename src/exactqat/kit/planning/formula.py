@@ -42,51 +42,30 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _operation(word: str, reflected: bool = False) -> Callable[..., _Symbol]:
+    """A method that records a call of one of `_FUNCTIONS`."""
+
+    def record(*args: Any) -> _Symbol:
+        nodes = tuple(each.node if isinstance(each, _Symbol) else each for each in args)
+        return _Symbol(_Applied(word, nodes[::-1] if reflected else nodes))
+
+    return record
+
+
 class _Symbol:
     """In place of an array while a formula is recorded; has what all frameworks' arrays have in common."""
 
     def __init__(self, node: Any) -> None:
         self.node = node
 
-    def _applied(self, word: str, *args: Any) -> _Symbol:
-        return _Symbol(_Applied(word, tuple(each.node if isinstance(each, _Symbol) else each for each in args)))
-
-    def __add__(self, other: Any) -> _Symbol:
-        return self._applied("add", self, other)
-
-    def __radd__(self, other: Any) -> _Symbol:
-        return self._applied("add", other, self)
-
-    def __sub__(self, other: Any) -> _Symbol:
-        return self._applied("subtract", self, other)
-
-    def __mul__(self, other: Any) -> _Symbol:
-        return self._applied("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> _Symbol:
-        return self._applied("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> _Symbol:
-        return self._applied("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> _Symbol:
-        return self._applied("divide", other, self)
-
-    def __neg__(self) -> _Symbol:
-        return self._applied("negative", self)
-
-    def __getitem__(self, index: Any) -> _Symbol:
-        return self._applied("item", self, index)
-
-    @property
-    def T(self) -> _Symbol:
-        return self._applied("transposed", self)
-
-    def reshape(self, *shape: Any) -> _Symbol:
-        return self._applied("reshaped", self, *shape)
+    __add__, __radd__ = _operation("add"), _operation("add", reflected=True)
+    __mul__, __rmul__ = _operation("multiply"), _operation("multiply", reflected=True)
+    __truediv__, __rtruediv__ = _operation("divide"), _operation("divide", reflected=True)
+    __sub__, __neg__ = _operation("subtract"), _operation("negative")
+    __getitem__, reshape, T = _operation("item"), _operation("reshaped"), property(_operation("transposed"))
 
     def clip(self, *, min: float) -> _Symbol:
-        return self._applied("clipped", self, min)
+        return _operation("clipped")(self, min)
 
 
 class Formula:

@@ -16,7 +16,7 @@ from . import whole
 from .network import Step
 from .planner import Planner
 from .plans import BatchNorm, PlanStep, Weights
-from .refusals import Refused, no_operator, word
+from .refusals import Refused, need_separate, word
 from .rules import Rule
 from .stored import SharedGrid, Stored
 
@@ -108,7 +108,6 @@ class Maker:
             channels: the axis of the result that holds channels, where it is known.
             rule: of the result, if it is not that of its path.
         """
-        self.need(kind)
         operator = OPERATORS[kind]
         path = self.name(part)
         tensors = [each for each in operands if isinstance(each, Stored)]
@@ -139,18 +138,26 @@ class Maker:
         if batch_axis is None:
             batch_axis = tensors[0].batch_axis
         stored = Stored(path, tuple(shape), batch_axis, grid, channels, high)
+        return self._draft(stored, kind, operands, attributes, activation=activation, bounds=bounds, weights=weights)
+
+    def _draft(
+        self,
+        stored: Stored,
+        kind: str,
+        operands: Sequence[Stored | str],
+        attributes: Mapping[str, Any] | None = None,
+        **how: Any,
+    ) -> Stored:
         step = PlanStep(
-            path,
+            stored.path,
             kind,
             (),
             dict(attributes or {}),
             "",
             stored.shape,
-            batch_axis,
-            activation,
-            bounds,
-            weights=weights,
+            stored.batch_axis,
             place=self.step.place,
+            **how,
         )
         return self.planner.draft(stored, step, operands)
 
@@ -204,8 +211,7 @@ class Maker:
             path = self.planner.free(f"{x.path}_in_{rule.activation_bits}_bits")
             grid = SharedGrid(path, rule, x.nonnegative)
             stored = Stored(path, x.shape, x.batch_axis, grid, x.channels)
-            step = PlanStep(path, "QUANTIZE", (), {}, "", x.shape, x.batch_axis, place=self.step.place)
-            self.planner.converted[key] = self.planner.draft(stored, step, [x])
+            self.planner.converted[key] = self._draft(stored, "QUANTIZE", [x])
         return self.planner.converted[key]
 
     def _by_saturation(self, rule: Rule, bounds: tuple[float, float], activation: str) -> str:
@@ -240,29 +246,17 @@ class Maker:
         shape = (*given.shape, features)
         stored = Stored(path, shape, given.batch_axis, SharedGrid(path, rule), len(shape) - 1)
         attributes = {} if fixed_row is None else {"fixed_row": fixed_row}
-        step = PlanStep(path, kind, (), attributes, "", shape, given.batch_axis, place=self.step.place)
-        made = self.planner.draft(stored, step, [given, table])
+        looked_up = self._draft(stored, kind, [given, table], attributes)
         if indices.shape == given.shape:
-            return made
-        return self.reshape(made, (*indices.shape, features), indices.batch_axis, "reshaped")
+            return looked_up
+        return self.reshape(looked_up, (*indices.shape, features), indices.batch_axis, "reshaped")
 
     def leave(self, x: Stored, device_kind: str = "") -> Stored:
         """The step itself, for the program that runs the device; see `PlanStep.device_kind`."""
-        path = self.name(None)
-        stored = replace_stored(x, path, self.planner.shape(self.step), self.planner.batch_axis(self.step))
-        step = PlanStep(
-            path,
-            self.step.kind,
-            (),
-            dict(self.step.attributes),
-            "",
-            stored.shape,
-            stored.batch_axis,
-            outside=True,
-            device_kind=device_kind,
-            place=self.step.place,
-        )
-        return self.planner.draft(stored, step, [x])
+        shape, batch_axis = self.planner.shape(self.step), self.planner.batch_axis(self.step)
+        stored = Stored(self.path, shape, batch_axis, x.grid, x.channels if len(shape) == x.rank else None, x.high)
+        attributes = self.step.attributes
+        return self._draft(stored, self.step.kind, [x], attributes, outside=True, device_kind=device_kind)
 
     def only_in_training(
         self,
@@ -276,22 +270,7 @@ class Maker:
         Args:
             attributes: instead of an expression: `dropout`, a probability, or `stop_gradient`.
         """
-        path = self.name(part)
-        stored = replace_stored(x, path, x.shape, x.batch_axis)
-        step = PlanStep(
-            path, "", (), attributes, "", x.shape, x.batch_axis, expression=expression, place=self.step.place
-        )
-        return self.planner.draft(stored, step, [x])
-
-    def need(self, kind: str) -> None:
-        """Refuses the step if the device has no operator of that kind."""
-        if not self.has(kind):
-            raise no_operator(self.step)
-
-    @staticmethod
-    def has(kind: str) -> bool:
-        """Whether the device has an operator of that kind."""
-        return kind in OPERATORS
+        return self._draft(replace(x, path=self.name(part)), "", [x], attributes, expression=expression)
 
     def name(self, part: str | None) -> str:
         return self.path if part is None else self.planner.free(f"{self.path}_{part}")
@@ -454,14 +433,7 @@ class Maker:
         return self.binary("MUL", first, second, part, **how)
 
     def subtract(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
-        if self.has("SUB"):
-            return self.binary("SUB", first, second, part, **how)
-        word_ = f"{part}_negated" if part else "negated"
-        if isinstance(second, str):
-            return self.add(
-                first, self.derived(word_, self.shape_of(second), lambda array: -array, second), part, **how
-            )
-        return self.add(first, self.affine(second, -1.0, 0.0, word_), part, **how)
+        return self.binary("SUB", first, second, part, **how)
 
     def unary(self, kind: str, x: Stored, part: str | None = None, **how: Any) -> Stored:
         """An operator that keeps the shape of its operand."""
@@ -538,13 +510,11 @@ class Maker:
         self, kind: str, x: Stored, axes: Sequence[int], keep_dims: bool, part: str | None = None, **how: Any
     ) -> Stored:
         axes = tuple(sorted(axes))
-        if x.batch_axis in axes:
-            raise Refused(f"{word(self.step)} over the batch; every example is computed separately")
+        need_separate(self.step, x.batch_axis not in axes, "over")
+        attributes = {"axes": axes, "keep_dims": keep_dims}
         if keep_dims:
             shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-            return self.store(
-                kind, [x], shape, part, attributes={"axes": axes, "keep_dims": True}, channels=x.channels, **how
-            )
+            return self.store(kind, [x], shape, part, attributes=attributes, channels=x.channels, **how)
         shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
 
         def moved(axis: int | None) -> int | None:
@@ -553,21 +523,10 @@ class Maker:
         channels = moved(x.channels)
         if channels is None and len(shape) == 2:
             channels = 1
+        batch_axis = moved(x.batch_axis)
         return self.store(
-            kind,
-            [x],
-            shape,
-            part,
-            attributes={"axes": axes, "keep_dims": False},
-            batch_axis=moved(x.batch_axis),
-            channels=channels,
-            **how,
+            kind, [x], shape, part, attributes=attributes, batch_axis=batch_axis, channels=channels, **how
         )
-
-
-def replace_stored(x: Stored, path: str, shape: tuple[int, ...], batch_axis: int) -> Stored:
-    """Another tensor stored like `x`."""
-    return Stored(path, shape, batch_axis, x.grid, x.channels if len(shape) == x.rank else None, x.high)
 
 
 def _word(constant: str) -> str:

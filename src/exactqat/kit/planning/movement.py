@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from .maker import Maker
 from .network import Constant, Step
 from .planner import BROADCASTING, Planner, handles
-from .refusals import Refused, word
+from .refusals import Refused, need_separate, word
 from .stored import Stored
 
 # How many slices or copies a step may become before it is refused.
@@ -67,15 +67,24 @@ def expand(planner: Planner, step: Step) -> Stored:
     if _readers_broadcast(planner, step, x):
         return x
     maker = Maker(planner, step, "expand")
-    if x.batch_axis + missing != batch_axis or (missing == 0 and shape[batch_axis] != x.shape[x.batch_axis]):
-        raise Refused(f"{word(step)} along the batch; every example is computed separately")
+    kept = x.batch_axis + missing == batch_axis and (missing > 0 or shape[batch_axis] == x.shape[x.batch_axis])
+    need_separate(step, kept)
     if missing:
         x = maker.reshape(x, (1,) * missing + x.shape, batch_axis, "aligned")
-    repeated = [axis for axis in range(len(shape)) if shape[axis] != x.shape[axis]]
-    for number, axis in enumerate(repeated, 1):
-        part = None if number == len(repeated) else f"axis_{axis}"
-        x = repeat(maker, x, axis, shape[axis], part)
+    for axis, part in one_by_one([axis for axis in range(len(shape)) if shape[axis] != x.shape[axis]]):
+        x = take(maker, x, axis, (0,) * shape[axis], part)
     return x
+
+
+def one_by_one(axes: Sequence[int], part: str | None = None) -> Iterator[tuple[int, str | None]]:
+    """Axes, and names of what is done along each of them; the last one's is `part` itself."""
+    for number, axis in enumerate(axes, 1):
+        yield axis, part if number == len(axes) else within(part, f"axis_{axis}")
+
+
+def within(part: str | None, word: str) -> str:
+    """The name of a result that `part` is made of."""
+    return f"{part}_{word}" if part else word
 
 
 def _readers_broadcast(planner: Planner, step: Step, x: Stored) -> bool:
@@ -99,36 +108,22 @@ def _readers_broadcast(planner: Planner, step: Step, x: Stored) -> bool:
     return True
 
 
-def repeat(maker: Maker, x: Stored, axis: int, count: int, part: str | None = None) -> Stored:
-    """Expands an axis of size 1 to size `count`."""
-    if maker.has("GATHER"):
-        return take(maker, x, axis, (0,) * count, part)
-    if count <= MOST_PARTS:
-        return maker.concatenate([x] * count, axis, part)
-    ones = np.ones([count if at == axis else 1 for at in range(x.rank)], np.float32)
-    return maker.multiply(x, maker.array(ones, f"{part}/ones" if part else "ones"), part)
-
-
 def take(maker: Maker, x: Stored, axis: int, indices: Sequence[int], part: str | None = None) -> Stored:
     """Entries of an axis by their indices, in any order and number."""
     indices = tuple(int(index) for index in indices)
-    if axis == x.batch_axis:
-        raise Refused(f"{word(maker.step)} along the batch; every example is computed separately")
+    need_separate(maker.step, axis != x.batch_axis)
     runs = _runs(indices)
     if len(runs) == 1:
         start, stop, step = runs[0]
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
         return maker.slice(x, [(axis, start, stop, step)], part)
-    if maker.has("GATHER") and not (x.grid.is_int16 and len(runs) <= MOST_PARTS):  # TFLite-Micro has none in int16
+    if not x.grid.is_int16 or len(runs) > MOST_PARTS:  # TFLite-Micro has none in int16
         shape = [len(indices) if at == axis else size for at, size in enumerate(x.shape)]
         attributes = {"axis": axis, "indices": indices}
         return maker.store("GATHER", [x], shape, part, attributes=attributes, channels=x.channels)
-    if len(runs) > MOST_PARTS:
-        raise Refused(f"{word(maker.step)} that reorders {len(runs)} pieces")
-    name = f"{part}_" if part else ""
     pieces = [
-        maker.slice(x, [(axis, start, stop, step)], f"{name}piece_{number}")
+        maker.slice(x, [(axis, start, stop, step)], within(part, f"piece_{number}"))
         for number, (start, stop, step) in enumerate(runs)
     ]
     return maker.concatenate(pieces, axis, part)
@@ -165,8 +160,7 @@ def slice_(planner: Planner, step: Step) -> Stored:
     cuts = [cut for cut in cuts if cut[1:] != (0, x.shape[cut[0]], 1)]
     if not cuts:
         return x
-    if x.batch_axis in [axis for axis, *_ in cuts]:
-        raise Refused(f"{word(step)} along the batch; every example is computed separately")
+    need_separate(step, x.batch_axis not in [axis for axis, *_ in cuts])
     return Maker(planner, step, "slice").slice(x, sorted(cuts))
 
 
@@ -193,8 +187,8 @@ def flip(planner: Planner, step: Step) -> Stored:
     if not axes:
         return x
     maker = Maker(planner, step, "flip")
-    for number, axis in enumerate(axes, 1):
-        x = take(maker, x, axis, range(x.shape[axis])[::-1], None if number == len(axes) else f"axis_{axis}")
+    for axis, part in one_by_one(axes):
+        x = take(maker, x, axis, range(x.shape[axis])[::-1], part)
     return x
 
 
@@ -206,8 +200,7 @@ def concatenation(planner: Planner, step: Step) -> Stored:
     tensors = [each for each in operands if isinstance(each, Stored)]
     if not tensors:
         raise Refused(f"{word(step)} of something that does not depend on the input; compute it beforehand")
-    if axis == planner.batch_axis(step):
-        raise Refused(f"{word(step)} along the batch; every example is computed separately")
+    need_separate(step, axis != planner.batch_axis(step))
     if len(operands) == 1:
         return tensors[0]
     maker = Maker(planner, step, "cat")
@@ -275,8 +268,7 @@ def pad(planner: Planner, step: Step) -> Stored:
     padding = [(int(before), int(after)) for before, after in attributes["padding"]]
     if not any(map(any, padding)):
         return x
-    if any(padding[x.batch_axis]):
-        raise Refused(f"{word(step)} along the batch; every example is computed separately")
+    need_separate(step, not any(padding[x.batch_axis]))
     mode, value = attributes.get("mode", "constant"), float(attributes.get("value") or 0.0)
     reader = planner.following()
     if mode == "constant" and reader is not None and _pads_itself(reader, x, padding, value):
@@ -320,9 +312,8 @@ def padded(
         if before < 0 or after < 0
     ]
     around = [(max(before, 0), max(after, 0)) for before, after in padding]
-    word_ = f"{part}_" if part else ""
     if cuts:
-        x = maker.slice(x, cuts, f"{word_}cut" if any(map(any, around)) else part)
+        x = maker.slice(x, cuts, within(part, "cut") if any(map(any, around)) else part)
     if not any(map(any, around)):
         return x
     if mode == "constant":
@@ -330,25 +321,26 @@ def padded(
             return maker.pad(x, around, part)
         if not math.isfinite(value):
             raise Refused(f"{word(maker.step)} with {value}; use a number within the tensor's range")
-        border = np.pad(np.zeros(_flat_sizes(x, around), np.float32), around, constant_values=value)
-        return maker.add(maker.pad(x, around, f"{word_}with_zeros"), maker.array(border, f"{word_}border"), part)
-    if mode == "reflect" and maker.has("MIRROR_PAD"):
+        # It differs only along the padded axes.
+        sizes = [size if any(pair) else 1 for size, pair in zip(x.shape, around, strict=True)]
+        border = np.pad(np.zeros(sizes, np.float32), around, constant_values=value)
+        inner = maker.pad(x, around, within(part, "with_zeros"))
+        return maker.add(inner, maker.array(border, within(part, "border")), part)
+    if mode == "reflect":
         shape = [size + before + after for size, (before, after) in zip(x.shape, around, strict=True)]
         attributes = {"paddings": tuple(around), "mode": "REFLECT"}
         return maker.store("MIRROR_PAD", [x], shape, part, attributes=attributes, channels=x.channels)
-    axes = [axis for axis, pair in enumerate(around) if any(pair)]
-    for number, axis in enumerate(axes, 1):
-        indices = np.pad(np.arange(x.shape[axis]), around[axis], mode=_PAD_MODES[mode])  # type: ignore[call-overload]
-        x = take(maker, x, axis, indices.tolist(), part if number == len(axes) else f"{word_}axis_{axis}")
+    for axis, name in one_by_one([axis for axis, pair in enumerate(around) if any(pair)], part):
+        positions = np.arange(x.shape[axis])
+        indices = np.pad(positions, around[axis], mode="edge" if mode == "replicate" else "wrap")
+        x = take(maker, x, axis, indices.tolist(), name)
     return x
 
 
-_PAD_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-
-
-def _flat_sizes(x: Stored, around: Sequence[tuple[int, int]]) -> list[int]:
-    """Sizes of a constant that differs only along the padded axes."""
-    return [size if any(pair) else 1 for size, pair in zip(x.shape, around, strict=True)]
+def in_all_axes(x: Stored, channel_axis: int, padding: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The padding of spatial axes as padding of all axes."""
+    spatial = iter(padding)
+    return [(0, 0) if at in (channel_axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
 
 
 @handles("resize")
@@ -359,28 +351,23 @@ def resize(planner: Planner, step: Step) -> Stored:
     spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
     if tuple(x.shape[at] for at in spatial) == size and attributes.get("scales") is None:
         return x
-    scales = attributes.get("scales") or [None] * len(size)
+    scales = [None if scale is None else float(scale) for scale in attributes.get("scales") or [None] * len(size)]
     align = bool(attributes.get("align_corners"))
     maker = Maker(planner, step, "resize")
     true_sizes = all(
-        scale is None or float(scale) * x.shape[at] == each
-        for scale, at, each in zip(scales, spatial, size, strict=True)
+        scale is None or scale * x.shape[at] == result for scale, at, result in zip(scales, spatial, size, strict=True)
     )
     mode = attributes["mode"]
     kind, half = _RESIZES.get(mode, ("", False))
-    if maker.has(kind) and true_sizes and len(size) <= 2:
+    if kind and true_sizes and len(size) <= 2:
         half = half and not align
         how = {"size": size, "align_corners": align, "half_pixel_centers": half, "channel_axis": axis}
         return maker.store(kind, [x], planner.shape(step), attributes=how, channels=axis)
-    if mode in ("nearest", "nearest_exact"):
-        for number, (at, each, scale) in enumerate(zip(spatial, size, scales, strict=True), 1):
-            source = nearest_indices(x.shape[at], each, None if scale is None else float(scale), half)
-            x = take(maker, x, at, source, None if number == len(size) else f"axis_{at}")
-        return x
-    for number, (at, each, scale) in enumerate(zip(spatial, size, scales, strict=True), 1):
-        scale = None if scale is None else float(scale)
-        weights = interpolation(mode, x.shape[at], each, align, scale)
-        x = resample(maker, x, at, weights, None if number == len(size) else f"axis_{at}")
+    for (at, part), result, scale in zip(one_by_one(spatial), size, scales, strict=True):
+        if mode in ("nearest", "nearest_exact"):
+            x = take(maker, x, at, nearest_indices(x.shape[at], result, scale, half), part)
+        else:
+            x = resample(maker, x, at, interpolation(mode, x.shape[at], result, align, scale), part)
     return x
 
 
@@ -437,14 +424,11 @@ def _cubic(distance: float) -> float:
 
 def resample(maker: Maker, x: Stored, axis: int, matrix: np.ndarray, part: str | None = None) -> Stored:
     """A fixed linear function of the entries of one axis: [result, size]."""
-    maker.need("FULLY_CONNECTED")
-    name = f"{part}_" if part else ""
-    last = x.rank - 1
+    if axis == x.rank - 1:
+        return maker.fixed_linear(x, matrix, part)
     order = [at for at in range(x.rank) if at != axis] + [axis]
-    turned = x if axis == last else maker.transpose(x, order, f"{name}turned")
-    result = maker.fixed_linear(turned, matrix, part if axis == last else f"{name}resampled")
-    if axis == last:
-        return result
+    turned = maker.transpose(x, order, within(part, "turned"))
+    result = maker.fixed_linear(turned, matrix, within(part, "resampled"))
     return maker.transpose(result, [order.index(at) for at in range(x.rank)], part)
 
 
@@ -454,32 +438,22 @@ def pixel_shuffle(planner: Planner, step: Step) -> Stored:
     axis = int(step.attributes.get("channel_axis", 1))
     channels = x.shape[axis] // factor**2
     maker = Maker(planner, step, "pixel_shuffle")
-    if maker.has("DEPTH_TO_SPACE"):
-        # The device counts the position in the block as the slower part of a channel's number, the user as the faster.
-        order = np.arange(x.shape[axis]).reshape(channels, factor**2).T.reshape(-1)
-        if x.grid.is_int16 and channels > 1:
-            x = _swapped(maker, x, axis, channels, "reordered")
-        else:
-            x = take(maker, x, axis, order.tolist(), "reordered")
-        how = {"block_size": factor, "channel_axis": axis}
-        return maker.store("DEPTH_TO_SPACE", [x], planner.shape(step), attributes=how, channels=axis)
-    if x.rank != 4 or axis != 1 or x.batch_axis != 0:
-        raise Refused(f"{word(step)} on a tensor of shape {list(x.shape)}")
-    rows, _, height, width = x.shape
-    split = maker.reshape(x, (rows, channels, factor, factor, height, width), 0, "split")
-    turned = maker.transpose(split, (0, 1, 4, 2, 5, 3), "turned")
-    return maker.reshape(turned, planner.shape(step), 0)
+    # The device counts the position in the block as the slower part of a channel's number, the user as the faster.
+    x = _swapped(maker, x, axis, channels, "reordered")
+    how = {"block_size": factor, "channel_axis": axis}
+    return maker.store("DEPTH_TO_SPACE", [x], planner.shape(step), attributes=how, channels=axis)
 
 
 def _swapped(maker: Maker, x: Stored, axis: int, outer: int, part: str | None = None) -> Stored:
-    """An axis of `outer` times some entries, with outer and inner ones swapped: a transpose, as TFLite-Micro has no
-    GATHER in int16."""
-    name = f"{part}_" if part else ""
+    """An axis of `outer` times some entries, with outer and inner ones swapped; by a transpose in int16, in which
+    TFLite-Micro has no GATHER."""
     inner = x.shape[axis] // outer
+    if not x.grid.is_int16 or outer == 1:
+        return take(maker, x, axis, np.arange(x.shape[axis]).reshape(outer, inner).T.reshape(-1).tolist(), part)
     batch_axis = x.batch_axis + (axis < x.batch_axis)
-    split = maker.reshape(x, (*x.shape[:axis], outer, inner, *x.shape[axis + 1 :]), batch_axis, f"{name}split")
+    split = maker.reshape(x, (*x.shape[:axis], outer, inner, *x.shape[axis + 1 :]), batch_axis, within(part, "split"))
     axes = [axis + 1 if at == axis else axis if at == axis + 1 else at for at in range(x.rank + 1)]
-    turned = maker.transpose(split, axes, f"{name}turned")
+    turned = maker.transpose(split, axes, within(part, "turned"))
     joined = maker.reshape(turned, x.shape, x.batch_axis, part)
     joined.channels = axis
     return joined
@@ -490,20 +464,7 @@ def pixel_unshuffle(planner: Planner, step: Step) -> Stored:
     x, factor = planner.tensor(step), int(step.attributes["factor"])
     axis = int(step.attributes.get("channel_axis", 1))
     maker = Maker(planner, step, "pixel_unshuffle")
-    channels = x.shape[axis]
-    if maker.has("SPACE_TO_DEPTH"):
-        how = {"block_size": factor, "channel_axis": axis}
-        part = None if channels == 1 else "blocks"
-        x = maker.store("SPACE_TO_DEPTH", [x], planner.shape(step), part, attributes=how, channels=axis)
-        order = np.arange(channels * factor**2).reshape(factor**2, channels).T.reshape(-1)
-        if channels == 1:
-            return x
-        if x.grid.is_int16:
-            return _swapped(maker, x, axis, factor**2)
-        return take(maker, x, axis, order.tolist())
-    if x.rank != 4 or axis != 1 or x.batch_axis != 0:
-        raise Refused(f"{word(step)} on a tensor of shape {list(x.shape)}")
-    rows, _, height, width = x.shape
-    shape = (rows, channels, height // factor, factor, width // factor, factor)
-    turned = maker.transpose(maker.reshape(x, shape, 0, "split"), (0, 1, 3, 5, 2, 4), "turned")
-    return maker.reshape(turned, planner.shape(step), 0)
+    how, channels = {"block_size": factor, "channel_axis": axis}, x.shape[axis]
+    part = None if channels == 1 else "blocks"
+    x = maker.store("SPACE_TO_DEPTH", [x], planner.shape(step), part, attributes=how, channels=axis)
+    return x if channels == 1 else _swapped(maker, x, axis, factor**2)

@@ -10,7 +10,7 @@ from typing import Any
 from .maker import Coefficient, Maker
 from .network import Step
 from .planner import Planner, handles
-from .refusals import Refused, word
+from .refusals import Refused, need_separate, word
 from .stored import Stored
 
 # As one more value in the row, a larger epsilon takes too much of the range of the others.
@@ -35,8 +35,7 @@ def _normalized(
     **how: Any,
 ) -> Stored:
     """(x - mean) / sqrt(variance + epsilon) over axes."""
-    if x.batch_axis in axes:
-        raise Refused(f"{word(maker.step)} over the batch; every example is computed separately")
+    need_separate(maker.step, x.batch_axis not in axes, "over")
     if centered:
         average = maker.reduce("MEAN", x, axes, True, "mean", nonnegative=x.nonnegative)
         x = maker.subtract(x, average, "centered")
@@ -162,8 +161,7 @@ _FINEST_STEP = 1e-5
 def normalize(planner: Planner, step: Step) -> Stored:
     """x / max(length, epsilon)"""
     x, axis = planner.tensor(step), int(step.attributes["axis"])
-    if axis == x.batch_axis:
-        raise Refused(f"{word(step)} over the batch; every example is computed separately")
+    need_separate(step, axis != x.batch_axis, "over")
     maker = Maker(planner, step, "normalize")
     epsilon = float(step.attributes.get("epsilon") or 0.0)
     if epsilon > _FINEST_STEP:

@@ -3,26 +3,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from ..device.arithmetic import same_padding
 from .maker import Maker
-from .movement import MOST_PARTS, own_padding, take
+from .movement import MOST_PARTS, in_all_axes, one_by_one, own_padding, take, within
 from .network import Step
 from .planner import Planner, handles
 from .refusals import Refused, word
 from .stored import Stored
 
 Pairs = tuple[tuple[int, int], ...]
-
-
-def same_padding(size: int, window: int, stride: int) -> tuple[int, int]:
-    """(before, after) of TensorFlow's SAME along one axis."""
-    total = max((-(-size // stride) - 1) * stride + window - size, 0)
-    return total // 2, total - total // 2
 
 
 def _sizes(step: Step, x: Stored) -> tuple[int, tuple[int, ...]]:
@@ -60,43 +55,25 @@ def pool(
     return maker.store(kind, [x], shape, part, attributes=attributes, channels=axis)
 
 
-def around(x: Stored, axis: int, padding: Pairs) -> list[tuple[int, int]]:
-    """The padding of spatial axes as padding of all axes."""
-    spatial = iter(padding)
-    return [(0, 0) if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
-
-
 @handles("max_pool")
 def max_pool(planner: Planner, step: Step) -> Stored:
     x, attributes = planner.tensor(step), step.attributes
     axis, sizes = _sizes(step, x)
     window, strides, padding = tuple(attributes["window"]), tuple(attributes["strides"]), own_padding(planner, step, x)
-    window, padding = _trimmed(sizes, window, strides, padding, attributes.get("dilations"))
-    dilations = tuple(attributes.get("dilations", (1,) * len(sizes)))
+    if any(apart != 1 and side > 1 for apart, side in zip(attributes["dilations"], window, strict=True)):
+        raise Refused(f"{word(step)} with dilation {tuple(attributes['dilations'])}; use no dilation")
+    # Along an axis with one window that covers all of the image, what is beyond the image does not matter.
+    for at, (size, side, stride, pair) in enumerate(zip(sizes, window, strides, padding, strict=True)):
+        if size > 0 and _inside(size, side, stride, *pair) == [(0, size)]:
+            window = (*window[:at], size, *window[at + 1 :])
+            padding = (*padding[:at], (0, 0), *padding[at + 1 :])
     maker = Maker(planner, step, "pool")
-    if any(dilation != 1 for dilation in dilations):
-        return _dilated_max(maker, x, axis, window, strides, dilations, padding)
-    same = tuple(same_padding(*each) for each in zip(sizes, window, strides, strict=True))
-    if any(map(any, padding)) and same != padding:
-        x = below_all(maker, x, around(x, axis, padding), "padded")
-        same = ()
-    return pool(maker, "MAX_POOL_2D", x, window, strides, "SAME" if any(map(any, padding)) and same else "VALID", axis)
-
-
-def _trimmed(
-    sizes: Sequence[int],
-    window: Sequence[int],
-    strides: Sequence[int],
-    padding: Pairs,
-    dilations: Sequence[int] | None,
-) -> tuple[tuple[int, ...], Pairs]:
-    """Window and padding without what is beyond the image, along axes with one window that covers all of it."""
-    kept: list[tuple[int, tuple[int, int]]] = []
-    for at, (size, side, stride, (before, after)) in enumerate(zip(sizes, window, strides, padding, strict=True)):
-        covering = _inside(size, side, stride, before, after) == [(0, size)]
-        plain = dilations is None or dilations[at] == 1
-        kept.append((size, (0, 0)) if covering and plain and size > 0 else (side, (before, after)))
-    return tuple(side for side, _ in kept), tuple(pair for _, pair in kept)
+    if not any(map(any, padding)):
+        return pool(maker, "MAX_POOL_2D", x, window, strides, "VALID", axis)
+    if padding == tuple(same_padding(*each) for each in zip(sizes, window, strides, strict=True)):
+        return pool(maker, "MAX_POOL_2D", x, window, strides, "SAME", axis)
+    x = below_all(maker, x, in_all_axes(x, axis, padding), "padded")
+    return pool(maker, "MAX_POOL_2D", x, window, strides, "VALID", axis)
 
 
 def _inside(size: int, side: int, stride: int, before: int, after: int) -> list[tuple[int, int]]:
@@ -107,49 +84,11 @@ def _inside(size: int, side: int, stride: int, before: int, after: int) -> list[
 
 def below_all(maker: Maker, x: Stored, paddings: Sequence[tuple[int, int]], part: str | None = None) -> Stored:
     """Padding that is never the maximum."""
-    if x.nonnegative or not maker.has("PADV2"):
-        if not x.nonnegative:
-            # After a ReLU zeros change no maximum.
-            raise Refused(
-                f"{word(maker.step)} with padding on a tensor with negative values; the device supports this after "
-                "a ReLU, or with TensorFlow's SAME padding"
-            )
+    if x.nonnegative:  # zeros change no maximum
         return maker.pad(x, paddings, part)
     shape = [size + before + after for size, (before, after) in zip(x.shape, paddings, strict=True)]
     attributes = {"paddings": tuple(paddings), "value": None}
     return maker.store("PADV2", [x], shape, part, attributes=attributes, channels=x.channels)
-
-
-def _dilated_max(
-    maker: Maker,
-    x: Stored,
-    axis: int,
-    window: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    padding: Pairs,
-) -> Stored:
-    """The maximum of shifted slices, along one axis after the other."""
-    if any(map(any, padding)):
-        x = below_all(maker, x, around(x, axis, padding), "padded")
-    spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
-    work = [each for each in zip(spatial, window, strides, dilations, strict=True) if each[1] > 1 or each[2] > 1]
-    for number, (at, side, stride, dilation) in enumerate(work, 1):
-        count = (x.shape[at] - (side - 1) * dilation - 1) // stride + 1
-        slices = []
-        for tap in range(side):
-            start = tap * dilation
-            slices.append(
-                maker.slice(x, [(at, start, start + (count - 1) * stride + 1, stride)], f"axis_{at}_tap_{tap}")
-            )
-        result = slices[0]
-        for tap, other in enumerate(slices[1:], 1):
-            last = tap == side - 1
-            result = maker.binary(
-                "MAXIMUM", result, other, None if last and number == len(work) else f"axis_{at}_largest_{tap}"
-            )
-        x = result
-    return x
 
 
 @handles("avg_pool")
@@ -175,7 +114,7 @@ def average_pool(planner: Planner, step: Step) -> Stored:
     if (covers or any(map(any, reach))) and _better_by_windows(seen, factors):
         return _average_by_windows(maker, x, axis, seen, factors * (_counts(seen) / float(np.prod(window))))
     if any(map(any, reach)):
-        x = maker.pad(x, around(x, axis, reach), "padded")
+        x = maker.pad(x, in_all_axes(x, axis, reach), "padded")
     full = bool(np.all(factors == 1))
     averaged = pool(maker, "AVERAGE_POOL_2D", x, window, strides, "VALID", axis, None if full else "of_all")
     return averaged if full else _times(maker, averaged, axis, factors)
@@ -199,11 +138,12 @@ def _better_by_windows(seen: Sequence[Sequence[tuple[int, int]]], factors: np.nd
 
 def _counts(seen: Sequence[Sequence[tuple[int, int]]]) -> np.ndarray:
     """How many values of the image each window sees."""
-    total: Any = np.ones([len(each) for each in seen])
-    for at, each in enumerate(seen):
-        sizes = np.array([stop - start for start, stop in each])
-        total = total * sizes.reshape([-1 if k == at else 1 for k in range(len(seen))])
-    return total
+    return _products([np.array([stop - start for start, stop in windows], float) for windows in seen])
+
+
+def _products(along: Sequence[np.ndarray]) -> np.ndarray:
+    """The products of one number for each axis, at every place."""
+    return functools.reduce(np.multiply.outer, along)
 
 
 def _average_by_windows(
@@ -244,13 +184,9 @@ def _factors(
         count = (counted.size - side) // stride + 1
         counts.append(np.array([counted[at * stride : at * stride + side].sum() for at in range(count)]))
     whole = float(np.prod(window))
-    shape = [len(each) for each in counts]
     if divisor is not None:
-        return np.full(shape, whole / float(divisor))
-    total = np.ones(shape)
-    for at, each in enumerate(counts):
-        total = total * each.reshape([-1 if k == at else 1 for k in range(len(counts))])
-    return whole / total
+        return np.full([len(each) for each in counts], whole / float(divisor))
+    return whole / _products(counts)
 
 
 def _windows(size: int, result: int) -> list[tuple[int, int]]:
@@ -277,7 +213,7 @@ def adaptive_pool(planner: Planner, step: Step) -> Stored:
     if results == sizes:
         return x
     spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
-    if all(result == 1 for result in results) and (average or Maker.has("REDUCE_MAX")):
+    if all(result == 1 for result in results):
         maker = Maker(planner, step, "mean" if average else "max")
         if average:
             return maker.reduce("MEAN", x, spatial, True, nonnegative=x.nonnegative)
@@ -312,17 +248,15 @@ def _by_windows(
     ]
     whole = [at for at, each in work if average and list(each) == [(0, x.shape[at])]]
     work = [each for each in work if each[0] not in whole]
-    word_ = "" if part is None else f"{part}_"
     if whole:
-        x = maker.reduce("MEAN", x, whole, True, f"{word_}mean" if work else part, nonnegative=x.nonnegative)
-    for number, (at, each) in enumerate(work, 1):
-        last = part if number == len(work) else f"{word_}axis_{at}"
+        x = maker.reduce("MEAN", x, whole, True, within(part, "mean") if work else part, nonnegative=x.nonnegative)
+    for (at, last), (_, each) in zip(one_by_one([at for at, _ in work], part), work, strict=True):
         if all(stop - start == 1 for start, stop in each):
             x = take(maker, x, at, [start for start, _ in each], last)
             continue
         pieces = []
         for index, (start, stop) in enumerate(each):
-            name = f"{word_}axis_{at}_window_{index}"
+            name = within(part, f"axis_{at}_window_{index}")
             piece = x if (start, stop) == (0, x.shape[at]) else maker.slice(x, [(at, start, stop, 1)], name)
             if stop - start > 1 and average:
                 result = last if len(each) == 1 else f"{name}_mean"

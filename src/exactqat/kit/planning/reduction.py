@@ -10,7 +10,7 @@ from .activations import is_last, leave_outside, outside
 from .maker import Maker
 from .network import Step
 from .planner import Planner, handles
-from .refusals import Refused, word
+from .refusals import Refused, need_separate, word
 from .stored import Stored
 
 
@@ -101,9 +101,7 @@ def _index(planner: Planner, step: Step) -> Stored:
     """As the device's last operator: its results are plain integers, without a grid."""
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     maker = Maker(planner, step, "argmax")
-    maker.need("ARG_MAX")
-    if axis == x.batch_axis:
-        raise Refused(f"{word(step)} over the batch; every example is computed separately")
+    need_separate(step, axis != x.batch_axis, "over")
     if step.attributes.get("keep_dims"):
         raise Refused(f"{word(step)} that keeps its axis, in the file; let it drop the axis")
     if x.grid.is_int16:
@@ -117,6 +115,5 @@ def softmax(planner: Planner, step: Step) -> Stored:
         return leave_outside(planner, step, step.kind)
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     maker = Maker(planner, step, step.kind)
-    if axis == x.batch_axis:
-        raise Refused(f"{word(step)} over the batch; every example is computed separately")
+    need_separate(step, axis != x.batch_axis, "over")
     return maker.unary(step.kind.upper(), x, attributes={"axis": axis}, nonnegative=step.kind == "softmax")

@@ -69,6 +69,12 @@ def word(step: Step) -> str:
     return step.label or step.kind
 
 
+def need_separate(step: Step, separate: bool, how: str = "along") -> None:
+    """Refuses a step that mixes the examples of a batch."""
+    if not separate:
+        raise Refused(f"{word(step)} {how} the batch; every example is computed separately")
+
+
 def no_operator(step: Step) -> Refused:
     """The refusal of a step that the device does not support."""
     name = word(step).rsplit(".", 1)[-1].lower().replace("_", "")

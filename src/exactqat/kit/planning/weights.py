@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from .maker import Maker
-from .movement import own_padding, padded
+from .movement import in_all_axes, own_padding, padded
 from .network import Constant, Step
 from .planner import Planner, fused_activation, handles
 from .plans import BatchNorm, Weights
-from .refusals import Refused, word
+from .refusals import Refused, need_separate, word
 from .stored import Stored
 
 # Transposed convolutions in groups take one weight with zeros between the groups, up to this many values.
@@ -121,9 +121,7 @@ def convolution(planner: Planner, step: Step) -> Stored:
     padding = own_padding(planner, step, x)
     mode = attributes.get("padding_mode", "zeros")
     if mode != "zeros" and any(map(any, attributes["padding"])):
-        spatial = iter(padding)
-        around = [(0, 0) if at in (axis, x.batch_axis) else next(spatial) for at in range(x.rank)]
-        x = padded(maker.within("padded"), x, around, mode, 0.0)
+        x = padded(maker.within("padded"), x, in_all_axes(x, axis, padding), mode, 0.0)
         padding = ((0, 0),) * len(padding)
     depthwise = groups > 1 and groups == x.shape[axis]
     if any(low < 0 for pair in padding for low in pair):
@@ -186,8 +184,7 @@ def _dense(planner: Planner, step: Step, weight: str, groups: int) -> str:
 def linear(planner: Planner, step: Step) -> Stored:
     x, bias = planner.tensor(step), planner.optional(step, 2)
     last = x.rank - 1
-    if last == x.batch_axis:
-        raise Refused(f"{word(step)} over the batch; every example is computed separately")
+    need_separate(step, last != x.batch_axis, "over")
     return put(Maker(planner, step, "linear"), "FULLY_CONNECTED", x, planner.constant(step, 1), bias, {}, last)
 
 
@@ -251,8 +248,6 @@ def _take_bias(planner: Planner, count: int) -> str | None:
 
 def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = None, adj_y: bool = False) -> Stored:
     """``a @ b``, over leading axes that broadcast; adj_y: the last two axes of b are swapped."""
-    if not maker.has("BATCH_MATMUL"):
-        maker.need("BATCH_MATMUL")
     shapes = [each.shape if isinstance(each, Stored) else maker.planner.constants[each].shape for each in (a, b)]
     columns = shapes[1][-2] if adj_y else shapes[1][-1]
     lead = np.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
@@ -260,8 +255,7 @@ def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = N
     main = a if isinstance(a, Stored) else b
     assert isinstance(main, Stored)
     batch_axis = main.batch_axis + rank - main.rank
-    if batch_axis >= rank - 2:
-        raise Refused(f"{word(maker.step)} over the batch; every example is computed separately")
+    need_separate(maker.step, batch_axis < rank - 2, "over")
     operands = [maker.aligned(each, rank, batch_axis) if isinstance(each, Stored) else each for each in (a, b)]
     shape = (*lead, shapes[0][-2], columns)
     attributes = {"adj_x": False, "adj_y": adj_y}
