@@ -24,7 +24,7 @@ from exactqat import qat  # noqa: E402
 from exactqat.kit.planning.network import Constant, Network, Step, Value  # noqa: E402
 from exactqat.kit.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
 from exactqat.kit.train.core.steps import WeightedStep  # noqa: E402
-from exactqat.kit.train.torch.steps import TrainingOnly  # noqa: E402
+from exactqat.kit.train.torch.state import TrainingOnly  # noqa: E402
 
 torch.set_num_threads(1)
 

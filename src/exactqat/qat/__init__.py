@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from ..kit.planning.rules import RangePolicy as RangePolicy
     from ..kit.planning.rules import Rule, UnusedRuleWarning
     from ..kit.train.core.freezing import UnsettledStatisticsWarning
-    from ..kit.train.torch.distillation import Distillation
     from ..kit.train.torch.graphed import GraphedModel, graphed
     from ..kit.train.torch.layers import Conv2d, DepthwiseConv2d, FusedBatchNorm2d
     from ..kit.train.torch.prepared import PreparedModel
-    from ..kit.train.torch.recovery import EarlyStopping, distillation_loss, parameter_groups
+    from ..kit.train.torch.recovery import Distillation, EarlyStopping, distillation_loss, parameter_groups
     from .dry_run import Explanation, explain
     from .files import inspect_onnx
     from .surface import calibrate, freeze, prepare
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
     ".files": ("inspect_onnx",),
-    "..kit.train.torch.distillation": ("Distillation",),
     "..kit.train.torch.graphed": ("GraphedModel", "graphed"),
     "..kit.train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
     "..kit.planning": ("FinalActivationWarning", "UnsupportedOperator"),
@@ -41,7 +39,7 @@ _ROOMS = {
     "..kit.planning.rule_text": ("load_rules", "save_rules"),
     "..kit.planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     "..kit.capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
-    "..kit.train.torch.recovery": ("EarlyStopping", "distillation_loss", "parameter_groups"),
+    "..kit.train.torch.recovery": ("Distillation", "EarlyStopping", "distillation_loss", "parameter_groups"),
     ".surface": ("calibrate", "freeze", "prepare"),
     "..kit.train.torch.prepared": ("PreparedModel",),
 }

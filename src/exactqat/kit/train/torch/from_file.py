@@ -28,11 +28,9 @@ def prepare_file(
     """A network that computes what a file does, and trains from there; see `exactqat.qat.prepare`.
 
     Args:
-        graph: from `deploy.read_tflite` or `deploy.read_onnx`. One in integers computes these once it is frozen; one in
-            float32 gets its ranges from training or calibration.
-        device: whose integers it computes once it is frozen; None: it stays fake quantized.
+        graph: from `deploy.read_tflite` or `deploy.read_onnx`.
         check: compare it with the file: integers with those of `device`, real numbers within float32's order of sums.
-        rules, deployable: for a file in float32, as `prepare` takes them.
+        rules, deployable: for a file in float32, which gets its ranges from training or calibration.
         keep_final_activation: likewise; of a file in integers that ends with a softmax, None warns that the model
             returns what that gives, True says that this is meant.
 

@@ -26,8 +26,7 @@ from ..core.on_device import DeviceNetwork, DeviceStep, DeviceSteps, bits_of
 from ..core.steps import Input, Step, WeightedStep
 from . import primitives as p
 from .primitives import straight_through, to_numpy, unwrapped
-from .state import ModuleState
-from .steps import Outside, TrainingOnly
+from .state import ModuleState, Outside, TrainingOnly
 
 # What multiplies float32 and may be allowed to use lower precision; before PyTorch 2.9 there is one switch for all.
 _UNITS: tuple[Any, ...] = ()

@@ -8,7 +8,6 @@ parameters stay under the user's names, ranges are next to them.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,7 @@ from ...capture.proof import Proof
 from ...device import DEFAULT_PROFILE, profile_named
 from ...display import shortened, table
 from ...planning.inputs import require_examples, require_input, require_rows
-from ...planning.plans import Numbers, Plan, PlanInput, PlanStep
+from ...planning.plans import ROW_HEADER, Numbers, Plan, PlanStep
 from ..core import batches as loading
 from ..core.arrays import Mode
 from ..core.engine import Functional
@@ -34,8 +33,7 @@ from ..core.trained import TrainedNetwork
 from .holders import HeldRange, Holders, Places
 from .primitives import to_numpy
 from .repeats import Repeats
-from .state import ModuleGrid, ModuleState
-from .steps import ModuleInput, Outside, TrainingOnly
+from .state import ModuleGrid, ModuleInput, ModuleState, Outside, TrainingOnly
 from .tree import FILE, Kept, Owner, kept_tree, require_called_plainly, require_float32
 
 STATE_FORMAT = 2
@@ -418,45 +416,27 @@ class PreparedModel(Owner):
                 vars(module)["fixed"] = frozen
 
     def __repr__(self) -> str:
-        weighted = {path: layer for path, layer in self._steps.items() if isinstance(layer, WeightedStep)}
-        bits = Counter(
-            (layer.weight_quantizer.rule.weight_bits, layer.output_quantizer.bits) for layer in weighted.values()
-        )
-        precisions = "".join(f", {count} W{weight}A{result}" for (weight, result), count in bits.most_common(3))
+        count, layers = sum(1 for _ in self.layers()), len(self._core.weight_owner)
         phase = "frozen" if self._frozen else "not frozen"
-        count = sum(1 for _ in self.layers())
         profile = "" if self.profile is None else f", {self.profile}"
-        layers = f"{len(weighted)} layers with weights{precisions}"
-        return f"PreparedModel({count} stored tensors, {layers}, {phase}{profile})"
+        weighted = f"{layers} layers with weights{self.plan.precisions()}"
+        return f"PreparedModel({count} stored tensors, {weighted}, {phase}{profile})"
 
     def _repr_html_(self) -> str:
-        header = (
-            "layer", "operator", "activation", "shape", "ranges", "range", "weights", "bits of weights",
-            "bits of result",
-        )  # fmt: skip
-        stored: list[PlanInput | PlanStep] = [*self.plan.inputs, *self.plan.steps]
-        return table(repr(self), header, map(self._row, stored), 7)
+        header = (*ROW_HEADER[:4], "ranges", "range", "weights", *ROW_HEADER[4:])
+        cells = [(row.path, row.cells()) for row in self.plan.rows()]
+        return table(repr(self), header, [(*row[:4], *self._held(path), *row[4:]) for path, row in cells], 7)
 
-    def _row(self, stored: PlanInput | PlanStep) -> list[object]:
-        layer = self._steps[stored.path]
-        shape = "x".join(map(str, stored.shape))
-        if isinstance(stored, PlanInput):
-            kind, activation = "input", None
-        else:
-            kind, activation = stored.kind or "in training only", stored.activation
-        if not isinstance(layer, Step):
-            outside = isinstance(stored, PlanStep) and stored.left_out
-            return [stored.path, f"{kind}, not on the device" if outside else kind, activation, shape, *[None] * 5]
-        grid = self.plan.grids[stored.grid]
-        policy = layer.output_quantizer.policy
-        minimum, maximum, batches = layer.output_quantizer.held()
-        seen = policy == "fixed" or int(batches) > 0
+    def _held(self, path: str) -> tuple[object, ...]:
+        """What is shown of a stored tensor's range and of the layer's weight."""
+        step = self._steps[path]
+        if not isinstance(step, Step):
+            return (None,) * 3
+        minimum, maximum, batches = step.output_quantizer.held()
+        seen = step.output_quantizer.policy == "fixed" or int(batches) > 0
         ends = f"{float(minimum):.4g} .. {float(maximum):.4g}" if seen else "no data seen yet"
-        weights = weight_bits = None
-        if isinstance(layer, WeightedStep):
-            weights = "x".join(map(str, layer.weight_source().shape))
-            weight_bits = layer.weight_quantizer.rule.weight_bits
-        return [stored.path, kind, activation, shape, policy, ends, weights, weight_bits, grid.bits]
+        weight = "x".join(map(str, step.weight_source().shape)) if isinstance(step, WeightedStep) else None
+        return step.output_quantizer.policy, ends, weight
 
 
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:

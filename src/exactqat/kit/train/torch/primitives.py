@@ -369,20 +369,14 @@ def conv_transpose(
 
 def max_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Tensor:
     """The largest value of every window; padding is below all values."""
-    image, restore = _image(x, channel_axis)
-    window, strides, pairs = _two(window, 1), _two(strides, 1), _two(padding, (0, 0))
-    if any(before or after for before, after in pairs):
-        image = F.pad(image, _innermost_first(pairs), value=-math.inf)
-    return restore(F.max_pool2d(image, window, strides))
+    image, restore = _image(x, padding, channel_axis, -math.inf)
+    return restore(F.max_pool2d(image, _two(window, 1), _two(strides, 1)))
 
 
 def sum_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Tensor:
     """The sum of every window; padding is 0."""
-    image, restore = _image(x, channel_axis)
-    window, strides, pairs = _two(window, 1), _two(strides, 1), _two(padding, (0, 0))
-    if any(before or after for before, after in pairs):
-        image = F.pad(image, _innermost_first(pairs))
-    return restore(F.avg_pool2d(image, window, strides, divisor_override=1))
+    image, restore = _image(x, padding, channel_axis, 0.0)
+    return restore(F.avg_pool2d(image, _two(window, 1), _two(strides, 1), divisor_override=1))
 
 
 def _two(entries: Sequence[Any], missing: Any) -> tuple[Any, ...]:
@@ -390,8 +384,8 @@ def _two(entries: Sequence[Any], missing: Any) -> tuple[Any, ...]:
     return (*[missing] * (2 - len(entries)), *entries)
 
 
-def _image(x: Tensor, channel_axis: int) -> tuple[Tensor, Any]:
-    """As [batch, channels, height, width], and the way back."""
+def _image(x: Tensor, padding: Pairs, channel_axis: int, value: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """As [batch, channels, height, width] with `value` around it, and the way back."""
     moved = x if channel_axis == 1 else x.movedim(channel_axis, 1)
     flat = moved.dim() == 3
 
@@ -399,7 +393,7 @@ def _image(x: Tensor, channel_axis: int) -> tuple[Tensor, Any]:
         result = result[:, :, 0] if flat else result
         return result if channel_axis == 1 else result.movedim(1, channel_axis)
 
-    return (moved[:, :, None] if flat else moved), restore
+    return pad(moved[:, :, None] if flat else moved, _two(padding, (0, 0)), value), restore
 
 
 def unwrapped(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .state import ModuleState
 _RECENT = 64
 
 
+@dataclass(eq=False)
 class _Call:
     """A call that may be repeated.
 
@@ -30,8 +32,9 @@ class _Call:
         task: the backward pass that has repeated it last.
     """
 
-    def __init__(self, inputs: bytes, before: list[Tensor]) -> None:
-        self.inputs, self.before, self.task = inputs, before, -1
+    inputs: bytes
+    before: list[Tensor]
+    task: int = -1
 
 
 class Repeats:
@@ -44,8 +47,14 @@ class Repeats:
     @contextmanager
     def as_before(self, arguments: Any) -> Iterator[None]:
         """Around a call: if it is a repeated one, what it reads and moves is as it was before that call."""
+        if torch.compiler.is_compiling() or not self._state.moves():
+            yield
+            return
         repeated = _is_recomputing()
-        if not (repeated or _may_be_repeated()) or not self._state.moves():
+        # Saved tensors are replaced in the first pass of a checkpoint; a reentrant one records no gradients.
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks
+        first = not torch.is_grad_enabled() or hooks(True) is not None
+        if not (repeated or first):
             yield
             return
         moving, inputs = self._state.moving(), _fingerprint(arguments)
@@ -79,20 +88,15 @@ class Repeats:
 
 def _is_recomputing() -> bool:
     """Whether this runs as part of a backward pass, such as when `torch.utils.checkpoint` recomputes."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def _may_be_repeated() -> bool:
-    """Whether this may be the first pass of a checkpoint: it replaces what is saved for the backward pass, or, a
-    reentrant one, records no gradients."""
-    if torch.compiler.is_compiling():
-        return False
-    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return torch._C._current_graph_task_id() != -1
 
 
 def _fingerprint(arguments: Any) -> bytes:
     """A number for each tensor that tells it from others: the sum of its bits."""
-    tensors = [each.detach() for each in tree_leaves(arguments) if isinstance(each, Tensor)]
-    floats = [each.to(torch.float32) if each.is_floating_point() else each for each in tensors]
-    bits = [each.contiguous().view(torch.int32) if each.is_floating_point() else each for each in floats]
-    return repr([(tuple(each.shape), int(each.sum(dtype=torch.int64))) for each in bits]).encode()
+    sums = []
+    for tensor in tree_leaves(arguments):
+        if isinstance(tensor, Tensor):
+            bits = tensor.detach()
+            bits = bits.to(torch.float32).contiguous().view(torch.int32) if bits.is_floating_point() else bits
+            sums.append((tuple(tensor.shape), int(bits.sum(dtype=torch.int64))))
+    return repr(sums).encode()

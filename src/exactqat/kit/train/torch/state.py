@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -24,6 +25,7 @@ from ..core import ranges as core
 from ..core.arrays import ENDS, Arrays, Mode, weights_of
 from ..core.engine import Functional
 from ..core.state import Normalization, State, StoredGrid, WeightGrid
+from ..core.steps import Input
 from ..core.weights import factor_and_offset, step_width, weight_codes
 from . import collectives
 from . import primitives as p
@@ -479,10 +481,8 @@ class ModuleState(State):
 
     def all_in_numpy(self, steps: Sequence[PlanStep]) -> list[np.ndarray]:
         """As `in_numpy`, what can change as one list."""
-        arrays = self.in_numpy(steps)
-        ends = [*arrays.ranges.values(), *arrays.learned.values()]
-        epsilons = np.array(list(self.functional.epsilons.values()))
-        return [epsilons, *arrays.tensors.values(), *(each[end] for each in ends for end in each)]
+        arrays = self.in_numpy(steps).leaves()
+        return [np.array(list(self.functional.epsilons.values())), *arrays]
 
     def statistics(self, raw: Tensor, axes: Sequence[int], channel_axis: int) -> tuple[Tensor, Tensor]:
         if self.synchronized:
@@ -495,3 +495,64 @@ class ModuleState(State):
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         variance, mean = torch.var_mean(raw, list(axes), unbiased=False)
         return mean, variance
+
+
+# --- steps that PyTorch computes in its own way: inputs, and what no device has ---------------------------------------
+
+
+class ModuleInput(Input):
+    """An input of the network as the device gets it."""
+
+    def compose(self, *features: Tensor) -> Tensor:
+        (x,) = features
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return cast(Tensor, self.output_quantizer(x))
+
+
+class TrainingOnly:
+    """What exists in training alone, such as dropout; what is stored stays stored.
+
+    Attributes:
+        module: of the user's; it decides whether this is training.
+        expression: computes what training continues with, from `sources` and the tensor itself.
+        dropout: share of dropped values.
+        stop_gradient: no gradient passes.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        expression: nn.Module | None = None,
+        sources: Sequence[Source] = (),
+        dropout: float = 0.0,
+        stop_gradient: bool = False,
+    ) -> None:
+        self.module, self.expression, self.sources = module, expression, tuple(sources)
+        self.dropout, self.stop_gradient = dropout, stop_gradient
+
+    @property
+    def noisy(self) -> bool:
+        """Whether it changes a tensor that stays as it is on the device."""
+        return self.module.training and (self.expression is not None or self.dropout > 0) and not self.stop_gradient
+
+    def __call__(self, features: Tensor) -> Tensor:
+        if self.stop_gradient:
+            return features.detach()
+        if not self.noisy:
+            return features
+        if self.expression is None:
+            return F.dropout(features, self.dropout)
+        if not self.expression.training:
+            self.expression.training = True
+        return cast(Tensor, self.expression(*(source() for source in self.sources), features))
+
+
+class Outside:
+    """A final function of the device's results: computed in training, left to the program that runs the device."""
+
+    def __init__(self, kind: str, attributes: Mapping[str, Any]) -> None:
+        self.kind, self.attributes = kind, dict(attributes)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return p.FUNCTIONS[self.kind](features, **self.attributes)
