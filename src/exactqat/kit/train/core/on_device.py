@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -161,7 +161,7 @@ class DevicePart:
         self._known = None
         return False
 
-    def compute(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> Any:
         """The wanted tensors in real numbers, float32, their axes in the user's order; where a tensor that they depend
         on has NaN, for which there is no code, the whole example is NaN.
 
@@ -218,8 +218,8 @@ class DeviceStep(DevicePart):
         self.step = step
 
     def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> np.ndarray:
-        """The stored tensor; see `compute`."""
-        return self.compute(trained, features)[0]
+        """The one that is wanted."""
+        return super().__call__(trained, features)[0]
 
     def _lowered(self, numbers: Numbers) -> Integers:
         lowered = lower_step(self.plan, self.step, numbers)
@@ -254,10 +254,6 @@ class DeviceNetwork(DevicePart):
         self.after = tuple(after)
         depends_on = {path: reached[path] for path in wanted if path not in after}
         super().__init__(plan, profile, numbers_of, [given.path for given in plan.inputs], depends_on)
-
-    def __call__(self, trained: Sequence[np.ndarray], features: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The wanted tensors; see `compute`."""
-        return self.compute(trained, features)
 
     def _lowered(self, numbers: Numbers) -> Integers:
         lowering = Lowering(self.plan, numbers)

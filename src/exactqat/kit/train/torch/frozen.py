@@ -28,11 +28,9 @@ from . import primitives as p
 from .primitives import straight_through, to_numpy, unwrapped
 from .state import ModuleState, Outside, TrainingOnly
 
-# What multiplies float32 and may be allowed to use lower precision; before PyTorch 2.9 there is one switch for all.
-_UNITS: tuple[Any, ...] = ()
-if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-    _on_cpu: Any = torch.backends.mkldnn
-    _UNITS = (torch.backends.cuda.matmul, _on_cpu.matmul, _on_cpu.conv)
+# What multiplies float32 and may be allowed to use lower precision.
+_on_cpu: Any = torch.backends.mkldnn
+_UNITS: tuple[Any, ...] = (torch.backends.cuda.matmul, _on_cpu.matmul, _on_cpu.conv)
 
 
 class OnGrid:
@@ -278,9 +276,6 @@ def in_full_float32(device_type: str) -> Iterator[None]:
             if given not in ("none", "ieee"):
                 stack.callback(setattr, unit, "fp32_precision", given)
                 unit.fp32_precision = "ieee"
-        if not _UNITS and (given := torch.get_float32_matmul_precision()) != "highest":
-            stack.callback(torch.set_float32_matmul_precision, given)
-            torch.set_float32_matmul_precision("highest")
         yield
 
 

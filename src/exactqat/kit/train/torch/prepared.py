@@ -226,11 +226,6 @@ class PreparedModel(Owner):
             if each.rows and tensor.numel():
                 require_rows(each, *(int(end) for end in tensor.aminmax()))
 
-    def as_float(self) -> PreparedModel:
-        """This model for good in evaluation and without quantization and gradients."""
-        self.quantizing = False
-        return self.eval().requires_grad_(False)
-
     @contextmanager
     def compared(self, training: bool) -> Iterator[None]:
         """Without quantization, in training or evaluation and alone in its process, to be compared with the user's

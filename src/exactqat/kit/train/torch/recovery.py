@@ -185,7 +185,8 @@ def _in_float(model: PreparedModel, teacher: nn.Module) -> PreparedModel:
         made = PreparedModel(model.plan, tensors, None)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"teacher is another network than the one that model was prepared from: {error}") from error
-    return made.as_float()
+    made.quantizing = False
+    return made.eval().requires_grad_(False)
 
 
 def _of_values(name: str, own: Tensor, taught: Tensor, examples: int) -> Tensor:

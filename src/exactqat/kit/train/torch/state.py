@@ -264,15 +264,10 @@ class ModuleWeightGrid(WeightGrid):
             if self.range is None:
                 quantized = _fake_quant_rows(dense, self.bits, rule.narrow_range)
             else:
-                quantized = _fake_quant_rows_within(dense, self._magnitudes(), self.bits, rule.narrow_range)
+                high = core.above_zero(p, self.range._parameters["maximum"])
+                quantized = _fake_quant_rows_within(dense, high, self.bits, rule.narrow_range)
             return channels_first_view(quantized) if rows else quantized
         return cast(Tensor, super().__call__(weight))
-
-    def _magnitudes(self) -> Tensor:
-        """The upper bounds of symmetric learned ranges."""
-        maximum = cast(Tensor, cast(nn.Module, self.range)._parameters["maximum"])
-        at_hand = _are_at_hand(maximum, maximum)
-        return maximum if at_hand and maximum.detach().amin().item() >= 0 else core.above_zero(p, maximum)
 
     def scale(self, weight: Tensor, /) -> Tensor:
         return self._width(weight).expand(weight.shape[self.channel_axis])
