@@ -19,7 +19,7 @@ import math
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -161,18 +161,23 @@ class Subject:
         raise NotImplementedError
 
     def trials(self) -> list[Trial]:
-        """All comparisons, in order."""
-        size = sum(array.size for array in self.inputs) // max(self.examples, 1)
-        return usual_trials(self.examples, size, self.trains) + self.far_trials()
-
-    def far_trials(self) -> list[Trial]:
-        """Inputs far beyond the example's, and at the numbers that the network compares with."""
-        if not any(array.dtype.kind == "f" and not hides(array) for array in self.inputs):
-            return []
-        far = Trial(False, min(self.examples, 3), gradients=False, results_only=True)
-        corners = corners_of(self.network)
-        at_corners = [replace(far, corners=corners)] if corners else []
-        return [replace(far, scale=scale) for scale in FAR] + at_corners
+        """All comparisons, in order: the example's number of examples as far as it is cheap, another one, and one; then
+        inputs far beyond the example's, and at the numbers that the network compares with."""
+        numbers = sum(array.size for array in self.inputs) // max(self.examples, 1)
+        first = max(2, min(self.examples, 8, _ENOUGH // max(numbers, 1)))
+        second = 3 if first != 3 else 2
+        trials = [Trial(True, first), Trial(True, second, scale=2.0**-6)] if self.trains else []
+        trials += [
+            Trial(False, second, scale=2.0),
+            Trial(False, first, scale=2.0**-6),
+            Trial(False, 1, gradients=False),
+        ]
+        if any(array.dtype.kind == "f" and not hides(array) for array in self.inputs):
+            far = Trial(False, min(self.examples, 3), gradients=False, results_only=True)
+            trials += [replace(far, scale=scale) for scale in FAR]
+            if corners := corners_of(self.network):
+                trials.append(replace(far, corners=corners))
+        return trials
 
     def arrays(self, trial: Trial, nudge: int = 0) -> list[np.ndarray]:
         """The inputs of a trial."""
@@ -282,21 +287,6 @@ class FunctionalSubject(Subject, Generic[Array]):
         )
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A tensor that the captured network computes otherwise. error: relative to its largest value."""
-
-    what: str
-    name: str
-    error: float
-    cosine: float | None = None
-
-    def __str__(self) -> str:
-        opposite = "" if self.cosine is None or self.cosine > 0.99 else f", cosine {self.cosine:.2f}"
-        size = "is not the same" if not np.isfinite(self.error) else f"differs by {self.error:.2g} of its largest value"
-        return f"{self.what} '{self.name}' {size}{opposite}"
-
-
 @dataclass
 class Proof:
     """What the self-check found.
@@ -310,7 +300,6 @@ class Proof:
         not_run: a sentence for each trial that the original did not run.
         seconds: that the check took.
         refusal: what differs, in words; empty where nothing does.
-        own_gradients: a sentence on what may give the original other gradients than those of what it computes.
         halves: the type of half precision that the model computes in, where its network trains in float32; else empty.
     """
 
@@ -323,16 +312,6 @@ class Proof:
     seconds: float = 0.0
     refusal: str = ""
     halves: str = ""
-
-    @property
-    def rounding(self) -> str:
-        """A sentence if the model rounds to half precision."""
-        if not self.halves:
-            return ""
-        return (
-            f"the model computes in {self.halves} in part; the prepared network trains in float32 throughout, and the "
-            "model was compared with it without that rounding. What the device computes is integers either way"
-        )
 
     @property
     def missing(self) -> str:
@@ -355,11 +334,6 @@ class Proof:
             text += f"; the largest difference: {name}, by {error:.0e} of its largest value{noise}"
         return "; ".join([f"{text}; {self.seconds:.1f} s", *self.not_run])
 
-    def note(self, error: float, name: str, noise: float = 0.0) -> None:
-        """A tensor counts as equal."""
-        if error > self.largest[0]:
-            self.largest, self.noise = (error, name), noise
-
 
 def accept(proof: Proof) -> Proof:
     """The proof, if it found no difference. Warns of modes that were not compared, and of half precision.
@@ -371,8 +345,12 @@ def accept(proof: Proof) -> Proof:
         raise UnsupportedOperator(proof.refusal)
     if proof.missing:
         warnings.warn(proof.missing, NotComparedWarning, stacklevel=users_line())
-    if proof.rounding:
-        warnings.warn(proof.rounding, HalfPrecisionWarning, stacklevel=users_line())
+    if proof.halves:
+        rounding = (
+            f"the model computes in {proof.halves} in part; the prepared network trains in float32 throughout, and the "
+            "model was compared with it without that rounding. What the device computes is integers either way"
+        )
+        warnings.warn(rounding, HalfPrecisionWarning, stacklevel=users_line())
     return proof
 
 
@@ -398,51 +376,34 @@ def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial, table: i
     rows, again and again; after the first one, indices into a table of `table` rows are random, and masks of zeros and
     ones hide more than the example does.
     """
-    if array.dtype.kind in "iub" and array.size and rows > 1:
-        return _integer_rows(array, _generator(f"input {name} {rows} {trial.draw}"), rows, table)
-    if array.dtype.kind != "f" or array.size == 0 or hides(array):
-        nothing = np.zeros((rows, *array.shape[1:]), array.dtype)
-        return array[np.arange(rows) % array.shape[0]] if array.shape[0] else nothing
-    noise = _generator(f"input {name} {rows} {trial.draw}").standard_normal((rows, *array.shape[1:])).astype(np.float32)
-    finite = np.isfinite(array)
-    spread = float(array[finite].std()) if finite.any() else 0.0
-    if not trial.corners and (not 1e-30 < spread < 1e6 or not np.abs(array[finite]).max() < 1e6):
-        return noise * np.float32(trial.scale)
-    values = array[np.arange(rows) % array.shape[0]].astype(np.float32)
+    if not array.size:
+        return np.zeros((rows, *array.shape[1:]), array.dtype)
+    values, random = array[np.arange(rows) % array.shape[0]], _generator(f"input {name} {rows} {trial.draw}")
+    if array.dtype.kind in "iub" and rows > 1:
+        if table:
+            values[1:] = random.integers(0, table, values[1:].shape)
+        elif array.ndim > 1 and ((array == 0) | (array == 1)).all():
+            shown = random.integers(0, 2, values.shape).astype(array.dtype)
+            shown[..., 0] = 1  # of a row that shows nothing, nothing follows
+            values[1:] &= shown[1:]
+    if array.dtype.kind != "f" or hides(array):
+        return values
+    values, noise = values.astype(np.float32), random.standard_normal(values.shape).astype(np.float32)
     if trial.corners:
         beside = np.outer(trial.corners, [-1.0, 0.5, 0.999, 1.0, 1.001, 1.5]).reshape(-1)
         drawn = _generator(f"corners {name} {trial.draw}").choice(beside, values.shape).astype(np.float32)
         return np.where(np.isfinite(values), drawn, values)
-    varied = np.clip(values + noise * np.float32(0.5 * spread), array[finite].min(), array[finite].max())
+    finite = array[np.isfinite(array)]
+    spread = float(finite.std()) if finite.size else 0.0
+    if not 1e-30 < spread < 1e6 or not np.abs(finite).max() < 1e6:
+        return noise * np.float32(trial.scale)
+    varied = np.clip(values + noise * np.float32(0.5 * spread), finite.min(), finite.max())
     # Infinite values are masks.
     return np.where(np.isfinite(values), varied * np.float32(trial.scale), values).astype(np.float32)
 
 
-def _integer_rows(array: np.ndarray, rng: np.random.Generator, rows: int, table: int) -> np.ndarray:
-    values = array[np.arange(rows) % array.shape[0]]
-    if table:
-        values[1:] = rng.integers(0, table, values[1:].shape)
-    elif array.ndim > 1 and ((array == 0) | (array == 1)).all():
-        shown = rng.integers(0, 2, values.shape).astype(array.dtype)
-        shown[..., 0] = 1  # of a row that shows nothing, nothing follows
-        values[1:] &= shown[1:]
-    return values
-
-
 def _generator(seed: str) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(seed.encode()))
-
-
-def usual_trials(examples: int, size: int = 1, training: bool = True) -> list[Trial]:
-    """The example's number of examples as far as it is cheap, another one, and one.
-
-    size: numbers in the inputs of one example. training: whether the original's training is known.
-    """
-    first = max(2, min(examples, 8, _ENOUGH // max(size, 1)))
-    second = 3 if first != 3 else 2
-    trials = [Trial(True, first), Trial(True, second, scale=2.0**-6)] if training else []
-    trials += [Trial(False, second, scale=2.0), Trial(False, first, scale=2.0**-6), Trial(False, 1, gradients=False)]
-    return trials
 
 
 def corners_of(network: Network) -> tuple[float, ...]:
@@ -467,7 +428,7 @@ def prove(subject: Subject, trials: Iterable[Trial] | None = None) -> Proof:
     proof, began = Proof(), time.perf_counter()
     for trial in subject.trials() if trials is None else trials:
         try:
-            found = _differences(subject, trial, proof)
+            differences = _differences(subject, trial, proof)
         except CannotRun as reason:
             if not trial.results_only:
                 proof.not_run.append(f"not compared in {trial}: the original raises {reason}")
@@ -475,8 +436,14 @@ def prove(subject: Subject, trials: Iterable[Trial] | None = None) -> Proof:
         except _Refused as refusal:
             proof.refusal = str(refusal)
             break
-        if found:
-            proof.refusal = _refusal(subject, trial, found)
+        for draw in range(1, DRAWS):
+            # Inputs that the original does not take speak for nobody.
+            with contextlib.suppress(CannotRun):
+                if differences:
+                    again = _differences(subject, replace(trial, draw=draw), Proof())
+                    differences = {place: differences[place] for place in differences if place in again}
+        if differences:
+            proof.refusal = _refusal(subject, trial, differences)
             break
         proof.trials.append(trial)
     proof.halves = subject.halves
@@ -484,89 +451,67 @@ def prove(subject: Subject, trials: Iterable[Trial] | None = None) -> Proof:
     return proof
 
 
-def _differences(subject: Subject, trial: Trial, proof: Proof) -> list[Difference]:
-    """The tensors that differ for all draws of inputs."""
-    found = _compared(subject, trial, proof)
-    for draw in range(1, DRAWS):
-        # Inputs that the original does not take speak for nobody.
-        with contextlib.suppress(CannotRun):
-            if not found:
-                break
-            again = {(each.what, each.name) for each in _compared(subject, replace(trial, draw=draw), Proof())}
-            found = [each for each in found if (each.what, each.name) in again]
-    return found
-
-
 class _Refused(Exception):
     """The network is not the model; the message says why."""
 
 
-_WHAT = {"results": "result", "gradients": "the gradient of", "state": "buffer"}
-_RAISES = "the captured network is not the model: in {trial} it raises {reason}, the model does not"
-_VARIES = (
-    "the model computes another {name} each time it is called with the same numbers (a clock, a counter, random "
-    "numbers of Python's); the device computes the same at every call"
-)
+# What a run gives, in the words of the report.
+_WORDS = {"results": "result", "gradients": "the gradient of", "state": "buffer"}
+# By kind of evidence and name, relative errors.
+Differences = dict[tuple[str, str], float]
 
 
-def _compared(subject: Subject, trial: Trial, proof: Proof) -> list[Difference]:
+def _differences(subject: Subject, trial: Trial, proof: Proof) -> Differences:
     """The tensors that differ by more than rounding explains."""
     original = subject.run(True, trial)
     try:
         captured = subject.run(False, trial)
     except CannotRun as reason:
-        raise _Refused(_RAISES.format(trial=trial, reason=reason)) from reason
-    suspects: list[tuple[str, str, np.ndarray, np.ndarray, float]] = []
-    # By kind: what counts as nothing beside the largest of them.
-    tiny = dict.fromkeys(_WHAT, LEAST / FLOOR)
-    tiny["gradients"] += NOTHING * max([_largest(each) for each in original.gradients.values()], default=0.0)
-    for kind in ("results",) if trial.results_only else _WHAT:
-        for name, here, there in _pairs(getattr(original, kind), getattr(captured, kind), kind == "gradients"):
-            word = f"{_WHAT[kind]} '{name}' in {trial}"
-            error = relative_error(here, there, tiny[kind])
+        raise _Refused(
+            f"the captured network is not the model: in {trial} it raises {reason}, the model does not"
+        ) from reason
+    reruns: list[Evidence] = []
+    differences: Differences = {}
+    for kind in ("results",) if trial.results_only else _WORDS:
+        ours, theirs = getattr(original, kind), getattr(captured, kind)
+        # What counts as nothing beside the largest of them.
+        tiny = LEAST / FLOOR
+        if kind == "gradients":
+            tiny += NOTHING * max(map(_largest, ours.values()), default=0.0)
+        for name in dict.fromkeys([*ours, *theirs]):
+            # A gradient that one side lacks is zero: nothing depends on the parameter.
+            lacking = (
+                np.zeros_like(ours.get(name, theirs.get(name))) if kind == "gradients" else np.zeros(0, np.float32)
+            )
+            here, there = ours.get(name, lacking), theirs.get(name, lacking)
+            error, noise, doubt = relative_error(here, there, tiny), 0.0, ""
             proof.tensors += 1
-            if trial.results_only and not _decides(here):
-                proof.undecided.append(f"{word}, which float32 hardly holds")
+            if trial.results_only and not (np.isfinite(here).all() and _largest(here) < _HUGE):
+                doubt = "which float32 hardly holds"
             elif error > FLOOR:
-                suspects.append((kind, name, here, there, error))
+                reruns = reruns or [subject.run(True, trial, nudge) for nudge in (0, 1, 2)]
+                runs = [getattr(run, kind).get(name, np.zeros_like(here)) for run in reruns]
+                same, *moved = (relative_error(here, run, tiny) for run in runs)
+                if same > FACTOR * FLOOR:
+                    raise _Refused(
+                        f"the model computes another {name} each time it is called with the same numbers (a clock, a "
+                        "counter, random numbers of Python's); the device computes the same at every call"
+                    )
+                noise = max(moved)
+                if error > FACTOR * noise and not (trial.results_only and _adds_to_scores(subject.network)):
+                    differences[kind, name] = error
+                    continue
+                doubt = f"which rounding changes by {noise:.0e}" if error > UNDECIDED else ""
             elif here.size and not np.isfinite(here).any():
-                proof.undecided.append(f"{word}, which is not finite")
+                doubt = "which is not finite"
             elif kind == "results" and 0 < _largest(here) < LEAST / FLOOR:
-                proof.undecided.append(f"{word}, which is too small for float32")
-            else:
-                proof.note(error, word)
-    if not suspects:
-        return []
-    found = []
-    again, *moved = (subject.run(True, trial, nudge) for nudge in (0, 1, 2))
-    for kind, name, here, there, error in suspects:
-        word = f"{_WHAT[kind]} '{name}' in {trial}"
-        same, *runs = (getattr(each, kind).get(name, np.zeros_like(here)) for each in (again, *moved))
-        if relative_error(here, same, tiny[kind]) > FACTOR * FLOOR:
-            raise _Refused(_VARIES.format(name=name))
-        noise = max(relative_error(here, each, tiny[kind]) for each in runs)
-        if error > FACTOR * noise and not (trial.results_only and _adds_to_scores(subject.network)):
-            found.append(Difference(_WHAT[kind], name, error, _cosine(here, there) if kind == "gradients" else None))
-        elif error > UNDECIDED:
-            proof.undecided.append(f"{word}, which rounding changes by {noise:.0e}")
-        else:
-            proof.note(error, word, noise)
-    return found
-
-
-def _pairs(
-    ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], zeros: bool
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """(name, original's, captured one's); zeros: what one side lacks is zero, as a gradient of what nothing depends on;
-    else it is empty."""
-    for name in dict.fromkeys([*ours, *theirs]):
-        lacking = np.zeros_like(ours.get(name, theirs.get(name))) if zeros else np.zeros(0, np.float32)
-        yield name, ours.get(name, lacking), theirs.get(name, lacking)
-
-
-def _decides(array: np.ndarray) -> bool:
-    """Whether float32 holds a result far from the example well."""
-    return bool(np.isfinite(array).all()) and _largest(array) < _HUGE
+                doubt = "which is too small for float32"
+            place = f"{_WORDS[kind]} '{name}' in {trial}"
+            if doubt:
+                proof.undecided.append(f"{place}, {doubt}")
+            elif error > proof.largest[0]:
+                proof.largest, proof.noise = (error, place), noise
+    return differences
 
 
 def _adds_to_scores(network: Network) -> bool:
@@ -618,38 +563,31 @@ def relative_error(expected: np.ndarray, given: np.ndarray, tiny: float = 0.0) -
     return difference / scale if scale else math.inf
 
 
-def _cosine(a: np.ndarray, b: np.ndarray) -> float | None:
-    if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all():
-        return None
-    lengths = float(np.linalg.norm(a.astype(np.float64)) * np.linalg.norm(b.astype(np.float64)))
-    return float((a.astype(np.float64) * b).sum()) / lengths if lengths else 0.0
-
-
-def _refusal(subject: Subject, trial: Trial, found: Sequence[Difference]) -> str:
+def _refusal(subject: Subject, trial: Trial, differences: Differences) -> str:
     """What differs, where it begins, and what to do."""
-    results, states = ([each for each in found if each.what == _WHAT[kind]] for kind in ("results", "state"))
-    if subject.remedy and results and all(difference.name.endswith(AFTERWARDS) for difference in results):
-        names = listed([f"'{difference.name.removesuffix(AFTERWARDS)}'" for difference in results])
+    by_kind = {kind: [name for other, name in differences if other == kind] for kind in _WORDS}
+    results, gradients, states = by_kind.values()
+    if subject.remedy and results and all(name.endswith(AFTERWARDS) for name in results):
+        names = listed([f"'{name.removesuffix(AFTERWARDS)}'" for name in results])
         return (
             f"the model was given in training, and in evaluation it computes something else than the network that was "
             f"read (results {names}); the device computes evaluation. {subject.remedy[0].upper()}{subject.remedy[1:]}"
         )
-    where = ""
+    kind, where = next(kind for kind in ("results", "state", "gradients") if by_kind[kind]), ""
+    worst = max(by_kind[kind], key=lambda name: differences[kind, name])
     if results:
-        where, worst = _first_layer(subject, trial), max(results, key=lambda each: each.error)
-    elif states:
-        worst = max(states, key=lambda each: each.error)
-    else:
+        where = _first_layer(subject, trial)
+    elif not states:
         # Gradients flow backwards: the last one that is wrong is next to where they go wrong.
-        parameters = [each for each in found if not each.name.startswith("input ")]
-        worst = (parameters or list(found))[-1]
-        where = (
-            f"; it is the one nearest to the results of {len(found)} gradients that differ"
-            if parameters
-            else "; gradients of inputs alone differ"
-        )
+        parameters = [name for name in gradients if not name.startswith("input ")]
+        worst = (parameters or gradients)[-1]
+        nearest = f"it is the one nearest to the results of {len(gradients)} gradients that differ"
+        where = f"; {nearest if parameters else 'gradients of inputs alone differ'}"
+    error = differences[kind, worst]
+    size = f"differs by {error:.2g} of its largest value" if math.isfinite(error) else "is not the same"
     sentences = [
-        f"the captured network is not the model: in {trial}, {worst}{where}. Training it would train another network",
+        f"the captured network is not the model: in {trial}, {_WORDS[kind]} '{worst}' {size}{where}. Training it would "
+        "train another network",
         "prepare(..., check=False) trains it all the same",
     ]
     if subject.rules:
@@ -657,15 +595,15 @@ def _refusal(subject: Subject, trial: Trial, found: Sequence[Difference]) -> str
             f"The model computes gradients by rules of its own ({', '.join(sorted(subject.rules))}); those of the "
             "captured network are the gradients of what these functions compute"
         )
-    elif not (results or states):
+    elif kind == "gradients":
         sentences.append(subject.own_gradients)
-    if subject.remedy and (results or states):
+    if subject.remedy and kind != "gradients":
         sentences.append(f"If training computes something else than evaluation, {subject.remedy}")
     return ". ".join(sentences)
 
 
 def _first_layer(subject: Subject, trial: Trial) -> str:
-    """Where results begin to differ, in words."""
+    """Where results begin to differ, in words. Layers of the device fuse ReLU and ReLU6."""
     try:
         originals = list(subject.run(True, trial, layers=True).layers.values())
         captured = subject.run(False, trial, layers=True).layers
@@ -673,18 +611,11 @@ def _first_layer(subject: Subject, trial: Trial) -> str:
         return ""
     last = ""
     for name, value in captured.items():
-        alike = [each for each in originals if each.size == value.size]
-        if any(_same_values(each, value) for each in alike):
+        alike = [layer for layer in originals if layer.shape == value.shape and layer.dtype.kind == "f"]
+        forms = [form for layer in alike for form in (layer, np.maximum(layer, 0), np.clip(layer, 0, 6))]
+        if any(relative_error(form, value) <= 10 * FLOOR for form in forms):
             last = name
-        elif any(each.shape == value.shape for each in alike):
+        elif alike:
             after = f", after '{last}', which is equal" if last else ""
             return f"; the first layer that differs is '{name}'{after}"
     return f"; '{last}' is the last layer that is equal" if last else ""
-
-
-def _same_values(expected: np.ndarray, given: np.ndarray) -> bool:
-    """Whether a layer stores what a part of the original gives; layers of the device fuse ReLU and ReLU6."""
-    if expected.shape != given.shape or expected.dtype.kind != "f":
-        return False
-    forms = (expected, np.maximum(expected, 0), np.clip(expected, 0, 6))
-    return any(relative_error(each, given) <= 10 * FLOOR for each in forms)
