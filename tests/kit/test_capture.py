@@ -120,11 +120,6 @@ def test_the_sample_is_of_the_networks() -> None:
 MOVEMENT = [
     lambda m, x: (x.cumsum(1), torch.cumsum(x, -1).flip(3).cumsum(3), x.transpose(0, 1).cumsum(0).transpose(0, 1)),
     lambda m, x: x.roll(3, 2) + torch.roll(x, (1, -1), (2, 3)),
-    lambda m, x: (torch.fft.fftn(x, dim=(1, 2)).real, torch.fft.rfft(x, norm="ortho").imag, torch.fft.fft(x, 8).real),
-    lambda m, x: (
-        torch.fft.ifft(torch.fft.fft2(x), dim=2).real,
-        torch.view_as_real(torch.fft.rfft2(x, norm="forward")),
-    ),
     lambda m, x: (x.tile(1, 1, 2, 2), x.repeat(1, 2, 1, 1), x.repeat_interleave(2, dim=2), x[:, :1].repeat(1, 4, 1, 1)),
     lambda m, x: (x[:, [0, 2, 1]], x[:, :, [0, 1], [1, 2]], x[..., None].squeeze(-1), x[:, 1:5:2], x[:, -2:], x[:, -1]),
     lambda m, x: (

@@ -242,6 +242,8 @@ class ItemBuilder(Builder, Generic[Fixed]):
         del self.steps[count:]
         for name in gone:
             del self.values[name], self.items[name], self.made_by[name]
+        for names in (self.truths, self.wholes, self.counted):
+            names -= gone
         self._made = {key: each for key, each in self._made.items() if each.name not in gone}
 
     def unsupported(
@@ -334,7 +336,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         """Part of an axis."""
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
-        if axis == self.batch_axis(x.shape):
+        if axis in self.batch_axes(x.shape):
             raise Refused("it takes examples out of the batch")
         sizes = list(x.shape)
         sizes[axis] = -(-(stop - start) // step)
@@ -347,7 +349,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
         return self.emit("gather", [x], sizes, x.dtype, axis=axis, indices=places)
 
     def flip(self, x: Moving, axes: Sequence[int]) -> Moving:
-        if self.batch_axis(x.shape) in axes:
+        if set(axes).intersection(self.batch_axes(x.shape)):
             raise Refused("it turns the batch round")
         return self.emit("flip", [x], x.shape, x.dtype, axes=tuple(axes))
 

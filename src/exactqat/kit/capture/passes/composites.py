@@ -106,13 +106,27 @@ def log_softmax(c: ItemBuilder[Any], first: Any, second: Any) -> Moving | None:
     return None
 
 
+def normalized(c: ItemBuilder[Any], x: Any, length: Any, label: str = "") -> Moving | None:
+    """x / max(norm(x), epsilon) along one axis, of both operands of the quotient."""
+    repeated = c.made_from(length, "expand")
+    clamped = c.made_from(length if repeated is None else repeated[1], "clamp")
+    norm = None if clamped is None else c.made_from(clamped[1], "norm")
+    if clamped is None or norm is None or norm[1].name != getattr(x, "name", None):
+        return None
+    how, bounds = norm[0].attributes, clamped[0].attributes
+    one_axis = how["order"] == 2 and how["keep_dims"] and len(how["axes"]) == 1
+    if not one_axis or bounds["min"] is None or bounds["max"] is not None:
+        return None
+    return c.emit("normalize", [x], x.shape, label=label, axis=how["axes"][0], epsilon=bounds["min"])
+
+
 def parametric_relu(c: ItemBuilder[Any], condition: Moving, off: Any, on: Any) -> Moving | None:
     """where(x >= 0, x, slope * x) with a slope that is trained."""
     word, left, right = condition.comparison or ("", None, None)
     zero, step = c.numbers(right), c.step_of(off)
     if word not in ("gt", "ge") or zero is None or zero.any() or step is None:
         return None
-    if left is not on or not isinstance(on, Moving):
+    if not isinstance(on, Moving) or not isinstance(left, Moving) or left.name != on.name or off.shape != on.shape:
         return None
     slopes = [each for each in step.inputs if each != on.name]
     if step.kind != "mul" or on.name not in step.inputs or len(slopes) != 1 or slopes[0] not in c.constants:
@@ -127,4 +141,4 @@ def parametric_relu(c: ItemBuilder[Any], condition: Moving, off: Any, on: Any) -
     return c.emit("prelu", [on, weight], on.shape, channel_axis=wide[0] if wide else on.rank - 1)
 
 
-__all__ = ["log_softmax", "mean_or_pool", "parametric_relu", "softmax"]
+__all__ = ["log_softmax", "mean_or_pool", "normalized", "parametric_relu", "softmax"]

@@ -18,45 +18,36 @@ import numpy as np
 from ...device.functions import COMBINATIONS, FUNCTIONS, NumPyPrimitives, instruction
 from ..core.functions import ITSELF, POINTS, Curve, identify
 from ..core.refusals import Refused
-from .contents import Content, Meta
+from ..core.sizes import Shape
+from .items import Fixed, Item, Traced
 
 COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
 
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """What a content is computed by: a name of `COMBINATIONS` or `FUNCTIONS`, contents and numbers, parameters."""
+    """What an item is computed by: a name of `COMBINATIONS` or `FUNCTIONS`, items and numbers, parameters."""
 
     name: str
-    operands: tuple[Content | float, ...]
+    operands: tuple[Item | float, ...]
     parameters: tuple[Any, ...] = ()
 
 
 class SeveralValues(Refused):
-    """It is no function of one value."""
+    """It is not a function of one value."""
 
 
 def is_truth(operand: Any) -> bool:
     """Whether it is a comparison of values of the network, or made of such."""
-    return isinstance(operand, Content) and operand.formula is not None and not operand.meta.dtype.is_floating_point
+    return is_composed(operand) and not operand.dtype.is_floating_point
 
 
 def is_composed(operand: Any) -> bool:
     """Whether it is made of comparisons."""
-    return isinstance(operand, Content) and operand.formula is not None
+    return isinstance(operand, Traced) and operand.formula is not None
 
 
-def uniform(c: Any, operand: Any) -> Any:
-    """The number that a fixed tensor holds everywhere, if no parameter can change it; else the operand."""
-    if not isinstance(operand, Content) or operand.is_value or operand.noise or c.sources(operand):
-        return operand
-    values = c.data(operand)
-    if not values.numel() or not bool((values == values.reshape(-1)[0]).all()):
-        return operand
-    return float(values.reshape(-1)[0])
-
-
-def composed(c: Any, name: str, operands: Sequence[Any], attributes: Mapping[str, Any], meta: Meta) -> Content:
+def composed(c: Any, name: str, operands: Sequence[Any], attributes: Mapping[str, Any], shape: Shape) -> Traced:
     """The one step that computes a function of operands, which follow from comparisons of one value.
 
     Raises:
@@ -70,29 +61,32 @@ def composed(c: Any, name: str, operands: Sequence[Any], attributes: Mapping[str
     while len(left) > 1 or any(is_composed(each) for each in left.values()):
         latest = left.pop(max(left, key=order.__getitem__))
         made_by = latest.formula or _formula_that_made(c, latest)
-        if made_by is None or latest.shape != meta.shape:
+        if made_by is None or latest.shape != shape:
             raise SeveralValues(_several(c, [latest, *left.values()]))
         found.append((latest.name, made_by))
         left.update(_values(c, made_by))
     (root,) = left.values()
-    if root.shape != meta.shape:
+    if root.shape != shape:
         raise SeveralValues(f"it repeats {_described(c, root)} of shape {list(c.for_one(root.shape))}")
-    numbers = {root.name: 0}
-    instructions = []
-    for number, (value, part) in enumerate([*reversed(found), ("", target)], 1):
-        indices = [numbers[each.name] if isinstance(each, Content) else float(each) for each in part.operands]
+    places, curves, instructions = {root.name: 0}, [ITSELF], []
+    for place, (value, part) in enumerate([*reversed(found), ("", target)], 1):
+        indices = [places[each.name] if isinstance(each, Traced) else each for each in part.operands]
         instructions.append((part.name, tuple(indices), part.parameters))
-        numbers[value] = number
-    made = _known(c, root, tuple(instructions), meta)
-    if made is not None:
-        return made
-    return replace(c.emit("composition", [root], meta, instructions=tuple(instructions)), formula=target)
+        given: list[Any] = [curves[index] if isinstance(index, int) else index for index in indices]
+        turns = [parameter for parameter in part.parameters if isinstance(parameter, int | float)]
+        curves.append(Curve(partial(_computed, part.name, part.parameters), given, turns))
+        places[value] = place
+    if (known := identify(curves[-1])) is not None:
+        # The device knows it better than by a table.
+        kind, recognised = known
+        return c.emit(kind, [root], shape, **recognised) if kind else root
+    return replace(c.emit("composition", [root], shape, instructions=tuple(instructions)), formula=target)
 
 
 def formula(c: Any, name: str, operands: Sequence[Any], attributes: Mapping[str, Any] | None = None) -> Formula:
     """Of the operands of a step, fixed tensors among them."""
-    given = [uniform(c, each) for each in operands]
-    given = [each if isinstance(each, Content) else float(c.number(each)) for each in given]
+    given: list[Any] = [c.uniform(each) for each in operands]
+    given = [each if isinstance(each, Traced | Fixed) else float(c.operand(each)) for each in given]
     if name == "div" and given[1] == 0:
         raise Refused("it divides by 0")
     infinite = [each for each in given if isinstance(each, float) and not math.isfinite(each)]
@@ -101,20 +95,19 @@ def formula(c: Any, name: str, operands: Sequence[Any], attributes: Mapping[str,
     return Formula(name, tuple(given), _parameters(attributes or {}))
 
 
-def _values(c: Any, part: Formula) -> dict[str, Content]:
+def _values(c: Any, part: Formula) -> dict[str, Traced]:
     """What a formula depends on, by name."""
-    found = {each.name: each for each in part.operands if isinstance(each, Content)}
-    fixed = next((each for each in part.operands if isinstance(each, Content) and not each.is_value), None)
+    fixed = next((each for each in part.operands if isinstance(each, Fixed)), None)
     if fixed is not None:
-        raise SeveralValues(f"it is no function of one value, but depends on {_described(c, fixed)} beside it")
-    return found
+        raise SeveralValues(f"it is not a function of one value, but depends on {_described(c, fixed)} beside it")
+    return {each.name: each for each in part.operands if isinstance(each, Traced)}
 
 
-def _formula_that_made(c: Any, value: Content) -> Formula | None:
+def _formula_that_made(c: Any, value: Traced) -> Formula | None:
     """What made a value, if that was value by value."""
-    if value.name not in c.producers:
+    step, operands = c.step_of(value), c.operands_of.get(value.name, ())
+    if step is None:
         return None
-    step, operands = c.producers[value.name]
     if step.kind == "identity" and step.attributes.get("stop_gradient"):
         return formula(c, "stop_gradient", operands)
     known = step.kind in COMBINATIONS or step.kind in FUNCTIONS
@@ -126,43 +119,29 @@ def _parameters(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(value == "tanh" if isinstance(value, str) else value for value in attributes.values())
 
 
-def _known(c: Any, root: Content, instructions: tuple[Any, ...], meta: Meta) -> Content | None:
-    """The step of a function that the device knows better than by a table."""
-    curves = [ITSELF]
-    for name, operands, parameters in instructions:
-        given = [curves[each] if isinstance(each, int) else each for each in operands]
-        numbers = [each for each in parameters if isinstance(each, int | float)]
-        curves.append(Curve(partial(_computed, name, parameters), given, numbers))
-    known = identify(curves[-1])
-    if known is None:
-        return None
-    kind, attributes = known
-    return c.emit(kind, [root], meta, **attributes) if kind else replace(root, meta=meta)
-
-
 def _computed(name: str, parameters: Sequence[Any], *given: np.ndarray | float) -> np.ndarray:
     """One instruction of a composition."""
     return np.asarray(instruction(NumPyPrimitives, name, given, parameters, POINTS))
 
 
-def _several(c: Any, values: Sequence[Content]) -> str:
+def _several(c: Any, values: Sequence[Traced]) -> str:
     named: dict[str, None] = {}
-    pending = list(values)
+    pending: list[Any] = list(values)
     while pending:
         value = pending.pop(0)
-        if value.formula is None:
+        if getattr(value, "formula", None) is None:
             named[_described(c, value)] = None
         else:
-            pending += [each for each in value.formula.operands if isinstance(each, Content)]
-    return f"it is no function of one value, but depends on {' and on '.join(named)}"
+            pending += [each for each in value.formula.operands if isinstance(each, Traced | Fixed)]
+    return f"it is not a function of one value, but depends on {' and on '.join(named)}"
 
 
-def _described(c: Any, content: Content) -> str:
+def _described(c: Any, item: Item) -> str:
     """A tensor in the words of who wrote the model."""
-    if not content.is_value:
-        sources = c.sources(content)
-        return repr(sources[0]) if sources else f"a constant of shape {list(c.for_one(content.shape))}"
-    if content.name not in c.producers:
-        return f"the input {content.name!r}"
-    step = c.producers[content.name][0]
+    if isinstance(item, Fixed):
+        sources = c.sources(item)
+        return repr(sources[0]) if sources else f"a constant of shape {list(c.for_one(item.shape))}"
+    step = c.step_of(item)
+    if step is None:
+        return f"the input {item.name!r}"
     return f"the result of {step.label}" + (f" in {step.place.path!r}" if step.place.path else "")

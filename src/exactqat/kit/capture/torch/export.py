@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import io
 import linecache
 import logging
@@ -20,19 +22,74 @@ from torch import nn
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import symbolic_shapes
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...display import shortened
 from ...planning.network import Place
 from ..core.refusals import CaptureError, Refused, first_line
-from .finite import Finite
+from .converter import NOT_USERS
 from .sizes import Sizes
-from .steps import NOT_USERS
 
 NOT_FOLLOWED = (
     "it makes a tensor of its input or its parameters in a way that cannot be followed, such as .data (take detach()), "
     "torch.vmap, torch.autograd.grad, numpy() or tolist() in forward"
 )
+
+
+# What is true of every finite number; truth values of such are combined by "not", "all", "any" and "or".
+_OF_FINITE = {"isfinite": True, "isinf": False, "isnan": False}
+_NOT = ("logical_not", "bitwise_not", "__invert__")
+_OR = ("logical_or", "bitwise_or", "__or__")
+
+
+class _Finite(TorchFunctionMode):
+    """While it lasts, guards as `if not torch.isfinite(x).all(): ...` take the branch for finite numbers, which all of
+    a device's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By the identity of a tensor, which is kept so that no other one gets it: what it holds everywhere.
+        self.known: dict[int, tuple[torch.Tensor, bool]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, holds = getattr(func, "__name__", ""), _OF_FINITE.get(getattr(func, "__name__", ""))
+        operands = [self.known[id(operand)][1] for operand in args if id(operand) in self.known]
+        if name == "__bool__" and operands:
+            return operands[0]
+        result = func(*args, **(kwargs or {}))
+        if operands and name in ("all", "any"):
+            holds = operands[0]
+        elif operands and name in _NOT:
+            holds = not operands[0]
+        elif len(operands) == 2 and name in _OR:
+            holds = any(operands)
+        if holds is not None and isinstance(result, torch.Tensor):
+            self.known[id(result)] = result, holds
+        return result
+
+
+_CACHED = type(functools.lru_cache(len))
+
+
+@contextlib.contextmanager
+def caches_left_alone() -> Iterator[None]:
+    """Empties the tables of `functools.lru_cache` that were added to: tensors without values must not stay there, where
+    the user's next call would find them."""
+    # They keep no tensors of a model, but many and large tables.
+    others = {"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys.stdlib_module_names}
+
+    def caches() -> dict[Any, int]:
+        found = (each for each in gc.get_objects() if type(each) is _CACHED)
+        return {each: each.cache_info().misses for each in found if (each.__module__ or "").split(".")[0] not in others}
+
+    before = caches()
+    try:
+        yield
+    finally:
+        for cache, misses in caches().items():
+            if misses != before.get(cache, 0):
+                cache.cache_clear()
 
 
 class _Plain:
@@ -78,7 +135,7 @@ def form_of_results(make: Callable[[], nn.Module], args: tuple[Any, ...], kwargs
     # Meta tensors take a fraction of the time of fake ones; but a model may bring tensors that are not registered, or
     # ask for their values, as anchors of detectors do.
     for mode in (torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True), contextlib.nullcontext()):
-        with torch.no_grad(), silent(), as_written(), states_of_lstm(), Finite(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), silent(), as_written(), states_of_lstm(), _Finite(), torch.random.fork_rng(devices=[]):
             try:
                 model = make()
                 given = args, kwargs
@@ -96,7 +153,7 @@ def form_of_results(make: Callable[[], nn.Module], args: tuple[Any, ...], kwargs
     return None
 
 
-def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
+def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
     """A model's program for a batch of any size, and what its sizes are.
 
     Args:
@@ -117,7 +174,7 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             as_written(),
             # It chooses an order of products by the sizes as numbers.
             torch.backends.opt_einsum.flags(enabled=False),
-            Finite(),
+            _Finite(),
             _in_users_words(),
         ):
             dynamic = shapes.dynamic_shapes(model, args, kwargs or None)

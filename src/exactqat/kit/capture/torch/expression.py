@@ -11,14 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A size of `count` rows for each example."""
-
-    count: int
+from ..core.sizes import Batch
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,7 @@ class Expression(nn.Module):
     It is in evaluation until the model that holds it is set to training.
     """
 
-    def __init__(self, node: Node, prime: int, axis: int = 0, rows: int = 1) -> None:
+    def __init__(self, node: Node, axis: int = 0, rows: int = 1) -> None:
         super().__init__()
         self.training = False
         self.axis, self.rows = axis, rows
@@ -86,8 +79,6 @@ class Expression(nn.Module):
                 return _Slot(indices[id(value)])
             if isinstance(value, (list, tuple)):
                 return [encode(element) for element in value]
-            if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 and value % prime == 0:
-                return _Rows(value // prime)
             return value
 
         # Depth first without recursion: chains of thousands of nodes occur.
@@ -98,7 +89,7 @@ class Expression(nn.Module):
                 continue
             if not ready:
                 stack.append((current, True))
-                stack += [(leaf, False) for leaf in reversed(nodes_in((current.args, current.kwargs)))]
+                stack += [(leaf, False) for leaf in reversed(leaves(Node, (current.args, current.kwargs)))]
                 continue
             indices[id(current)] = len(self.instructions)
             args = encode(current.args)
@@ -113,7 +104,7 @@ class Expression(nn.Module):
 
     @property
     def follows_the_batch(self) -> bool:
-        return any(_contains((args, kwargs), _Rows) for _, args, kwargs, _ in self.instructions)
+        return any(leaves(Batch, (args, kwargs)) for _, args, kwargs, _ in self.instructions)
 
     def forward(self, *tensors: torch.Tensor, batch: int | None = None) -> Any:
         given, operands = dict(zip(self.sources, tensors, strict=False)), tensors[len(self.sources) :]
@@ -125,8 +116,8 @@ class Expression(nn.Module):
         def decode(value: Any) -> Any:
             if isinstance(value, _Slot):
                 return results[value.index]
-            if isinstance(value, _Rows):
-                return value.count * batch
+            if isinstance(value, Batch):
+                return value.multiple * batch
             if isinstance(value, list):
                 return [decode(element) for element in value]
             if isinstance(value, InTraining):
@@ -155,29 +146,13 @@ class Expression(nn.Module):
         return results[-1]
 
 
-def nodes_in(value: Any) -> list[Node]:
-    if isinstance(value, Node):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [node for element in value for node in nodes_in(element)]
-
-
-def _contains(value: Any, what: type) -> bool:
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    return isinstance(value, what) or (isinstance(value, (list, tuple)) and any(_contains(v, what) for v in value))
-
-
 def map_nodes(function: Callable[[Node], Node], node: Node) -> Node:
     """The program with its leaves replaced."""
     done: dict[int, Node] = {}
 
     def mapped(current: Node) -> Node:
         if id(current) not in done:
-            if nodes_in((current.args, current.kwargs)):
+            if leaves(Node, (current.args, current.kwargs)):
                 args = tree_map(Node, mapped, current.args)
                 done[id(current)] = replace(current, args=args, kwargs=tree_map(Node, mapped, current.kwargs))
             else:
@@ -199,7 +174,7 @@ def tree_map(kind: type | tuple[type, ...], function: Callable[[Any], Any], valu
     return value
 
 
-def leaves(kind: type, value: Any) -> list[Any]:
+def leaves(kind: type | tuple[type, ...], value: Any) -> list[Any]:
     found: list[Any] = []
     tree_map(kind, found.append, value)
     return found

@@ -32,11 +32,10 @@ from ..core.progress import now_at
 from ..core.refusals import CaptureError, Refused
 
 # Their handlers enter themselves into the reader's table.
-from . import elementwise, fourier, layers, movement, reduction, sequence  # noqa: F401
-from .caches import Caches
-from .export import exported, form_of_results, takes
-from .program import network_of
-from .reader import CUMULATIVE, Reader
+from . import elementwise, movement, products, reduction, sequence  # noqa: F401
+from .converter import CUMULATIVE
+from .export import caches_left_alone, export, form_of_results, takes
+from .program import Program
 from .sizes import EXAMPLES
 from .tree import Tree, leaf_name
 
@@ -85,12 +84,11 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
         ) from None
     leaves, spec = pytree.tree_flatten(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    given = _of_zeros(args, kwargs, tensors)
-    caches, drawn = Caches(), _random_state()
-    try:
+    blank = _of_zeros(args, kwargs, tensors)
+    drawn = _random_state()
+    with caches_left_alone():
         if model.training:
-            forms = [form_of_results(partial(_copied_with, model, each), *given) for each in (flags, evaluating)]
-            caches.forget_tensors_without_values()
+            forms = [form_of_results(partial(_copied_with, model, mode), *blank) for mode in (flags, evaluating)]
             if None not in forms and forms[0] != forms[1]:
                 warnings.warn(
                     "training computes something else than evaluation (other results); the network is that of "
@@ -101,16 +99,15 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
                 flags = evaluating
         copied = _copied_with(model, flags)
         now_at("torch.export")
-        program, sizes = exported(copied, *given)
-    except CaptureError as error:
-        why = _explained(error, copied, args, kwargs, arguments)
-        if flags is not evaluating:
-            with contextlib.suppress(CaptureError):
-                exported(_copied_with(model, evaluating), *given)
-                why = CaptureError(f"{why}. Only training does this: call model.eval() before prepare")
-        raise why from error.__cause__
-    finally:
-        caches.forget_tensors_without_values()
+        try:
+            exported, sizes = export(copied, *blank)
+        except CaptureError as error:
+            why = _explained(error, copied, args, kwargs, arguments)
+            if flags is not evaluating:
+                with contextlib.suppress(CaptureError):
+                    export(_copied_with(model, evaluating), *blank)
+                    why = CaptureError(f"{why}. Only training does this: call model.eval() before prepare")
+            raise why from error.__cause__
     if _random_state() != drawn:
         raise CaptureError(
             "the model cannot be captured: forward draws random numbers with Python's or NumPy's random, and the "
@@ -119,11 +116,10 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
     paths = [
         words_of(key) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)
     ]
-    reader = Reader(copied, program, sizes)
-    tree = Tree(signature, leaves, spec)
+    program, tree = Program(copied, exported, sizes), Tree(signature, leaves, spec)
     tree.flags = flags
-    network = network_of(reader, paths, tree, args, kwargs)
-    _refuse_changes(reader, network, flags is not evaluating)
+    network = program.network(paths, tree, args, kwargs)
+    _refuse_changes(program, network, flags is not evaluating)
     return network
 
 
@@ -273,7 +269,7 @@ def _explained(
     return error if misfit is None else CaptureError(misfit)
 
 
-def _refuse_changes(reader: Reader, network: Network, training: bool) -> None:
+def _refuse_changes(program: Program, network: Network, training: bool) -> None:
     """Refuses what forward changes if the network computes with it; warns of the rest.
 
     Raises:
@@ -283,8 +279,8 @@ def _refuse_changes(reader: Reader, network: Network, training: bool) -> None:
     read = {constant.name for constant in constants if constant.parameter}
     read |= {path for constant in constants for path in constant.sources}
     read |= {path for step in network.steps for path in getattr(step.attributes.get("expression"), "sources", ())}
-    changed = {path: place for path, place in reader.mutated.items() if path not in reader.counters}
-    registered = set(reader.paths.values())
+    changed = {path: place for path, place in program.mutated.items() if path not in program.counters}
+    registered = set(program.paths.values())
     remedy = (
         "call model.eval() before prepare to train with what it is now, or compute it from parameters alone"
         if training

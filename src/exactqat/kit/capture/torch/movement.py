@@ -4,108 +4,113 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
+from ..core import masks
 from ..core.refusals import MIXES, Refused
-from . import masks
-from .composition import composed, is_truth
-from .contents import Content, Meta
-from .expression import Node
-from .reader import Reader, handles, require_fixed
-from .schema import IDENTITIES, PERMUTES, RESHAPES, base_name, permutation, slice_bounds
+from ..core.sizes import Batch
+from .composition import is_truth
+from .converter import Converter, handles, require_fixed
+from .elementwise import as_number
+from .expression import Expression
+from .items import Fixed, Item, Meta, Traced
+from .operators import IDENTITIES, PERMUTES, RESHAPES, base_name, permutation, slice_bounds
 
 aten = torch.ops.aten
 
 
 @handles(*IDENTITIES)
-def _identity(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    if is_truth(a.self) and meta.dtype.is_floating_point:
-        return composed(c, "where", [a.self, 1.0, 0.0], {}, meta)
-    if masks.is_given(c, a.self) and meta.dtype == torch.bool:
-        return masks.as_truth(c, a.self)
-    exact = masks.is_given(c, a.self) and not a.self.meta.dtype.is_floating_point
-    if a.self.meta.dtype.is_floating_point != meta.dtype.is_floating_point and not exact:
+def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    x = a.self
+    if is_truth(x) and meta.dtype.is_floating_point:
+        return as_number(c, x)
+    whole = masks.is_truth(c, x) or masks.is_given(c, x)
+    truth = masks.as_truth(c, x) if whole and meta.dtype == torch.bool else None
+    if truth is not None:
+        return replace(truth, dtype=torch.bool)
+    if x.dtype.is_floating_point != meta.dtype.is_floating_point and not (whole and not x.dtype.is_floating_point):
         raise Refused("it converts between integers and numbers")
-    return replace(a.self, meta=meta)
+    return replace(x, dtype=meta.dtype)
 
 
 @handles("detach")
-def _detach(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    return c.emit("identity", [a.self], meta, expression=None, stop_gradient=True)
+def _detach(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    return c.emit("identity", [a.self], *meta, expression=None, stop_gradient=True)
 
 
 @handles(*RESHAPES)
-def _reshape(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _reshape(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     x, shape = a.self, meta.shape
     if x.shape == shape:
         return x
-    producer = c.producers.get(x.name)
-    if producer is not None and producer[0].kind == "reshape" and not x.broken:
-        return c.call(aten.reshape.default, producer[1][0], list(shape))
+    step = c.step_of(x)
+    if step is not None and step.kind == "reshape" and not x.broken:
+        return c.reshape(c.operands_of[x.name][0], shape)
     axes = c.batch_axes(shape)
     if x.broken or len(axes) != 1:
-        return c.emit("reshape", [x], meta, shape=c.for_one(shape))
-    before = math.prod(x.shape[: c.batch_axis(x)]) * x.outer
+        return c.emit("reshape", [x], *meta, shape=c.for_one(shape))
+    before = math.prod(x.shape[: c.batch_of(x)]) * x.outer
     outer, rest = divmod(before, math.prod(shape[: axes[0]]))
     if rest or outer < 1 or c.for_one(shape)[axes[0]] % outer:
         raise Refused(MIXES)
-    return c.emit("reshape", [x], meta, outer=outer, shape=c.for_one(shape))
+    return c.emit("reshape", [x], *meta, outer=outer, shape=c.for_one(shape))
 
 
 @handles(*PERMUTES)
-def _permute(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _permute(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axes = permutation(base_name(c.applied), a, len(a.self.shape))
-    return a.self if axes == sorted(axes) else c.emit("permute", [a.self], meta, axes=tuple(axes))
+    return a.self if axes == sorted(axes) else c.emit("permute", [a.self], *meta, axes=tuple(axes))
 
 
 @handles("expand", "expand_as", "broadcast_to")
-def _expand(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    return a.self if a.self.shape == meta.shape else c.emit("expand", [a.self], meta, shape=c.for_one(meta.shape))
+def _expand(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    return a.self if a.self.shape == meta.shape else c.emit("expand", [a.self], *meta, shape=c.for_one(meta.shape))
 
 
 @handles("repeat", "tile")
-def _repeat(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    x, counts = a.self, list(getattr(a, "repeats", None) or a.dims)
+def _repeat(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    counts = list(getattr(a, "repeats", None) or a.dims)
     counts = [1] * (len(meta.shape) - len(counts)) + counts
-    x = c.call(aten.reshape.default, x, [1] * (len(counts) - len(x.shape)) + list(x.shape))
-    single = [
-        size if count == 1 else count for size, count in zip(x.shape, counts, strict=True) if size == 1 or count == 1
-    ]
-    if len(single) == len(counts):
+    x = c.reshape(a.self, [1] * (len(counts) - len(a.self.shape)) + list(a.self.shape))
+    if all(1 in (size, count) for size, count in zip(x.shape, counts, strict=True)):
         return c.call(aten.expand.default, x, list(meta.shape))
     for axis, count in enumerate(counts):
-        if count > 1:
+        if count != 1:
             c.keep_batch(x, [axis])
             x = c.call(aten.cat.default, [x] * count, axis)
     return x
 
 
 @handles("repeat_interleave.self_int")
-def _repeat_interleave(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _repeat_interleave(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     if a.dim is None:
         raise Refused(MIXES)
     axis = a.dim % len(a.self.shape)
-    return c.gather(a.self, axis, [index // a.repeats for index in range(a.self.shape[axis] * a.repeats)])
+    c.keep_batch(a.self, [axis])
+    return gathered(c, a.self, axis, [index // a.repeats for index in range(a.self.shape[axis] * a.repeats)])
 
 
 @handles("unfold")
-def _unfold(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _unfold(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     x, rank = a.self, len(a.self.shape)
     if not rank:
         raise Refused("it takes a number apart")
     axis = a.dimension % rank
+    c.keep_batch(x, [axis])
     count = meta.shape[axis]
-    windows = c.gather(x, axis, [start * a.step + place for start in range(count) for place in range(a.size)])
+    windows = gathered(c, x, axis, [start * a.step + place for start in range(count) for place in range(a.size)])
     windows = c.call(aten.reshape.default, windows, [*x.shape[:axis], count, a.size, *x.shape[axis + 1 :]])
     return c.call(aten.permute.default, windows, [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1])
 
 
 @handles("col2im")
-def _fold(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    x: Content = a.self
+def _fold(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    x = a.self
     height, width = map(int, a.kernel_size)
     if len(x.shape) != 3:
         raise Refused(MIXES)
@@ -120,10 +125,10 @@ def _fold(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     if list(a.stride) == [height, width] and list(a.output_size) == [rows * height, columns * width]:
         apart = c.call(aten.reshape.default, x, [x.shape[0], channels, height, width, rows, columns])
         beside = c.call(aten.permute.default, apart, [0, 1, 4, 2, 5, 3])
-        return c.call(aten.reshape.default, beside, list(meta.shape))
+        return c.reshape(beside, meta.shape)
     # Windows that overlap are added up, which a transposed convolution does: every value stays at its own place.
     places = torch.eye(height * width).reshape(height * width, 1, height, width).repeat(channels, 1, 1, 1)
-    weight = Content(Meta(tuple(places.shape), places.dtype), node=Node("data", (places,)))
+    weight = c.fixed_of(places)
     apart = c.call(aten.reshape.default, x, [*x.shape[:2], rows, columns])
     beyond = [span % stride for span, stride in spans]
     return c.call(
@@ -132,235 +137,253 @@ def _fold(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
     )  # fmt: skip
 
 
-def _slice_of(c: Reader, x: Content, axis: int, start: int, stop: int, step: int, meta: Meta) -> Content:
-    if (start, stop, step) == (0, x.shape[axis], 1):
-        return x
-    c.keep_batch(x, [axis])
-    return c.emit("slice", [x], meta, axis=axis, start=start, stop=stop, step=step)
-
-
 @handles("slice")
-def _slice(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _slice(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = a.dim % len(a.self.shape)
-    return _slice_of(c, a.self, axis, *slice_bounds(a.start, a.end, a.step, a.self.shape[axis]), meta)
+    return c.cut(a.self, axis, *slice_bounds(a.start, a.end, a.step, a.self.shape[axis]))
 
 
 @handles("narrow")
-def _narrow(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _narrow(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = a.dim % len(a.self.shape)
+    c.keep_batch(a.self, [axis])
     start = a.start % a.self.shape[axis]
-    return _slice_of(c, a.self, axis, start, start + a.length, 1, meta)
-
-
-def _without(x: Content, axis: int, index: int, c: Reader, meta: Meta) -> Content:
-    kept = Meta((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.meta.dtype)
-    c.keep_batch(x, [axis])
-    return c.call(aten.reshape.default, _slice_of(c, x, axis, index, index + 1, 1, kept), list(meta.shape))
+    return c.cut(a.self, axis, start, start + a.length)
 
 
 @handles("select")
-def _select(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _select(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = a.dim % len(a.self.shape)
-    return _without(a.self, axis, a.index % a.self.shape[axis], c, meta)
+    c.keep_batch(a.self, [axis])
+    index = a.index % a.self.shape[axis]
+    return c.reshape(c.cut(a.self, axis, index, index + 1), meta.shape)
 
 
 @handles("unbind")
-def _unbind(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+def _unbind(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
     axis = a.dim % len(a.self.shape)
-    return [_without(a.self, axis, index, c, one) for index, one in enumerate(meta)]
+    c.keep_batch(a.self, [axis])
+    return [c.reshape(c.cut(a.self, axis, at, at + 1), one.shape) for at, one in enumerate(meta)]
 
 
 @handles(
     "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"
 )
-def _split(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
-    axis, start, parts = a.dim % len(a.self.shape), 0, []
+def _split(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
+    axis, start, parts = a.dim % len(a.self.shape), 0, list[Item]()
+    c.keep_batch(a.self, [axis] if len(meta) > 1 else [])
     for one in meta:
-        parts.append(_slice_of(c, a.self, axis, start, start + one.shape[axis], 1, one))
+        parts.append(c.cut(a.self, axis, start, start + one.shape[axis]))
         start += one.shape[axis]
     return parts
 
 
 @handles("cat", "concat", "concatenate")
-def _concat(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _concat(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = (getattr(a, "dim", None) or getattr(a, "axis", None) or 0) % len(meta.shape)
     pieces = [tensor for tensor in a.tensors if tensor.shape != (0,)]
     for piece in pieces:
         c.keep_batch(piece, [axis])
-    return pieces[0] if len(pieces) == 1 else c.emit("concat", pieces, meta, axis=axis)
+    return pieces[0] if len(pieces) == 1 else c.emit("concat", pieces, *meta, axis=axis)
 
 
 @handles("stack")
-def _stack(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    axis = a.dim % len(meta.shape)
-    return c.call(aten.cat.default, [c.call(aten.unsqueeze.default, tensor, axis) for tensor in a.tensors], axis)
+def _stack(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    return c.stacked(a.tensors, a.dim % len(meta.shape))
 
 
 @handles("flip")
-def _flip(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _flip(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axes = tuple(sorted(axis % len(a.self.shape) for axis in a.dims))
     c.keep_batch(a.self, axes)
-    return c.emit("flip", [a.self], meta, axes=axes) if axes else a.self
+    return c.emit("flip", [a.self], *meta, axes=axes) if axes else a.self
 
 
 @handles("roll")
-def _roll(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _roll(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     x = a.self
     if not a.dims:
         raise Refused(MIXES)
     for shift, dim in zip(a.shifts, a.dims, strict=True):
         axis = dim % len(x.shape)
-        size = x.shape[axis]
-        if (shift := shift % size) == 0:
-            continue
-        head = c.call(aten.slice.Tensor, x, axis, size - shift, size, 1)
-        x = c.call(aten.cat.default, [head, c.call(aten.slice.Tensor, x, axis, 0, size - shift, 1)], axis)
+        c.keep_batch(x, [axis])
+        if start := -shift % x.shape[axis]:
+            parts = [c.cut(x, axis, start, x.shape[axis]), c.cut(x, axis, 0, start)]
+            x = c.call(aten.cat.default, parts, axis)
     return x
 
 
 @handles("embedding")
-def _embedding(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _embedding(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     require_fixed(a.weight, "table")
     if a.scale_grad_by_freq:
         raise Refused.argument("scale_grad_by_freq", True, "False is allowed")
     row = a.padding_idx
     fixed = None if row is None or row < 0 else int(row)
-    return c.emit("embedding", [a.indices, a.weight], meta, ("", "weight"), fixed_row=fixed, checked=True)
+    return c.emit("embedding", [a.indices, a.weight], *meta, fixed_row=fixed, checked=True)
 
 
-def _looked_up(c: Reader, table: Content, indices: Content, meta: Meta) -> Content:
+def _looked_up(c: Converter, table: Item, indices: Item, meta: Meta) -> Item:
     """table[indices], where the indices depend on the input."""
-    if indices.meta.dtype in (torch.bool, torch.uint8):
+    if indices.dtype in (torch.bool, torch.uint8):
         raise Refused("its mask depends on the input")
     rows, *features = table.shape
-    table = c.call(aten.reshape.default, table, [rows, math.prod(features)])
-    shape = (*indices.shape, math.prod(features))
-    picked = c.emit("embedding", [indices, table], Meta(shape, meta.dtype), ("", "weight"), fixed_row=None)
-    return c.call(aten.reshape.default, picked, list(meta.shape))
+    count = math.prod(features)
+    operands = [indices, c.reshape(table, [rows, count])]
+    picked = c.emit("embedding", operands, (*indices.shape, count), fixed_row=None)
+    return c.reshape(picked, meta.shape)
 
 
 @handles("index_select")
-def _index_select(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    if not a.self.is_value and a.index.is_value and a.dim % len(a.self.shape) == 0:
+def _index_select(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    axis = a.dim % len(a.self.shape)
+    if isinstance(a.self, Fixed) and isinstance(a.index, Traced) and axis == 0:
         return _looked_up(c, a.self, a.index, meta)
-    return c.gather(a.self, a.dim % len(a.self.shape), c.data(a.index).reshape(-1).tolist())
+    return gathered(c, a.self, axis, c.data(a.index).reshape(-1).tolist())
 
 
 @handles("index")
-def _index(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    x = a.self
-    if not x.is_value and len(a.indices) == 1 and a.indices[0].is_value:
+def _index(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    x, indices = a.self, {axis: index for axis, index in enumerate(a.indices) if index is not None}
+    if isinstance(x, Fixed) and len(a.indices) == 1 and isinstance(a.indices[0], Traced):
         return _looked_up(c, x, a.indices[0], meta)
-    if (places := masks.without_examples(c, x, a.indices)) is not None:
-        (batch, *index_shape) = torch.broadcast_shapes(*(index.shape for index in a.indices if index is not None))
-        return _picked(c, x, places, tuple(index_shape), meta)
-    given = {axis: c.data(index) for axis, index in enumerate(a.indices) if index is not None}
-    if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
-        if len(given) > 1:
-            raise Refused(f"it has {len(given)} indices, a mask among them; a mask alone is allowed")
-        ((axis, mask),) = given.items()
-        given = {axis + k: found for k, found in enumerate(mask.bool().nonzero(as_tuple=True))}
-    axes = sorted(given)
+    if c.batch_of(x) == 0 and 0 in indices and _are_all_examples(c, indices[0]):
+        if list(indices) != [0, 1]:
+            raise Refused(f"its indices are on the axes {list(indices)}; the examples and one more axis are allowed")
+        shape = torch.broadcast_shapes(*(c.for_one(index.shape) for index in indices.values()))[1:]
+        places = c.data(indices[1]) % x.shape[1]
+        picked = places.reshape(places.shape[-len(shape) :]).expand(shape).reshape(-1)
+        return c.reshape(gathered(c, x, 1, picked.tolist()), meta.shape)
+    numbers = {axis: c.data(index) for axis, index in indices.items()}
+    if any(index.dtype in (torch.bool, torch.uint8) for index in numbers.values()):
+        if len(numbers) > 1:
+            raise Refused(f"it has {len(numbers)} indices, a mask among them; a mask alone is allowed")
+        ((axis, mask),) = numbers.items()
+        numbers = {axis + k: index for k, index in enumerate(mask.bool().nonzero(as_tuple=True))}
+    first, *others = axes = sorted(numbers)
     c.keep_batch(x, axes)
-    if axes != list(range(axes[0], axes[0] + len(axes))):
+    if axes != list(range(first, first + len(axes))):
         raise Refused(f"its indices are on the axes {axes}; axes beside one another are allowed")
-    sizes = [x.shape[axis] for axis in axes]
-    flat, index_shape = 0, torch.broadcast_shapes(*(index.shape for index in given.values()))
-    for axis, size in zip(axes, sizes, strict=True):
-        flat = flat * size + given[axis] % size
-    first = axes[0]
-    joined = c.call(aten.reshape.default, x, [*x.shape[:first], math.prod(sizes), *x.shape[axes[-1] + 1 :]])
-    picked = c.gather(joined, first, torch.as_tensor(flat).expand(index_shape).reshape(-1).tolist())
-    return c.call(aten.reshape.default, picked, list(meta.shape))
+    flat = numbers[first] % x.shape[first]
+    for axis in others:
+        flat = flat * x.shape[axis] + numbers[axis] % x.shape[axis]
+    joined = c.reshape(x, [*x.shape[:first], math.prod(x.shape[axis] for axis in axes), *x.shape[axes[-1] + 1 :]])
+    return c.reshape(gathered(c, joined, first, flat.reshape(-1).tolist()), meta.shape)
 
 
-def _picked(c: Reader, x: Content, given: dict[int, torch.Tensor], index_shape: tuple[int, ...], meta: Meta) -> Content:
-    """x[examples, places] of all examples: fixed places of one axis."""
-    if list(given) != [1]:
-        raise Refused(f"its indices are on the axes {[0, *given]}; the examples and one more axis are allowed")
-    flat = (given[1] % x.shape[1]).reshape(given[1].shape[-len(index_shape) :])
-    picked = c.gather(x, 1, flat.expand(index_shape).reshape(-1).tolist())
-    return c.call(aten.reshape.default, picked, list(meta.shape))
+def _are_all_examples(c: Converter, index: Item) -> bool:
+    """Whether indices are all examples in order, as libraries of transformers read masks."""
+    if not isinstance(index, Fixed) or index.noise or index.dtype == torch.bool:
+        return False
+    expression = Expression(index.node)
+    if not expression.follows_the_batch or expression.sources:
+        return False
+    for examples in (1, 3):
+        places = c.evaluate(expression, batch=examples)
+        if places.shape[:1] != (examples,) or places.reshape(-1).tolist() != list(range(examples)):
+            return False
+    return True
+
+
+def gathered(c: Converter, x: Item, axis: int, places: Sequence[int]) -> Any:
+    """These places of an axis."""
+    if isinstance(x, Fixed):
+        return c.call(aten.index_select.default, x, axis, c.fixed_of(torch.tensor(places)))
+    c.keep_batch(x, [axis])
+    size, steps = x.shape[axis], {b - a for a, b in zip(places, places[1:], strict=False)} or {1}
+    if list(places) == list(range(size - 1, -1, -1)) and size > 1:
+        return c.emit("flip", [x], x.shape, x.dtype, axes=(axis,))
+    if len(steps) == 1 and min(steps) > 0:
+        return c.cut(x, axis, places[0], places[-1] + 1, steps.pop())
+    shape = (*x.shape[:axis], len(places), *x.shape[axis + 1 :])
+    return c.emit("gather", [x], shape, x.dtype, axis=axis, indices=tuple(map(int, places)))
+
+
+def placed(c: Converter, x: Item, axis: int, places: Sequence[int], part: Item) -> Any:
+    """A tensor that holds `part` at these places of an axis."""
+    size = x.shape[axis]
+    order = list(range(size))
+    for at, place in enumerate(places):
+        order[place % size] = size + at
+    return gathered(c, c.call(aten.cat.default, [x, part], axis), axis, order)
 
 
 @handles("index_put", "_unsafe_index_put")
-def _index_put(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    if len(a.indices) == 1 and is_truth(a.indices[0]) and a.indices[0].shape == meta.shape and not a.accumulate:
-        return c.call(aten.where.self, a.indices[0], a.values, a.self)
-    given = [(axis, c.data(index)) for axis, index in enumerate(a.indices) if index is not None]
-    axis, index = given[0]
-    if index.dtype == torch.bool:
-        index = index.nonzero().squeeze(-1)
+def _index_put(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     if a.accumulate:
         raise Refused("it adds to the values at its indices; writing there (accumulate=False) is allowed")
-    if len(given) > 1 or index.dim() != 1 or len(set(index.tolist())) != len(index):
+    (axis, index), *others = ((axis, index) for axis, index in enumerate(a.indices) if index is not None)
+    if not others and axis == 0 and is_truth(index) and index.shape == meta.shape:
+        return c.call(aten.where.self, index, a.values, a.self)
+    places = c.data(index)
+    places = places.nonzero().squeeze(-1) if places.dtype == torch.bool else places
+    if others or places.dim() != 1 or len(set(places.tolist())) != len(places):
         raise Refused(
             "it writes at indices of several axes or at one place twice; different indices of one axis are allowed"
         )
-    shape = [*meta.shape[:axis], len(index), *meta.shape[axis + 1 :]]
-    return c.put(a.self, axis, index.tolist(), c.call(aten.expand.default, a.values, shape))
+    shape = [*meta.shape[:axis], len(places), *meta.shape[axis + 1 :]]
+    return placed(c, a.self, axis, places.tolist(), c.call(aten.expand.default, a.values, shape))
 
 
 @handles("gather")
-def _gather(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    if a.index.is_value and not a.self.is_value and not meta.dtype.is_floating_point:
-        held = c.data(a.self)
-        if bool((held == held.reshape(-1)[0]).all()):  # whatever is chosen, as of kinds of words that are all alike
-            return c.call(aten.full.default, list(meta.shape), held.reshape(-1)[0].item(), dtype=meta.dtype)
+def _gather(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    if isinstance(a.self, Fixed) and not meta.dtype.is_floating_point:
+        number = c.uniform(a.self)
+        if not isinstance(number, Fixed):  # whatever is chosen, as of kinds of words that are all alike
+            return c.call(aten.full.default, list(meta.shape), int(number), dtype=meta.dtype)
     index, axis = c.data(a.index), a.dim % len(a.self.shape)
     line = index.movedim(axis, -1).reshape(-1, index.shape[axis])
-    others = [size for k, size in enumerate(c.for_one(a.self.shape)) if k != axis]
-    if others != [size for k, size in enumerate(index.shape) if k != axis]:
+    sizes = zip(c.for_one(a.self.shape), index.shape, strict=True)
+    if any(size != other for k, (size, other) in enumerate(sizes) if k != axis):
         raise Refused("its index has other sizes than what it takes from, along axes that it does not go along")
     if (line == line[0]).all():
-        return c.gather(a.self, axis, line[0].tolist())
+        return gathered(c, a.self, axis, line[0].tolist())
     # Other places in other rows: one by one, out of all rows of an example.
     x, count = c.call(aten.movedim.int, a.self, axis, -1), len(line)
-    if c.batch_axis(x) != 0 or x.outer != 1 or axis == 0:
+    if c.batch_of(x) != 0 or x.outer != 1 or axis == 0:
         raise Refused("its index takes other places in other rows, where the batch is not the first axis")
     size = x.shape[-1]
     places = (torch.arange(count)[:, None] * size + line % size).reshape(-1)
-    taken = c.gather(c.call(aten.reshape.default, x, [c.prime, count * size]), 1, places.tolist())
-    rows = c.call(aten.reshape.default, taken, [*x.shape[:-1], line.shape[1]])
-    return c.call(aten.movedim.int, rows, -1, axis)
+    rows = gathered(c, c.reshape(x, [Batch(), count * size]), 1, places.tolist())
+    return c.call(aten.movedim.int, c.reshape(rows, [*x.shape[:-1], line.shape[1]]), -1, axis)
 
 
-@handles("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
-@handles("_pad_circular", "_pad_enum")
-def _pad(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
-    name = base_name(c.applied)
-    modes = {"reflection_": "reflect", "replication": "replicate", "_pad_circul": "circular", "constant_pa": "constant"}
-    mode = getattr(a, "mode", None) if name == "pad" else modes.get(name[:11])
-    if not isinstance(mode, str):
-        raise Refused("")
-    given = list(getattr(a, "pad", None) or a.padding)
+_PADS = {
+    **{"constant_pad_nd": "constant", "_pad_circular": "circular"},
+    **{f"reflection_pad{axes}d": "reflect" for axes in (1, 2)},
+    **{f"replication_pad{axes}d": "replicate" for axes in (1, 2)},
+}
+
+
+@handles("pad", *_PADS)
+def _pad(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    mode = _PADS.get(base_name(c.applied)) or a.mode
+    sides = list(getattr(a, "pad", None) or a.padding)
     x, rank = a.self, len(a.self.shape)
-    pairs = [(0, 0)] * (rank - len(given) // 2)
-    pairs += [(given[k], given[k + 1]) for k in range(len(given) - 2, -1, -2)]
+    pairs = [(0, 0)] * (rank - len(sides) // 2)
+    pairs += [(sides[k], sides[k + 1]) for k in range(len(sides) - 2, -1, -2)]
     for axis, (before, after) in enumerate(pairs):
         if before < 0 or after < 0:
-            stop = x.shape[axis] + min(after, 0)
-            x = c.call(aten.slice.Tensor, x, axis, max(-before, 0), stop, 1)
+            x = c.cut(x, axis, max(-before, 0), x.shape[axis] + min(after, 0))
     pairs = [(max(before, 0), max(after, 0)) for before, after in pairs]
     c.keep_batch(x, [axis for axis, pair in enumerate(pairs) if any(pair)])
     if not any(map(any, pairs)):
         return x
-    value = c.number(getattr(a, "value", None) or 0)
-    return c.emit("pad", [x], meta, padding=tuple(pairs), mode=mode, value=float(value))
+    value = float(c.operand(getattr(a, "value", None) or 0) or 0)
+    return c.emit("pad", [x], *meta, padding=tuple(pairs), mode=mode, value=value)
 
 
 @handles("pixel_shuffle", "pixel_unshuffle")
-def _pixel_shuffle(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _pixel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     name = base_name(c.applied)
-    if len(a.self.shape) != 4 or c.batch_axis(a.self) not in (0, None):
+    if len(a.self.shape) != 4 or c.batch_of(a.self) not in (0, None):
         raise Refused("only for [batch, channels, height, width]")
     factor = a.upscale_factor if name == "pixel_shuffle" else a.downscale_factor
-    return c.emit(name, [a.self], meta, factor=factor)
+    return c.emit(name, [a.self], *meta, factor=factor)
 
 
 @handles("channel_shuffle", "native_channel_shuffle")
-def _channel_shuffle(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _channel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     batch, channels, *rest = a.self.shape
-    x = c.call(aten.reshape.default, a.self, [batch, a.groups, channels // a.groups, *rest])
-    x = c.call(aten.permute.default, x, [0, 2, 1, *range(3, len(rest) + 3)])
-    return c.call(aten.reshape.default, x, list(meta.shape))
+    x = c.reshape(a.self, [batch, a.groups, channels // a.groups, *rest])
+    return c.reshape(c.permute(x, [0, 2, 1, *range(3, len(rest) + 3)]), meta.shape)

@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
+from ..core import masks
 from ..core.recurrent import CELLS, ComposedCell, unrolled
 from ..core.refusals import Refused
-from . import masks
-from .contents import Content, Meta
-from .reader import Reader, handles, require_fixed
-from .schema import base_name
+from .converter import Converter, handles, require_fixed
+from .elementwise import is_mask
+from .items import Item, Meta, Traced
+from .operators import base_name
 
 aten = torch.ops.aten
 
 
 @handles("scaled_dot_product_attention")
-def _attention(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
+def _attention(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     for operand in (a.query, a.key, a.value):
         c.keep_batch(operand, [len(operand.shape) - 2, len(operand.shape) - 1])
     if a.dropout_p and not c.noise_is_training:
@@ -32,19 +33,18 @@ def _attention(c: Reader, a: SimpleNamespace, meta: Meta) -> Content:
         count = query.shape[-3] // key.shape[-3]
         key = c.call(aten.repeat_interleave.self_int, key, count, -3)
         value = c.call(aten.repeat_interleave.self_int, value, count, -3)
-    if mask is not None and masks.is_mask(c, mask):
-        mask = masks.hiding(c, mask, -math.inf, query.meta.dtype)
-    if mask is not None and mask.meta.dtype == torch.bool:
+    if mask is not None and is_mask(c, mask):
+        mask = masks.hiding(c, mask)
+    elif mask is not None and mask.dtype == torch.bool:
         require_fixed(mask, "mask")
-        nothing = c.call(aten.zeros.default, list(mask.shape), dtype=query.meta.dtype)
+        nothing = c.call(aten.zeros.default, list(mask.shape), dtype=query.dtype)
         mask = c.call(aten.masked_fill.Scalar, nothing, c.call(aten.logical_not.default, mask), -math.inf)
     scale = a.scale if a.scale is not None else 1 / math.sqrt(a.query.shape[-1])
-    operands = [query, key, value, mask]
-    roles = ("", "", "", "mask")
-    return c.emit("attention", operands, meta, roles, causal=bool(a.is_causal), scale=scale, dropout=a.dropout_p)
+    how = {"causal": bool(a.is_causal), "scale": scale, "dropout": a.dropout_p}
+    return c.emit("attention", [query, key, value, mask], *meta, **how)
 
 
-def _batch_elsewhere(a: SimpleNamespace, x: Content) -> Refused:
+def _batch_elsewhere(a: SimpleNamespace, x: Item) -> Refused:
     allowed = (
         f"which reads the batch from axis {0 if a.batch_first else 1} of three; it must be there (x has {len(x.shape)})"
     )
@@ -52,13 +52,13 @@ def _batch_elsewhere(a: SimpleNamespace, x: Content) -> Refused:
 
 
 @handles("lstm.input", "gru.input")
-def _recurrent(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
     kind = base_name(c.applied)
     x = a.input
-    if len(x.shape) != 3 or c.batch_axis(x) not in (None, 0 if a.batch_first else 1):
+    if len(x.shape) != 3 or c.batch_of(x) not in (None, 0 if a.batch_first else 1):
         raise _batch_elsewhere(a, x)
     states = a.hx if isinstance(a.hx, (list, tuple)) else [a.hx]
-    if any(state.is_value or c.data(state).any() for state in states):
+    if any(isinstance(state, Traced) or c.data(state).any() for state in states):
         raise Refused("its initial state is not zero")
     directions = 2 if a.bidirectional else 1
     if len(a.params) != a.num_layers * directions * (4 if a.has_biases else 2):
@@ -70,7 +70,7 @@ def _recurrent(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]
         c.emit(
             kind,
             operands,
-            one,
+            *one,
             layers=a.num_layers,
             bidirectional=a.bidirectional,
             batch_first=a.batch_first,
@@ -82,16 +82,16 @@ def _recurrent(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]
     ]
 
 
-def _cell(c: Reader, weights: Sequence[Content | None], function: Any = aten.tanh.default) -> ComposedCell:
+def _cell(c: Converter, weights: Sequence[Item | None], function: Any = aten.tanh.default) -> ComposedCell:
     """weights: of the input, of the state, and perhaps their biases."""
     back, bias = weights[1], weights[3] if len(weights) > 3 else None
     assert back is not None
     units = back.shape[1]
     combining = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor}
 
-    def part(x: Content, first: int, count: int) -> Content:
+    def part(x: Item, first: int, count: int) -> Item:
         axis = len(x.shape) - 1
-        made: Content = c.call(aten.slice.Tensor, x, axis, first * units, (first + count) * units, 1)
+        made: Item = c.call(aten.slice.Tensor, x, axis, first * units, (first + count) * units, 1)
         return made
 
     return ComposedCell(
@@ -103,14 +103,14 @@ def _cell(c: Reader, weights: Sequence[Content | None], function: Any = aten.tan
     )
 
 
-def _given(c: Reader, x: Content, weights: Sequence[Content | None]) -> Content:
+def _given(c: Converter, x: Item, weights: Sequence[Item | None]) -> Item:
     """What the input adds to all gates."""
-    made: Content = c.call(aten.linear.default, x, weights[0], weights[2] if len(weights) > 2 else None)
+    made: Item = c.call(aten.linear.default, x, weights[0], weights[2] if len(weights) > 2 else None)
     return made
 
 
 @handles("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def _recurrent_cell(c: Reader, a: SimpleNamespace, meta: Any) -> Any:
+def _recurrent_cell(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
     name, weights = base_name(c.applied), [a.w_ih, a.w_hh, a.b_ih, a.b_hh]
     state, memory = a.hx if name == "lstm_cell" else (a.hx, None)
     function = aten.relu.default if "relu" in name else aten.tanh.default
@@ -120,24 +120,24 @@ def _recurrent_cell(c: Reader, a: SimpleNamespace, meta: Any) -> Any:
 
 
 @handles("rnn_tanh.input", "rnn_relu.input")
-def _rnn(c: Reader, a: SimpleNamespace, meta: list[Meta]) -> list[Content]:
+def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
     """Unrolled: no kind says a plain recurrence."""
     if a.dropout and a.train and a.num_layers > 1:
         raise Refused.argument("dropout", a.dropout, "0 is allowed for nn.RNN (LSTM and GRU take any)")
-    if len(a.input.shape) != 3 or c.batch_axis(a.input) not in (None, 0 if a.batch_first else 1):
+    if len(a.input.shape) != 3 or c.batch_of(a.input) not in (None, 0 if a.batch_first else 1):
         raise _batch_elsewhere(a, a.input)
     function = aten.tanh.default if "tanh" in base_name(c.applied) else aten.relu.default
     axis, count = int(a.batch_first), 4 if a.has_biases else 2
     steps = c.call(aten.unbind.int, a.input, axis)
     states = c.call(aten.unbind.int, a.hx, 0)
-    last: list[Content] = []
+    last: list[Item] = []
     for _ in range(a.num_layers):
         directions = []
         for backwards in (False, True)[: 2 if a.bidirectional else 1]:
             number = len(last)
             weights = a.params[number * count : (number + 1) * count]
 
-            def entry(at: int, steps: Any = steps, weights: Any = weights) -> Content:
+            def entry(at: int, steps: Any = steps, weights: Any = weights) -> Item:
                 return _given(c, steps[at], weights)
 
             cell = _cell(c, weights, function)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
-from .contents import BATCH
+from ..core.sizes import Batch
 
 # Examples that the exported batch has: PyTorch asks questions about sizes with them, whose answers must hold for all.
 EXAMPLES = 7
@@ -51,7 +51,7 @@ class Sizes:
         return isinstance(size, torch.SymInt) and not size.node.expr.is_number
 
     def of(self, value: Any) -> Any:
-        """A number of the export: a size that is a multiple of the batch as this multiple of `BATCH`.
+        """A number of the export: a size that is a multiple of the batch as a `Batch`.
 
         Returns:
             `FOLLOWS` of a number that depends on the batch otherwise; None of one that depends on values.
@@ -71,7 +71,7 @@ class Sizes:
         if all(value == values[0] for value in values):
             return values[0]
         if all(isinstance(value, int) and value == values[0] * n for value, n in zip(values, _MEASURED, strict=True)):
-            return values[0] * BATCH
+            return Batch(values[0])
         return FOLLOWS
 
     def _function(self, expression: Any) -> Callable[[int], Any]:

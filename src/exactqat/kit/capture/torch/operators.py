@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 
-from ..core.refusals import CaptureError
-from .contents import Meta
+from ..core.refusals import MIXES, CaptureError, Refused
+from ..core.sizes import Batch, Size
+from .items import Meta
 
 aten = torch.ops.aten
+
+# Where slices end that have no end.
+_EVERYTHING = 2**62
 
 
 def base_name(operator: Any) -> str:
@@ -63,19 +67,8 @@ def call_form(operator: Any, bound: Mapping[str, Any]) -> tuple[list[Any], dict[
 
 # Operators that give other shapes to what lies in the same order.
 RESHAPES = {
-    *(
-        "view",
-        "reshape",
-        "_unsafe_view",
-        "flatten",
-        "unflatten",
-        "squeeze",
-        "unsqueeze",
-        "view_as",
-        "reshape_as",
-        "ravel",
-    ),
-    *("_reshape_alias", "atleast_1d", "atleast_2d", "atleast_3d"),
+    *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"),
+    *("ravel", "_reshape_alias", "atleast_1d", "atleast_2d", "atleast_3d"),
 }
 PERMUTES = {
     *("permute", "transpose", "t", "numpy_T", "mT", "adjoint", "mH", "matrix_H", "movedim", "moveaxis"),
@@ -85,8 +78,6 @@ IDENTITIES = {
     *("contiguous", "clone", "to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "alias", "lift_fresh"),
     *("lift_fresh_copy", "lift", "positive", "resolve_conj", "resolve_neg", "cpu", "cuda", "copy"),
 }
-
-
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
 
@@ -159,6 +150,15 @@ def permutation(name: str, a: SimpleNamespace, rank: int) -> list[int]:
     return order
 
 
-def slice_bounds(start: int | None, stop: int | None, step: int | None, size: int) -> tuple[int, int, int]:
+def slice_bounds(start: int | None, stop: int | None, step: int | None, size: Size) -> tuple[int, Size, int]:
+    """Of a slice with any bounds, those within an axis."""
+    if isinstance(size, Batch):
+        if start in (0, None) and step in (1, None) and (stop is None or stop == size or _is_beyond(stop)):
+            return 0, size, 1
+        raise Refused(MIXES)
     begin, end, stride = slice(start, stop, step).indices(size)
     return begin, max(begin, end), stride
+
+
+def _is_beyond(stop: Any) -> bool:
+    return isinstance(stop, int) and stop >= _EVERYTHING
