@@ -105,6 +105,7 @@ def _place_of(location: Any) -> Place:
     return Place("", file, frame.lineno) if file and file not in _Plain() else Place("")
 
 
+@caches_left_alone()
 def takes(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -126,6 +127,7 @@ def takes(
     return True
 
 
+@caches_left_alone()
 def form_of_results(make: Callable[[], nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """How a model's results nest, and their shapes; None where it does not run.
 
@@ -153,6 +155,7 @@ def form_of_results(make: Callable[[], nn.Module], args: tuple[Any, ...], kwargs
     return None
 
 
+@caches_left_alone()
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
     """A model's program for a batch of any size, and what its sizes are.
 

@@ -34,7 +34,7 @@ from ..core.refusals import CaptureError, Refused
 # Their handlers enter themselves into the reader's table.
 from . import elementwise, movement, products, reduction, sequence  # noqa: F401
 from .converter import CUMULATIVE
-from .export import caches_left_alone, export, form_of_results, takes
+from .export import export, form_of_results, takes
 from .program import Program
 from .sizes import EXAMPLES
 from .tree import Tree, leaf_name
@@ -83,42 +83,43 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
             f"the example does not fit forward: {error}; give the model's arguments alone, without targets"
         ) from None
     leaves, spec = pytree.tree_flatten(arguments)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    blank = _of_zeros(args, kwargs, tensors)
+    named = [(key, leaf) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)]
+    blank = _of_zeros(args, kwargs, [tensor for _, tensor in named])
     drawn = _random_state()
-    with caches_left_alone():
-        if model.training:
-            forms = [form_of_results(partial(_copied_with, model, mode), *blank) for mode in (flags, evaluating)]
-            if None not in forms and forms[0] != forms[1]:
-                warnings.warn(
-                    "training computes something else than evaluation (other results); the network is that of "
-                    "evaluation, with the dropouts and batch norms that are layers. Call model.eval() before to say "
-                    "that this is meant",
-                    stacklevel=users_line(),
-                )
-                flags = evaluating
-        copied = _copied_with(model, flags)
-        now_at("torch.export")
-        try:
-            exported, sizes = export(copied, *blank)
-        except CaptureError as error:
-            why = _explained(error, copied, args, kwargs, arguments)
-            if flags is not evaluating:
-                with contextlib.suppress(CaptureError):
-                    export(_copied_with(model, evaluating), *blank)
-                    why = CaptureError(f"{why}. Only training does this: call model.eval() before prepare")
-            raise why from error.__cause__
+    if model.training:
+        forms = [form_of_results(partial(_copied_with, model, mode), *blank) for mode in (flags, evaluating)]
+        if None not in forms and forms[0] != forms[1]:
+            warnings.warn(
+                "training computes something else than evaluation (other results); the network is that of "
+                "evaluation, with the dropouts and batch norms that are layers. Call model.eval() before to say "
+                "that this is meant",
+                stacklevel=users_line(),
+            )
+            flags = evaluating
+    copied = _copied_with(model, flags)
+    now_at("torch.export")
+    try:
+        exported, sizes = export(copied, *blank)
+    except CaptureError as error:
+        why = error
+        if error.__cause__ is not None and not isinstance(error.__cause__, Refused):
+            shapes = {leaf_name(key): tuple(tensor.shape) for key, tensor in named}
+            reason = str(error).partition(": ")[2]
+            misfit = misfit_of_example(reason, shapes, partial(takes, copied, args, kwargs))
+            why = error if misfit is None else CaptureError(misfit)
+        if flags is not evaluating:
+            with contextlib.suppress(CaptureError):
+                export(_copied_with(model, evaluating), *blank)
+                why = CaptureError(f"{why}. Only training does this: call model.eval() before prepare")
+        raise why from error.__cause__
     if _random_state() != drawn:
         raise CaptureError(
             "the model cannot be captured: forward draws random numbers with Python's or NumPy's random, and the "
             "network would go on with those of one call; draw with torch (torch.rand) where noise is meant"
         )
-    paths = [
-        words_of(key) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)
-    ]
     program, tree = Program(copied, exported, sizes), Tree(signature, leaves, spec)
     tree.flags = flags
-    network = program.network(paths, tree, args, kwargs)
+    network = program.network([words_of(key) for key, _ in named], tree, args, kwargs)
     _refuse_changes(program, network, flags is not evaluating)
     return network
 
@@ -130,13 +131,13 @@ def _refuse_hooks(model: nn.Module) -> None:
                 f"module {path or 'itself'!r} has a backward hook: gradients of the captured network do not pass "
                 "through modules; remove the hook"
             )
-    every = nn.modules.module
-    if every._global_backward_hooks or every._global_backward_pre_hooks:
-        raise CaptureError("all modules have a backward hook (torch.nn.modules.module); remove it")
-    if every._global_forward_hooks or every._global_forward_pre_hooks:
-        raise CaptureError(
-            "all modules have a forward hook (torch.nn.modules.module), those of the captured network, too; remove it"
-        )
+    hooks = {name: value for name, value in vars(nn.modules.module).items() if name.startswith("_global_")}
+    for name in ("backward", "backward_pre", "forward", "forward_pre"):
+        if hooks[f"_global_{name}_hooks"]:
+            raise CaptureError(
+                f"all modules have a {name.partition('_')[0]} hook (torch.nn.modules.module), which the captured "
+                "network would not call; remove it"
+            )
 
 
 def _flags_of_evaluation(model: nn.Module) -> dict[str, bool]:
@@ -253,22 +254,6 @@ def _of_zeros(
     return made
 
 
-def _explained(
-    error: CaptureError, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: dict[str, Any]
-) -> CaptureError:
-    """Why an export failed: perhaps the example's shapes do not fit."""
-    if isinstance(error.__cause__, Refused) or error.__cause__ is None:
-        return error  # which knows what the matter is
-    shapes = {
-        leaf_name(key): tuple(leaf.shape)
-        for key, leaf in pytree.tree_flatten_with_path(arguments)[0]
-        if isinstance(leaf, torch.Tensor)
-    }
-    reason = str(error).partition(": ")[2]
-    misfit = misfit_of_example(reason, shapes, partial(takes, model, args, kwargs))
-    return error if misfit is None else CaptureError(misfit)
-
-
 def _refuse_changes(program: Program, network: Network, training: bool) -> None:
     """Refuses what forward changes if the network computes with it; warns of the rest.
 
@@ -276,21 +261,20 @@ def _refuse_changes(program: Program, network: Network, training: bool) -> None:
         CaptureError: it does.
     """
     constants = network.constants.values()
-    read = {constant.name for constant in constants if constant.parameter}
-    read |= {path for constant in constants for path in constant.sources}
+    read = {name for constant in constants for name in (*constant.sources, constant.name if constant.parameter else "")}
     read |= {path for step in network.steps for path in getattr(step.attributes.get("expression"), "sources", ())}
     changed = {path: place for path, place in program.mutated.items() if path not in program.counters}
-    registered = set(program.paths.values())
-    remedy = (
-        "call model.eval() before prepare to train with what it is now, or compute it from parameters alone"
-        if training
-        else "what the device computes does not change"
-    )
     for path, place in changed.items():
-        if path in read or path not in registered:
+        if path in read or path not in program.paths.values():
+            mode, remedy = "evaluation", "what the device computes does not change"
+            if training:
+                mode = "training"
+                remedy = (
+                    "call model.eval() before prepare to train with what it is now, or compute it from parameters alone"
+                )
             raise CaptureError(
-                f"the model cannot be captured: {place}: {'training' if training else 'evaluation'} changes {path!r}, "
-                f"with which the model computes; {remedy}"
+                f"the model cannot be captured: {place}: {mode} changes {path!r}, with which the model computes; "
+                f"{remedy}"
             )
     if changed:
         warnings.warn(

@@ -63,7 +63,7 @@ def _reshape(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 
 @handles(*PERMUTES)
 def _permute(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    axes = permutation(base_name(c.applied), a, len(a.self.shape))
+    axes = permutation(c.applied, vars(a), len(a.self.shape))
     return a.self if axes == sorted(axes) else c.emit("permute", [a.self], *meta, axes=tuple(axes))
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -127,27 +127,10 @@ FORM_OF_OTHER: dict[str, Callable[..., Any]] = {
 }
 
 
-def permutation(name: str, a: SimpleNamespace, rank: int) -> list[int]:
-    """For each axis of the result, the operand's."""
-    order = list(range(rank))
-    if name == "permute":
-        return [axis % rank for axis in a.dims]
-    if name in ("numpy_T",):
-        return order[::-1]
-    if name in ("movedim", "moveaxis"):
-        source = [a.source] if isinstance(a.source, int) else list(a.source)
-        target = [a.destination] if isinstance(a.destination, int) else list(a.destination)
-        source, target = [axis % rank for axis in source], [axis % rank for axis in target]
-        rest = iter(axis for axis in order if axis not in source)
-        return [source[target.index(axis)] if axis in target else next(rest) for axis in order]
-    first, second = rank - 2, rank - 1
-    if name in ("transpose", "swapdims"):
-        first, second = a.dim0 % rank, a.dim1 % rank
-    elif name == "swapaxes":
-        first, second = a.axis0 % rank, a.axis1 % rank
-    if rank >= 2:
-        order[first], order[second] = order[second], order[first]
-    return order
+def permutation(operator: Any, bound: Mapping[str, Any], rank: int) -> list[int]:
+    """For each axis of the result of an operator that permutes, the operand's."""
+    args, kwargs = call_form(operator, {**bound, "self": torch.empty(list(range(rank)), device="meta")})
+    return list(operator(*args, **kwargs).shape)
 
 
 def slice_bounds(start: int | None, stop: int | None, step: int | None, size: Size) -> tuple[int, Size, int]:

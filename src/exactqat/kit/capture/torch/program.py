@@ -366,7 +366,7 @@ class Program(Converter):
         if name in IDENTITIES or name == "detach":
             return part
         if name in PERMUTES:
-            axes = permutation(name, a, rank)
+            axes = permutation(step.operator, step.arguments, rank)
             return self.permute(part, [axes.index(axis) for axis in range(rank)])
         axis = int(getattr(a, "dim", 0) or 0) % max(rank, 1)
         size, stride = parent.shape[axis] if rank else 1, 1
