@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import io
 import linecache
 import logging
@@ -70,25 +69,30 @@ class _Finite(TorchFunctionMode):
 
 
 _CACHED = type(functools.lru_cache(len))
+# Libraries whose tables keep no tensors of a model, but are many and large.
+_OTHERS = {"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys.stdlib_module_names}
+
+
+def _caches() -> Iterator[Any]:
+    """The tables of `functools.lru_cache` of functions and methods in modules that may be a model's."""
+    for name, module in list(sys.modules.items()):
+        if name == "__main__" or name.partition(".")[0] not in _OTHERS:
+            for value in list(getattr(module, "__dict__", {}).values()):
+                members = list(vars(value).values()) if issubclass(type(value), type) else [value]
+                functions = (m.__func__ if type(m) in (staticmethod, classmethod) else m for m in members)
+                yield from (function for function in functions if type(function) is _CACHED)
 
 
 @contextlib.contextmanager
 def caches_left_alone() -> Iterator[None]:
-    """Empties the tables of `functools.lru_cache` that were added to: tensors without values must not stay there, where
-    the user's next call would find them."""
-    # They keep no tensors of a model, but many and large tables.
-    others = {"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys.stdlib_module_names}
-
-    def caches() -> dict[Any, int]:
-        found = (each for each in gc.get_objects() if type(each) is _CACHED)
-        return {each: each.cache_info().misses for each in found if (each.__module__ or "").split(".")[0] not in others}
-
-    before = caches()
+    """Empties the tables that were added to: tensors without values must not stay there, where the user's next call
+    would find them."""
+    misses = {cache: cache.cache_info().misses for cache in _caches()}
     try:
         yield
     finally:
-        for cache, misses in caches().items():
-            if misses != before.get(cache, 0):
+        for cache in _caches():
+            if cache.cache_info().misses != misses.get(cache, 0):
                 cache.cache_clear()
 
 
