@@ -23,7 +23,7 @@ from .prepared import Prepared
 _COMPILING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-class _Sides(FunctionalSubject[Any]):
+class _Sides(FunctionalSubject):
     """The user's model, and what `prepare` made from it."""
 
     def __init__(self, model: UserModel, prepared: Prepared) -> None:
