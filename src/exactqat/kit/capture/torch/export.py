@@ -117,7 +117,7 @@ def takes(
     changed: Callable[[tuple[int, ...]], tuple[int, ...]],
 ) -> bool:
     """Whether a model runs on the example with other shapes; nothing is computed."""
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), silent(), states_of_lstm():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _nothing_computed():
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             return torch.empty(changed(tuple(tensor.shape)), dtype=tensor.dtype, device=tensor.device)
@@ -141,7 +141,7 @@ def form_of_results(make: Callable[[], nn.Module], args: tuple[Any, ...], kwargs
     # Meta tensors take a fraction of the time of fake ones; but a model may bring tensors that are not registered, or
     # ask for their values, as anchors of detectors do.
     for mode in (torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True), contextlib.nullcontext()):
-        with torch.no_grad(), silent(), as_written(), states_of_lstm(), _Finite(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), _nothing_computed(), torch.random.fork_rng(devices=[]):
             try:
                 model = make()
                 given = args, kwargs
@@ -175,14 +175,12 @@ def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         shapes[tensor] = {0: torch.export.Dim.AUTO}
     try:
         with (
-            silent(),
-            states_of_lstm(),
+            _nothing_computed(),
             checkpoints_run_once(),
-            as_written(),
             # It chooses an order of products by the sizes as numbers.
             torch.backends.opt_einsum.flags(enabled=False),
-            _Finite(),
-            _in_users_words(),
+            # What PyTorch notes about sizes carries the place in the user's files.
+            mock.patch.object(symbolic_shapes, "uninteresting_files", _Plain),
         ):
             dynamic = shapes.dynamic_shapes(model, args, kwargs or None)
             program = torch.export.export(model, args, kwargs or None, dynamic_shapes=dynamic, strict=False)
@@ -219,17 +217,6 @@ def _made_a_number(environment: Any, size: int) -> str:
     )
 
 
-def _in_users_words() -> Any:
-    """What PyTorch notes about sizes carries the place in the user's files."""
-    return mock.patch.object(symbolic_shapes, "uninteresting_files", _Plain)
-
-
-def as_written() -> Any:
-    """Runs what torch.compile has made as it was written: what is compiled once calls something else next time."""
-    compiler = sys.modules.get("torch._dynamo")
-    return contextlib.nullcontext() if compiler is None else torch.compiler.set_stance("force_eager")
-
-
 # What runs before and after a checkpointed function: since PyTorch 2.15 another one.
 _WITHOUT_REENTRANCE = "_checkpoint_without_reentrant_generator"
 if hasattr(torch.utils.checkpoint, f"{_WITHOUT_REENTRANCE}_impl"):
@@ -252,37 +239,38 @@ def checkpoints_run_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """PyTorch prints the graph and its advice on its own exceptions; ours says what matters."""
+def _nothing_computed() -> Iterator[None]:
+    """What a model runs under that is followed without values.
+
+    PyTorch prints the graph and its advice on its own exceptions; ours says what matters. What torch.compile has made
+    runs as it was written: what is compiled once calls something else next time.
+    """
     logger, silence = logging.getLogger("torch"), io.StringIO()
     level = logger.level
+    compiler = sys.modules.get("torch._dynamo")
+    eager = contextlib.nullcontext() if compiler is None else torch.compiler.set_stance("force_eager")
     try:
         logger.setLevel(logging.CRITICAL)
         with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
             warnings.simplefilter("ignore")
-            yield
+            with eager, _states_of_lstm(), _Finite():
+                yield
     finally:
         logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def states_of_lstm() -> Iterator[None]:
+def _states_of_lstm() -> Any:
     """PyTorch before 2.12 says of `nn.LSTM`'s last states, where it only follows shapes, that they have a dimension
     more than they have when it runs, unless the batch has one example: `[layers, 1, batch, units]`."""
     original = getattr(decompositions, "one_layer_lstm", None)
     if original is None:
-        yield
-        return
+        return contextlib.nullcontext()
 
     def corrected(*args: Any, **kwargs: Any) -> Any:
         sequence, states = original(*args, **kwargs)
         return sequence, tuple(state.reshape(state.shape[-2:]) for state in states)
 
-    decompositions.one_layer_lstm = corrected
-    try:
-        yield
-    finally:
-        decompositions.one_layer_lstm = original
+    return mock.patch.object(decompositions, "one_layer_lstm", corrected)
 
 
 def _explained(model: nn.Module, error: BaseException) -> str:
