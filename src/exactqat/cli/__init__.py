@@ -6,33 +6,36 @@ from __future__ import annotations
 import sys
 import traceback
 
-from .application import INSTALL, Negative, command_line, version
 from .terminal import open_streams, to_nobody
+
+INSTALL = "pip install 'exactqat[job]'"
 
 
 def main() -> None:
     """Entry point of the `exactqat` command."""
     open_streams()
     if sys.argv[1:] == ["--version"]:  # answered without importing what the commands need
-        print(version())
+        from exactqat import __version__
+
+        print(f"exactqat {__version__}")
         return
     try:
-        command_line()()
-    except Negative:
-        raise
-    except SystemExit as error:
-        # Libraries exit with 1 for failures of any kind.
-        raise SystemExit(error.code if error.code in (None, 0, 130) else 2) from None
+        from .application import Negative, command_line
+
+        try:
+            command_line()()
+        except Negative:
+            raise
+        except SystemExit as error:
+            # Libraries exit with 1 for failures of any kind.
+            raise SystemExit(error.code if error.code in (None, 0, 130) else 2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("exactqat"):
-            traceback.print_exc()
-        else:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith(("exactqat", "None")):
             sys.stderr.write(f"exactqat: {error.name} is not installed. Install it with: {INSTALL}\n")
-        raise SystemExit(2) from None
-    except Exception:
-        traceback.print_exc()
+        else:
+            traceback.print_exc()
         raise SystemExit(2) from None
     finally:
         for stream in (sys.stdout, sys.stderr):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .terminal import bars_on, columns, console_of, native_messages_kept_back, say
 
 if TYPE_CHECKING:
-    from ..application.job.judged import Judged
+    from ..application.job.restored import Judged
     from ..tune.metrics import Metric
 
 # A share of all answers that nobody intends to lose: percentage points are meant.
@@ -74,7 +74,7 @@ def gate(
 
     minimum: of the accuracy; scores: the least and the largest of another metric.
     """
-    from ..application.job.judged import networks_of
+    from ..application.job.restored import networks_of
     from ..deploy.verify import verify
     from ..tune import Gate
 
@@ -149,7 +149,7 @@ def tune(
 ) -> None:
     """Prints which layers cost accuracy and why, and searches for a better network if requested."""
     from .. import tune
-    from ..application.job.judged import networks_of
+    from ..application.job.restored import networks_of
     from ..deploy.formats.tflite import write_tflite
 
     given = [name for name, value in budgets.items() if value is not None]
@@ -202,7 +202,7 @@ def plan(
     """Finds the bits of each layer, writes them as rules, and returns whether they keep within the budgets. If another
     plan is worth training, its rules are written alongside."""
     from .. import tune
-    from ..application.job.judged import networks_of
+    from ..application.job.restored import networks_of
     from ..qat import save_rules
 
     _require_folders({"--picture": picture, "--plan": rules})

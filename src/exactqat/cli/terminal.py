@@ -10,8 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 # Columns that any output needs, and from which a bar has room.
 NARROWEST, WIDE = 20, 90
-# Replacements for our own symbols where these cannot be printed.
-PLAIN = str.maketrans({"–": "-", "★": "*", "…": "...", "✓": "+", "✗": "!"})
 
 
 def open_streams() -> None:
@@ -69,7 +66,7 @@ def line_of(*parts: str | tuple[str, str]) -> Text:
     """Texts, or texts and their styles; unprintable characters are escaped."""
     from rich.text import Text
 
-    from ..application.report.text import printable
+    from ..kit.display import printable
 
     styled = [(part, "") if isinstance(part, str) else part for part in parts]
     return Text.assemble(*((printable(text), style) for text, style in styled))
@@ -106,46 +103,29 @@ TableRow = tuple[Sequence[Cell], str]
 def show_table(
     console: Console, title: str, header: Sequence[str], rows: Sequence[TableRow], texts: int, grouped: bool = False
 ) -> None:
-    """A table if its numbers fit, in which texts and headers may take several lines; on a narrower terminal (or with
-    COLUMNS) one paragraph for each row.
+    """A table, as wide as it needs to be where nobody set a width.
 
     Args:
         texts: how many of the first columns hold text; the others hold numbers.
-        grouped: rows with the same first cell belong together, and it is shown once.
+        grouped: rows with the same first cell belong together.
     """
     from rich.measure import Measurement
     from rich.table import Table
-    from rich.text import Text
-
-    plain = not console.encoding.startswith("utf")
-
-    def shown(cell: Cell) -> Text:
-        text, style = (cell, "") if isinstance(cell, str) else cell
-        return line_of((text.translate(PLAIN) if plain else text, style))
 
     table = Table()
     for column, name in enumerate(header):
-        table.add_column(shown(name), justify="left" if column < texts else "right", no_wrap=False)
+        table.add_column(line_of(name), justify="left" if column < texts else "right", overflow="fold")
     previous: Cell | None = None
     for cells, style in rows:
-        if grouped and previous is not None and cells[0] != previous:
+        if grouped and previous not in (None, cells[0]):
             table.add_section()
-        first = "" if grouped and cells[0] == previous else cells[0]
-        table.add_row(*map(shown, [first, *cells[1:]]), style=style or None)
+        table.add_row(*map(line_of, cells), style=style or None)
         previous = cells[0]
     say(console, (title, "italic"))
-    needed = Measurement.get(console, console.options.update(max_width=10_000), table)
-    if needed.maximum > console.width and not _in_terminal(console) and "COLUMNS" not in os.environ:
-        console.width = needed.maximum
-    if needed.minimum <= console.width:
-        console.print(table)
-        return
-    for cells, style in rows:
-        line = Text(" ").join(map(shown, cells[:texts]))
-        line.stylize(style)
-        console.print(line, overflow="fold")
-        pairs = [Text.assemble((label, "dim"), " ", shown(cell)) for label, cell in zip(header, cells, strict=True)]
-        console.print(Text("  ").join(pairs[texts:]), overflow="fold")
+    if not _in_terminal(console) and "COLUMNS" not in os.environ:
+        needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+        console.width = max(console.width, needed)
+    console.print(table)
 
 
 def counted(number: int, what: str) -> str:
@@ -161,22 +141,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-class Phases:
-    """A permanent line for each phase of a job: what it was, its outcome, and how long it took.
-
-    figures: of the current phase, a text that ends with a comma; empty if there is nothing to report.
-    """
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self.show, self.name, self.figures, self.started = show, "", "", 0.0
-
-    def begin(self, name: str) -> None:
-        """Reports the phase before, if any."""
-        if self.name:
-            self.show(f"{self.name}: {self.figures}{duration(time.perf_counter() - self.started)}")
-        self.name, self.figures, self.started = name, "", time.perf_counter()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How training images are changed at random, each time they are drawn; `options.AUGMENTATIONS` names them."""
+"""How training images are changed at random, each time they are drawn; `settings.AUGMENTATIONS` names them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from .options import AUGMENTATIONS
 
 Range = tuple[float, float]
 
@@ -83,7 +81,7 @@ def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, 
 
     Args:
         images: float32 [n, channels, height, width].
-        names: from AUGMENTATIONS, in that order, or just "none".
+        names: from `settings.AUGMENTATIONS`, in that order, or just "none".
         limits: the smallest and the largest value that an image may have.
 
     Returns:
@@ -93,11 +91,3 @@ def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, 
         if name != "none":
             images = _DONE[name](images, generator, limits)
     return images
-
-
-def sentence(names: Sequence[str], noun: str = "image") -> str:
-    """What is applied."""
-    said = [AUGMENTATIONS[name] for name in names if name != "none"]
-    if not said:
-        return f"Training {noun}s are not changed."
-    return f"Training {noun}s are changed at random: {'; '.join(said)}."

@@ -7,9 +7,8 @@ simulation in turn is compared with the runtime, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,9 @@ from ...deploy.simulate import simulate
 from ...deploy.values import Lowered, device_codes
 from ...kit.device.profile import DEFAULT_KERNELS, REFERENCE
 from ..report.results import Beside, Dataset, Split
-from .judges import Judge
 
-CLASSES = Judge()
-# How many images' values are kept for all layers at once.
-LAYER_IMAGES = 128
-# How many images are computed at a time.
-IMAGES_AT_A_TIME = 128
+# How many images' values are kept for all layers at once, and how many are computed at a time.
+LAYER_IMAGES = IMAGES_AT_A_TIME = 128
 
 
 def beside_training(
@@ -41,7 +36,6 @@ def beside_training(
     codes: np.ndarray,
     devices: Sequence[str],
     lowered: Lowered | None = None,
-    judge: Judge = CLASSES,
 ) -> dict[str, Beside]:
     """Compares several devices with training.
 
@@ -50,36 +44,29 @@ def beside_training(
         graph: lowered from it.
         split: images and labels; codes: the images as the device takes them.
         lowered: see `deploy.device_codes`.
-        judge: turns outputs into answers.
     """
     lowered = lowered or lower_with_layouts(model)
     (output,) = graph.outputs
     tallies: dict[str, dict[str, Tally]] = {device: {} for device in devices}
-    answers: Mapping[str, list[np.ndarray]] = {name: [] for name in ("", *devices)}
-    scores: Mapping[str, list[np.ndarray]] = {name: [] for name in devices}
+    answers: dict[str, list[np.ndarray]] = {name: [] for name in ("training", *devices)}
     for start in range(0, len(codes), IMAGES_AT_A_TIME):
-        images = slice(start, start + IMAGES_AT_A_TIME)
-        trained = device_codes(model, split.images[images], lowered=lowered)
-        shown = split.images[images].numpy()
-        answers[""].append(judge.answers(graph, trained[output], shown))
+        block = slice(start, start + IMAGES_AT_A_TIME)
+        trained = device_codes(model, split.images[block], lowered=lowered)
+        answers["training"].append(trained[output].argmax(1))
         for device in devices:
-            integers = simulate(graph, codes[images], device, tensors=list(trained), progress=False)
-            answers[device].append(judge.answers(graph, integers[output], shown))
-            scores[device].append(judge.scores(graph, integers[output], shown))
+            integers = simulate(graph, codes[block], device, tensors=list(trained), progress=False)
+            answers[device].append(integers[output].argmax(1))
             for name, own in trained.items():
                 tallies[device].setdefault(name, Tally()).add(integers[name], own, "training")
     kinds = {operator.outputs[0]: operator.kind for operator in graph.operators}
-    trained_answers, labels = np.concatenate(answers[""]), split.labels.numpy()[: len(codes)]
-    found = {}
+    classes = {name: np.concatenate(blocks) for name, blocks in answers.items()}
+    compared = {}
     for device, tally in tallies.items():
         same = device == graph.trained_for
-        rows = {name: each.comparison(name, kinds.get(name, "input"), same) for name, each in tally.items()}
-        device_answers = np.concatenate(answers[device])
-        device_scores = np.concatenate(scores[device])
-        found[device] = Beside(
-            tuple(rows.values()), rows[output], trained_answers, device_answers, labels, device_scores
-        )
-    return found
+        rows = {name: entry.comparison(name, kinds.get(name, "input"), same) for name, entry in tally.items()}
+        labels = split.labels.numpy()[: len(codes)]
+        compared[device] = Beside(tuple(rows.values()), rows[output], classes["training"], classes[device], labels)
+    return compared
 
 
 def about(ran: Report, device: str, beside: Beside) -> Report:
@@ -108,21 +95,3 @@ def users_own(model: qat.PreparedModel, dataset: Dataset, runs: str) -> dict[str
     if profile_here(runs) != model.profile:
         return {}
     return {"model": model, "data": dataset.test.images[:LAYER_IMAGES]}
-
-
-def run_on_device(graph: Graph, path: Path, codes: np.ndarray) -> np.ndarray:
-    """The plain file on the runtime: int8 codes of the logits, [n, classes]."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    # Not by its path, which need not be UTF-8.
-    interpreter = Interpreter(model_content=path.read_bytes(), num_threads=1)
-    (entry,), (exit_,) = interpreter.get_input_details(), interpreter.get_output_details()
-    results = []
-    for start in range(0, len(codes), IMAGES_AT_A_TIME):
-        block = codes[start : start + IMAGES_AT_A_TIME]
-        interpreter.resize_tensor_input(entry["index"], block.shape)
-        interpreter.allocate_tensors()
-        interpreter.set_tensor(entry["index"], block)
-        interpreter.invoke()
-        results.append(np.array(interpreter.get_tensor(exit_["index"])))
-    return np.concatenate(results)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .fields import TEXT, TEXTS, Kind, check_fields
 from .files import check_file, write_atomically
-from .options import split
+from .settings import split
 
 CHECKPOINT_FORMAT = 2
 # Numbers in the largest image that a checkpoint may ask for: 4096 x 4096, grey.
@@ -130,31 +130,6 @@ def _check_plain(value: Any, where: str, depth: int) -> None:
         raise ValueError(f"{where} is of type {kind.__name__}")
 
 
-def check_alike(found: Any, expected: Any, where: str) -> None:
-    """Refuses what differs from `expected` in structure: keys, lengths, types or tensor shapes.
-
-    Raises:
-        ValueError: says where.
-    """
-    if isinstance(expected, Mapping):
-        if not isinstance(found, Mapping) or set(found) != set(expected):
-            raise ValueError(f"{where} does not have the expected keys")
-        for key, entry in expected.items():
-            check_alike(found[key], entry, f"{where}[{key!r}]")
-    elif isinstance(expected, list | tuple):
-        if not isinstance(found, list | tuple) or len(found) != len(expected):
-            raise ValueError(f"{where} is not a list of {len(expected)}")
-        for position, (one, other) in enumerate(zip(found, expected, strict=True)):
-            check_alike(one, other, f"{where}[{position}]")
-    elif isinstance(expected, Tensor):
-        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (expected.shape, expected.dtype):
-            raise ValueError(f"{where} is not a {expected.dtype} tensor of shape {list(expected.shape)}")
-    elif isinstance(expected, float) and type(found) in (int, float):
-        return
-    elif type(found) is not type(expected):
-        raise ValueError(f"{where} is of type {type(found).__name__}, not {type(expected).__name__}")
-
-
 def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
     """Refuses a checkpoint that is not one of a quantized network, field by field.
 
@@ -186,13 +161,6 @@ def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
             split(checkpoint["split"])
         except ValueError as error:
             raise ValueError(f"{path}: split {error}") from error
-    if "outputs" in checkpoint or "threshold" in checkpoint:
-        outputs, threshold = checkpoint.get("outputs"), checkpoint.get("threshold")
-        if outputs != math.prod(checkpoint["input_shape"]) or type(threshold) is not float or not threshold >= 0:
-            raise ValueError(
-                f"{path}: a network that gives its input back must have as many outputs as inputs, and a threshold of "
-                f"at least 0, got {outputs!r} and {threshold!r}"
-            )
     # A file of a few bytes must not be able to request a network that fills all memory.
     held = sum(entry.numel() for entry in checkpoint["state"].values() if isinstance(entry, Tensor))
     if len(checkpoint["class_names"]) > held:

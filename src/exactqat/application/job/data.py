@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data for the job: scikit-learn's digits, rendered letters, an .npz file, a folder of class folders, or any iterable
-of (x, y).
+"""Data for the job: scikit-learn's digits, rendered letters, an .npz file, or a folder of class folders.
 
 How images become numbers, whatever their source:
 
@@ -17,10 +16,8 @@ Arrays and files stay on disk and are read when they are needed (`images.py`).
 from __future__ import annotations
 
 import os
-import shutil
-import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +27,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from ...deploy.examples import NAMES, PART_NAMES, numbered
+from ...deploy.examples import NAMES, PART_NAMES, StoredArrays, endings_in, numbered
 from ...kit.display import on_one_line
 from ...kit.progress import Clock
 from ..report import results
 from ..report.results import Dataset, Split
-from .files import check_file
 from .glyphs import rendered
-from .images import AT_ONCE, Files, Images, part_of, pixels, reason, temporary_array
+from .images import AT_ONCE, Files, Images, part_of, reason
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT_SEED = 0
@@ -48,24 +44,19 @@ MOST_CHECKED, SAMPLE = 100_000, 2_000
 Part = tuple[results.Images, np.ndarray]
 
 
-def load(name: str, image_size: int | None = None, split: str | None = None, reconstructs: bool = False) -> Dataset:
+def load(name: str, image_size: int | None = None, split: str | None = None) -> Dataset:
     """The data set of that name.
 
     Args:
         name: "digits", "glyphs", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
         image_size: height and width to which images are scaled, in pixels.
-        split: parts of training, validation and test, and a seed, as `options.split` writes them; for data that is not
+        split: parts of training, validation and test, and a seed, as `settings.split` writes them; for data that is not
             yet divided.
-        reconstructs: the data is normal examples and anomalies, see `from_anomalies`.
 
     Raises:
         ValueError: there is none, or it cannot be used; the message says why.
     """
     path = Path(name)
-    if reconstructs:
-        if path.suffix != ".npz":
-            raise ValueError(f"data must be an .npz file of normal examples and anomalies, got {name!r}")
-        return from_anomalies(path)
     if name == "digits":
         return digits(image_size, split)
     if name == "glyphs":
@@ -97,39 +88,57 @@ def glyphs(image_size: int | None = None, split: str | None = None) -> Dataset:
 
 
 def from_npz(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
-    """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``.
-
-    x: [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4 channels;
-    y: [n], integers or strings; ``classes``, if given, names the integers, or the strings in their order. Images that
-    contain NaN or infinity are skipped.
+    """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``;
+    see `from_arrays`. ``classes``, if given, names the integers, or the strings in their order.
 
     Raises:
         ValueError: the file or its arrays cannot be used; the message says why.
     """
-    names = {"": ("",)} | {part: tuple(f"_{name}" for name in endings) for part, endings in PART_NAMES.items()}
-    wanted = {f"{axis}{ending}" for endings in names.values() for ending in endings for axis in "xy"}
-    held, arrays = arrays_of(path, {NAMES, *wanted})
-    classes = [str(name) for name in arrays.get(NAMES, ())]
+    stored = StoredArrays(path)
+    classes = [str(name) for name in stored.get(NAMES, ())]
     pairs = {
-        part: (arrays[f"x{ending}"], numbered(path, arrays[f"y{ending}"], classes))
-        for part, endings in names.items()
-        for ending in endings
-        if {f"x{ending}", f"y{ending}"} <= set(arrays)
+        part: (stored[f"x{ending}"], numbered(path, stored[f"y{ending}"], classes))
+        for part, ending in endings_in(stored).items()
+        if f"y{ending}" in stored
     }
-    if "" in pairs:
-        pairs = {"": pairs[""]}
-    elif not {"train", "test"} <= set(pairs):
+    if "" not in pairs and not {"train", "test"} <= pairs.keys():
         raise ValueError(
             f"{path} must contain arrays named x and y, or x_train, y_train, x_test and y_test; it contains "
-            f"{', '.join(held) or 'nothing'}"
+            f"{', '.join(stored) or 'nothing'}"
         )
+    dataset = from_arrays(pairs, path.name, image_size, split, str(path))
+    if not classes:
+        return dataset
+    return replace(dataset, class_names=tuple(classes[int(label)] for label in dataset.class_names))
+
+
+def from_arrays(
+    pairs: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    name: str = "data",
+    image_size: int | None = None,
+    split: str | None = None,
+    where: str = "",
+) -> Dataset:
+    """Arrays by part, or all under "", which are then divided. Images that contain NaN or infinity are skipped.
+
+    Args:
+        pairs: x [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4
+            channels; y [n], integers or strings.
+        where: the data is, for messages; its name if that says enough.
+
+    Raises:
+        ValueError: they cannot be used; the message says why.
+    """
     skipped: list[str] = []
     parts: dict[str, Part] = {}
     low, high = 0.0, 0.0
     for part, (x, y) in pairs.items():
-        where = f"{path}, {part or 'x and y'}"
-        check_labels(y, len(x) if x.ndim else 0, where)
-        rows = _channels_last(x, where)
+        place = f"{where or name}, {part or 'x and y'}"
+        if y.shape != (len(x) if x.ndim else 0,):
+            raise ValueError(f"{place}: y must have one label for each of {len(x)} images, got shape {list(y.shape)}")
+        if y.dtype.kind not in "biuU":
+            raise ValueError(f"{place}: y must contain integers or strings, got dtype {y.dtype}")
+        rows = _channels_last(x, place)
         finite = np.ones(len(rows), bool)
         for start in range(0, len(rows), AT_ONCE):
             block = rows[start : start + AT_ONCE]
@@ -138,127 +147,11 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
                 block = block[finite[start : start + AT_ONCE]]
             scale = {"uint8": 255, "uint16": 65535}.get(block.dtype.name, 1)
             low, high = min(low, float(block.min(initial=0)) / scale), max(high, float(block.max(initial=0)) / scale)
-        skipped += [f"{where}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
+        skipped += [f"{place}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (Images(rows, np.nonzero(finite)[0], _fitting(image_size)), y[finite])
-    limits = range_of([np.array([low, high], np.float32)])
-    dataset = _dataset(path.name, parts, limits, skipped, str(path), split=split)
-    if not classes:
-        return dataset
-    return replace(dataset, class_names=tuple(classes[int(label)] for label in dataset.class_names))
-
-
-def from_anomalies(path: Path) -> Dataset:
-    """Arrays ``x_train`` of normal examples, ``x_test`` and ``y_test`` (0: normal, 1: anomaly) and, if given, ``x_val``
-    of normal ones; otherwise a share of the training examples is used for it.
-
-    x: [n, features] or [n, height, width], numbers, used as they are.
-
-    Raises:
-        ValueError: the file or its arrays cannot be used; the message says why.
-    """
-    held, arrays = arrays_of(path, {"x_train", "x_val", "x_test", "y_test"})
-    if not {"x_train", "x_test", "y_test"} <= set(arrays):
-        raise ValueError(
-            f"{path} must contain x_train (normal examples), x_test and y_test (0: normal, 1: anomaly), and may "
-            f"contain x_val; it contains {', '.join(held) or 'nothing'}"
-        )
-    parts: dict[str, np.ndarray] = {}
-    for name in ("x_train", "x_val", "x_test"):
-        if name not in arrays:
-            continue
-        x = arrays[name]
-        if x.ndim not in (2, 3) or 0 in x.shape or x.dtype.kind not in "biuf" or not np.isfinite(x).all():
-            raise ValueError(
-                f"{path}: {name} must be finite numbers [n, features] or [n, height, width], got {x.dtype} "
-                f"{list(x.shape)}"
-            )
-        shape = (len(x), 1, *x.shape[1:]) if x.ndim == 3 else (len(x), 1, 1, x.shape[1])
-        parts[name] = np.ascontiguousarray(x.reshape(shape), np.float32)
-    shapes = {name: list(x.shape[2:]) for name, x in parts.items()}
-    if len({tuple(shape) for shape in shapes.values()}) > 1:
-        raise ValueError(f"{path}: the parts differ in the shape of their examples: {shapes}")
-    labels = arrays["y_test"]
-    check_labels(labels, len(parts["x_test"]), f"{path}, y_test")
-    if set(np.unique(labels).tolist()) != {0, 1}:
-        raise ValueError(f"{path}: y_test must hold 0 for normal examples and 1 for anomalies, both of them")
-    if "x_val" not in parts:
-        order = np.random.default_rng(SPLIT_SEED).permutation(len(parts["x_train"]))
-        share = max(1, round(VALIDATION_SHARE * len(order)))
-        if len(order) < 4:
-            raise ValueError(f"{path}: x_train has {len(order)} examples, at least 4 are needed")
-        parts["x_val"], parts["x_train"] = parts["x_train"][order[:share]], parts["x_train"][order[share:]]
-
-    def part(name: str, y: np.ndarray | None = None) -> Split:
-        x = torch.from_numpy(parts[name])
-        return Split(x, torch.zeros(len(x), dtype=torch.int64) if y is None else torch.from_numpy(y.astype(np.int64)))
-
-    splits = part("x_train"), part("x_val"), part("x_test", labels)
-    return Dataset(path.name, ("normal", "anomaly"), range_of(list(parts.values())), *splits, reconstructs=True)
-
-
-def arrays_of(path: Path, wanted: set[str]) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The names of all arrays in an .npz file, and the wanted arrays; they stay on disk.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    try:
-        check_file(path)
-        with path.open("rb") as file:
-            start = file.read(6)
-        if start == b"\x93NUMPY":
-            raise ValueError("it contains a single array, not an archive of x and y")
-        if start and not start.startswith(b"PK"):  # np.load would treat it as a pickle, and say how to run its code
-            raise ValueError("it is not an archive of arrays such as numpy.savez writes")
-        with zipfile.ZipFile(path) as archive:
-            held = sorted(name.removesuffix(".npy") for name in archive.namelist())
-            arrays = {
-                info.filename.removesuffix(".npy"): _array(archive, info)
-                for info in archive.infolist()
-                if info.filename.removesuffix(".npy") in wanted
-            }
-    except Exception as error:  # noqa: BLE001 - archives and headers of arrays that are damaged raise nearly anything
-        raise ValueError(f"{path} cannot be read as an .npz file: {reason(error)}") from error
-    return held, arrays
-
-
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """A member, mapped into memory: a packed one from a temporary file."""
-    key = info.filename.removesuffix(".npy")
-    with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(version, np.lib.format.read_array_header_2_0)
-        shape, fortran, dtype = read(member)
-        if dtype.hasobject:
-            raise ValueError(f"{key} contains Python objects; save numbers or strings, such as {key}.astype(str)")
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if info.file_size - member.tell() != size:
-            raise ValueError(f"{key} is not as long as it says")
-        if info.compress_type == zipfile.ZIP_STORED and size and dtype.kind not in "US":
-            # Read once for its checksum, in pieces.
-            offset = member.tell()
-            while member.read(1 << 20):
-                pass
-            with open(str(archive.filename), "rb") as file:
-                file.seek(info.header_offset + 26)
-                name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
-            place = info.header_offset + 30 + name + extra + offset
-            return np.memmap(str(archive.filename), dtype, "c", place, shape, "F" if fortran else "C")
-        content = temporary_array((size,), np.uint8)
-        shutil.copyfileobj(member, _Writer(content), 1 << 20)
-        return content.view(dtype).reshape(shape, order="F" if fortran else "C")
-
-
-class _Writer:
-    """A file that fills an array."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array, self._at = array, 0
-
-    def write(self, data: bytes) -> int:
-        self._array[self._at : self._at + len(data)] = np.frombuffer(data, np.uint8)
-        self._at += len(data)
-        return len(data)
+    # 0..1 if the images keep to it, otherwise their extremes with zero.
+    limits = (0.0, 1.0) if low == 0 and high <= 1 else (float(np.float32(low)), float(np.float32(high)))
+    return _dataset(name, parts, limits, skipped, where, split=split)
 
 
 def from_folder(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
@@ -310,47 +203,6 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
         parts[part] = (Images(rows, numbers), np.array([files[number][1] for number in numbers]))
         photos[part] = [on_one_line(files[number][2].removeprefix(f"{path}/")) for number in numbers]
     return _dataset(path.name, parts, (0.0, 1.0), skipped, str(path), photos, split)
-
-
-def from_pairs(pairs: Iterable[tuple[Any, Any]], name: str = "data", image_size: int | None = None) -> Dataset:
-    """Any iterable of (x, y), such as a torch `Dataset`; it is read once and divided here.
-
-    Args:
-        pairs: x is a Pillow image, an array or a tensor: [height, width], [height, width, channels] or [channels,
-            height, width] with 1 to 4 channels; y an integer or a string.
-        name: for the report.
-        image_size: see the module.
-
-    Raises:
-        ValueError: as `from_folder`; or an x of another shape, a y that is neither.
-    """
-    images: list[np.ndarray] = []
-    labels: list[Any] = []
-    skipped: list[str] = []
-    for position, (x, y) in enumerate(pairs):
-        where = f"{name}, image {position}"
-        array = pixels(x, image_size) if isinstance(x, Image.Image) else np.asarray(x)
-        if array.ndim not in (2, 3):
-            raise ValueError(f"{where}: x must have 2 or 3 dimensions, got shape {list(array.shape)}")
-        image = Images(_channels_last(array[None], where), np.arange(1), _fitting(image_size)).numpy()[0]
-        if not np.isfinite(image).all():
-            skipped.append(f"{where}: contains NaN or infinity")
-            continue
-        images.append(image)
-        labels.append(y.item() if hasattr(y, "item") else y)
-    if not images:
-        raise ValueError(f"{name} contains no usable image")
-    y = np.array(labels)
-    check_labels(y, len(images), name)
-    channels, first = max(image.shape[0] for image in images), images[0].shape[1:]
-    for image in images:
-        if image.shape[1:] != first:
-            sizes = " and ".join(f"{width}x{height} pixels" for height, width in (first, image.shape[1:]))
-            raise ValueError(f"images differ in size ({sizes}); set image_size (--image-size) to scale them all")
-        if image.shape[0] not in (1, channels):
-            raise ValueError(f"{name} has images of {image.shape[0]} and of {channels} channels")
-    stacked = np.stack([np.broadcast_to(image, (channels, *first)) for image in images])
-    return _dataset(name, {"": (torch.from_numpy(stacked), y)}, range_of([stacked]), skipped)
 
 
 def _subfolders(path: Path) -> dict[str, Path]:
@@ -453,20 +305,6 @@ def _channels_last(x: np.ndarray, where: str) -> np.ndarray:
     if 0 in x.shape:
         raise ValueError(f"{where}: x is empty, its shape is {list(x.shape)}")
     return x
-
-
-def check_labels(y: np.ndarray, count: int, where: str) -> None:
-    if y.shape != (count,):
-        raise ValueError(f"{where}: y must have one label for each of {count} images, got shape {list(y.shape)}")
-    if y.dtype.kind not in "biuU":
-        raise ValueError(f"{where}: y must contain integers or strings, got dtype {y.dtype}")
-
-
-def range_of(parts: Sequence[np.ndarray]) -> tuple[float, float]:
-    """0..1 if the images keep to it, otherwise their extremes with zero."""
-    low = min(float(images.min(initial=0.0)) for images in parts)
-    high = max(float(images.max(initial=0.0)) for images in parts)
-    return (0.0, 1.0) if low == 0 and high <= 1 else (low, high)
 
 
 def _fitting(size: int | None) -> Any:

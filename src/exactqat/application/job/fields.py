@@ -21,7 +21,13 @@ OBJECT: Kind = ("an object", lambda value: isinstance(value, dict))
 NUMBER: Kind = ("a number of at least 0", _number)
 WHOLE: Kind = ("a whole number of at least 0", lambda value: type(value) is int and _number(value))
 SHARE: Kind = ("a number from 0 to 1", lambda value: _number(value) and value <= 1)
+FLAG: Kind = ("True or False", lambda value: type(value) is bool)
+FLOAT: Kind = ("a number", lambda value: type(value) is float)
 TEXTS: Kind = ("a list of strings", lambda value: isinstance(value, list) and all(type(text) is str for text in value))
+
+
+def whole_to(low: int, high: int) -> Kind:
+    return f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
 
 
 def optional(kind: Kind) -> Kind:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ..report import findings, job_page
-from ..report.comparison import FIGURES, LATER, FinishedJob
+from ..report import findings
+from ..report.comparison import Delivered, FinishedJob
 from ..report.results import Outcome, Results
 from ..report.text import shortened
 from . import files
-from .devices import current_settings
-from .fields import NUMBER, OBJECT, SHARE, TEXT, WHOLE, Kind, check_fields, optional
-from .options import MIXED
+from .fields import OBJECT, SHARE, TEXT, WHOLE, Kind, check_fields
+from .settings import PRECISION
+from .store import read_job
 
 
 def metrics(results: Results) -> dict[str, Any]:
@@ -38,13 +37,12 @@ def metrics(results: Results) -> dict[str, Any]:
         },
         "settings": settings.stored(),
         "device": settings.device,
-        "formerly_trained_for": results.formerly or None,
         "ran_as": results.ran_as,
         "seconds": round(results.seconds, 2),
         "resumed": results.resumed,
         "runs": results.runs,
         "recipe": [{"passes": passes, "sentence": sentence} for passes, sentence in findings.passing(results)],
-        "weights": results.fit and results.fit.stored(),
+        "weights": results.fit and {"digest": results.fit.digest, "sentences": list(results.fit.sentences)},
         "versions": {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "numpy", "ai-edge-litert")},
@@ -134,6 +132,8 @@ def write_metrics(results: Results) -> Path:
 
 def write_report(results: Results) -> Path:
     """Writes DIR/report.html and returns its path."""
+    from ..report import job_page
+
     path = results.settings.out / "report.html"
     files.write_atomically(path, job_page.written(results).encode("utf-8", "backslashreplace"))
     return path
@@ -146,67 +146,30 @@ def read(directory: Path) -> FinishedJob:
         FileNotFoundError, NotADirectoryError: there is none.
         ValueError: it is unfinished, or its files are damaged; the message says which.
     """
-    files.check_there(directory)
-    if not (directory / "job.json").exists():
-        raise FileNotFoundError(f"{directory} contains no job.json, so it is not a job; `exactqat train` writes one")
-    job = files.read_json(directory / "job.json")
+    settings, images, _ = read_job(directory)
     path = directory / "metrics.json"
     if not path.exists():
         raise ValueError(f"{directory} contains an unfinished job, which has no figures to compare: continue it first")
-    metrics = files.read_json(path)
-    check_fields(job, directory / "job.json", {"settings": OBJECT, "images": TEXT})
-    try:
-        settings = current_settings(job["settings"])
-    except ValueError as error:
-        raise ValueError(f"{directory / 'job.json'}: {error}") from error
-    check_fields(metrics, path, {"data": OBJECT, "float": OBJECT, "networks": OBJECT, "seconds": NUMBER})
-    check_fields(metrics["float"], path, {"test_accuracy": SHARE})
-    tests = check_fields(metrics["data"], path, {"test": WHOLE})["test"]
-    if tests < 1:
-        raise ValueError(f"{path}: test must be at least 1, got {tests}")
-    delivered = {}
-    answers = {"float32": metrics["float"].get("answers")}
-    for precision, methods in metrics["networks"].items():
+    numbers = ("a list of whole numbers", lambda value: isinstance(value, list) and all(type(n) is int for n in value))
+    kinds = {"float": OBJECT, "networks": OBJECT, "labels": numbers}
+    content = check_fields(files.read_json(path), path, kinds)
+    labels = np.array(content["labels"], dtype=object)
+    answers: Kind = (
+        f"a list of {len(labels)} whole numbers",
+        lambda value: numbers[1](value) and len(value) == len(labels),
+    )
+    if not len(labels):
+        raise ValueError(f"{path}: labels must be at least one")
+    held = check_fields(content["float"], f"{path}: float", {"test_accuracy": SHARE, "answers": answers})
+    networks = {"float32": Delivered(held["test_accuracy"], np.array(held["answers"], dtype=object) == labels)}
+    for precision, methods in content["networks"].items():
         where = f"{path}: networks.{shortened(precision, 20)}"
-        if not re.fullmatch(rf"w\da\d+|{MIXED}", precision):
+        if not re.fullmatch(PRECISION, precision):
             raise ValueError(f"{where} is not a precision such as w8a8")
         name = check_fields(methods, where, {"chosen": TEXT})["chosen"]
-        chosen = check_fields(methods.get(name), where, {"title": TEXT})
-        footprint = chosen["footprint"] if isinstance(chosen.get("footprint"), dict) else {}
-        figures = check_fields({**footprint, **chosen}, where, _KINDS)
-        delivered[precision] = {"method": chosen["title"], **{name: figures.get(name) for name in _KINDS}}
-        answers[precision] = chosen.get("answers")
-    right = _right(metrics.get("labels"), answers, tests, path)
-    accuracy, device = metrics["float"]["test_accuracy"], shortened(settings["device"], 40)
-    return FinishedJob(
-        str(directory), settings, job["images"], tests, accuracy, metrics["seconds"], delivered, device, right
-    )
-
-
-def _kind(name: str, whole: bool) -> Kind:
-    kind = WHOLE if whole else SHARE
-    return optional(kind) if name in LATER else kind
-
-
-_KINDS = {name: _kind(name, whole) for name, (_, whole) in FIGURES.items()}
-
-
-def _right(labels: Any, answers: Mapping[str, Any], images: int, path: Path) -> dict[str, np.ndarray]:
-    """Whether each test image was right, by network; nothing for a job from before answers were kept.
-
-    Raises:
-        ValueError: answers or labels are not a list of that many whole numbers.
-    """
-    if labels is None:
-        return {}
-    arrays = {}
-    for name, given in {"labels": labels, **answers}.items():
-        if given is None:
-            continue
-        if not isinstance(given, list) or len(given) != images or not all(type(answer) is int for answer in given):
-            raise ValueError(
-                f"{path}: answers and labels must be {images:,} whole numbers each, those of {name} are not"
-            )
-        arrays[name] = np.array(given, dtype=object)
-    truth = arrays.pop("labels")
-    return {name: (given == truth).astype(bool) for name, given in arrays.items()}
+        figures = ("file_bytes", "values_differing", "training_differing")
+        kinds = {"device_accuracy": SHARE, "answers": answers} | dict.fromkeys(figures, WHOLE)
+        chosen = check_fields(methods.get(name), where, kinds)
+        right = np.array(chosen["answers"], dtype=object) == labels
+        networks[precision] = Delivered(chosen["device_accuracy"], right, tuple(chosen[figure] for figure in figures))
+    return FinishedJob(str(directory), settings, images, networks)

@@ -2,8 +2,8 @@
 """The job's directory: written completely or not at all, by one process at a time, without overwriting existing files.
 
 What a job writes has the names in `entries`. Nothing that another program or another job wrote is deleted or
-overwritten: a job starts only if none of these names is taken, and existing files are moved to a folder next to it if
-necessary.
+overwritten: a job starts only if none of these names is taken, and an existing job's directory is renamed if the user
+asks for it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from .options import PRECISION
+from .settings import PRECISION
 
 try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-# What marks a job as finished comes first, what marks it as a job last: if moving it aside is interrupted, it can be
-# continued or moved again.
-ENTRIES = ("metrics.json", "report.html", "training", "tensorboard", "float", PRECISION, "job.json")
-# Files in them, for what `write_atomically` leaves if the process is killed.
-FILES = {
-    ".": r"(metrics|job)\.json|report\.html",
-    "training": r"[\w-]+\.(pt|csv)|elapsed\.json",
-    "tensorboard": r"$.",
-    "float": r"checkpoint\.pt",
-    PRECISION: r"checkpoint\.pt|model\.(tflite|onnx)",
-}
+ENTRIES = ("metrics.json", "report.html", "training", "float", PRECISION, "job.json")
+# What a process leaves if it is killed while it writes.
+HALF = ".exactqat-"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -47,7 +39,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=HALF)
     except OSError as error:
         raise cannot_write(path, error) from error
     try:
@@ -154,7 +146,7 @@ def check_there(out: Path) -> None:
 
 
 def entries(out: Path) -> list[str]:
-    """The names in a directory that a job uses for itself, even if written by others, in the order of ENTRIES.
+    """The names in a directory that a job uses for itself, even if written by others.
 
     Raises:
         NotADirectoryError: it is not a directory.
@@ -170,43 +162,19 @@ def entries(out: Path) -> list[str]:
     return [name for pattern in ENTRIES for name in sorted(names) if re.fullmatch(pattern, name)]
 
 
-def remove_halves(out: Path) -> None:
-    """Removes partial files that a process leaves if it is killed while writing."""
-    for folder in (out, *(out / name for name in entries(out))):
-        if not folder.is_dir() or (folder != out and folder.is_symlink()):
-            continue
-        place = "." if folder == out else folder.name
-        (names,) = (names for pattern, names in FILES.items() if re.fullmatch(pattern, place))
-        for path in folder.iterdir():
-            if re.fullmatch(rf"({names})[a-z0-9_]+\.tmp", path.name):
-                path.unlink()
-
-
 def move_aside(out: Path) -> Path:
-    """Moves a job's entries to a new folder next to its directory, `out`.1 or the next free one, and returns it.
+    """Renames a job's directory to `out`.1 or the next free number, and puts an empty one in its place.
 
     Raises:
-        OSError: they cannot be moved; they stay where they were.
+        OSError: it cannot be renamed; it stays where it was.
+        ValueError: another process uses it.
     """
     home = out.resolve()
-    moved: list[tuple[Path, Path]] = []
-    aside = home
-    try:
-        for number in count(1):
-            aside = home.with_name(f"{home.name}.{number}")
-            try:
-                aside.mkdir()
-                break
-            except FileExistsError:
-                continue
-        for name in entries(home):
-            os.rename(home / name, aside / name)
-            moved.append((home / name, aside / name))
-    except OSError as error:
-        for before, after in reversed(moved):
-            os.rename(after, before)
-        if aside != home:
-            with contextlib.suppress(OSError):
-                aside.rmdir()
-        raise OSError(f"the job in {out} cannot be moved aside to {aside}: {error.strerror or error}") from error
+    aside = next(home.with_name(f"{home.name}.{n}") for n in count(1) if not os.path.lexists(f"{home}.{n}"))
+    with locked(home):
+        try:
+            os.rename(home, aside)
+        except OSError as error:
+            raise OSError(f"the job in {out} cannot be moved aside to {aside}: {error.strerror or error}") from error
+    home.mkdir()
     return aside

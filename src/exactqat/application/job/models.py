@@ -8,11 +8,14 @@ padding. The last layer is always called ``classifier``.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-import math
+import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +23,6 @@ from torch import Tensor, nn
 from ...kit.train.torch.primitives import overruns_channels_last
 from ...qat import Conv2d, DepthwiseConv2d
 from ..report.text import shell_word
-from .imported import built, described, imported
 
 Shape = Sequence[int]
 
@@ -32,10 +34,9 @@ def convolution(
     return nn.Sequential(Conv2d(inputs, outputs, kernel, stride, bias=False), nn.BatchNorm2d(outputs), activation())
 
 
-def depthwise(channels: int, stride: int = 1, kernel: int = 3, activation: type[nn.Module] = nn.ReLU6) -> nn.Sequential:
+def depthwise(channels: int, stride: int = 1) -> nn.Sequential:
     """Depthwise convolution, batch norm, activation."""
-    filter_ = DepthwiseConv2d(channels, kernel, stride, bias=False)
-    return nn.Sequential(filter_, nn.BatchNorm2d(channels), activation())
+    return nn.Sequential(DepthwiseConv2d(channels, 3, stride, bias=False), nn.BatchNorm2d(channels), nn.ReLU6())
 
 
 class Separable(nn.Module):
@@ -50,46 +51,21 @@ class Separable(nn.Module):
         return self.pointwise(self.depthwise(features))
 
 
-class SqueezeExcite(nn.Module):
-    """Scales every channel by a number between 0 and 1 that depends on all channels' means."""
-
-    def __init__(self, channels: int, squeezed: int) -> None:
-        super().__init__()
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.squeeze = nn.Sequential(Conv2d(channels, squeezed, 1), nn.ReLU())
-        self.excite = nn.Sequential(Conv2d(squeezed, channels, 1), nn.Hardsigmoid())
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features * self.excite(self.squeeze(self.pool(features)))
-
-
 class InvertedResidual(nn.Module):
-    """MobileNetV2's and V3's block: widen, filter, narrow without an activation, and add the input if it fits.
+    """MobileNetV2's block: widen, filter, narrow without an activation, and add the input if it fits.
 
-    Args:
-        wide: channels in the middle; if equal to `inputs`, there is nothing to widen.
-        squeeze_excite: with `SqueezeExcite` between filtering and narrowing.
+    wide: channels in the middle; if equal to `inputs`, there is nothing to widen.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        wide: int,
-        outputs: int,
-        stride: int = 1,
-        kernel: int = 3,
-        activation: type[nn.Module] = nn.ReLU6,
-        squeeze_excite: bool = False,
-    ) -> None:
+    def __init__(self, inputs: int, wide: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        self.expand = convolution(inputs, wide, 1, activation=activation) if wide != inputs else nn.Identity()
-        self.depthwise = depthwise(wide, stride, kernel, activation)
-        self.scale = SqueezeExcite(wide, _divisible(wide / 4)) if squeeze_excite else nn.Identity()
+        self.expand = convolution(inputs, wide, 1) if wide != inputs else nn.Identity()
+        self.depthwise = depthwise(wide, stride)
         self.project = nn.Sequential(Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, features: Tensor) -> Tensor:
-        narrow = self.project(self.scale(self.depthwise(self.expand(features))))
+        narrow = self.project(self.depthwise(self.expand(features)))
         return features + narrow if self.residual else narrow
 
 
@@ -100,25 +76,17 @@ def _divisible(channels: float, divisor: int = 8) -> int:
 
 
 class ImageClassifier(nn.Module):
-    """Features, their mean over the image, and one linear layer.
+    """Features, their mean over the image, and one linear layer."""
 
-    Args:
-        channels: those the linear layer reads.
-        head: layers between the mean and the linear layer.
-    """
-
-    def __init__(
-        self, features: nn.Module, channels: int, classes: int, dropout: float = 0.0, head: nn.Module | None = None
-    ) -> None:
+    def __init__(self, features: nn.Module, channels: int, classes: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.features = features
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.head = head if head is not None else nn.Identity()
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.classifier = nn.Linear(channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.classifier(self.dropout(self.head(self.pool(self.features(images))).flatten(1)))
+        return self.classifier(self.dropout(self.pool(self.features(images)).flatten(1)))
 
 
 class SmallMobileNet(nn.Module):
@@ -183,32 +151,6 @@ def mobilenet_v2(shape: Shape, classes: int, width: float = 1.0) -> nn.Module:
     return ImageClassifier(nn.Sequential(*blocks, convolution(inputs, last, 1)), last, classes, 0.2)
 
 
-def mobilenet_v3_small(shape: Shape, classes: int) -> nn.Module:
-    """arXiv:1905.02244, table 2: squeeze-and-excite, hard swish."""
-    relu, swish = nn.ReLU, nn.Hardswish
-    # kernel, channels in the middle, channels after, squeeze-and-excite, activation, stride
-    stages = [
-        (3, 16, 16, True, relu, 2),
-        (3, 72, 24, False, relu, 2),
-        (3, 88, 24, False, relu, 1),
-        (5, 96, 40, True, swish, 2),
-        (5, 240, 40, True, swish, 1),
-        (5, 240, 40, True, swish, 1),
-        (5, 120, 48, True, swish, 1),
-        (5, 144, 48, True, swish, 1),
-        (5, 288, 96, True, swish, 2),
-        (5, 576, 96, True, swish, 1),
-        (5, 576, 96, True, swish, 1),
-    ]
-    inputs = 16
-    blocks: list[nn.Module] = [convolution(shape[0], inputs, 3, 2, swish)]
-    for kernel, wide, outputs, squeeze_excite, activation, stride in stages:
-        blocks.append(InvertedResidual(inputs, wide, outputs, stride, kernel, activation, squeeze_excite))
-        inputs = outputs
-    features = nn.Sequential(*blocks, convolution(96, 576, 1, 1, swish))
-    return ImageClassifier(features, 1024, classes, 0.2, nn.Sequential(Conv2d(576, 1024, 1), swish()))
-
-
 class ResidualBlock(nn.Module):
     """Two convolutions in parallel with the input, or with its 1x1 convolution if size or channels change."""
 
@@ -230,62 +172,25 @@ def resnet8(shape: Shape, classes: int) -> nn.Module:
     return ImageClassifier(nn.Sequential(convolution(shape[0], 16, 3, 1, nn.ReLU), *blocks), 64, classes)
 
 
-class Autoencoder(nn.Module):
-    """Dense layers down to eight numbers and up again."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        sizes = [inputs, 128, 128, 128, 128, 8, 128, 128, 128, 128]
-        layers: list[nn.Module] = []
-        for size, following in zip(sizes, sizes[1:], strict=False):
-            layers += [nn.Linear(size, following), nn.BatchNorm1d(following), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
-        self.classifier = nn.Linear(128, outputs)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.classifier(self.layers(features.flatten(1)))
-
-
-def autoencoder(shape: Shape, classes: int) -> nn.Module:
-    """Anomaly detection of MLPerf Tiny, shape (640,); `classes` outputs: 640 to reconstruct the input."""
-    return Autoencoder(math.prod(shape), classes)
-
-
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    function.__name__: function
-    for function in (
-        small_mobilenet,
-        dscnn,
-        mobilenet_v1,
-        mobilenet_v2,
-        mobilenet_v3_small,
-        resnet8,
-        autoencoder,
-    )
+    function.__name__: function for function in (small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, resnet8)
 }
 
 
-# Packages whose models are used if they are named, and how they build one.
-LIBRARIES: dict[str, Callable[[str, Shape, int], nn.Module]] = {}
-
-
-def _library(function: Callable[[str, Shape, int], nn.Module]) -> Callable[[str, Shape, int], nn.Module]:
-    LIBRARIES[function.__name__] = function
-    return function
-
-
-@_library
 def timm(name: str, shape: Shape, classes: int) -> nn.Module:
     from timm import create_model
 
     return create_model(name, pretrained=False, in_chans=shape[0], num_classes=classes)
 
 
-@_library
 def torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
     from torchvision.models import get_model
 
     return get_model(name, weights=None, num_classes=classes)
+
+
+# Packages whose models are used if they are named, and how they build one.
+LIBRARIES: dict[str, Callable[[str, Shape, int], nn.Module]] = {"timm": timm, "torchvision": torchvision}
 
 
 def is_known(name: str) -> bool:
@@ -316,12 +221,58 @@ def check_name(name: str) -> None:
     imported(name)
 
 
+def imported(name: str) -> Any:
+    """The object called ``"package.module:name"``; runs that module.
+
+    Raises:
+        ValueError: the name is not of this form, or the module or the object in it cannot be loaded.
+    """
+    module_name, _, object_name = name.partition(":")
+    if not module_name or not object_name:
+        raise ValueError(f"model must be 'package.module:function', got {name!r}")
+    if "" not in sys.path:
+        # Console scripts lack the working directory, where the user's module may be. Only here, and last: imports of
+        # the libraries must not be found there.
+        sys.path.append("")
+    try:
+        return getattr(importlib.import_module(module_name), object_name)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"model {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def built(name: str, shape: Sequence[int], classes: int) -> tuple[Any, Any]:
+    """A model and its variables, None if it holds them itself.
+
+    Args:
+        name: of a model, or of a class or function that makes one: of two arguments, which are the shape of an input
+            without the batch and the number of classes, or of none. For JAX, it returns a pair, the model and its
+            variables.
+
+    Raises:
+        ValueError: it cannot be loaded, or fails.
+    """
+    made = imported(name)
+    if inspect.isclass(made) or inspect.isfunction(made):
+        needed = [p for p in inspect.signature(made).parameters.values() if p.default is p.empty]
+        takes = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
+        arguments = (tuple(shape), classes) if takes else ()
+        try:
+            made = made(*arguments)
+        except (Exception, SystemExit) as error:
+            called = ", ".join(map(str, arguments)) or "no arguments"
+            raise ValueError(
+                f"model {name!r} failed when called with {called}: {type(error).__name__}: {error}"
+            ) from error
+    model, variables = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    return model, variables
+
+
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
     """Builds an untrained network by name.
 
     Args:
         name: one of NETWORKS, a model of one of LIBRARIES such as ``"timm/mobilenetv3_small_100"``, or
-            ``"package.module:function"``, see `imported.built`. That runs the function: a name from a file has to go
+            ``"package.module:function"``, see `built`. That runs the function: a name from a file has to go
             through `named_in` first.
         shape: of one input, without the batch: (channels, height, width) or (features,).
         classes: number of outputs.
@@ -337,7 +288,7 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
         try:
             return LIBRARIES[package](architecture, tuple(shape), classes)
         except Exception as error:  # noqa: BLE001 - whatever a library raises for a name or a shape
-            raise ValueError(f"model {name} cannot be built: {described(error)}") from error
+            raise ValueError(f"model {name} cannot be built: {type(error).__name__}: {error}") from error
     model, _ = built(name, shape, classes)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}")
@@ -373,11 +324,9 @@ def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
         input_shape: channels, height, width.
     """
     model = network(name, input_shape, classes)
-    if any(isinstance(layer, nn.Conv2d) and _overruns(layer) for layer in model.modules()):
-        return model
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            padding = (0,) if isinstance(layer.padding, str) else layer.padding
+            if overruns_channels_last(layer.weight, layer.stride, padding):
+                return model
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _overruns(layer: nn.Conv2d) -> bool:
-    padding = (0,) if isinstance(layer.padding, str) else layer.padding
-    return overruns_channels_last(layer.weight, layer.stride, padding)

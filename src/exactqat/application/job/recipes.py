@@ -8,12 +8,14 @@ simple elsewhere.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..report.results import Dataset, Mark
+from ..report.results import Mark
+
+if TYPE_CHECKING:
+    from ..report.results import Dataset
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,6 @@ class Recipe:
         shape: of one input: channels, height, width.
         classes: how many the benchmark has.
         data: what its inputs are.
-        reconstructs: see `Dataset`.
         noun: what an example is called.
     """
 
@@ -35,7 +36,6 @@ class Recipe:
     shape: tuple[int, int, int]
     classes: int
     data: str
-    reconstructs: bool = False
     noun: str = "image"
 
 
@@ -73,18 +73,6 @@ RECIPES = {
         10,
         "images in color, scaled to 32x32",
     ),
-    "mlperf-tiny/ad": Recipe(
-        Mark("MLPerf Tiny, anomaly detection", 0.85, area=True),
-        {
-            **_COMMON, "model": "autoencoder", "batch_size": 512, "epochs_float": 100, "epochs_qat": 40, "lr": 1e-3,
-            "schedule": "constant", "augment": ("none",),
-        },
-        (1, 1, 640),
-        2,
-        "5 frames of 128 mel bands in a row, x_train, x_test [n, 640] and y_test",
-        reconstructs=True,
-        noun="sound",
-    ),
 }  # fmt: skip
 
 
@@ -117,8 +105,7 @@ def check_data(name: str, dataset: Dataset) -> list[str]:
     """
     recipe = recipe_named(name)
     shape, classes = tuple(dataset.train.images.shape[1:]), len(dataset.class_names)
-    fits = math.prod(shape) == math.prod(recipe.shape) if recipe.reconstructs else shape == recipe.shape
-    if not fits:
+    if shape != recipe.shape:
         raise ValueError(
             f"recipe {name} takes {recipe.data}: channels, height and width {list(recipe.shape)}; --data "
             f"{dataset.name} has {list(shape)}"

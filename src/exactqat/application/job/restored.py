@@ -1,30 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivered networks, restored from their checkpoints: written as files again, verified, compiled for an NPU."""
+"""Delivered networks, restored from their checkpoints: written as files again, verified, judged on examples."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from ... import qat
 from ...deploy.comparison import Comparison, Report
-from ...deploy.footprint import NpuFootprint, npu_footprint
+from ...deploy.examples import TARGETS, read_examples
 from ...deploy.formats.c_array import MADE_BY, c_array, c_name
 from ...deploy.formats.onnx import onnx_bytes
+from ...deploy.formats.read_tflite import read_tflite
 from ...deploy.formats.tflite import tflite_bytes
 from ...deploy.graph import Graph
 from ...deploy.lower import lower
 from ...deploy.runtimes import profile_here
 from ...deploy.verify import verify
-from ..report.results import Beside, Dataset, Outcome
+from ..report.results import Beside, Dataset, Outcome, Split
 from . import checkpoints, data, files, training
 from .beside import about, beside_training, input_codes, runs_here, users_own
-from .judges import Judge
 from .models import named_in, new_model
 from .progress import Progress
 from .settings import Settings
@@ -32,37 +33,27 @@ from .store import delivered
 
 
 def describe_network(settings: Settings, dataset: Dataset) -> dict[str, Any]:
-    # Only if requested: older networks have none either.
-    divided = {} if settings.split is None else {"split": settings.split}
-    reconstructs = {"outputs": dataset.outputs} if dataset.reconstructs else {}
-    return (
-        divided
-        | reconstructs
-        | {
-            "format": checkpoints.CHECKPOINT_FORMAT,
-            "data": settings.data,
-            "image_size": settings.image_size,
-            "network": settings.model,
-            "seed": settings.seed,
-            "input_shape": list(dataset.train.images.shape[1:]),
-            "class_names": list(dataset.class_names),
-        }
-    )
+    """What a checkpoint says of its network and data."""
+    return {
+        "format": checkpoints.CHECKPOINT_FORMAT,
+        "data": settings.data,
+        "split": settings.split,
+        "image_size": settings.image_size,
+        "network": settings.model,
+        "seed": settings.seed,
+        "input_shape": list(dataset.train.images.shape[1:]),
+        "class_names": list(dataset.class_names),
+    }
 
 
 def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) -> dict[str, Any]:
     """A checkpoint's content; `restore` is its counterpart."""
-    threshold = {} if outcome.threshold is None else {"threshold": outcome.threshold}
-    return (
-        describe_network(settings, dataset)
-        | threshold
-        | {
-            "precision": outcome.precision,
-            "method": outcome.method.name,
-            "rules": [asdict(rule) for rule in outcome.rules],
-            "state": outcome.model.state_dict(),
-        }
-    )
+    return describe_network(settings, dataset) | {
+        "precision": outcome.precision,
+        "method": outcome.method.name,
+        "rules": [asdict(rule) for rule in outcome.rules],
+        "state": outcome.model.state_dict(),
+    }
 
 
 def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, dict[str, Any]]:
@@ -78,8 +69,7 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
     checkpoint = checkpoints.load_checkpoint(path)
     checkpoints.check_network(checkpoint, path)
     shape = checkpoint["input_shape"]
-    outputs = checkpoint.get("outputs", len(checkpoint["class_names"]))
-    original = new_model(named_in(path, checkpoint["network"], model), shape, outputs)
+    original = new_model(named_in(path, checkpoint["network"], model), shape, len(checkpoint["class_names"]))
     try:
         rules = [qat.Rule(**rule) for rule in checkpoint["rules"]]
         # The captured network was checked when it was trained; its state fits no other.
@@ -93,8 +83,7 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
 
 def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
     """The data a checkpoint's network was trained, validated and tested on."""
-    reconstructs = "threshold" in checkpoint
-    return data.load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"), reconstructs)
+    return data.load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"))
 
 
 def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
@@ -212,8 +201,7 @@ def verify_directory(
             except (ValueError, ImportError) as error:
                 runs, not_run = "", str(error)
             try:
-                judge = Judge(checkpoint.get("threshold"))
-                beside = beside_training(restored, graph, dataset.test, codes, [wanted], judge=judge)[wanted]
+                beside = beside_training(restored, graph, dataset.test, codes, [wanted])[wanted]
                 if runs:
                     own = users_own(restored, dataset, runs)
                     report = verify(graph, path, codes, runs, progress=progress.compared, trained_codes={}, **own)
@@ -226,19 +214,68 @@ def verify_directory(
     return found
 
 
-def npu_directory(out: Path, accelerator: str, model: str | None = None) -> dict[str, NpuFootprint]:
-    """What Vela compiles from every delivered network.
+@dataclass(frozen=True)
+class Judged:
+    """A network and examples.
+
+    Attributes:
+        name: of its folder in a job, or of the file.
+        path: of the .tflite file.
+        graph: what the file holds.
+        model: the prepared model, frozen; None for a file.
+        data: inputs and classes; None in place of these if there are none and none are needed.
+    """
+
+    name: str
+    path: Path
+    graph: Graph
+    model: Any
+    data: tuple[Any, np.ndarray | None]
+
+
+def networks_of(
+    path: Path,
+    data: Path | None,
+    model: str | None,
+    part: str = "test",
+    precision: str | None = None,
+    classes: bool = True,
+) -> list[Judged]:
+    """The networks of a job's directory, or of a .tflite file.
 
     Args:
-        accelerator: see `deploy.npu_footprint`.
+        data: a file of examples (`deploy.examples.read_examples`); by default a part of the job's own data. A .tflite
+            file has none.
         model: see `restore`.
+        part: of the job's data: train, validation or test.
+        precision: the only folder to look at, such as w8a8.
+        classes: whether they are needed.
 
     Raises:
-        FileNotFoundError: the directory holds no delivered network.
+        FileNotFoundError: there is no such job, file, or folder.
+        ValueError: a file cannot be read, or examples are missing.
     """
-    folders = delivered(out, "checkpoint.pt")
-    with files.locked(out, writes=False):
-        return {
-            folder.name: npu_footprint(restore_graph(folder / "checkpoint.pt", model)[0], accelerator)
-            for folder in folders
-        }
+    given = None
+    if data is not None:
+        held = read_examples(data, part, classes)
+        given = held.inputs, held.targets
+    if not path.is_dir():
+        chosen = {"--precision": precision, "--model": model}
+        for option in (name for name, value in chosen.items() if value is not None):
+            raise ValueError(f"{option} is for the directory of a job; {path} is not one")
+        if given is None:
+            raise ValueError(f"{path} says nothing of examples: give --data FILE.npz with the inputs and {TARGETS}")
+        return [Judged(path.name, path, read_tflite(path), None, given)]
+    found = []
+    for folder in delivered(path, "checkpoint.pt", "model.tflite"):
+        if precision is not None and folder.name != precision:
+            continue
+        restored, checkpoint = restore(folder / "checkpoint.pt", model)
+        graph = replace(read_tflite(folder / "model.tflite"), trained_for=restored.profile or "")
+        if given is None:
+            split: Split = getattr(data_of(checkpoint), part)
+            given = split.images.numpy(), split.labels.numpy()
+        found.append(Judged(folder.name, folder / "model.tflite", graph, restored, given))
+    if not found:
+        raise FileNotFoundError(f"{path} has no network {precision}")
+    return found

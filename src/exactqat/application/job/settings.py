@@ -1,89 +1,410 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's settings for a job."""
+"""The user's settings for a job, each declared once: its default, what is allowed, and what help says of it.
+
+Options, help, job.json and the report follow from the fields of `Settings`. Imports nothing heavy, so that help
+responds at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...kit.planning.rule_text import parse_rules
-from ...kit.planning.rules import Rule
 from ..report.results import Mark, Method
 from ..report.text import option_of, option_value, shell_word
-from . import manner, training
-from .devices import device_named
-from .models import is_known
-from .options import MIXED, MOST_BITS, Options, declared, stored
-from .recipes import chosen, recipe_named
 
-# Bits of weights and of activations, if the user gives none.
+if TYPE_CHECKING:
+    from ...qat import Rule
+
+# Bits of weights and of activations, and those if the user gives none.
+FEWEST_BITS, MOST_BITS = 2, 8
 PRECISIONS = ((8, 8), (4, 4), (3, 4))
+# The name of the precision given by rules, and a pattern for all names of precisions.
+MIXED = "mixed"
+PRECISION = rf"w[2-8]a[2-8]|{MIXED}"
+# Share at eight bits of the epochs at fewer bits: eight bits are fine enough to keep what float training found.
+FINE_TUNING_SHARE = 1 / 4
 
-
+OPTIMIZERS = {
+    "adam": "Adam",
+    "adamw": "Adam with decoupled weight decay of 0.01",
+    "sgd": "stochastic gradient descent with Nesterov momentum of 0.9",
+}
+SCHEDULES = {
+    "constant": "stays the same",
+    "cosine": "falls to zero as a cosine",
+    "step": "falls to a tenth after half of the epochs and to a hundredth after three quarters",
+    "warm-up": "rises over the first tenth of the steps, then falls to zero as a cosine",
+}
+# The augmentations of training images, applied in this order each time they are drawn.
+AUGMENTATIONS = {
+    "shift": "moved by up to an eighth of their size, at least a pixel, along each axis",
+    "time-shift": "moved by up to an eighth along their first axis, the time of a spectrogram",
+    "flip": "mirrored left to right, every second one",
+    "brightness": "made brighter or darker by up to a fifth of the range",
+    "contrast": "changed in contrast by a factor from 0.75 to 1.25",
+    "noise": "overlaid with noise of up to a twentieth of the range",
+    "erase": "erased in a square of a quarter of their height and width",
+}
+TEMPERATURE = 4.0
 METHODS = (
     Method("ptq_min_max", "PTQ, min/max ranges", "min_max", trained=False),
     Method("ptq_least_error", "PTQ, least-error ranges", "learned", trained=False),
     Method("qat_ema", "QAT, EMA ranges", "ema", trained=True),
     Method("qat_learned", "QAT, learned ranges", "learned", trained=True),
 )
-
 # Under `Settings.ptq`.
 SEARCHED = Method("ptq_searched", "PTQ, searched", "min_max", trained=False, searched=True)
 
+# Each check returns a setting as it is kept, from a text of the command line or a value of job.json, or raises
+# ValueError with what follows the setting's name.
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a string, got {value!r}")
+    return value
+
+
+def path(value: Any) -> str:
+    """Not empty, as from an unset variable: for pathlib that is the working directory."""
+    if not text(value):
+        raise ValueError("must not be empty")
+    return str(value)
+
+
+def switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be True or False, got {value!r}")
+    return value
+
+
+def one_of(allowed: Sequence[str] | Mapping[str, str]) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}, got {value!r}")
+        return value
+
+    return check
+
+
+def whole(low: int, high: int = 2**31 - 1) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        number = value
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value, re.ASCII):
+            number = int(value)
+        if type(number) is not int:
+            raise ValueError(f"must be an integer, got {value!r}")
+        if not low <= number <= high:
+            allowed = f"from {low} to {high}" if high < 2**31 - 1 or number > high else f"at least {low}"
+            raise ValueError(f"must be {allowed}, got {number}")
+        return number
+
+    return check
+
+
+def number(value: Any) -> float:
+    """A finite number."""
+    try:
+        parsed = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        parsed = math.nan
+    if not math.isfinite(parsed):
+        raise ValueError(f"must be a number, got {value!r}")
+    return parsed
+
+
+def rate(value: Any) -> float:
+    """A learning rate."""
+    if not 0 < number(value) <= 100:
+        raise ValueError(f"must be above 0 and at most 100, got {value!r}")
+    return number(value)
+
+
+def widths(value: Any) -> tuple[int, ...]:
+    """Numbers of bits, the most first."""
+    words = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    if not words:
+        raise ValueError("must be a number of bits or several, such as 8,6,4, got none")
+    return tuple(sorted(set(map(whole(FEWEST_BITS, MOST_BITS), words)), reverse=True))
+
+
+def pairs(value: Any) -> tuple[str, ...]:
+    """Bits of weights and activations, such as ("8x8", "4x4"), the most first."""
+    words = re.split(r"[\s,]+", value.strip()) if isinstance(value, str) else value
+    fits = isinstance(words, list | tuple) and words and all(isinstance(word, str) for word in words)
+    if not fits or not all(re.fullmatch(rf"[{FEWEST_BITS}-{MOST_BITS}]x[{FEWEST_BITS}-{MOST_BITS}]", w) for w in words):
+        raise ValueError(f"must be pairs of {FEWEST_BITS} to {MOST_BITS} bits such as 8x8 4x4, got {value!r}")
+    return tuple(sorted(set(words), reverse=True))
+
+
+def augmentations(value: Any) -> tuple[str, ...]:
+    """Names from AUGMENTATIONS, in that order; "none" if there are none."""
+    words = value.split(",") if isinstance(value, str) else value
+    names = [str(word).strip() for word in words] if isinstance(words, list | tuple) else []
+    if names == ["none"]:
+        return ("none",)
+    if not names or not set(names) <= AUGMENTATIONS.keys():
+        raise ValueError(f"must be none alone, or some of {', '.join(AUGMENTATIONS)}, got {value!r}")
+    return tuple(name for name in AUGMENTATIONS if name in names)
+
+
+def split(value: Any) -> str:
+    """Parts of training, validation and test, and a seed, as "70/15/15:0"."""
+    matched = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})/([0-9]{1,9})(?::([0-9]{1,9}))?", str(value), re.ASCII)
+    parts = [] if matched is None else [int(part or 0) for part in matched.groups()]
+    if not all(parts[:3]) or not parts:
+        raise ValueError(
+            f"must be three parts above 0 of training, validation and test, such as 70/15/15, and if you like a seed "
+            f"as in 70/15/15:1, got {value!r}"
+        )
+    return "/".join(map(str, parts[:3])) + f":{parts[3]}"
+
+
+def distillation(value: Any) -> str:
+    """The share of the float network's answers in the loss, and a temperature, as "0.5:4"."""
+    share, _, temperature = str(value).partition(":")
+    try:
+        parts = number(share), number(temperature or TEMPERATURE)
+    except ValueError:
+        parts = math.nan, math.nan
+    if isinstance(value, bool) or not (0 < parts[0] <= 1 and 0 < parts[1] <= 100):
+        raise ValueError(
+            "must be a share above 0 and at most 1, and if you like a temperature above 0 and at most 100 after a "
+            f"colon, as in 0.5:4, got {value!r}"
+        )
+    return ":".join(f"{part:g}" for part in parts)
+
+
+def rules(value: Any) -> str:
+    """Rules for the bits of layers in one line, separated by semicolons."""
+    from ...kit.planning.rule_text import parse_rules, rules_text
+
+    try:
+        parsed = parse_rules("\n".join(text(value).split(";")), "rules")
+        lines = [line for line in rules_text(parsed).splitlines() if not line.startswith("#")]
+        line = "; ".join(" ".join(each.split()) for each in lines)
+        again = parse_rules("\n".join(line.split(";")), "rules")
+    except ValueError as error:
+        raise ValueError(f"must be rules such as 'stem W8A16; * W4A8': {error}") from error
+    if again != parsed:
+        raise ValueError("must name layers without semicolons and doubled spaces")
+    return line
+
+
+def rules_in(value: str) -> str:
+    """The rules in a file, or the text itself, which holds rules separated by semicolons."""
+    from ...kit.planning.rule_text import load_rules, rules_text
+
+    if value and Path(value).is_file():
+        return rules_text(load_rules(Path(value)))
+    if len(value.split()) < 2:
+        raise ValueError(f"must be a file of rules, such as exactqat tune --plan writes; there is no file {value!r}")
+    return value
+
+
+def setting(
+    group: str, default: Any, check: Callable[[Any], Any], help: str, metavar: str = "", names: Sequence[str] = ()
+) -> Any:
+    """A field.
+
+    Args:
+        group: of options in the help.
+        check: see above; None is allowed if it is the default.
+        metavar: what help shows for the value.
+        names: on the command line, if not the field's own.
+    """
+    about = {"group": group, "check": check, "help": help, "metavar": metavar, "names": tuple(names)}
+    return field(default=default, metadata=about)
+
+
+_DATA, _NETWORK, _BITS = (functools.partial(setting, group) for group in ("Data", "Network", "Bits"))
+_TRAINING, _RATES = (functools.partial(setting, group) for group in ("Training", "Learning rates and losses"))
+_DEVICE = functools.partial(setting, "Device and search")
+
 
 @dataclass(frozen=True)
-class Settings(Options):
-    """The user's settings. `options.py` declares all but the directory; more about some of them here.
-
-    Attributes:
-        out: the directory that holds everything the job writes.
-        data: as in `data.load`.
-        recipe: a name in `recipes.RECIPES`, whose pass mark is required; the other settings are as given, see
-            `recipes.chosen`.
-        model: as in `models.network`.
-        weight_bits, activation_bits: 2..8, or several, each weight width with each activation width; if either is
-            given, only these precisions, the other with 8 unless also given. Stored with the most bits first, a single
-            one as a number.
-        rules: bits of each layer in one line, such as "stem W8A16; * W4A8"; see `qat.load_rules`.
-        epochs_qat: of each quantization-aware training with fewer than eight bits; see `epochs_of`.
-        batch_size: images in a training step, over all processes.
-        image_size: height and width to which images are scaled; None leaves them unscaled.
-        class_weights: "balanced", or a weight for each class by its name.
-        device: whose integers training computes in its last phase, as in `qat.prepare`; see `devices`.
-        weights: path of the weights from which float training starts, as in `weights.put`; None: a new network's.
-        ptq: also search for the best post-training quantization (`tune.search`), which may be what is delivered.
-        from_search: start all quantization-aware training from what such a search found.
-        from_job: directory of a finished job, trained for another device, whose networks continue training for this
-            one; see `retrained`.
+class Settings:
+    """The user's settings; out: the directory that holds everything the job writes.
 
     Raises:
         ValueError: a value is not allowed, or has the wrong type.
     """
 
     out: Path
+    data: str = _DATA(
+        "digits",
+        text,
+        "digits (scikit-learn's, needs no download), glyphs (rendered letters), an .npz file with x and y, or a folder "
+        "with one folder of images per class (or with train, val and test folders that contain them).",
+    )
+    split: str | None = _DATA(
+        None,
+        split,
+        "Parts of the images for training, validation and test, and a seed that decides which; for data that are not "
+        "divided yet. By default 65/15/20:0.",
+        "TRAIN/VALIDATION/TEST[:SEED]",
+    )
+    recipe: str | None = _NETWORK(
+        None,
+        text,
+        "Network, sizes, training and pass mark of a benchmark, for your --data: mlperf-tiny/kws, mlperf-tiny/vww or "
+        "mlperf-tiny/ic. Other options replace what it says. Status 1 if the mark is missed.",
+    )
+    model: str = _NETWORK(
+        "small_mobilenet",
+        text,
+        "small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2 or resnet8; timm/NAME or torchvision/NAME, if that package "
+        "is installed; or module:function that builds a network.",
+    )
+    weights: str | None = _NETWORK(
+        None,
+        path,
+        "Weights to start float training from: a state dict written by torch.save, or safetensors; also another job's "
+        "float/checkpoint.pt. Tensors that match by name and shape are used, the rest is reported.",
+        "FILE",
+    )
+    weight_bits: tuple[int, ...] | None = _BITS(
+        None,
+        widths,
+        "Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of W8A8, W4A4 and W3A4.",
+        "BITS[,BITS...]",
+        ("--weight-bits", "-w"),
+    )
+    activation_bits: tuple[int, ...] | None = _BITS(
+        None,
+        widths,
+        "Likewise for activations (8 if only weights are given); each width is combined with each of the weights'.",
+        "BITS[,BITS...]",
+        ("--activation-bits", "-a"),
+    )
+    bits: tuple[str, ...] | None = _BITS(
+        None,
+        pairs,
+        "Bits of weights and of activations in pairs, such as 8x8 4x4 3x4, which is the default; a network for each.",
+        "WxA [WxA...]",
+        ("--bits", "-b"),
+    )
+    rules: str | None = _BITS(
+        None,
+        rules,
+        "A text file with the bits of each layer, as exactqat tune --plan writes it; instead of W8A8, W4A4 and W3A4. "
+        "What it says of ranges counts too; where it says nothing, they are each method's.",
+        "FILE",
+    )
+    image_size: int | None = _DATA(
+        None, whole(1, 2**14), "Height and width to which images are scaled, in pixels.", "INTEGER"
+    )
+    augment: tuple[str, ...] = _DATA(
+        ("shift",),
+        augmentations,
+        "How training images are changed at random each time they are drawn: none, or some of "
+        f"{', '.join(AUGMENTATIONS)}.",
+        "NAME[,NAME...]",
+    )
+    class_weights: str | None = _RATES(
+        None,
+        one_of(["balanced"]),
+        "balanced: rare classes count more in the loss, so that all count the same.",
+        "balanced",
+    )
+    batch_size: int = _TRAINING(64, whole(2), "Images per training step, over all processes.", "INTEGER")
+    epochs_float: int = _TRAINING(
+        60, whole(0), "Epochs of float training; with 0, the network is that of --weights.", "INTEGER"
+    )
+    epochs_qat: int = _TRAINING(
+        80,
+        whole(1),
+        "Epochs of each quantization-aware training, the last third of them frozen; at 8 bits a quarter of that, for "
+        "fine-tuning.",
+        "INTEGER",
+    )
+    early_stopping: int | None = _TRAINING(
+        None,
+        whole(1),
+        "End a training after so many epochs without a lower validation loss. In quantization-aware training frozen "
+        "epochs count alone, whose validation loss is that of the device's integers.",
+        "EPOCHS",
+    )
+    optimizer: str = _RATES("adam", one_of(OPTIMIZERS), f"{', '.join(OPTIMIZERS)}: what trains the weights.")
+    lr: float | None = _RATES(
+        None,
+        rate,
+        "Learning rate of float training. By default 0.004, or 0.001 from given --weights; with sgd ten times that.",
+        "RATE",
+    )
+    lr_qat: float | None = _RATES(
+        None,
+        rate,
+        "Learning rate of quantization-aware training. By default 0.001, or 0.0003 at 8 bits; with sgd ten times that.",
+        "RATE",
+    )
+    lr_ranges: float | None = _RATES(
+        None,
+        rate,
+        "Learning rate of learned ranges, of weights a fifth. By default 0.003, whatever the optimizer.",
+        "RATE",
+    )
+    schedule: str = _RATES(
+        "cosine", one_of(SCHEDULES), f"{', '.join(SCHEDULES)}: how learning rates change over a training."
+    )
+    distill: str | None = _RATES(
+        None,
+        distillation,
+        "Quantization-aware training also learns the float network's answers: their share of the loss, above 0 and at "
+        f"most 1, and a temperature, by default {TEMPERATURE:g}.",
+        "SHARE[:TEMPERATURE]",
+    )
+    device: str = _DEVICE(
+        "xnnpack-x86",
+        text,
+        "Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 (LiteRT with "
+        "XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro).",
+    )
+    ptq: bool = _DEVICE(
+        False,
+        switch,
+        "Also search the best post-training quantization on the device's integers; it is delivered if its validation "
+        "loss is the lowest.",
+    )
+    seed: int = _TRAINING(
+        0,
+        whole(0, 2**63 - 1),
+        "Seed for weights, order and changes of the images. The same seed gives the same bits.",
+        "INTEGER",
+    )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        from .devices import device_named
+        from .recipes import recipe_named
+
+        for entry in declared():
+            value = getattr(self, entry.name)
+            if value is None and entry.default is None:
+                continue
+            try:
+                object.__setattr__(self, entry.name, entry.metadata["check"](value))
+            except ValueError as error:
+                raise ValueError(f"{entry.name} {error}") from error
+        ways = [name for name in ("rules", "bits", "weight_bits", "activation_bits") if getattr(self, name) is not None]
+        if len(ways) > 1 and ways != ["weight_bits", "activation_bits"]:
+            raise ValueError(f"{ways[0]} cannot be combined with {ways[1]}: both say the bits")
+        if self.epochs_float == 0 and self.weights is None:
+            raise ValueError("epochs_float must be at least 1 without weights, got 0")
         device_named(self.device)
         if self.recipe is not None:
             recipe_named(self.recipe)
-        if self.reconstructs:
-            for name in ("distill", "class_weights", "split", "image_size", "rules"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name} cannot be combined with recipe {self.recipe}, which has no classes of images"
-                    )
-            for name in ("ptq", "from_search"):
-                if getattr(self, name):
-                    raise ValueError(
-                        f"{name} cannot be combined with recipe {self.recipe}, which has no classes of images"
-                    )
 
     @property
     def layer_rules(self) -> tuple[Rule, ...]:
         """The rules that set the bits of each layer; none: `precisions` do."""
+        from ...kit.planning.rule_text import parse_rules
+
         return () if self.rules is None else parse_rules("\n".join(self.rules.split(";")))
 
     @property
@@ -93,16 +414,13 @@ class Settings(Options):
         if self.rules is not None:
             of_weights, of_activations = zip(*self.widths, strict=True)
             return {MIXED: (min(of_weights), min(of_activations))}
-        pairs: Sequence[tuple[int, int]] = PRECISIONS
+        chosen: Sequence[tuple[int, int]] = PRECISIONS
         if self.bits is not None:
-            pairs = [(int(pair[0]), int(pair[2])) for pair in self.bits]
-        if self.weight_bits is not None or self.activation_bits is not None:
-            of_weights, of_activations = (
-                (bits,) if isinstance(bits, int) else bits
-                for bits in (self.weight_bits or MOST_BITS, self.activation_bits or MOST_BITS)
-            )
-            pairs = [(weights, activations) for weights in of_weights for activations in of_activations]
-        return {f"w{weights}a{activations}": (weights, activations) for weights, activations in pairs}
+            chosen = [(int(pair[0]), int(pair[2])) for pair in self.bits]
+        elif self.weight_bits is not None or self.activation_bits is not None:
+            of_weights, of_activations = (given or (MOST_BITS,) for given in (self.weight_bits, self.activation_bits))
+            chosen = [(weights, activations) for weights in of_weights for activations in of_activations]
+        return {f"w{weights}a{activations}": (weights, activations) for weights, activations in chosen}
 
     @property
     def widths(self) -> list[tuple[int, int]]:
@@ -113,8 +431,7 @@ class Settings(Options):
 
     def epochs_of(self, bits: tuple[int, int]) -> int:
         """Epochs of quantization-aware training; a quarter with eight bits, which only fine-tunes."""
-        share = training.FINE_TUNING_SHARE if min(bits) >= 8 else 1
-        return max(1, round(self.epochs_qat * share))
+        return max(1, round(self.epochs_qat * (FINE_TUNING_SHARE if min(bits) >= 8 else 1)))
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -123,51 +440,73 @@ class Settings(Options):
 
     @property
     def trainings(self) -> list[str]:
-        """Names of all quantization-aware training runs, in order."""
-        return [f"{bits}-{method.name}" for bits in self.precisions for method in self.methods if method.trained]
+        """Names of all trainings, in order."""
+        quantized = [f"{bits}-{method.name}" for bits in self.precisions for method in self.methods if method.trained]
+        return (["float"] if self.epochs_float else []) + quantized
 
     @property
     def mark(self) -> Mark | None:
         """What the recipe requires of the device."""
-        return None if self.recipe is None else recipe_named(self.recipe).mark
+        from .recipes import recipe_named
 
-    @property
-    def reconstructs(self) -> bool:
-        """Whether the network is to reconstruct its input, and finds anomalies by what it cannot reconstruct."""
-        return self.recipe is not None and recipe_named(self.recipe).reconstructs
+        return None if self.recipe is None else recipe_named(self.recipe).mark
 
     @property
     def noun(self) -> str:
         """What an example of the data is called."""
+        from .recipes import recipe_named
+
         return "image" if self.recipe is None else recipe_named(self.recipe).noun
 
     def training_sentences(self) -> list[str]:
-        """How the networks are trained, for readers."""
-        task = (
-            f"The network learns to give normal {self.noun}s back; one that it gives back worse than 95% of the "
-            f"training {self.noun}s counts as an anomaly."
-        )
-        return [task] * self.reconstructs + manner.sentences(self, self.noun)
+        """How the networks are trained, for readers: augmentation always, the rest if it is not the default."""
+        changes = "; ".join(AUGMENTATIONS[name] for name in self.augment if name != "none")
+        said = [f"Training {self.noun}s are {f'changed at random: {changes}' if changes else 'not changed'}."]
+        if (self.optimizer, self.schedule) != ("adam", "cosine"):
+            said.append(f"Optimizer: {OPTIMIZERS[self.optimizer]}; the learning rate {SCHEDULES[self.schedule]}.")
+        rates = {"in float training": self.lr, "in quantization-aware training": self.lr_qat}
+        chosen = [f"{rate:g} {what}" for what, rate in (rates | {"of ranges": self.lr_ranges}).items() if rate]
+        if chosen:
+            said.append(f"Learning rate: {', '.join(chosen)}.")
+        if self.class_weights is not None:
+            said.append("Classes are weighted in the loss of training and validation: so that each counts the same.")
+        if self.distill is not None:
+            share, _, temperature = self.distill.partition(":")
+            said.append(
+                f"Quantization-aware training learns the float network's answers too: they are {float(share):.0%} of "
+                f"the loss, at temperature {temperature}."
+            )
+        if self.rules is not None:
+            said.append(f"Layers have the bits of these rules, the first that matches: {self.rules}.")
+        if self.early_stopping is not None:
+            said.append(
+                f"A training ends after {self.early_stopping} epochs without a lower validation loss; after freezing, "
+                "that is the loss of the device's integers."
+            )
+        return said
 
     def stored(self) -> dict[str, Any]:
         """All settings but the directory, for job.json."""
-        return {entry.name: stored(getattr(self, entry.name)) for entry in declared()}
+        values = {entry.name: getattr(self, entry.name) for entry in declared()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def commands(self) -> tuple[str, ...]:
         """The commands that repeat the job and verify its files again."""
-        out = shell_word(self.out)
+        from .models import is_known
+        from .recipes import chosen
+
         defaults = Settings(self.out, **chosen({"recipe": self.recipe})).stored() | {"recipe": None}
-        # If a job continues training another job's networks, the other settings are that job's.
-        shown = self.stored()
-        if self.from_job is not None:
-            shown = {key: shown[key] for key in ("from_job", "device", "epochs_qat")}
         options = "".join(
-            f" {option_of(key)}" + ("" if value is True else f" {shell_word(option_value(value))}")
-            for key, value in shown.items()
-            if self.from_job is not None or value != defaults[key]
+            f" {option_of(name)}" + ("" if value is True else f" {shell_word(option_value(value))}")
+            for name, value in self.stored().items()
+            if value != defaults[name]
         )
         # The user vouches for a network that is not one of exactqat's own.
         model = "" if is_known(self.model) else f" --model {shell_word(self.model)}"
-        if self.from_job is not None:
-            options += model
+        out = shell_word(self.out)
         return f"exactqat train --restart --out {out}{options}", f"exactqat verify {out}{model}"
+
+
+def declared() -> list[Field[Any]]:
+    """The settings, in the order of the command line."""
+    return [entry for entry in fields(Settings) if entry.metadata]

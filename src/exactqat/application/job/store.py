@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...kit.device.profile import that_run
 from ..report.results import Dataset
 from ..report.text import option_of, option_value, shell_word
-from . import files, retrained
-from .devices import current_settings, device_named
+from . import files
+from .fields import OBJECT, TEXT, TEXTS, check_fields
 from .models import named_in
-from .options import PRECISION
-from .settings import Settings
-from .weights import Fit, restored
+from .settings import PRECISION, Settings
+from .weights import Fit
 
 JOB_FORMAT = 1
 
 
-def check_free(out: Path, resume: bool, restart: bool) -> None:
+def check_free(out: Path, resume: bool, restart: bool = False) -> None:
     """Refuses a directory with files that a new job would overwrite.
 
     Raises:
@@ -46,19 +43,11 @@ def check_free(out: Path, resume: bool, restart: bool) -> None:
         )
 
 
-def start(
-    settings: Settings,
-    dataset: Dataset,
-    resume: bool = False,
-    restart: bool = False,
-    say: Callable[[str], None] = lambda sentence: None,
-    fit: Fit | None = None,
-) -> bool:
+def start(settings: Settings, dataset: Dataset, resume: bool = False, fit: Fit | None = None) -> bool:
     """Prepares `settings.out`: records the settings in job.json, or compares them with those of the job to continue.
 
     Args:
         resume: continue the job in the directory, if there is one.
-        restart: move an existing job aside, finished or not; `say` reports where to.
         fit: what the network took from `settings.weights`, if they were read.
 
     Returns:
@@ -69,40 +58,30 @@ def start(
             then.
     """
     out, job = settings.out, settings.out / "job.json"
-    check_free(out, resume, restart)
+    check_free(out, resume)
     fingerprint = dataset.fingerprint()
-    if resume and job.exists():
-        given, (stored, stored_fingerprint, stored_fit) = settings.stored(), read_job(out)
-        for name, value in given.items():
-            if stored.get(name) != value:
-                option = option_of(name)
-                raise ValueError(
-                    f"{out} contains a job with {option} {option_value(stored.get(name))}, it cannot be continued with "
-                    f"{option} {option_value(value)}"
-                )
-        if stored_fingerprint != fingerprint:
-            raise ValueError(f"the images in --data {settings.data} differ from those the job in {out} started with")
-        if fit is not None and stored_fit is not None and fit.digest != stored_fit.digest:
-            raise ValueError(f"--weights {settings.weights} is not the file the job in {out} started from")
-        files.remove_halves(out)
-        return True
-    origin = {}
-    if settings.from_job is not None:
-        source = Path(settings.from_job)
-        if out.resolve() == source.resolve():
+    if not job.exists():
+        content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint}
+        if fit is not None:
+            content["weights"] = asdict(fit)
+        files.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
+        return False
+    before, before_fingerprint, before_fit = read_job(out)
+    stored = Settings(out, **before).stored()
+    for name, value in settings.stored().items():
+        if stored[name] != value:
+            option = option_of(name)
             raise ValueError(
-                f"--out and --from must be different directories, since the job in --from is kept; both are {out}"
+                f"{out} contains a job with {option} {option_value(stored[name])}, it cannot be continued with "
+                f"{option} {option_value(value)}"
             )
-        origin = {"from": retrained.description(source, settings.trainings, fingerprint)}
-    if job.exists():
-        files.remove_halves(out)
-        aside = files.move_aside(out)
-        say(f"The previous job in {out} is now in {aside}")
-    content = {"format": JOB_FORMAT, "settings": settings.stored(), "images": fingerprint} | origin
-    if fit is not None:
-        content["weights"] = fit.stored()
-    files.write_atomically(job, (json.dumps(content, indent=2) + "\n").encode())
-    return False
+    if before_fingerprint != fingerprint:
+        raise ValueError(f"the images in --data {settings.data} differ from those the job in {out} started with")
+    if fit is not None and before_fit is not None and fit.digest != before_fit.digest:
+        raise ValueError(f"--weights {settings.weights} is not the file the job in {out} started from")
+    for half in out.rglob(f"{files.HALF}*"):
+        half.unlink()
+    return True
 
 
 def read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
@@ -111,18 +90,14 @@ def read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
     path = out / "job.json"
     if not path.exists():
         raise FileNotFoundError(f"{out} contains no job.json; run `exactqat train` first")
-    content = files.read_json(path)
-    try:
-        if content["format"] != JOB_FORMAT:
-            raise ValueError(f"it has format {content['format']!r}; this version reads {JOB_FORMAT}")
-        if not isinstance(content["settings"], dict) or not isinstance(content["images"], str):
-            raise ValueError("settings must be an object and images a string")
-        settings = current_settings(content["settings"])
-        return settings, content["images"], restored(content["weights"]) if "weights" in content else None
-    except KeyError as error:
-        raise ValueError(f"{path} cannot be read: it has no field {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    content = check_fields(files.read_json(path), path, {"settings": OBJECT, "images": TEXT})
+    if content.get("format") != JOB_FORMAT:
+        raise ValueError(f"{path} has format {content.get('format')!r}; this version reads {JOB_FORMAT}")
+    fit = None
+    if "weights" in content:
+        held = check_fields(content["weights"], f"{path}: weights", {"digest": TEXT, "sentences": TEXTS})
+        fit = Fit(held["digest"], held["sentences"])
+    return content["settings"], content["images"], fit
 
 
 def stored_settings(out: Path, model: str | None = None) -> Settings:
@@ -142,34 +117,6 @@ def stored_settings(out: Path, model: str | None = None) -> Settings:
         raise ValueError(f"{out / 'job.json'} cannot be read: {error}") from error
     named_in(out / "job.json", settings.model, model)
     return settings
-
-
-def settings_from(source: Path, out: Path, given: Mapping[str, Any]) -> Settings:
-    """The settings of a job in `out` that continues training the networks of the finished job in `source` for another
-    device.
-
-    Args:
-        given: by the user; the other settings are the finished job's. `device` must be among them.
-
-    Raises:
-        FileNotFoundError: there is no job in `source`.
-        ValueError: it is unfinished, or was trained for that device; or `given` holds settings that belong to the
-            finished job.
-    """
-    own = [option_of(name) for name in given if name not in retrained.GIVEN]
-    if own:
-        raise ValueError(f"--from takes {', '.join(own)} from the finished job: omit it")
-    if "device" not in given:
-        raise ValueError(f"--from needs --device, the device to train for: one of {', '.join(that_run('.tflite'))}")
-    finished = stored_settings(source, given.get("model"))
-    if unfinished(source):
-        raise ValueError(unfinished(source))
-    if device_named(given["device"]) == finished.device:
-        raise ValueError(f"the job in {source} was already trained for {finished.device}")
-    epochs = max(1, round(finished.epochs_qat * retrained.EPOCHS_SHARE))
-    of_this = {"weights": None, "freeze_base": False, "from_job": str(source.resolve())}
-    chosen = {"epochs_qat": epochs, **given, **of_this}
-    return replace(finished, out=out, **chosen)
 
 
 def float_state(settings: Settings) -> Path:

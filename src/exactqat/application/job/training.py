@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loops: float first, then quantization-aware. Plain PyTorch, deterministic for a given seed."""
+"""The training loop: float first, then quantization-aware. Plain PyTorch, deterministic for a given seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,28 @@ from torch import Tensor, nn
 from ... import qat
 from ...kit.planning.plans import SMALLEST_WIDTH
 from ...kit.train.core.steps import WeightedStep
-from ..report.results import History, Images, Split
+from ..report.results import Dataset, History, Split
 from .augmentation import augmented
-from .checkpoints import CHECKPOINT_FORMAT, check_alike, first_line, load_checkpoint, save_checkpoint
-from .judges import errors, threshold
-from .manner import Manner, loss_of, optimizer_of, schedule_of
+from .checkpoints import CHECKPOINT_FORMAT, first_line, load_checkpoint, save_checkpoint
+from .fields import FLAG, FLOAT, OBJECT, Kind, check_fields, optional, whole_to
 from .processes import ALONE, Processes
+from .settings import Settings
 
 CPU = torch.device("cpu")
 BATCH_SIZE = 64
 EVALUATION_BATCH = 512
-# Number of training examples that show how large a normal error is.
-NORMAL_EXAMPLES = 1024
-# Share at eight bits of the epochs at fewer bits; see `manner.FINE_TUNING_LEARNING_RATE`.
-FINE_TUNING_SHARE = 1 / 4
+# Learning rates. Given weights already know something, which large steps would lose; eight bits are fine enough to keep
+# what float training found, and fewer bits have to search again.
+FLOAT_RATE, GIVEN_WEIGHTS_RATE = 4e-3, 1e-3
+QAT_RATE, FINE_TUNING_RATE, RANGE_RATE = 1e-3, 3e-4, 3e-3
+# Steps of plain gradients are smaller than Adam's at the same rate.
+SGD_FACTOR = 10
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
 FROZEN_SHARE = 1 / 3
 
-DEFAULT = Manner()
+# What optimizers keep for each parameter.
+MOMENTS = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+MOMENTS["adamw"] = MOMENTS["adam"]
 
 # Called with the number of training steps done since the last call.
 Step = Callable[[int], None]
@@ -76,6 +80,113 @@ def accelerator_named(name: str, option: str = "--accelerator") -> torch.device:
     return torch.device(name)
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """The float network, whose answers are also learned; share: of the loss."""
+
+    distillation: qat.Distillation
+    share: float
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a training run goes.
+
+    Attributes:
+        optimizer, schedule, augment: names of OPTIMIZERS, SCHEDULES and AUGMENTATIONS.
+        limits: the smallest and the largest value of an image.
+        class_weights: float32 [classes]; None: all count the same.
+        patience: epochs without a lower validation loss after which training ends; None: it does not end early.
+        teacher: None: only the labels count.
+    """
+
+    optimizer: str = "adam"
+    schedule: str = "cosine"
+    augment: tuple[str, ...] = ("shift",)
+    limits: tuple[float, float] = (0.0, 1.0)
+    class_weights: Tensor | None = None
+    patience: int | None = None
+    teacher: Teacher | None = None
+
+
+DEFAULT = Manner()
+
+
+def manner_of(settings: Settings, dataset: Dataset) -> Manner:
+    """How a job's training runs go."""
+    weights = None
+    if settings.class_weights == "balanced":
+        counts = torch.bincount(dataset.train.labels, minlength=len(dataset.class_names)).double()
+        weights = 1 / counts.clamp(min=1)
+        # Their mean over the training images is 1.
+        weights = (weights * counts.sum() / (weights * counts).sum()).float()
+    return Manner(
+        settings.optimizer, settings.schedule, settings.augment, dataset.value_range, weights, settings.early_stopping
+    )
+
+
+def with_teacher(manner: Manner, settings: Settings, float_model: nn.Module, model: qat.PreparedModel) -> Manner:
+    """How quantization-aware training of a model goes."""
+    if settings.distill is None:
+        return manner
+    share, temperature = map(float, settings.distill.split(":"))
+    return replace(manner, teacher=Teacher(qat.Distillation(model, float_model, (), temperature), share))
+
+
+def float_rate(settings: Settings) -> float:
+    """The peak learning rate of float training."""
+    if settings.lr is not None:
+        return settings.lr
+    rate = FLOAT_RATE if settings.weights is None else GIVEN_WEIGHTS_RATE
+    return rate * (SGD_FACTOR if settings.optimizer == "sgd" else 1)
+
+
+def quantized_groups(model: qat.PreparedModel, settings: Settings, fine: bool) -> list[dict[str, Any]]:
+    """The optimizer's groups for quantization-aware training; fine: it only fine-tunes."""
+    rate = settings.lr_qat
+    if rate is None:
+        rate = (FINE_TUNING_RATE if fine else QAT_RATE) * (SGD_FACTOR if settings.optimizer == "sgd" else 1)
+    return qat.parameter_groups(model, rate, settings.lr_ranges or RANGE_RATE)
+
+
+def optimizer_of(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """One of OPTIMIZERS."""
+    if name == "sgd":
+        return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](groups)
+
+
+def learning_rate_factor(schedule: str, step: int, steps: int) -> float:
+    """The factor for learning rates after a step of all `steps`, by one of SCHEDULES."""
+    done = step / steps
+    if schedule == "constant":
+        return 1.0
+    if schedule == "step":
+        return 1.0 if done < 0.5 else 0.1 if done < 0.75 else 0.01
+    if schedule == "warm-up":
+        rising = max(1, round(steps / 10))
+        if step < rising:
+            return (step + 1) / rising
+        done = (step - rising) / max(1, steps - rising)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> Tensor:
+    """The loss, summed over the examples.
+
+    Args:
+        outputs: [n, classes] logits; labels: [n]; images: the inputs that gave the outputs.
+    """
+    losses = F.cross_entropy(outputs, labels, reduction="none")
+    if manner.class_weights is not None:
+        # Not divided by the weights' sum, which differs from batch to batch.
+        losses = losses * manner.class_weights.to(outputs.device)[labels]
+    if manner.teacher is None:
+        return losses.sum()
+    of_teacher = manner.teacher.distillation(outputs, images, "sum")
+    return (1 - manner.teacher.share) * losses.sum() + manner.teacher.share * of_teacher
+
+
 def _on_cpu(value: Any) -> Any:
     """A state dict of any depth with all tensors on the CPU: it can be read on any machine."""
     if isinstance(value, Tensor):
@@ -102,32 +213,15 @@ def steps_per_epoch(split: Split, batch_size: int = BATCH_SIZE) -> int:
 
 
 @torch.no_grad()
-def reconstruction_errors(model: nn.Module, images: Images) -> np.ndarray:
-    """How badly a network reconstructs images, float64 [n]; see `judges.errors`."""
-    model.eval()
-    device = next(model.parameters()).device
-    parts = [errors(model(part.to(device)).cpu().numpy(), part.numpy()) for part in images.split(EVALUATION_BATCH)]
-    return np.concatenate(parts)
-
-
-def normal_threshold(model: nn.Module, normal: Split) -> float:
-    """The error above which an example is an anomaly for a network."""
-    return threshold(reconstruction_errors(model, normal.images[:NORMAL_EXAMPLES]))
-
-
-@torch.no_grad()
-def predictions(model: nn.Module, split: Split, normal: Split | None = None) -> Tensor:
-    """The most likely class of every image, [n]; with normal examples, 1 for anomalies and 0 for others."""
-    if normal is not None:
-        found = reconstruction_errors(model, split.images) > normal_threshold(model, normal)
-        return torch.from_numpy(found.astype(np.int64))
+def predictions(model: nn.Module, split: Split) -> Tensor:
+    """The most likely class of every image, [n]."""
     model.eval()
     return torch.cat([model(images).argmax(1) for images in split.images.split(EVALUATION_BATCH)])
 
 
-def accuracy(model: nn.Module, split: Split, normal: Split | None = None) -> float:
+def accuracy(model: nn.Module, split: Split) -> float:
     """Share of images classified correctly, 0..1."""
-    return (predictions(model, split, normal) == split.labels).double().mean().item()
+    return (predictions(model, split) == split.labels).double().mean().item()
 
 
 @torch.no_grad()
@@ -135,21 +229,14 @@ def accuracy_and_loss(
     model: nn.Module, split: Split, processes: Processes = ALONE, manner: Manner = DEFAULT
 ) -> tuple[float, float]:
     """Share of images classified correctly, and the mean loss; each process computes its share of the images."""
-    if manner.normal is not None:
-        # Small networks: every process computes all.
-        loss = float(reconstruction_errors(model, split.images).mean())
-        return accuracy(model, split, manner.normal), loss
     model.eval()
     right = loss = 0.0
     device, weights = next(model.parameters()).device, manner.class_weights
     for chosen in processes.share(torch.arange(len(split))).split(EVALUATION_BATCH):
         logits, labels = model(split.images[chosen].to(device)), split.labels[chosen].to(device)
         right += (logits.argmax(1) == labels).sum().item()
-        if weights is None:
-            loss += F.cross_entropy(logits.double(), labels, reduction="sum").item()
-        else:
-            each = F.cross_entropy(logits.double(), labels, reduction="none")
-            loss += (each * weights.to(device)[labels]).sum().item()
+        losses = F.cross_entropy(logits.double(), labels, reduction="none")
+        loss += (losses if weights is None else losses * weights.to(device)[labels]).sum().item()
     right, loss = processes.sums([right, loss])
     return right / len(split), loss / len(split)
 
@@ -224,7 +311,7 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     optimizer = optimizer_of(manner.optimizer, groups)
     steps = steps_per_epoch(training, batch_size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule_of(manner.schedule, max(1, epochs * steps)))
+    rates, all_steps = [group["lr"] for group in groups], max(1, epochs * steps)
     skip = on_skip or on_step
     history = History(frozen_from=freeze_at)
     best_loss = math.inf
@@ -239,7 +326,7 @@ def train(
         skip(state["epochs"] * steps if state["stopped"] else first_epoch * steps)
         on_epoch(history)
         if first_epoch < epochs:
-            _continue(state, state_path, model, optimizer, schedule, generator)
+            _continue(state, state_path, model, optimizer, MOMENTS[manner.optimizer], generator)
 
     def kept() -> str:
         return f"the last good checkpoint is kept in {state_path}" if history.loss else "no checkpoint was written yet"
@@ -261,19 +348,18 @@ def train(
             # a resume.
             torch.manual_seed(int(np.random.SeedSequence([seed, epoch, processes.rank]).generate_state(1)[0]))
             replica.train()
-            for module in manner.resting:
-                module.eval()
-            losses, rate = [], float(optimizer.param_groups[0]["lr"])
-            for images, labels in batches(training, batch_size, generator, manner):
+            losses, first_step = [], epoch * steps
+            for step, (images, labels) in enumerate(batches(training, batch_size, generator, manner), first_step):
+                factor = learning_rate_factor(manner.schedule, step, all_steps)
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * factor
                 mine = processes.share(torch.arange(len(labels)))
                 # Averaged over the processes, as their gradients will be, this is the mean over the whole batch, even
                 # if shares differ in size.
                 shown, truth = images[mine].to(accelerator), labels[mine].to(accelerator)
-                with torch.autocast(accelerator.type, torch.bfloat16, enabled=manner.mixed_precision):
-                    if called is None:
-                        called = _in_graphs(replica, shown)
-                    outputs = called(shown)
-                summed = loss_of(outputs.float() if manner.mixed_precision else outputs, truth, shown, manner)
+                if called is None:
+                    called = _in_graphs(replica, shown)
+                summed = loss_of(called(shown), truth, shown, manner)
                 loss = summed * (processes.count / len(labels))
                 value = processes.sums([summed.item()])[0] / len(labels)
                 if not math.isfinite(value):
@@ -281,7 +367,6 @@ def train(
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                schedule.step()
                 losses.append(value)
                 on_step(1)
             validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes, manner)
@@ -294,7 +379,7 @@ def train(
             history.loss.append(sum(losses) / len(losses))
             history.validation_accuracy.append(validation_accuracy)
             history.validation_loss.append(validation_loss)
-            history.learning_rate.append(rate)
+            history.learning_rate.append(rates[0] * learning_rate_factor(manner.schedule, first_step, all_steps))
             # The loss, not the accuracy, picks the best state: on a few hundred images it depends far less on luck.
             if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
                 best_loss = validation_loss
@@ -313,22 +398,21 @@ def train(
                     "best": best_state,
                     "best_loss": best_loss,
                     "history": asdict(history),
+                    "stopped": stopped,
                 }
                 if not finished:
                     checkpoint |= {
                         "model": model.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "schedule": schedule.state_dict(),
+                        "moments": optimizer.state_dict()["state"],
                         "generator": generator.get_state(),
                     }
-                if stopped:
-                    checkpoint["stopped"] = True
                 save_checkpoint(state_path, _on_cpu(checkpoint))
             on_epoch(history)
             if stopped:
                 skip((epochs - epoch - 1) * steps)
                 break
-    load_state(model, best_state, state_path)
+    if best_state:
+        load_state(model, best_state, state_path)
     model.cpu().eval()
     if manner.teacher is not None:
         manner.teacher.distillation.to(CPU)
@@ -354,7 +438,7 @@ def _stops(history: History, patience: int | None) -> bool:
         return False
     stopping, now = qat.EarlyStopping(patience), False
     for loss in history.validation_loss[history.frozen_from or 0 :]:
-        now = stopping(math.nan if loss is None else loss)
+        now = stopping(loss)
     return now
 
 
@@ -375,80 +459,45 @@ def _continue(
     path: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
+    names: tuple[str, ...],
     generator: torch.Generator,
 ) -> None:
-    """Restores everything as it was after an epoch."""
+    """Restores everything as it was after an epoch; names: of what the optimizer keeps for each parameter."""
     load_state(model, state["model"], path)
-    try:
-        _check_optimizer(state["optimizer"], optimizer)
-        optimizer.load_state_dict(state["optimizer"])
-        # It accepts any attribute; only existing ones are its state.
-        known = schedule.state_dict()
-        found = {name: entry for name, entry in state["schedule"].items() if name in known}
-        check_alike(found, {name: known[name] for name in found}, "its schedule")
-        schedule.load_state_dict(found)
-        generator.set_state(state["generator"])
-    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} does not contain the state of this training: {first_line(error)}") from error
-
-
-def _check_optimizer(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Moments have the shapes of their parameters, which PyTorch only checks at the first step."""
-    groups = optimizer.state_dict()["param_groups"]
-    check_alike([group["params"] for group in state["param_groups"]], [group["params"] for group in groups], "params")
-    for found, group in zip(state["param_groups"], groups, strict=True):
-        known = {name: entry for name, entry in group.items() if name in found}
-        check_alike({name: found[name] for name in known}, known, "its parameter groups")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for position, moments in state["state"].items():
-        for name, moment in moments.items():
-            shape = () if name == "step" else parameters[position].shape
-            if not isinstance(moment, Tensor) or moment.shape != shape:
-                raise ValueError(f"{name} of parameter {position} is not a tensor of shape {list(shape)}")
+    try:
+        for position, moments in state["moments"].items():
+            shapes = {name: () if name == "step" else parameters[position].shape for name in names}
+            if {name: moment.shape for name, moment in moments.items()} != shapes:
+                raise ValueError(f"what the optimizer keeps for parameter {position} must have the shapes {shapes}")
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state["moments"]})
+        generator.set_state(state["generator"])
+    except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"{path} does not contain the state of this training: {first_line(error)}") from error
 
 
 def _stored_state(path: Path, name: str, epochs: int) -> dict[str, Any] | None:
     if not path.exists():
         return None
     state = load_checkpoint(path)
-    found = (state.get("training"), state.get("epochs"))
-    if found != (name, epochs):
+    if (state.get("training"), state.get("epochs")) != (name, epochs):
         raise ValueError(
-            f"{path} belongs to the training {found[0]!r} of {found[1]} epochs, not to {name!r} of {epochs}"
+            f"{path} belongs to the training {state.get('training')!r} of {state.get('epochs')!r} epochs, not to "
+            f"{name!r} of {epochs}"
         )
-    epoch = state.get("epoch")
-    if type(epoch) is not int or not 1 <= epoch <= epochs:
-        raise ValueError(f"{path}: epoch must be from 1 to {epochs}, got {epoch!r}")
-    state.setdefault("stopped", False)
-    if type(state["stopped"]) is not bool:
-        raise ValueError(f"{path}: stopped must be True or False, got {state['stopped']!r}")
-    goes_on = epoch < epochs and not state["stopped"]
-    whole = ("best", "best_loss", "history") + (("model", "optimizer", "schedule", "generator") if goes_on else ())
-    lacking = [field for field in whole if field not in state]
-    if lacking:
-        raise ValueError(f"{path} has no field {lacking[0]!r}")
-    try:
-        state["history"] = _history(state["history"], epoch)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: its history cannot be read: {error}") from error
-    if not isinstance(state["best"], dict) or type(state["best_loss"]) is not float:
-        raise ValueError(f"{path}: best must be a state dict and best_loss a number")
-    return state
-
-
-def _history(stored: Any, epochs: int) -> History:
-    history = History(**stored)
-    for curve in (history.loss, history.validation_accuracy):
-        check_alike(curve, [0.0] * epochs, "a curve")
-    for name in ("validation_loss", "learning_rate"):
-        if not getattr(history, name):
-            # From a job of an earlier version.
-            setattr(history, name, [None] * epochs)
-        check_alike([0.0 if each is None else each for each in getattr(history, name)], [0.0] * epochs, name)
-    if history.frozen_from is not None and type(history.frozen_from) is not int:
-        raise ValueError(f"frozen_from must be an epoch, got {history.frozen_from!r}")
-    return history
+    kinds = {"epoch": whole_to(1, epochs), "stopped": FLAG, "best": OBJECT, "best_loss": FLOAT, "history": OBJECT}
+    epoch = check_fields(state, path, kinds)["epoch"]
+    if epoch < epochs and not state["stopped"]:
+        check_fields(state, path, {"model": OBJECT, "moments": OBJECT, "generator": ("a tensor", torch.is_tensor)})
+    curve: Kind = (
+        f"a list of {epoch} numbers",
+        lambda value: isinstance(value, list) and len(value) == epoch and all(type(entry) is float for entry in value),
+    )
+    curves = ("loss", "validation_accuracy", "validation_loss", "learning_rate")
+    kinds = dict.fromkeys(curves, curve) | {"frozen_from": optional(whole_to(0, epochs))}
+    history = check_fields(state["history"], f"{path}: its history", kinds)
+    fields: dict[str, Any] = {name: history.get(name) for name in kinds}
+    return state | {"history": History(**fields)}
 
 
 def finished(path: Path) -> bool:

@@ -64,9 +64,6 @@ def learned(dataset: Dataset, accuracy: float) -> bool:
 def warnings_on(results: Results) -> list[str]:
     """What readers of the accuracies must know first."""
     dataset = results.dataset
-    if dataset.reconstructs:
-        # Answers depend on a threshold there; `passing` reports what does not.
-        return []
     guess, tests, noun = guessing(dataset), len(dataset.test), dataset.noun
     sentences = []
     guessed, of_float = f"{guess['accuracy']:.1%}", f"{results.float_test_accuracy:.1%}"
@@ -299,13 +296,6 @@ def packed_bytes(outcome: Outcome) -> int:
     return -(-bits // 8)
 
 
-def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
-    """How likely an anomaly (label 1) is to score higher than a normal example (label 0); a tie counts half."""
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(labels, scores))
-
-
 def passing(results: Results) -> list[tuple[bool, str]]:
     """For each delivered network, whether it reaches what its recipe requires, on the device, and a sentence that says
     so; nothing without a recipe."""
@@ -316,16 +306,88 @@ def passing(results: Results) -> list[tuple[bool, str]]:
     for precision in results.settings.precisions:
         outcome = results.chosen(precision)
         accuracy = outcome.device_accuracy
-        if mark.area:
-            accuracy = area_under_curve(outcome.device_scores, results.dataset.test.labels.numpy())
         passes = accuracy >= mark.least
-        found.append(
-            (
-                passes,
-                f"{mark.title}: {precision.upper()} {'passes' if passes else 'does not pass'}, with "
-                + (f"an AUC of {accuracy:.3f}" if mark.area else f"an accuracy of {accuracy:.1%}")
-                + f" on {results.settings.device}; at least {f'{mark.least:g}' if mark.area else f'{mark.least:.0%}'} "
-                "is asked.",
+        sentence = (
+            f"{mark.title}: {precision.upper()} {'passes' if passes else 'does not pass'}, with an accuracy of "
+            f"{accuracy:.1%} on {results.settings.device}; at least {mark.least:.0%} is asked."
+        )
+        found.append((passes, sentence))
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result table; None where a column does not apply. paired: the network on the device compared with
+    the float network."""
+
+    network: str
+    method: str
+    test_accuracy: float
+    device_accuracy: float | None
+    file_bytes: int
+    differing: int | None = None
+    compared: int | None = None
+    training_differing: int | None = None
+    training_compared: int | None = None
+    paired: Paired | None = None
+    delivered: bool = False
+
+    @property
+    def accuracy(self) -> float:
+        """On the device, where the network runs there."""
+        return self.test_accuracy if self.device_accuracy is None else self.device_accuracy
+
+
+def result_rows(results: Results) -> list[Row]:
+    """The result table, for the terminal and the report."""
+    rows = [Row("float32", "float training", results.float_test_accuracy, None, results.float_bytes)]
+    for outcome in results.outcomes:
+        assert outcome.report is not None
+        rows.append(
+            Row(
+                outcome.precision.upper(),
+                outcome.method.title,
+                outcome.test_accuracy,
+                outcome.device_accuracy,
+                outcome.file_bytes,
+                outcome.report.differing,
+                outcome.report.values,
+                outcome.report.training_differing,
+                outcome.report.training_values,
+                results.beside_float(outcome.device_predictions),
+                outcome is results.chosen(outcome.precision),
             )
         )
-    return found
+    return rows
+
+
+def closing_sentences(results: Results) -> list[tuple[bool, str]]:
+    """How many integers were compared, and with what result: the files on the runtime, the device compared with
+    training, and which device that is. Each says whether it is good news."""
+    networks, tests, noun = len(results.outcomes), len(results.dataset.test), results.dataset.noun
+    device = results.settings.device
+
+    def verdict(count: int) -> str:
+        return "all are equal" if count == 0 else f"{count:,} of them differ"
+
+    title = PROFILES[device].title
+    ran = (
+        f"{results.values_compared:,} integers (every layer's output of {networks} networks on all {tests} test "
+        f"{noun}s) were compared between our simulation and the runtime ({PROFILES[results.ran_as].title}): "
+        f"{verdict(results.values_differing)}."
+    )
+    trained = (
+        f"{results.training_values:,} integers were compared between training and what {title} computes: "
+        f"{verdict(results.training_differing)}."
+    )
+    sentences = [(results.values_differing == 0, ran), (results.training_differing == 0, trained)]
+    wrong, fed = results.predictions
+    if wrong:
+        sentences.append(
+            (False, f"Fed with the {noun}s, the files return other integers than the models: {wrong:,} of {fed:,}.")
+        )
+    sentences += passing(results)
+    named = f"Trained for {device}."
+    if results.ran_as != device:
+        return [*sentences, (False, f"{named} The files were not run there: this machine does not have {title}.")]
+    return [*sentences, (True, named)]

@@ -10,7 +10,6 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,7 @@ from torch import Tensor
 from ...deploy.simulate import PROFILES, unclaimed
 from ...kit.device.profile import that_run
 from ...kit.train.core.steps import WeightedStep
-from . import charts, findings, layer_graph
-from .luck import Paired
+from . import charts, findings
 from .page import Cell, Table, differing, render
 from .results import Outcome, Results
 from .text import shortened
@@ -33,80 +31,6 @@ LISTED_CLASSES = 100
 SHOWN_IMAGES, IMAGE_SIDE = 24, 112
 # The most characters of a name in a table, which can be scrolled.
 WRITTEN_LENGTH = 120
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the result table; None where a column does not apply. paired: the network on the device compared with
-    the float network."""
-
-    network: str
-    method: str
-    test_accuracy: float
-    device_accuracy: float | None
-    file_bytes: int
-    differing: int | None = None
-    compared: int | None = None
-    training_differing: int | None = None
-    training_compared: int | None = None
-    paired: Paired | None = None
-    delivered: bool = False
-
-
-def result_rows(results: Results) -> list[Row]:
-    """The result table, for the terminal and the report."""
-    rows = [Row("float32", "float training", results.float_test_accuracy, None, results.float_bytes)]
-    for outcome in results.outcomes:
-        assert outcome.report is not None
-        rows.append(
-            Row(
-                outcome.precision.upper(),
-                outcome.method.title,
-                outcome.test_accuracy,
-                outcome.device_accuracy,
-                outcome.file_bytes,
-                outcome.report.differing,
-                outcome.report.values,
-                outcome.report.training_differing,
-                outcome.report.training_values,
-                results.beside_float(outcome.device_predictions),
-                outcome is results.chosen(outcome.precision),
-            )
-        )
-    return rows
-
-
-def closing_sentences(results: Results) -> list[tuple[bool, str]]:
-    """How many integers were compared, and with what result: the files on the runtime, the device compared with
-    training, and which device that is. Each says whether it is good news."""
-    networks, tests, noun = len(results.outcomes), len(results.dataset.test), results.dataset.noun
-    device = results.settings.device
-
-    def verdict(count: int) -> str:
-        return "all are equal" if count == 0 else f"{count:,} of them differ"
-
-    title = PROFILES[device].title
-    ran = (
-        f"{results.values_compared:,} integers (every layer's output of {networks} networks on all {tests} test "
-        f"{noun}s) were compared between our simulation and the runtime ({PROFILES[results.ran_as].title}): "
-        f"{verdict(results.values_differing)}."
-    )
-    trained = (
-        f"{results.training_values:,} integers were compared between training and what {title} computes: "
-        f"{verdict(results.training_differing)}."
-    )
-    sentences = [(results.values_differing == 0, ran), (results.training_differing == 0, trained)]
-    wrong, fed = results.predictions
-    if wrong:
-        sentences.append(
-            (False, f"Fed with the {noun}s, the files return other integers than the models: {wrong:,} of {fed:,}.")
-        )
-    sentences += findings.passing(results)
-    formerly = f", starting from a job trained for {results.formerly}" if results.formerly else ""
-    named = f"Trained for {device}{formerly}."
-    if results.ran_as != device:
-        return [*sentences, (False, f"{named} The files were not run there: this machine does not have {title}.")]
-    return [*sentences, (True, named)]
 
 
 def written(results: Results) -> str:
@@ -134,15 +58,14 @@ def _page(results: Results) -> str:
         charts=charts,
         sizes=charts.sizes(results),
         learned=findings.learned(dataset, results.float_test_accuracy),
-        closing=closing_sentences(results),
+        closing=findings.closing_sentences(results),
         guess=findings.guessing(dataset),
         rounding=(sum(report.training_differing for report in trained), sum(r.training_values for r in trained)),
         weight_bits=_listed(of_weights),
         weight_codes=_listed([2**bits - 1 for bits in of_weights]),
         activation_bits=_listed(of_activations),
         activation_codes=_listed([2**bits for bits in of_activations]),
-        fit=[] if results.fit is None else results.fit.sentences(shortened(settings.weights, WRITTEN_LENGTH)),
-        origin=shortened(settings.from_job, WRITTEN_LENGTH) if settings.from_job is not None else "",
+        fit=[shortened(sentence, 4 * WRITTEN_LENGTH) for sentence in (results.fit.sentences if results.fit else ())],
         result_table=_result_table(results),
         width_table=Table(
             "The delivered networks: accuracy, and bytes on the device", findings.WIDTHS_HEADER,
@@ -163,8 +86,7 @@ def _page(results: Results) -> str:
         not_measured=dict.fromkeys(each.why_not for o in best if (each := o.footprint) is not None and each.why_not),
         claims=_claims(best),
         layers=[
-            (outcome.precision.upper(), len(outcome.graph.operators), _layer_graph(outcome), _layer_table(outcome))
-            for outcome in best
+            (outcome.precision.upper(), len(outcome.graph.operators), _layer_table(outcome)) for outcome in best
         ],
         shifted=any(operator.kind == "QUANTIZE" for outcome in best for operator in outcome.graph.operators),
     )  # fmt: skip
@@ -178,8 +100,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _result_table(results: Results) -> Table:
     rows: list[tuple[bool, Sequence[str | Cell]]] = []
-    for row in result_rows(results):
-        shown = row.test_accuracy if row.device_accuracy is None else row.device_accuracy
+    for row in findings.result_rows(results):
         paired = Cell("–") if row.paired is None else Cell(row.paired.points(), row.paired.verdict())
         rows.append(
             (
@@ -187,7 +108,7 @@ def _result_table(results: Results) -> Table:
                 [
                     Cell(row.network, f"{row.file_bytes:,} bytes"),
                     row.method + (" ★" if row.delivered else ""),
-                    Cell(f"{shown:.1%}", f"in PyTorch {row.test_accuracy:.2%}"),
+                    Cell(f"{row.accuracy:.1%}", f"in PyTorch {row.test_accuracy:.2%}"),
                     paired,
                     differing(row.differing, row.compared),
                     differing(row.training_differing, row.training_compared),
@@ -334,15 +255,6 @@ def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]
             weight_bits = layer.weight_quantizer.rule.weight_bits
         bits[name] = (weight_bits, None if layer is None else layer.output_quantizer.bits)
     return bits
-
-
-def _layer_graph(outcome: Outcome) -> str:
-    """The delivered network's operators, and which reads which."""
-    words = {
-        name: " ".join(f"{what}{bits}" for what, bits in zip("WA", pair, strict=True) if bits is not None)
-        for name, pair in _bits_of_layers(outcome).items()
-    }
-    return layer_graph.picture(outcome.graph, f"{outcome.precision.upper()}: the operators of the file.", words)
 
 
 def _decibels(ratio: float | None) -> str:

@@ -60,6 +60,10 @@ class Paired:
             return "none"
         return f"{'may be chance' if self.may_be_luck else 'not chance'}, {self.probability()}"
 
+    def in_short(self) -> str:
+        """The difference in percentage points, and p."""
+        return f"{round(100 * self.difference, 1) + 0.0:+.1f}, {self.probability()}"
+
     def probability(self) -> str:
         """p as written next to a figure."""
         return "p<0.001" if self.p < 0.001 else f"p {self.p:.2g}"

@@ -7,17 +7,20 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from ...deploy.comparison import Comparison, Report
-from ...deploy.footprint import Footprint
-from ...deploy.graph import Graph
-from ...qat import PreparedModel, RangePolicy, Rule
 from .luck import Paired, paired
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from ...deploy.comparison import Comparison, Report
+    from ...deploy.footprint import Footprint
+    from ...deploy.graph import Graph
+    from ...qat import PreparedModel, RangePolicy, Rule
 
 # Images whose content is hashed at a time.
 FINGERPRINT_BATCH = 256
@@ -29,13 +32,11 @@ class Mark:
 
     Attributes:
         title: of the benchmark.
-        least: the lowest accuracy on the test images, or area under the curve, if `area`.
-        area: of anomalies found against false alarms (AUC), over all thresholds.
+        least: the lowest accuracy on the test images.
     """
 
     title: str
     least: float
-    area: bool = False
 
 
 class Asked(Protocol):
@@ -52,8 +53,6 @@ class Asked(Protocol):
     @property
     def weights(self) -> str | None: ...
     @property
-    def from_job(self) -> str | None: ...
-    @property
     def precisions(self) -> Mapping[str, tuple[int, int]]: ...
     @property
     def widths(self) -> Sequence[tuple[int, int]]: ...
@@ -67,8 +66,10 @@ class Asked(Protocol):
 class Fit(Protocol):
     """What a network took from a file of weights; `exactqat.application.job.weights.Fit` is one."""
 
-    def sentences(self, path: str) -> list[str]: ...
-    def stored(self) -> dict[str, Any]: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def sentences(self) -> Sequence[str]: ...
 
 
 class Images(Protocol):
@@ -102,8 +103,6 @@ class Dataset:
     Attributes:
         value_range: (min, max) that any image may take; it becomes the input's fixed quantization range.
         skipped: one sentence for each image that could not be used.
-        reconstructs: the network is to reconstruct its input; training and validation are normal (class 0), and an
-            example that it cannot reconstruct is an anomaly (class 1).
         noun: what an example is called, such as image or sound.
     """
 
@@ -114,13 +113,7 @@ class Dataset:
     validation: Split
     test: Split
     skipped: tuple[str, ...] = ()
-    reconstructs: bool = False
     noun: str = "image"
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers the network returns for an example."""
-        return int(np.prod(self.train.images.shape[1:])) if self.reconstructs else len(self.class_names)
 
     def fingerprint(self) -> str:
         """A hash of everything that a training sees."""
@@ -137,13 +130,13 @@ class Dataset:
 
 @dataclass
 class History:
-    """One entry per epoch; None if a job of an earlier version did not record it. learning_rate: of the weights."""
+    """One entry per epoch. frozen_from: the epoch with which the network is frozen; learning_rate: of the weights."""
 
     loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
     frozen_from: int | None = None
-    validation_loss: list[float | None] = field(default_factory=list)
-    learning_rate: list[float | None] = field(default_factory=list)
+    validation_loss: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,6 @@ class Beside:
         logits: the same, for the outputs alone.
         trained_answers, device_answers: the class that each gives, [n].
         labels: the class that an image shows, [n].
-        device_scores: how much of an anomaly each is for the device, [n]; empty for a classifier.
     """
 
     tensors: tuple[Comparison, ...]
@@ -163,7 +155,6 @@ class Beside:
     trained_answers: np.ndarray
     device_answers: np.ndarray
     labels: np.ndarray
-    device_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def differing(self) -> int:
@@ -246,13 +237,10 @@ class Method:
 class Outcome:
     """One quantized network and what was found out about it.
 
-    device_predictions: the class that the device it was trained for gives every test image: by its runtime if that is
-        this machine's default, else by its exact simulation.
+    device_predictions: the class that the device it was trained for gives every test image, by its exact simulation.
     footprint: what it needs on a microcontroller, for delivered networks.
     compressed_bytes: of its file, deflated as downloads are.
     report: the file on a runtime, and the device it was trained for compared with training, over all test images.
-    threshold: the error above which an example is an anomaly; None for a classifier.
-    device_scores: see `Beside`.
     elsewhere: for delivered networks, every device compared with training, over the first test images; or why it could
         not be simulated.
     """
@@ -273,8 +261,6 @@ class Outcome:
     report: Report | None = None
     footprint: Footprint | None = None
     elsewhere: dict[str, Beside | str] = field(default_factory=dict)
-    threshold: float | None = None
-    device_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass
@@ -282,8 +268,8 @@ class Results:
     """Everything that the report and the table show.
 
     seconds: the job's total time, over all its runs; runs: how often it was started.
-    fit: what float training took from the given weights, if any. formerly: the device that the networks were first
-    trained for, if not for this one. float_predictions: the float network's answer to every test image, [n].
+    fit: what float training took from the given weights, if any. float_predictions: the float network's answer to
+    every test image, [n].
     """
 
     settings: Asked
@@ -298,7 +284,6 @@ class Results:
     resumed: bool = False
     runs: int = 1
     fit: Fit | None = None
-    formerly: str = ""
     float_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def of(self, precision: str) -> list[Outcome]:
@@ -310,43 +295,46 @@ class Results:
         return min((o for o in self.of(precision) if o.method.delivered), key=lambda outcome: outcome.validation_loss)
 
     @property
+    def reports(self) -> list[Report]:
+        """Of all networks that were compared."""
+        return [outcome.report for outcome in self.outcomes if outcome.report is not None]
+
+    @property
     def values_compared(self) -> int:
         """Integers compared between simulation and runtime, over all networks."""
-        return sum(outcome.report.values for outcome in self.outcomes if outcome.report is not None)
+        return sum(report.values for report in self.reports)
 
     @property
     def values_differing(self) -> int:
         """How many of them differ."""
-        return sum(outcome.report.differing for outcome in self.outcomes if outcome.report is not None)
+        return sum(report.differing for report in self.reports)
 
     @property
     def training_values(self) -> int:
         """Integers of the device that was trained for, compared with training's, over all networks."""
-        return sum(outcome.report.training_values for outcome in self.outcomes if outcome.report is not None)
+        return sum(report.training_values for report in self.reports)
 
     @property
     def training_differing(self) -> int:
         """How many of them differ."""
-        return sum(outcome.report.training_differing for outcome in self.outcomes if outcome.report is not None)
+        return sum(report.training_differing for report in self.reports)
 
     @property
     def predictions(self) -> tuple[int, int]:
         """How many integers of the files, fed with the user's images, differ from the models' own, and how many were
         compared; 0 of 0 if the runtime is not that of the device."""
-        rows = [row for outcome in self.outcomes if outcome.report is not None for row in outcome.report.predictions]
+        rows = [row for report in self.reports for row in report.predictions]
         return sum(row.differing for row in rows), sum(row.values for row in rows)
 
     @property
     def equal(self) -> bool:
         """Whether every file runs as simulated, and the device computes what was trained."""
-        return all(outcome.report.equal for outcome in self.outcomes if outcome.report is not None)
+        return all(report.equal for report in self.reports)
 
     @property
     def ran_as(self) -> str:
         """The profile whose runtime ran the files: the device's own if this machine has it."""
-        report = self.outcomes[0].report
-        assert report is not None
-        return report.ran_as or report.profile
+        return self.reports[0].ran_as or self.reports[0].profile
 
     def beside_float(self, answers: np.ndarray) -> Paired:
         """A network's answers to the test images compared with the float network's, image by image."""
