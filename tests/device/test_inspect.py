@@ -140,11 +140,6 @@ def test_the_exit_status_says_what_was_found(
     assert status == 0 and "none differs where equality is claimed" in output
     status, output, _ = run(capsys, monkeypatch, path, *few, "--json")
     assert status == 0 and json.loads(output)["equal"]
-    page = tmp_path / "page.html"
-    status, _, _ = run(capsys, monkeypatch, path, *few, "--html", str(page))
-    content = page.read_text()
-    assert status == 0 and content.startswith("<!doctype html>") and "differ on reference" in content
-    assert "functional_1/dense_1" in content and "<script" not in content
     for refused in ("loop.int8", "no_such_file"):
         status, _, errors = run(capsys, monkeypatch, str(FILES / f"{refused}.tflite"), *few)
         assert status == 2 and refused in errors and "Traceback" not in errors

@@ -22,8 +22,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
 from exactqat import cli, deploy, qat, tune  # noqa: E402
-from exactqat.application.job import beside, data, figures, pipeline, restored, retrained, store  # noqa: E402
+from exactqat.application.job import beside, data, figures, pipeline, restored  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.report import findings  # noqa: E402
 from exactqat.application.report import job_page as report  # noqa: E402
 from exactqat.application.report.luck import paired  # noqa: E402
 from exactqat.application.report.results import Results  # noqa: E402
@@ -89,7 +90,7 @@ def test_another_device_is_not_what_was_trained(job: tuple[Path, Results], call:
         r"accuracy on 359 test images \d+\.\d%, in training \d+\.\d%, (\d+ of 359 answers|no answer)", output
     )
     assert f"It was trained for {FORMER}, and not for {NOW}" in output
-    assert f"exactqat train --from {out} --device {NOW} --out {out}-{NOW}\n" in output
+    assert f"--weights {out}/float/checkpoint.pt --epochs-float 0 --device {NOW} --out {out}-{NOW}\n" in output
     # The same from the user's side: the file itself, on both runtimes.
     graph, _ = restored.restore_graph(out / "w4a4" / "checkpoint.pt")
     codes, content = beside.input_codes(graph, data.load("digits")), (out / "w4a4" / "model.tflite").read_bytes()
@@ -195,72 +196,20 @@ def test_a_runtime_that_is_not_here_is_no_proof(
 
 
 @pytest.mark.slow
-def test_a_job_is_trained_on_for_another_device(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
+def test_the_float_network_is_quantized_for_another_device(
+    job: tuple[Path, Results], call: Call, tmp_path: Path
+) -> None:
     source, _ = job
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
     out = tmp_path / "other"
-    status, output, _ = call("train", "--from", str(source), "--device", NOW, "--out", str(out), "--epochs-qat", "3")
-    assert status == 0 and f"Trained for {NOW}, starting from a job trained for {FORMER}." in output
-    assert "W4A4 QAT, EMA ranges: epoch 1/3, " in output and ", frozen\n" in output
+    given = ["--weights", str(source / "float" / "checkpoint.pt"), "--epochs-float", "0", "--epochs-qat", "3"]
+    status, output, _ = call("train", *given, "-w", "4", "--device", NOW, "--out", str(out), "--keep-going")
+    assert status == 0 and f"Trained for {NOW}." in output and "100% of its numbers" in output
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
     assert call("verify", str(out), "--quiet")[0] == 0 and call("verify", str(out), "--device", FORMER)[0] == 1
-    network, _ = restored.restore(out / "w4a4" / "checkpoint.pt")
-    assert network.profile == NOW and network.frozen
-    # The float network is the finished job's; the ranges are, too, and the weights went on.
     first, second = (torch.load(path / "float" / "checkpoint.pt", weights_only=True)["state"] for path in (source, out))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    first, second = (torch.load(path / "w4a4" / "checkpoint.pt", weights_only=True)["state"] for path in (source, out))
-    assert any(not torch.equal(first[name], second[name]) for name in first if name.endswith("weight"))
-    # It may be continued and reported again without the finished job.
-    moved = source.with_name("moved")
-    source.rename(moved)
-    try:
-        content = {name: (out / name).read_bytes() for name in ("w4a4/checkpoint.pt", "w4a4/model.tflite")}
-        (out / "metrics.json").unlink()
-        (out / "training" / "w4a4-qat_ema.pt").unlink()
-        assert call("train", "--out", str(out), "--resume", "--quiet")[0] == 0
-        assert {name: (out / name).read_bytes() for name in content} == content
-        (out / "training" / "w4a4-qat_ema-start.pt").unlink()
-        status, _, errors = call("train", "--out", str(out), "--resume")
-        assert status == 2 and "is missing, and had not been copied" in errors
-    finally:
-        moved.rename(source)
-    # The finished job's is there again, and is what it was.
     assert call("report", str(out))[0] == 0
-    page = (out / "report.html").read_text()
-    assert f"--from {source} --device {NOW} --epochs-qat 3" in page and "which trained them for" in page
-
-
-@pytest.mark.slow
-def test_what_cannot_be_trained_on_is_refused(job: tuple[Path, Results], call: Call, tmp_path: Path) -> None:
-    source, _ = job
-    new = ["train", "--from", str(source), "--out", str(tmp_path / "new")]
-    for arguments, message in (
-        (new, "--from needs --device"),
-        ([*new, "--device", FORMER], f"was already trained for {FORMER}"),
-        ([*new, "--device", NOW, "--seed", "3"], "--from takes --seed from the finished job: omit it"),
-        (["train", "--from", str(tmp_path / "no"), "--device", NOW, "--out", str(tmp_path / "new")], "does not exist"),
-        ([*new[:3], "--device", NOW, "--out", str(source)], "contains a finished job: use another directory"),
-        (
-            [*new[:3], "--device", NOW, "--out", str(source), "--restart"],
-            "--out and --from must be different directories",
-        ),
-    ):
-        status, output, errors = call(*arguments)
-        assert status == 2 and message in " ".join(errors.split()), (arguments, errors)
-    assert not (tmp_path / "new").exists() and (source / "metrics.json").exists()
-    # A state that changed after the new job began is not mixed with it.
-    copied = tmp_path / "copied"
-    shutil.copytree(source, copied)
-    begun = store.settings_from(copied, tmp_path / "new", {"device": NOW})
-    assert begun.epochs_qat == 1 and begun.device == NOW and begun.seed == 0
-    dataset = data.load("digits")
-    begun.out.mkdir()
-    store.start(begun, dataset)
-    path = copied / "training" / "w4a4-qat_ema.pt"
-    path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(ValueError, match="has changed since the job in"):
-        retrained.take_over(copied, begun.out, begun.trainings)
 
 
 @pytest.mark.slow
@@ -284,7 +233,7 @@ def test_a_device_without_its_runtime_is_said(
         "On LiteRT with its reference kernels (TFLite-Micro was not run here) the file runs as simulated"
     )
     assert computes.startswith("TFLite-Micro computes what was trained") and trained.endswith("micro, this device")
-    sentences = [sentence for _, sentence in report.closing_sentences(others)]
+    sentences = [sentence for _, sentence in findings.closing_sentences(others)]
     assert "the runtime (LiteRT with its reference kernels)" in sentences[0]
     assert "The files were not run there: this machine does not have TFLite-Micro" in sentences[2]
 
@@ -376,8 +325,6 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
         device_predictions = wrong
 
     results.chosen = lambda precision: Chosen()  # type: ignore[assignment, return-value, method-assign]
-    from exactqat.application.report import findings
-
     listed = findings.mistakes(results)["listed"]
     assert sorted(entry["file"] for entry in listed) == sorted(dataset.test.names)
     found = report._mistakes(results)

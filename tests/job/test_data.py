@@ -327,33 +327,6 @@ def test_images_that_hold_no_numbers_are_skipped(tmp_path: Path) -> None:
     ]
 
 
-def test_any_iterable_of_pairs() -> None:
-    class Torch(torch.utils.data.Dataset):  # type: ignore[misc]
-        """As users have them."""
-
-        def __len__(self) -> int:
-            return 9
-
-        def __getitem__(self, index: int) -> tuple[Any, Any]:
-            if index >= 9:
-                raise IndexError
-            return torch.full((3, 6, 5), index / 10), torch.tensor(index % 3)
-
-    dataset = data.from_pairs(Torch(), "mine")
-    assert dataset.name == "mine" and dataset.class_names == ("0", "1", "2")
-    assert [len(part) for part in parts(dataset)] == [3, 3, 3]
-    mixed = [(picture(10 * n, (9, 7)), "ab"[n % 2]) for n in range(6)]
-    assert data.from_pairs(iter(mixed), image_size=4).train.images.shape == (2, 3, 4, 4)
-    lists = [(np.full((6, 5), n, np.uint8), n % 2) for n in range(6)]
-    assert data.from_pairs(lists).train.images.shape == (2, 1, 6, 5)
-    with pytest.raises(ValueError, match=r"image 1: x must have 2 or 3 dimensions, got shape \[4\]"):
-        data.from_pairs([lists[0], (np.zeros(4), 0)])
-    with pytest.raises(ValueError, match="data contains no usable image"):
-        data.from_pairs([])
-    with pytest.raises(ValueError, match="y must contain integers or strings"):
-        data.from_pairs([(image, 0.5) for image, _ in lists])
-
-
 @pytest.mark.slow
 def test_skipped_images_are_shown_and_counted(tmp_path: Path) -> None:
     pytest.importorskip("typer")

@@ -35,7 +35,7 @@ from PIL import Image  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.application.job import augmentation, beside, data, figures, files, pipeline, restored, store, training  # noqa: E402
+from exactqat.application.job import augmentation, beside, data, figures, files, pipeline, restored, training  # noqa: E402
 from exactqat.application.job.models import NETWORKS  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.application.report import charts, findings  # noqa: E402
@@ -43,6 +43,7 @@ from exactqat.application.report import job_page as report  # noqa: E402
 from exactqat.application.report.page import render  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
+from exactqat.deploy.runtimes import open_runtime  # noqa: E402
 
 PRECISIONS = ("w8a8", "w4a4", "w3a4")
 RUN = [sys.executable, "-m", "exactqat.cli"]
@@ -64,10 +65,9 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
         assert sorted(path.name for path in (out / precision).iterdir()) == ["checkpoint.pt", "model.tflite"]
         assert (out / precision / "model.tflite").read_bytes()[4:8] == b"TFL3"
     page = (out / "report.html").read_text()
-    # One of accuracies, two of sizes, one of noise, two of each training, two of ranges, two of weights, the layers of
-    # each network that is delivered.
-    assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 1 + 2 + 1 + 2 * 4 + 2 + 2 + 3
-    assert page.count('class="matrix"') == 4 and page.count("<details>") == 2 * 3
+    # One of accuracies, two of sizes, one of noise, two of each training, two of ranges, two of weights.
+    assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 1 + 2 + 1 + 2 * 4 + 2 + 2
+    assert page.count('class="matrix"') == 4 and page.count("<details>") == 3
     # Tables have captions and scopes, and whoever has no mouse can scroll them.
     tables = page.count("<table")
     assert tables == page.count("<caption>") == page.count('role="region" tabindex="0"') > 10
@@ -90,9 +90,9 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
     assert metrics["settings"] == {
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
         "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "device": "xnnpack-x86",
-        "weights": None, "from_job": None, "ptq": False, "split": None, "recipe": None, "freeze_base": False,
-        "from_search": False, "augment": ["shift"], "class_weights": None, "early_stopping": None, "optimizer": "adam",
-        "lr": None, "lr_qat": None, "lr_ranges": None, "schedule": "cosine", "distill": None, "mixed_precision": False,
+        "weights": None, "ptq": False, "split": None, "recipe": None,
+        "augment": ["shift"], "class_weights": None, "early_stopping": None, "optimizer": "adam",
+        "lr": None, "lr_qat": None, "lr_ranges": None, "schedule": "cosine", "distill": None,
         "rules": None, "bits": None,
     }  # fmt: skip
     assert metrics["weights"] is None
@@ -147,7 +147,9 @@ def test_the_report_shows_mistakes_classes_and_parts(
     labels = data.load("digits").test.labels.numpy()
     graph, _ = restored.restore_graph(out / "w8a8" / "checkpoint.pt")
     codes = beside.input_codes(graph, data.load("digits"))
-    answers = beside.run_on_device(graph, out / "w8a8" / "model.tflite", codes).argmax(1)
+    content = (out / "w8a8" / "model.tflite").read_bytes()
+    runtime = open_runtime(content, graph.inputs, graph.outputs, "xnnpack-x86")
+    answers = runtime.run({graph.inputs[0]: codes})[graph.outputs[0]].argmax(1)
     assert [row["images"] for row in metrics["classes"]] == np.bincount(labels).tolist()
     for code, row in enumerate(metrics["classes"]):
         assert row["class"] == str(code)
@@ -184,7 +186,7 @@ def guessed(accuracy: float, images: int, classes: int = 3) -> SimpleNamespace:
     answers = np.where(np.arange(images) < round(accuracy * images), labels, (labels + 1) % classes)
     split = SimpleNamespace(labels=torch.from_numpy(labels))
     test = type("Test", (SimpleNamespace,), {"__len__": lambda self: images})(**vars(split))
-    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test, reconstructs=False, noun="image")
+    dataset = SimpleNamespace(class_names=("a", "b", "c")[:classes], test=test, noun="image")
     outcome = SimpleNamespace(device_predictions=labels, device_accuracy=0.34)
     return SimpleNamespace(
         dataset=dataset, float_test_accuracy=accuracy, float_predictions=answers, chosen=lambda precision: outcome,
@@ -255,9 +257,6 @@ def test_a_log_has_one_line_for_each_epoch(finished: tuple[Path, subprocess.Comp
     accuracy = f"{history['validation_accuracy'][0]:.1%} of the validation images right"
     assert lines[0] == f"float training: epoch 1/1, loss {history['loss'][0]:.4g}, {accuracy}"
     assert "W3A4 QAT, learned ranges: epoch 1/1" in lines[-1] and lines[-1].endswith("right, frozen")
-    phases = re.findall(r"^(.*): (?:1 epoch, loss .* right, )?[0-9]+ s$", done.stdout, re.M)
-    assert phases[:3] == ["float training", "W8A8 PTQ, min/max ranges", "W8A8 PTQ, least-error ranges"]
-    assert phases[5] == "W8A8 on the runtime, every integer compared" and len(phases) == 1 + 5 * len(PRECISIONS)
     assert "\x1b" not in done.stdout and "\r" not in done.stdout
 
 
@@ -293,8 +292,7 @@ def test_forty_columns_are_enough(one_network: Path) -> None:
     assert "computes what was trained: none of 3,590 integers" in " ".join(shown.split())
     paths = [line for line in shown.splitlines() if str(one_network) in line]
     words = [line for line in shown.splitlines() if line not in paths]
-    assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and not re.search("[│┃]", shown)
-    assert "\nstem.0 CONV_2D\nvalues " in shown
+    assert "W8A8 on the runtime " in shown and max(map(len, words)) <= 40 and "stem" in shown
     refused = on_a_terminal(40, ["verify", "nowhere"])
     assert "error: nowhere does not exist; run \n" in refused and max(map(len, refused.splitlines())) <= 40
     page = on_a_terminal(60, ["train", "-h"])
@@ -331,21 +329,6 @@ def test_the_bar_fits_and_shows_loss_and_accuracy(columns: int, monkeypatch: pyt
     assert terminal.bars_on(terminal.console_of(file=io.StringIO(), force_terminal=True), disable=False).disable
 
 
-def test_tables_take_two_lines_of_header_before_they_become_paragraphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    shown = {}
-    for columns in (80, 40, 20):
-        console = terminal.console_of(file=Screen(), width=columns, force_terminal=True, color_system=None)
-        with console.capture() as capture:
-            rows = [(["stem.0", "1,234"], ""), (["head", "5"], "")]
-            terminal.show_table(console, "A title", ["the tensor", "codes that are not as simulated"], rows, texts=1)
-        shown[columns] = capture.get()
-        assert max(map(len, shown[columns].splitlines())) <= columns
-    assert "codes that are not as simulated" in shown[80] and "│ stem.0 " in shown[80]
-    assert "┃" in shown[40] and " 1,234 │" in shown[40]
-    assert "│" not in shown[20] and "stem.0" in shown[20]
-
-
 def test_durations_are_readable() -> None:
     assert [terminal.duration(seconds) for seconds in (0.4, 59.4, 125, 3780)] == [
         "0 s",
@@ -353,7 +336,6 @@ def test_durations_are_readable() -> None:
         "2 min 5 s",
         "1 h 3 min",
     ]
-    assert [terminal.counted(number, "epoch") for number in (1, 3)] == ["1 epoch", "3 epochs"]
 
 
 def test_help_names_the_networks() -> None:
@@ -401,19 +383,6 @@ def test_a_job_for_another_device(tmp_path: Path) -> None:
     assert "the device itself, here those of <code>micro</code>" in figures.write_report(results).read_text()
     with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, got 'npu'"):
         Settings(tmp_path, device="npu")
-    job = json.loads((tmp_path / "job.json").read_text())
-    job["settings"]["profile"] = job["settings"].pop("device")  # as it was called in jobs before
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    assert store.stored_settings(tmp_path).device == "micro"
-    job["settings"]["device"] = "micro"
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    with pytest.raises(
-        ValueError, match="job.json cannot be read: settings must not contain both device and its former name, profile"
-    ):
-        store.stored_settings(tmp_path)
-    del job["settings"]["profile"], job["settings"]["device"]  # as jobs were that knew no devices
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    assert store.stored_settings(tmp_path).device == "xnnpack-x86"
 
 
 @pytest.mark.slow
@@ -568,13 +537,12 @@ def test_precisions(settings: dict[str, Any], precisions: dict[str, tuple[int, i
         ({"weight_bits": 1}, "weight_bits must be from 2 to 8, got 1"),
         ({"activation_bits": 9}, "activation_bits must be from 2 to 8, got 9"),
         ({"weight_bits": [8, 16]}, "weight_bits must be from 2 to 8, got 16"),
-        ({"weight_bits": []}, "weight_bits must be an integer or several, got none"),
-        ({"weight_bits": [8, [4]]}, re.escape("weight_bits must be an integer or several, got [8, [4]]")),
-        ({"activation_bits": [8, True]}, re.escape("activation_bits must be an integer or several, got [8, True]")),
-        ({"activation_bits": "8,4"}, "activation_bits must be an integer or several, got '8,4'"),
+        ({"weight_bits": []}, "weight_bits must be a number of bits or several, such as 8,6,4, got none"),
+        ({"weight_bits": [8, [4]]}, re.escape("weight_bits must be an integer, got [4]")),
+        ({"activation_bits": [8, True]}, re.escape("activation_bits must be an integer, got True")),
         ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
         ({"image_size": 0}, "image_size must be at least 1, got 0"),
-        ({"epochs_float": 0}, "epochs_float must be at least 1, got 0"),
+        ({"epochs_float": 0}, "epochs_float must be at least 1 without weights, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"bits": "8x8 9x4"}, re.escape("bits must be pairs of 2 to 8 bits such as 8x8 4x4, got '8x8 9x4'")),
         ({"bits": "8x8", "weight_bits": 4}, "bits cannot be combined with weight_bits: both say the bits"),
@@ -590,9 +558,9 @@ def test_settings_outside_of_what_is_allowed(settings: dict[str, Any], message: 
     [
         ("9", "must be from 2 to 8, got 9"),
         ("8,1", "must be from 2 to 8, got 1"),
-        ("8,,4", "must be a number from 2 to 8, or several such as 8,6,4, got '8,,4'"),
-        ("w8", "must be a number from 2 to 8, or several such as 8,6,4, got 'w8'"),
-        ("", "must be a number from 2 to 8, or several such as 8,6,4, got ''"),
+        ("8,,4", "must be an integer, got ''"),
+        ("w8", "must be an integer, got 'w8'"),
+        ("", "must be an integer, got ''"),
     ],
 )
 def test_bits_outside_of_what_is_allowed_are_refused(
@@ -785,9 +753,8 @@ def test_the_report_names_differences_as_what_they_are() -> None:
         training_values, training_differing = 2000, 9
         ran_as = "xnnpack-x86"
         predictions = (0, 10)
-        formerly = ""
 
-    (ran, runs), (computes, trained), (there, device) = report.closing_sentences(Results())  # type: ignore[arg-type]
+    (ran, runs), (computes, trained), (there, device) = findings.closing_sentences(Results())  # type: ignore[arg-type]
     assert not ran and "(LiteRT with XNNPACK on x86): 7 of them differ" in runs
     assert not computes and "what TFLite-Micro computes: 9 of them differ" in trained
     assert not there and device.startswith("Trained for micro. The files were not run there")

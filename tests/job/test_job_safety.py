@@ -303,16 +303,15 @@ def test_fields_of_a_checkpoint_are_checked(folder: Path, call: Call, fields: di
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epoch": 7}, "epoch must be from 1 to 3, got 7"),
-        ({"epoch": "1"}, "epoch must be from 1 to 3, got '1'"),
-        ({"history": {"loss": [1.0]}}, "its history cannot be read"),
-        ({"history": {"loss": [None], "validation_accuracy": [0.5]}}, "its history cannot be read"),
-        ({"history": [], "best": 1}, "its history cannot be read"),
-        ({"best_loss": None}, "best_loss a number"),
+        ({"epoch": 7}, "epoch must be a whole number from 1 to 3, got 7"),
+        ({"epoch": "1"}, "epoch must be a whole number from 1 to 3, got '1'"),
+        ({"history": {"loss": [1.0]}}, "its history has no field"),
+        ({"history": {"loss": [None], "validation_accuracy": [0.5]}}, "its history: loss must be a list of 1 numbers"),
+        ({"history": []}, "history must be an object"),
+        ({"best_loss": None}, "best_loss must be a number"),
         ({"model": {}}, "does not contain the state of this network"),
-        ({"optimizer": {}}, "does not contain the state of this training"),
-        ({"schedule": 5}, "does not contain the state of this training"),
-        ({"schedule": {"last_epoch": "x"}}, "does not contain the state of this training"),
+        ({"moments": {0: {}}}, "does not contain the state of this training"),
+        ({"moments": {9: {}}}, "does not contain the state of this training"),
         ({"generator": torch.zeros(3)}, "does not contain the state of this training"),
     ],
 )
@@ -342,10 +341,10 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
     with pytest.raises(ValueError, match=re.escape(message)):
         train(resume=True)
     assert path.read_bytes() == before
-    shapes = state["optimizer"]["state"]
+    shapes = state["moments"]
     shapes[0]["exp_avg"] = torch.zeros(2)
     checkpoints.save_checkpoint(path, state)
-    with pytest.raises(ValueError, match="exp_avg of parameter 0 is not a tensor of shape"):
+    with pytest.raises(ValueError, match="what the optimizer keeps for parameter 0 must have the shapes"):
         train(resume=True)
 
 
@@ -363,13 +362,13 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
             "report",
             "metrics.json cannot be read: it contains a list where an object is expected",
         ),
-        ("metrics.json", b"{}", "report", "metrics.json must contain seconds (a number) and resumed"),
-        ("metrics.json", b'{"seconds": true, "resumed": false}', "report", "must contain seconds (a number)"),
+        ("metrics.json", b"{}", "report", "metrics.json has no field 'seconds'"),
+        ("metrics.json", b'{"seconds": true, "resumed": false}', "report", "seconds must be a number"),
         ("metrics.json", b"\xff\xfe", "report", "metrics.json cannot be read"),
         ("metrics.json", b"[" * 100_000, "report", "metrics.json cannot be read"),
         ("job.json", b"", "report resume", "job.json cannot be read"),
         ("job.json", b"[1]", "report resume", "it contains a list where an object is expected"),
-        ("job.json", b'{"format": 1}', "report resume", "job.json cannot be read: it has no field 'settings'"),
+        ("job.json", b'{"format": 1}', "report resume", "job.json has no field 'settings'"),
         ("job.json", b'{"format": 1, "settings": 5, "images": ""}', "report resume", "settings must be an object"),
         (
             "job.json",
@@ -377,7 +376,12 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
             "report resume",
             "unexpected keyword argument",
         ),
-        ("job.json", b'{"format": 9}', "report resume", "it has format 9; this version reads 1"),
+        (
+            "job.json",
+            b'{"format": 9, "settings": {}, "images": ""}',
+            "report resume",
+            "has format 9; this version reads 1",
+        ),
         ("w4a4/model.tflite", b"", "verify", "model.tflite cannot be compared"),
         ("w4a4/model.tflite", b"\x1c\0\0\0TFL3" + bytes(2000), "verify", "model.tflite cannot be compared"),
     ],
@@ -398,15 +402,15 @@ def test_damaged_files_are_named(
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("seed", "0", "seed must be an integer, got '0'"),
+        ("seed", "x", "seed must be an integer, got 'x'"),
         ("seed", True, "seed must be an integer, got True"),
         ("seed", 10**30, "seed must be from 0 to"),
         ("epochs_float", 1.5, "epochs_float must be an integer, got 1.5"),
         ("batch_size", None, "batch_size must be an integer, got None"),
         ("image_size", 10**6, "image_size must be from 1 to 16384, got 1000000"),
-        ("weight_bits", ["4"], "weight_bits must be an integer or several, got ['4']"),
-        ("weight_bits", {"4": 4}, "weight_bits must be an integer or several, got {'4': 4}"),
-        ("activation_bits", [], "activation_bits must be an integer or several, got none"),
+        ("weight_bits", ["x"], "weight_bits must be an integer, got 'x'"),
+        ("weight_bits", {"4": 4}, "weight_bits must be an integer, got {'4': 4}"),
+        ("activation_bits", [], "activation_bits must be a number of bits or several, such as 8,6,4, got none"),
         ("data", 5, "data must be a string, got 5"),
         ("data", None, "data must be a string, got None"),
         ("model", {"a": 1}, "model must be a string, got {'a': 1}"),
@@ -477,15 +481,15 @@ def test_status_1_means_nothing_else(
     def end(*given: Any) -> None:
         raise ending
 
-    monkeypatch.setattr("exactqat.cli.commands.export", end)
+    monkeypatch.setattr("exactqat.application.job.restored.export_directory", end)
     assert call("export", "job")[0] == 2
 
 
 def test_a_defect_keeps_its_traceback_and_has_status_2() -> None:
     code = (
         "import sys; sys.argv = ['exactqat', 'export', 'x']\nfrom exactqat import cli\n"
-        "from exactqat.cli import commands\ndef end(*given): raise AssertionError('a defect')\n"
-        "commands.export = end\ncli.main()"
+        "from exactqat.application.job import restored\ndef end(*given): raise AssertionError('a defect')\n"
+        "restored.export_directory = end\ncli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" in done.stderr and "a defect" in done.stderr

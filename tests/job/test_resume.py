@@ -34,16 +34,16 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
-from exactqat import qat  # noqa: E402
+from exactqat import cli, qat  # noqa: E402
 from exactqat.application.job import checkpoints, data, files, models, pipeline, restored, store, training  # noqa: E402
 from exactqat.application.job import settings as settings_of_jobs  # noqa: E402
-from exactqat.application.job.progress import Progress  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.cli import commands  # noqa: E402
+from exactqat.application.report.text import option_value  # noqa: E402
 
 # One network is quantized without training and one with it.
 FEWER = tuple(each for each in METHODS if each.name in ("ptq_min_max", "qat_ema"))
 GIVEN = {"epochs_float": 8, "epochs_qat": 8, "weight_bits": 4, "activation_bits": 4, "batch_size": 16}
+BITS = ("--weight-bits", 4, "--activation-bits", 4, "--batch-size", 16)
 
 
 def patterns(count: int = 90) -> tuple[np.ndarray, np.ndarray]:
@@ -55,6 +55,14 @@ def patterns(count: int = 90) -> tuple[np.ndarray, np.ndarray]:
         line = (where, slice(None)) if label == 0 else (slice(None), where) if label == 1 else (range(8), range(8))
         image[line] += 0.5
     return x, y
+
+
+def train_command(out: Path, *options: object) -> None:
+    sys.argv = ["exactqat", "train", "--quiet", "--out", str(out), *map(str, options)]
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code
 
 
 def written(out: Path) -> dict[str, bytes | dict[str, Any]]:
@@ -93,10 +101,10 @@ def interrupt(moments: int, seed: int) -> None:
         folder = Path(scratch)
         x, y = patterns()
         np.savez(folder / "data.npz", x=x, y=y)
-        given = GIVEN | {"data": str(folder / "data.npz")}
+        given = ["--data", folder / "data.npz", "--epochs-float", 8, "--epochs-qat", 8, *BITS, "--keep-going"]
 
         def start(out: Path) -> int:
-            return in_a_child(lambda: commands.train(out, dict(given), True, False, True, keep_going=True))
+            return in_a_child(lambda: train_command(out, "--resume", *given))
 
         began = time.monotonic()
         assert os.waitpid(start(folder / "whole"), 0)[1] == 0
@@ -140,7 +148,7 @@ def test_killed_at_random_moments_and_resumed_the_bits_are_the_same() -> None:
 @pytest.fixture(scope="module")
 def dataset() -> data.Dataset:
     x, y = patterns()
-    return data.from_pairs(zip(x, y, strict=True), "patterns")
+    return data.from_arrays({"": (x, y)}, "patterns")
 
 
 def train(dataset: data.Dataset, path: Path, quantized: bool, on_step: Callable[[int], None], resume: bool) -> Any:
@@ -303,12 +311,13 @@ def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp
     assert store.start(settings, dataset, resume=True) is True
     assert store.stored_settings(tmp_path) == settings
     others = {
-        "seed": 1, "epochs_float": 4, "epochs_qat": 4, "data": "else", "weight_bits": 5, "activation_bits": None,
+        "seed": 1, "epochs_float": 4, "epochs_qat": 4, "data": "else", "weight_bits": (5,), "activation_bits": (6,),
         "batch_size": 17, "image_size": 9,
     }  # fmt: skip
     for name, value in others.items():
         option = "--" + name.replace("_", "-")
-        expected = f"a job with {option} {getattr(settings, name)}, it cannot be continued with {option} {value}"
+        shown = option_value(getattr(settings, name))
+        expected = f"a job with {option} {shown}, it cannot be continued with {option} {option_value(value)}"
         with pytest.raises(ValueError, match=re.escape(expected)):
             store.start(replace(settings, **{name: value}), dataset, resume=True)
     several = replace(settings, weight_bits=(8, 4))
@@ -321,7 +330,7 @@ def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp
     with pytest.raises(ValueError, match="the images in --data digits differ from those the job in"):
         store.start(settings, replace(dataset, train=images), resume=True)
     (tmp_path / "job.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"job\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"job\.json has no field 'settings'"):
         store.start(settings, dataset, resume=True)
 
 
@@ -335,10 +344,9 @@ JOB_FILES = ("metrics.json", "report.html", "w4a4/model.tflite", "w4a4/checkpoin
 def test_a_job_is_not_replaced_by_accident_and_nothing_is_ever_deleted(dataset: data.Dataset, tmp_path: Path) -> None:
     out = tmp_path / "job"
     settings = Settings(out, **GIVEN)
-    said: list[str] = []
-    progress = Progress(say=said.append)
+    out.mkdir()
     store.start(settings, dataset)
-    state, half, other = out / "training" / "float.pt", out / "training" / "float.ptab12.tmp", out / "notes.tmp"
+    state, half, other = out / "training" / "float.pt", out / "training" / f"{files.HALF}ab12.tmp", out / "notes.tmp"
     checkpoints.save_checkpoint(state, {"format": checkpoints.CHECKPOINT_FORMAT})
     half.touch()
     other.touch()
@@ -346,24 +354,21 @@ def test_a_job_is_not_replaced_by_accident_and_nothing_is_ever_deleted(dataset: 
     with pytest.raises(ValueError, match="an unfinished job: continue it with --resume, or move it aside .* --restart"):
         store.start(settings, dataset)
     assert contents(out) == before
-    assert store.start(settings, dataset, restart=True, say=progress.say) is False
-    assert not state.exists() and sorted(contents(out)) == ["job.json", "notes.tmp"]
+    assert files.move_aside(out) == tmp_path / "job.1"
+    assert contents(tmp_path / "job.1") == before and not contents(out)
+    assert store.start(settings, dataset) is False
     # Halves of files are worth nothing.
-    assert sorted(contents(tmp_path / "job.1")) == ["job.json", "training/float.pt"]
-    assert said == [f"The previous job in {out} is now in {tmp_path / 'job.1'}"]
+    half.parent.mkdir()
+    half.touch()
+    assert store.start(settings, dataset, resume=True) and not half.exists()
     # A finished job too stays what it is, and beside is room for as many as there are.
     for name in JOB_FILES:
         files.write_atomically(out / name, name.encode())
     before = contents(out)
     with pytest.raises(ValueError, match="contains a finished job: use another directory, or move it aside"):
         store.start(settings, dataset)
-    assert contents(out) == before
-    assert store.start(settings, dataset, restart=True) is False
-    moved = contents(tmp_path / "job.2")
-    assert all(moved[name] == name.encode() for name in JOB_FILES) and sorted(contents(out)) == [
-        "job.json",
-        "notes.tmp",
-    ]
+    assert files.move_aside(out) == tmp_path / "job.2" and contents(tmp_path / "job.2") == before
+    assert store.start(settings, dataset) is False
     with pytest.raises(ValueError, match="contains an unfinished job"):
         pipeline.finished(out)
 
@@ -377,7 +382,7 @@ def test_what_others_wrote_is_not_touched(
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"mine")
-    (tmp_path / "report.htmlab12.tmp").write_bytes(b"mine too")
+    (tmp_path / ".exactqat-ab12.tmp").write_bytes(b"mine too")
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=f"contains {name.split('/')[0]} but no job.json"):
         pipeline.run(Settings(tmp_path, **GIVEN), dataset=dataset, **options)  # type: ignore[arg-type]
@@ -389,28 +394,21 @@ def test_a_job_begins_beside_what_does_not_concern_it(dataset: data.Dataset, tmp
     (tmp_path / "wallpapers" / "model.tflite").write_bytes(b"mine")
     (tmp_path / "notes.txt").write_bytes(b"mine")
     assert store.start(Settings(tmp_path, **GIVEN), dataset) is False
-    assert store.start(Settings(tmp_path, **GIVEN), dataset, restart=True) is False
     assert sorted(contents(tmp_path)) == ["job.json", "notes.txt", "wallpapers/model.tflite"]
 
 
-def test_what_cannot_be_moved_aside_stays_whole(
-    dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_moved_aside_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "job"
-    settings = Settings(out, **GIVEN)
-    store.start(settings, dataset)
-    for name in JOB_FILES:
+    for name in (*JOB_FILES, "job.json"):
         files.write_atomically(out / name, b"content")
-    before, rename = contents(out), files.os.rename
+    before = contents(out)
 
     def fail(source: Path, target: Path) -> None:
-        if source.name == "training":
-            raise OSError(28, "No space left on device")
-        rename(source, target)
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "rename", fail)
     with pytest.raises(OSError, match="cannot be moved aside to .*: No space left on device"):
-        store.start(settings, dataset, restart=True)
+        files.move_aside(out)
     assert contents(out) == before and [path.name for path in tmp_path.iterdir()] == ["job"]
 
 
@@ -472,24 +470,36 @@ def test_two_commands_with_one_directory_do_not_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_job_is_shown_again_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_job_is_shown_again_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(settings_of_jobs, "METHODS", FEWER)
     x, y = patterns()
     np.savez(tmp_path / "data.npz", x=x, y=y)
     out = tmp_path / "out"
-    given = GIVEN | {"epochs_float": 1, "epochs_qat": 1, "data": str(tmp_path / "data.npz")}
-    commands.train(out, given, resume=False, restart=False, quiet=True, keep_going=True)
+
+    def call(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["exactqat", *map(str, arguments)])
+        try:
+            cli.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    given = ["--epochs-float", 1, "--epochs-qat", 1, "-w", 4, "-a", 4, "--batch-size", 16]
+    train = ["train", "--out", out, "--quiet"]
+    assert call(*train, "--data", tmp_path / "data.npz", *given, "--keep-going") == 0
     files, page = written(out), (out / "report.html").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "batches", lambda *arguments: pytest.fail("it trained"))
         (out / "report.html").unlink()
-        commands.report(out)
+        assert call("report", out) == 0
         assert (out / "report.html").read_bytes() == page
         # Settings that are not given are those of the job.
-        assert commands.train(out, {}, resume=True, restart=False, quiet=True)
-        with pytest.raises(ValueError, match="a job with --seed 0, it cannot be continued with --seed 4"):
-            commands.train(out, {"seed": 4}, resume=True, restart=False, quiet=True)
+        assert call(*train, "--resume") == 0
+        assert call(*train, "--resume", "--seed", 4) == 2
+    assert "a job with --seed 0, it cannot be continued with --seed 4" in " ".join(capfd.readouterr().err.split())
     assert written(out) == files
     (out / "training" / "w4a4-qat_ema.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"w4a4-qat_ema\.pt is missing"):

@@ -116,7 +116,7 @@ def dataset() -> data.Dataset:
     generator = np.random.default_rng(0)
     labels = np.arange(80) % 3
     pictures = generator.uniform(0, 0.7, (80, 8, 8)).astype(np.float32) + 0.1 * labels[:, None, None].astype(np.float32)
-    return data.from_pairs(zip(pictures, labels, strict=True))
+    return data.from_arrays({"": (pictures, labels)})
 
 
 def train(kind: str, path: Path, together: processes.Processes, epochs: int = 2) -> tuple[Any, training.History]:

@@ -196,12 +196,12 @@ def test_networks_of_a_job(tmp_path: Path) -> None:
 def test_post_training_quantization_is_delivered_where_it_is_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from exactqat.application.job import manner, settings
+    from exactqat.application.job import settings, training
 
     kept = tuple(method for method in settings.METHODS if method.name in ("ptq_min_max", "qat_ema"))
     monkeypatch.setattr(settings, "METHODS", kept)
     # Training that does harm.
-    monkeypatch.setattr(manner, "QAT_LEARNING_RATE", 0.3)
+    monkeypatch.setattr(training, "QAT_RATE", 0.3)
     out = tmp_path / "job"
     status, said = exactqat("train", "--out", out, "--epochs-float", 4, "--epochs-qat", 1, "--weight-bits", 4,
                             "--ptq", "--quiet")  # fmt: skip
