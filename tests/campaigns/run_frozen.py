@@ -42,9 +42,7 @@ OF_THE_JOB = {
     "dscnn": (1, 25, 10),
     "mobilenet_v1": (3, 48, 48),
     "mobilenet_v2": (3, 33, 33),
-    "mobilenet_v3_small": (3, 33, 33),
     "resnet8": (3, 16, 16),
-    "autoencoder": (40,),
 }
 # Some of tests/campaigns/networks.txt.
 OF_COLLECTIONS = (

@@ -293,7 +293,7 @@ def test_luck_is_judged_pair_by_pair(job: tuple[Path, Results]) -> None:
         row = network["beside_float"]
         assert row["gained"] - row["lost"] == int(right.sum()) - int((floats == labels).sum())
     page = (out / "report.html").read_text()
-    for row in report.result_rows(results)[1:]:
+    for row in findings.rows(results)[1:]:
         assert row.paired is not None and row.paired.points() in page
         assert row.paired.verdict().replace("<", "&lt;") in page
     assert "differences below" not in page

@@ -809,7 +809,7 @@ def test_mistakes_among_many_classes_are_a_table() -> None:
     dataset = SimpleNamespace(class_names=names, test=SimpleNamespace(labels=labels))
     outcome = SimpleNamespace(device_predictions=answers)
     found = report._confusions(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
-    assert found["table"].rows == [(False, ["class 3", "class 5", "2"])] and not found["networks"]
+    assert found["table"].rows == [(False, ("class 3", "class 5", "2"))] and not found["networks"]
 
 
 def test_images_that_were_left_out_are_named_in_the_report() -> None:

@@ -159,7 +159,7 @@ def train(dataset: data.Dataset, path: Path, quantized: bool, on_step: Callable[
     groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "lr": 1e-3}]
     if quantized:
         prepared = qat.prepare(model, dataset.train.images[:2], [qat.Rule(ranges="learned")])
-        qat.calibrate(prepared, [dataset.train.images])
+        qat.calibrate(prepared, [dataset.train.images[:]])
         groups = [
             {"params": prepared.other_parameters(), "lr": 1e-3},
             {"params": prepared.range_parameters(), "lr": 1e-3},
@@ -286,7 +286,7 @@ def test_weights_that_are_all_zero_count_as_a_collapsed_range(dataset: data.Data
         model.classifier.weight.zero_()
         model.classifier.bias.fill_(1.0)
     prepared = qat.prepare(model, dataset.train.images[:2], [qat.Rule()])
-    qat.calibrate(prepared, [dataset.train.images])
+    qat.calibrate(prepared, [dataset.train.images[:]])
     with pytest.raises(training.RangeCollapsed, match="now: the range of the weights of 'classifier' collapsed"):
         training.check_ranges(prepared, "now")
 
@@ -326,7 +326,7 @@ def test_resume_refuses_other_settings_and_names_them(dataset: data.Dataset, tmp
     expected = "a job with --weight-bits 4, it cannot be continued with --weight-bits 8,4"
     with pytest.raises(ValueError, match=re.escape(expected)):
         store.start(several, dataset, resume=True)
-    images = data.Split(dataset.train.images.flip(0), dataset.train.labels)
+    images = data.Split(dataset.train.images[:].flip(0), dataset.train.labels)
     with pytest.raises(ValueError, match="the images in --data digits differ from those the job in"):
         store.start(settings, replace(dataset, train=images), resume=True)
     (tmp_path / "job.json").write_text("{}")

@@ -127,7 +127,7 @@ def train(kind: str, path: Path, together: processes.Processes, epochs: int = 2)
     groups = [{"params": list(model.parameters()), "lr": 1e-3}]
     if kind in QUANTIZED:
         model = qat.prepare(model, source.train.images[:2], [QUANTIZED[kind]])
-        qat.calibrate(model, [source.train.images])
+        qat.calibrate(model, [source.train.images[:]])
         groups = [
             {"params": model.other_parameters(), "lr": 1e-3},
             {"params": model.range_parameters(), "lr": 1e-3},

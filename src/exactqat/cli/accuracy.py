@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `exactqat gate` and `exactqat tune` do."""
+"""`exactqat gate` and `exactqat tune`: their options, and what they do."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from .options import AsJson, DirectoryOrFile, MetricName, Model, OtherExamples, Precision, TestExamples, command
 from .terminal import bars_on, columns, console_of, native_messages_kept_back, say
 
 if TYPE_CHECKING:
@@ -56,29 +59,52 @@ def metric_named(name: str) -> Metric | None:
     return metric
 
 
+@command("Say whether networks are good enough on their devices.")
 def gate(
-    path: Path,
-    data: Path | None,
-    devices: Sequence[str] | None,
-    minimum: float | None,
-    max_differ: int | None,
-    beside: str | None,
-    precision: str | None,
-    model: str | None,
-    run: bool,
-    as_json: bool,
-    metric: str = ACCURACY,
-    scores: tuple[float | None, float | None] = (None, None),
+    path: DirectoryOrFile,
+    data: TestExamples = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Device whose integers are judged: xnnpack-x86, xnnpack-arm64, reference, micro; several times for "
+            "several; all have to pass. By default the one that the network was trained for."
+        ),
+    ] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(min=0, max=1, help="The least accuracy on each device, such as 0.95.")
+    ] = None,
+    metric: MetricName = "accuracy",
+    min_score: Annotated[float | None, typer.Option(help="The least --metric on each device.")] = None,
+    max_score: Annotated[
+        float | None, typer.Option(help="The largest --metric on each device, such as of an error.")
+    ] = None,
+    max_differ: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How many of the outputs' integers may differ from those of the device that the network was trained "
+            "for.",
+        ),
+    ] = None,
+    beside: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Count differences from this device's integers instead.")
+    ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Also run the file on the devices' runtimes; no integer may differ.")
+    ] = False,
+    precision: Precision = None,
+    model: Model = None,
+    as_json: AsJson = False,
 ) -> bool:
-    """Prints what each network reaches on each device, and returns whether all requirements are met.
+    """Say whether networks reach what is asked of them on their devices, for scripts and continuous integration.
 
-    minimum: of the accuracy; scores: the least and the largest of another metric.
+    Exit status 0 if all do, 1 if one does not, 2 if anything goes wrong.
     """
     from ..application.job.restored import networks_of
     from ..deploy.verify import verify
     from ..tune import Gate
 
-    least, most = scores
+    minimum, least, most = min_accuracy, min_score, max_score
     if minimum is None and least is None and most is None and max_differ is None and not run:
         raise ValueError("nothing is asked: give --min-accuracy, --min-score, --max-score, --max-differ or --run")
     if minimum is not None and (metric != ACCURACY or least is not None):
@@ -90,7 +116,7 @@ def gate(
     passes, written = True, {}
     for each in networks_of(path, data, model, "test", precision):
         asked = Gate(
-            each.data, judge, devices=devices or None, minimum=minimum if least is None else least, maximum=most,
+            each.data, judge, devices=device or None, minimum=minimum if least is None else least, maximum=most,
             max_differ=max_differ, beside=beside, higher_is_better=most is None or least is not None,
         )  # fmt: skip
         verdict = asked.verdict(each.graph)
@@ -131,27 +157,74 @@ def gate(
     return passes
 
 
+@command("Say which layers cost accuracy on the device, and why.")
 def tune(
-    path: Path,
-    data: Path | None,
-    device: str | None,
-    precision: str | None,
-    model: str | None,
-    examples: int | None,
-    picture: Path | None,
-    search: Path | None,
-    budget: int,
-    seed: int,
-    budgets: Mapping[str, str | None],
-    as_json: bool,
-    metric: str = ACCURACY,
-    lower_is_better: bool = False,
-) -> None:
-    """Prints which layers cost accuracy and why, and searches for a better network if requested."""
-    from .. import tune
+    path: DirectoryOrFile,
+    data: OtherExamples = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device whose integers count; by default the one that was trained for.")
+    ] = None,
+    precision: Precision = None,
+    metric: MetricName = "accuracy",
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="The --metric is an error: less is better.")
+    ] = False,
+    examples: Annotated[int | None, typer.Option(min=1, help="How many examples are used, at most.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw what each layer costs, as .svg, .png or .pdf.")
+    ] = None,
+    search: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Search for ranges, biases and roundings with which the network is more accurate, without training, "
+            "and write it to this .tflite file.",
+        ),
+    ] = None,
+    budget: Annotated[int, typer.Option(min=1, help="The most evaluations of a search.")] = 300,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Find the bits of each layer with which the network keeps to the budgets below, and write them to "
+            "this text file of rules, which people and `qat.load_rules` read. If the same bits in all layers keep to "
+            "the budgets too, they go beside it, as rules-even.txt beside rules.txt: train both.",
+        ),
+    ] = None,
+    max_drop: Annotated[
+        str | None, typer.Option(metavar="DROP", help="The most accuracy that a plan may lose, such as 0.5% or 0.005.")
+    ] = None,
+    flash: Annotated[str | None, typer.Option(metavar="BYTES", help="The largest file, such as 256k.")] = None,
+    arena: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="The largest arena of TFLite-Micro, such as 64k.")
+    ] = None,
+    multiply_adds: Annotated[
+        str | None,
+        typer.Option(metavar="COUNT", help="The most multiply-adds, in those of 8 by 8 bits, such as 10M."),
+    ] = None,
+    cycles: Annotated[
+        str | None, typer.Option(metavar="COUNT", help="The most cycles on an Ethos-U, as Vela estimates them.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
+    model: Model = None,
+    as_json: AsJson = False,
+) -> bool:
+    """Say which layers cost accuracy on the device, how much and why, in the device's own integers.
+
+    With --plan: find the bits of each layer instead. Exit status 1 if no plan keeps to the budgets; the nearest is
+    written then.
+    """
+    from .. import tune as tuning
     from ..application.job.restored import networks_of
     from ..deploy.formats.tflite import write_tflite
 
+    budgets = {
+        "max_drop": max_drop, "flash": flash, "arena": arena, "multiply_adds": multiply_adds, "cycles": cycles,
+    }  # fmt: skip
+    if plan is not None:
+        return find_plan(
+            path, data, device, precision, model, examples, picture, plan, budgets, as_json, metric, lower_is_better
+        )
     given = [name for name, value in budgets.items() if value is not None]
     if given:
         raise ValueError(f"--{given[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
@@ -168,7 +241,7 @@ def tune(
             raise ValueError("a file does not say what its weights were: --search needs the directory of a job")
         judges = _first(each.data, examples)
         subject = each.graph if each.model is None else each.model
-        found = tune.sensitivity(subject, judges, judge, device=device, higher_is_better=not lower_is_better)
+        found = tuning.sensitivity(subject, judges, judge, device=device, higher_is_better=not lower_is_better)
         if not as_json:
             say(console, (each.name, "bold"))
         # A program may read it: nothing is wrapped or styled.
@@ -177,15 +250,16 @@ def tune(
             say(console, "Written: ", (str(found.picture(picture)), "bold"), whole=True)
         if search is None or judge is None:
             continue
-        better = tune.search(
+        better = tuning.search(
             each.model, judges, judge, device=device, budget=budget, seed=seed, higher_is_better=not lower_is_better
         )
         console.print(better.as_json() if as_json else f"\n{better.text()}", soft_wrap=True)
         write_tflite(better.graph, search)
         say(console, "Written: ", (str(search), "bold"), whole=True)
+    return True
 
 
-def plan(
+def find_plan(
     path: Path,
     data: Path | None,
     device: str | None,
@@ -201,7 +275,7 @@ def plan(
 ) -> bool:
     """Finds the bits of each layer, writes them as rules, and returns whether they keep within the budgets. If another
     plan is worth training, its rules are written alongside."""
-    from .. import tune
+    from .. import tune as tuning
     from ..application.job.restored import networks_of
     from ..qat import save_rules
 
@@ -219,7 +293,7 @@ def plan(
             f"--max-drop {drop} would be {100 * float(drop):g} points of a hundred; for {drop} points say {drop}%"
         )
     given: dict[str, Any] = {**budgets, "device": device, "higher_is_better": not lower_is_better}
-    found = tune.plan(network.model, _first(network.data, examples), judge, **given)
+    found = tuning.plan(network.model, _first(network.data, examples), judge, **given)
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
     written = [found.save_rules(rules)]
     written += [save_rules(each.rules, _beside(rules)) for each in found.to_train[1:]]

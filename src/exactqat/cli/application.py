@@ -13,9 +13,11 @@ from typing import Any
 
 import typer
 
-from . import INSTALL
-from .commands import COMMANDS, Command
+from . import INSTALL, accuracy, commands  # noqa: F401  they register what they define
+from .options import COMMANDS, Command
 from .terminal import columns, console_of, is_terminal, say
+
+ORDER = ("train", "report", "export", "verify", "inspect", "gate", "tune", "check", "compare")
 
 
 class Negative(SystemExit):
@@ -64,9 +66,10 @@ def command_line() -> typer.Typer:
     ) -> None:
         pass
 
-    for command in COMMANDS:
+    for name in ORDER:
+        command = COMMANDS[name]
         application.command(
-            command.name, short_help=command.short_help, help=written(inspect.cleandoc(command.function.__doc__ or "")),
+            name, short_help=command.short_help, help=written(inspect.cleandoc(command.function.__doc__ or "")),
             context_settings={"allow_extra_args": command.takes_more},
         )(answered(command))  # fmt: skip
     return application

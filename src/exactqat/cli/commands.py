@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands: the options of each, and what it does.
 
-Annotations are evaluated here, as typer reads them. Heavy libraries are imported inside, so that `exactqat --help`
-responds at once.
+Heavy libraries are imported inside, so that `exactqat --help` responds at once.
 """
+
+from __future__ import annotations
 
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import Field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..application.job.settings import declared, pairs, rules_in
 from ..application.report.text import option_of, option_value, shell_word
-from . import accuracy
+from .options import Answer, AsJson, Directory, Model, command, path_in
 from .terminal import (
     Cell,
     TableRow,
@@ -38,31 +39,6 @@ if TYPE_CHECKING:
 
     from ..application.job.restored import Verified
     from ..application.report.results import History, Results
-
-Answer = TypeVar("Answer", bound=Callable[..., bool | None])
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command; takes_more: arguments beside those it names."""
-
-    function: Callable[..., bool | None]
-    name: str
-    short_help: str
-    takes_more: bool
-
-
-COMMANDS: list[Command] = []
-
-
-def command(short_help: str, name: str = "", takes_more: bool = False) -> Callable[[Answer], Answer]:
-    """Registers a function as the command of its name."""
-
-    def registered(function: Answer) -> Answer:
-        COMMANDS.append(Command(function, name or function.__name__, short_help, takes_more))
-        return function
-
-    return registered
 
 
 def with_settings(function: Answer) -> Answer:
@@ -105,38 +81,6 @@ def with_settings(function: Answer) -> Answer:
     return function
 
 
-def _path(text: str) -> Path:
-    """What an option names. For pathlib an empty name, as from an unset variable, is the working directory."""
-    if not text:
-        raise typer.BadParameter("must not be empty")
-    return Path(text)
-
-
-# Options shared by several commands.
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A directory written by `exactqat train`.")]
-DirectoryOrFile = Annotated[
-    Path, typer.Argument(metavar="DIR|FILE", help="A directory written by `exactqat train`, or a .tflite file.")
-]
-Model = Annotated[
-    str | None,
-    typer.Option(help="The network's name, unless it is one of exactqat's own: files must not decide what code runs."),
-]
-Precision = Annotated[str | None, typer.Option(metavar="NAME", help="Only this network of the job, such as w8a8.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
-EXAMPLES = "Inputs, and their classes y; by default the {} images of the job in DIR."
-TestExamples = Annotated[Path | None, typer.Option(metavar="X.npz", help=EXAMPLES.format("test"))]
-OtherExamples = Annotated[Path | None, typer.Option(metavar="X.npz", help=EXAMPLES.format("validation"))]
-MetricName = Annotated[
-    str,
-    typer.Option(
-        "--metric",
-        metavar="METRIC",
-        help="accuracy, noise (of the outputs, without classes), or a function of outputs and targets y as "
-        "module:function, such as metrics:mean_iou of metrics.py in this folder.",
-    ),
-]
-
-
 @command("Train, quantize, deploy and verify a network.", takes_more=True)
 @with_settings
 def train(
@@ -144,7 +88,9 @@ def train(
     out: Annotated[
         Path,
         typer.Option(
-            parser=_path, metavar="DIR", help="Directory for checkpoints, .tflite files, metrics.json and report.html."
+            parser=path_in,
+            metavar="DIR",
+            help="Folder for checkpoints, .tflite files, metrics.json and report.html.",
         ),
     ],
     accelerator: Annotated[str, typer.Option(help="Where to train: cpu, or cuda (needs a GPU).")] = "cpu",
@@ -232,7 +178,7 @@ def train(
                 say=lambda sentence: say(console, sentence),
             )
 
-            def show_epoch(name: str, history: "History", epochs: int) -> None:
+            def show_epoch(name: str, history: History, epochs: int) -> None:
                 loss, right, done = history.loss[-1], history.validation_accuracy[-1], len(history.loss)
                 bars.update(task, figures=f"loss {loss:.3g}, {right:.1%} right", epoch=f"epoch {done}/{epochs}")
                 if not quiet and (bars.disable or done == epochs):
@@ -266,7 +212,7 @@ def train(
     return results.equal and all(passes for passes, _ in findings.passing(results))
 
 
-def _print_skipped(console: "Console", skipped: Sequence[str], noun: str) -> None:
+def _print_skipped(console: Console, skipped: Sequence[str], noun: str = "image") -> None:
     shown = 20
     for sentence in skipped[:shown]:
         say(console, f"skipped {sentence}")
@@ -276,13 +222,13 @@ def _print_skipped(console: "Console", skipped: Sequence[str], noun: str) -> Non
         say(console, (f"{noun}s that could not be used: {len(skipped):,}", "bold"))
 
 
-def _print_results(console: "Console", results: "Results") -> None:
+def _print_results(console: Console, results: Results) -> None:
     from ..application.report import findings
 
     rows: list[TableRow] = []
-    for row in findings.result_rows(results):
+    for row in findings.rows(results):
         cells: list[Cell] = [
-            row.network,
+            row.title,
             row.method.removesuffix(" ranges") + (" ★" if row.delivered else ""),
             f"{row.accuracy:.1%}",
             "–" if row.paired is None else row.paired.in_short(),
@@ -315,7 +261,7 @@ def _print_results(console: "Console", results: "Results") -> None:
         say(console, (sentence, "bold"))
 
 
-def _print_warnings(console: "Console", results: "Results") -> None:
+def _print_warnings(console: Console, results: Results) -> None:
     from ..application.report import findings
 
     for sentence in findings.warnings_on(results):
@@ -464,7 +410,7 @@ def verify(
     return equal
 
 
-def _print_comparison(console: "Console", directory: Path, precision: str, verified: "Verified") -> None:
+def _print_comparison(console: Console, directory: Path, precision: str, verified: Verified) -> None:
     """Tensor by tensor."""
     report = verified.report
     trained = {row.name: row for row in report.training}
@@ -494,7 +440,7 @@ def inspect_file(
     data: Annotated[
         Path | None,
         typer.Option(
-            parser=_path,
+            parser=path_in,
             metavar="X.npz",
             help="Inputs by name, each with the batch first: real numbers, or codes; by default random codes.",
         ),
@@ -558,124 +504,6 @@ def inspect_file(
     if not found.ran_on:
         raise ValueError(f"{file} ran on no device, nothing was compared; the reasons are above")
     return found.equal
-
-
-@command("Say whether networks are good enough on their devices.")
-def gate(
-    path: DirectoryOrFile,
-    data: TestExamples = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Device whose integers are judged: xnnpack-x86, xnnpack-arm64, reference, micro; several times for "
-            "several; all have to pass. By default the one that the network was trained for."
-        ),
-    ] = None,
-    min_accuracy: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The least accuracy on each device, such as 0.95.")
-    ] = None,
-    metric: MetricName = "accuracy",
-    min_score: Annotated[float | None, typer.Option(help="The least --metric on each device.")] = None,
-    max_score: Annotated[
-        float | None, typer.Option(help="The largest --metric on each device, such as of an error.")
-    ] = None,
-    max_differ: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="How many of the outputs' integers may differ from those of the device that the network was trained "
-            "for.",
-        ),
-    ] = None,
-    beside: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Count differences from this device's integers instead.")
-    ] = None,
-    run: Annotated[
-        bool, typer.Option("--run", help="Also run the file on the devices' runtimes; no integer may differ.")
-    ] = False,
-    precision: Precision = None,
-    model: Model = None,
-    as_json: AsJson = False,
-) -> bool:
-    """Say whether networks reach what is asked of them on their devices, for scripts and continuous integration.
-
-    Exit status 0 if all do, 1 if one does not, 2 if anything goes wrong.
-    """
-    return accuracy.gate(
-        path, data, device, min_accuracy, max_differ, beside, precision, model, run, as_json, metric,
-        (min_score, max_score),
-    )  # fmt: skip
-
-
-@command("Say which layers cost accuracy on the device, and why.")
-def tune(
-    path: DirectoryOrFile,
-    data: OtherExamples = None,
-    device: Annotated[
-        str | None, typer.Option(help="Device whose integers count; by default the one that was trained for.")
-    ] = None,
-    precision: Precision = None,
-    metric: MetricName = "accuracy",
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="The --metric is an error: less is better.")
-    ] = False,
-    examples: Annotated[int | None, typer.Option(min=1, help="How many examples are used, at most.")] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw what each layer costs, as .svg, .png or .pdf.")
-    ] = None,
-    search: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Search for ranges, biases and roundings with which the network is more accurate, without training, "
-            "and write it to this .tflite file.",
-        ),
-    ] = None,
-    budget: Annotated[int, typer.Option(min=1, help="The most evaluations of a search.")] = 300,
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Find the bits of each layer with which the network keeps to the budgets below, and write them to "
-            "this text file of rules, which people and `qat.load_rules` read. If the same bits in all layers keep to "
-            "the budgets too, they go beside it, as rules-even.txt beside rules.txt: train both.",
-        ),
-    ] = None,
-    max_drop: Annotated[
-        str | None, typer.Option(metavar="DROP", help="The most accuracy that a plan may lose, such as 0.5% or 0.005.")
-    ] = None,
-    flash: Annotated[str | None, typer.Option(metavar="BYTES", help="The largest file, such as 256k.")] = None,
-    arena: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="The largest arena of TFLite-Micro, such as 64k.")
-    ] = None,
-    multiply_adds: Annotated[
-        str | None,
-        typer.Option(metavar="COUNT", help="The most multiply-adds, in those of 8 by 8 bits, such as 10M."),
-    ] = None,
-    cycles: Annotated[
-        str | None, typer.Option(metavar="COUNT", help="The most cycles on an Ethos-U, as Vela estimates them.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
-    model: Model = None,
-    as_json: AsJson = False,
-) -> bool:
-    """Say which layers cost accuracy on the device, how much and why, in the device's own integers.
-
-    With --plan: find the bits of each layer instead. Exit status 1 if no plan keeps to the budgets; the nearest is
-    written then.
-    """
-    budgets = {
-        "max_drop": max_drop, "flash": flash, "arena": arena, "multiply_adds": multiply_adds, "cycles": cycles,
-    }  # fmt: skip
-    if plan is not None:
-        return accuracy.plan(
-            path, data, device, precision, model, examples, picture, plan, budgets, as_json, metric, lower_is_better
-        )
-    accuracy.tune(
-        path, data, device, precision, model, examples, picture, search, budget, seed, budgets, as_json, metric,
-        lower_is_better,
-    )  # fmt: skip
-    return True
 
 
 @command("Say whether a model can run on a device.")

@@ -156,7 +156,7 @@ def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
     side = checkpoint.get("image_size")
     if side is not None and (type(side) is not int or checkpoint["input_shape"][1:] != [side, side]):
         raise ValueError(f"{path}: image_size must be None or the height and width in input_shape, got {side!r:.100}")
-    if "split" in checkpoint:
+    if checkpoint.get("split") is not None:
         try:
             split(checkpoint["split"])
         except ValueError as error:

@@ -94,7 +94,10 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
     Raises:
         ValueError: the file or its arrays cannot be used; the message says why.
     """
-    stored = StoredArrays(path)
+    try:
+        stored = StoredArrays(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read as an .npz file: {reason(error)}") from error
     classes = [str(name) for name in stored.get(NAMES, ())]
     pairs = {
         part: (stored[f"x{ending}"], numbered(path, stored[f"y{ending}"], classes))
@@ -182,7 +185,13 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
             )
         divided = {"": path}
     skipped: list[str] = []
-    listed = {part: _list_classes(folder, skipped) for part, folder in divided.items()}
+    listed = {
+        part: [(label, _files_below(place, skipped)) for label, place in _subfolders(folder).items()]
+        for part, folder in divided.items()
+    }
+    for part, classes in listed.items():
+        if not classes:
+            raise ValueError(f"{divided[part]} must contain one folder of images per class, but contains no folder")
     files = [(part, label, name) for part, classes in listed.items() for label, names in classes for name in names]
     rows, usable = _read_files(path, files, image_size, skipped)
     first = {label for label, _ in next(iter(listed.values()))}
@@ -206,52 +215,28 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
 
 
 def _subfolders(path: Path) -> dict[str, Path]:
-    folders = {
-        entry.name: Path(entry.path)
-        for entry in sorted(os.scandir(path), key=lambda entry: entry.name)
-        if entry.is_dir() and not entry.name.startswith(".")
-    }
-    for folder in folders.values():
-        # Otherwise all images would be one more class.
-        if folder.is_symlink() and path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(
-                f"{on_one_line(folder)} is a link to a folder that contains it; remove it, it is not a class"
-            )
-    return folders
+    with os.scandir(path) as entries:
+        folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return {name: path / name for name in sorted(folders)}
 
 
-def _list_classes(path: Path, skipped: list[str]) -> list[tuple[str, list[str]]]:
-    """The class folders of a part and all files below each, in order."""
-    folders = _subfolders(path)
-    if not folders:
-        raise ValueError(f"{path} must contain one folder of images per class, but contains no folder")
-    return [
-        (label, sorted(_list(str(folder), skipped), key=lambda name: name.split("/")))
-        for label, folder in folders.items()
-    ]
+def _files_below(folder: Path, skipped: list[str]) -> list[str]:
+    """All files below a folder, in order; `skipped` gets what cannot be opened, or is neither a file nor a folder."""
 
+    def unreadable(error: OSError) -> None:
+        skipped.append(f"{on_one_line(error.filename)}: its images cannot be read: {error.strerror}")
 
-def _list(folder: str, skipped: list[str]) -> list[str]:
-    """All files below a folder; `skipped` gets what cannot be opened, or is neither a file nor a folder."""
     files: list[str] = []
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        skipped.append(f"{on_one_line(folder)}: its images cannot be read: {error.strerror}")
-        return files
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_file():
-            files.append(entry.path)
-        elif not entry.is_dir():
-            what = "not a readable file" if os.path.exists(entry.path) else "a link to nothing"
-            skipped.append(f"{on_one_line(entry.path)}: {what}")
-        elif entry.is_symlink():
-            skipped.append(f"{on_one_line(entry.path)}: a link to a folder, which is not followed below a class")
-        else:
-            files += _list(entry.path, skipped)
-    return files
+    for place, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for file in [os.path.join(place, name) for name in (*names, *folders) if not name.startswith(".")]:
+            if os.path.isfile(file):
+                files.append(file)
+            elif not os.path.isdir(file):
+                skipped.append(f"{on_one_line(file)}: not a readable file")
+            elif os.path.islink(file):
+                skipped.append(f"{on_one_line(file)}: a link to a folder, which is not followed below a class")
+    return sorted(files, key=lambda name: name.split("/"))
 
 
 def _read_files(

@@ -67,7 +67,7 @@ def metrics(results: Results) -> dict[str, Any]:
         "training_values": results.training_values,
         "training_differing": results.training_differing,
         "labels": dataset.test.labels.tolist(),
-        "guessing": findings.guessing(dataset),
+        "guessing": findings.chance(dataset.test),
         "warnings": findings.warnings_on(results),
         "classes": findings.per_class(results),
         "mistakes": findings.mistakes(results),

@@ -43,28 +43,22 @@ def chance(part: Split) -> dict[str, float]:
     return {"accuracy": share, "needed": share + BEYOND_LUCK * spread + 0.5 / len(labels)}
 
 
-def guessing(dataset: Dataset) -> dict[str, float]:
-    """`chance` on the test images."""
-    return chance(dataset.test)
-
-
 def better_than_guessing(part: Split, accuracy: float) -> bool:
     """Whether an accuracy shows that something was learned, or there are too few images to tell."""
-    guess = chance(part)
-    share, needed = guess["accuracy"], guess["needed"]
+    share, needed = chance(part).values()
     few = needed - share > TELLING
     return needed >= 1 or accuracy > (share if few else needed)
 
 
 def learned(dataset: Dataset, accuracy: float) -> bool:
     """Whether an accuracy on the test images shows that something was learned."""
-    return accuracy > guessing(dataset)["needed"]
+    return accuracy > chance(dataset.test)["needed"]
 
 
 def warnings_on(results: Results) -> list[str]:
     """What readers of the accuracies must know first."""
     dataset = results.dataset
-    guess, tests, noun = guessing(dataset), len(dataset.test), dataset.noun
+    guess, tests, noun = chance(dataset.test), len(dataset.test), dataset.noun
     sentences = []
     guessed, of_float = f"{guess['accuracy']:.1%}", f"{results.float_test_accuracy:.1%}"
     if guess["needed"] >= 1:
@@ -204,57 +198,83 @@ def recommendation(results: Results) -> str:
 
 
 @dataclass(frozen=True)
-class Width:
-    """What the delivered network at a bit width costs and saves.
+class Row:
+    """A network in tables and in metrics.json; None where something does not apply.
 
     Attributes:
-        network: its precision, or "float32".
-        weight_bits, activation_bits: 32 for the float network.
-        pytorch_accuracy, device_accuracy: on the test images; the float network has none on the device.
+        network: its precision, or "float32", of 32 bits.
+        pytorch_accuracy, device_accuracy: on the test images.
         lost: accuracy below the float network's, on the device; negative if above.
         packed_parameter_bytes: of all parameters, weights at their own bits.
         file_bytes: of the .tflite file, which holds weights of four bits and fewer in four bits where the device takes
             them, and all others in eight.
         compressed_file_bytes: of that file deflated, as it is downloaded.
-        flash_bytes: on a microcontroller.
+        flash_bytes: on a microcontroller, for delivered networks.
+        differing: of the `compared` integers of the file, from the simulation; training_differing: of the
+            `training_compared` integers of the device, from training.
         paired: its answers on the device compared with the float network's.
     """
 
     network: str
+    method: str
     weight_bits: int
     activation_bits: int
     pytorch_accuracy: float
-    device_accuracy: float | None
-    lost: float
     packed_parameter_bytes: int
-    file_bytes: int | None
-    compressed_file_bytes: int | None
-    flash_bytes: int | None
+    device_accuracy: float | None = None
+    lost: float = 0.0
+    file_bytes: int | None = None
+    compressed_file_bytes: int | None = None
+    flash_bytes: int | None = None
+    differing: int | None = None
+    compared: int | None = None
+    training_differing: int | None = None
+    training_compared: int | None = None
     paired: Paired | None = None
+    delivered: bool = False
+
+    @property
+    def title(self) -> str:
+        return self.network if self.device_accuracy is None else self.network.upper()
+
+    @property
+    def accuracy(self) -> float:
+        """On the device, where the network runs there."""
+        return self.pytorch_accuracy if self.device_accuracy is None else self.device_accuracy
 
 
-def widths(results: Results) -> list[Width]:
-    """The float network, then what was delivered at each precision, the most bits first."""
-    accuracy, size = results.float_test_accuracy, results.float_bytes
-    found = [Width("float32", 32, 32, accuracy, None, 0.0, size, None, None, None)]
-    for precision, (weight_bits, activation_bits) in results.settings.precisions.items():
-        outcome = results.chosen(precision)
-        found.append(
-            Width(
-                precision,
-                weight_bits,
-                activation_bits,
+def rows(results: Results) -> list[Row]:
+    """The float network, then all others, the most bits first."""
+    table = [Row("float32", "float training", 32, 32, results.float_test_accuracy, results.float_bytes)]
+    for outcome in results.outcomes:
+        report = outcome.report
+        assert report is not None
+        table.append(
+            Row(
+                outcome.precision,
+                outcome.method.title,
+                *results.settings.precisions[outcome.precision],
                 outcome.test_accuracy,
-                outcome.device_accuracy,
-                accuracy - outcome.device_accuracy,
                 packed_bytes(outcome),
+                outcome.device_accuracy,
+                results.float_test_accuracy - outcome.device_accuracy,
                 outcome.file_bytes,
                 outcome.compressed_bytes,
                 None if outcome.footprint is None else outcome.footprint.flash_bytes,
+                report.differing,
+                report.values,
+                report.training_differing,
+                report.training_values,
                 results.beside_float(outcome.device_predictions),
+                outcome is results.chosen(outcome.precision),
             )
         )
-    return found
+    return table
+
+
+def widths(results: Results) -> list[Row]:
+    """The float network, then what was delivered at each precision."""
+    return [row for row in rows(results) if row.delivered or row.device_accuracy is None]
 
 
 WIDTHS_HEADER = (
@@ -275,7 +295,7 @@ def width_rows(results: Results) -> list[list[str]]:
     """The cells of `widths`, as WIDTHS_HEADER names them."""
     return [
         [
-            width.network if width.device_accuracy is None else width.network.upper(),
+            width.title,
             f"{width.pytorch_accuracy:.1%}",
             "–" if width.device_accuracy is None else f"{width.device_accuracy:.1%}",
             *(("–", "–") if width.paired is None else (width.paired.points(), width.paired.verdict())),
@@ -313,52 +333,6 @@ def passing(results: Results) -> list[tuple[bool, str]]:
         )
         found.append((passes, sentence))
     return found
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the result table; None where a column does not apply. paired: the network on the device compared with
-    the float network."""
-
-    network: str
-    method: str
-    test_accuracy: float
-    device_accuracy: float | None
-    file_bytes: int
-    differing: int | None = None
-    compared: int | None = None
-    training_differing: int | None = None
-    training_compared: int | None = None
-    paired: Paired | None = None
-    delivered: bool = False
-
-    @property
-    def accuracy(self) -> float:
-        """On the device, where the network runs there."""
-        return self.test_accuracy if self.device_accuracy is None else self.device_accuracy
-
-
-def result_rows(results: Results) -> list[Row]:
-    """The result table, for the terminal and the report."""
-    rows = [Row("float32", "float training", results.float_test_accuracy, None, results.float_bytes)]
-    for outcome in results.outcomes:
-        assert outcome.report is not None
-        rows.append(
-            Row(
-                outcome.precision.upper(),
-                outcome.method.title,
-                outcome.test_accuracy,
-                outcome.device_accuracy,
-                outcome.file_bytes,
-                outcome.report.differing,
-                outcome.report.values,
-                outcome.report.training_differing,
-                outcome.report.training_values,
-                results.beside_float(outcome.device_predictions),
-                outcome is results.chosen(outcome.precision),
-            )
-        )
-    return rows
 
 
 def closing_sentences(results: Results) -> list[tuple[bool, str]]:

@@ -59,7 +59,7 @@ def _page(results: Results) -> str:
         sizes=charts.sizes(results),
         learned=findings.learned(dataset, results.float_test_accuracy),
         closing=findings.closing_sentences(results),
-        guess=findings.guessing(dataset),
+        guess=findings.chance(dataset.test),
         rounding=(sum(report.training_differing for report in trained), sum(r.training_values for r in trained)),
         weight_bits=_listed(of_weights),
         weight_codes=_listed([2**bits - 1 for bits in of_weights]),
@@ -67,10 +67,7 @@ def _page(results: Results) -> str:
         activation_codes=_listed([2**bits for bits in of_activations]),
         fit=[shortened(sentence, 4 * WRITTEN_LENGTH) for sentence in (results.fit.sentences if results.fit else ())],
         result_table=_result_table(results),
-        width_table=Table(
-            "The delivered networks: accuracy, and bytes on the device", findings.WIDTHS_HEADER,
-            [(False, row) for row in findings.width_rows(results)], 1, "stack",
-        ),
+        width_table=_width_table(results),
         devices=_devices(results, best),
         weakest=[_weakest(outcome) for outcome in best],
         layer=(layer_name, charts.depthwise_and_channels(layer)[1]),
@@ -99,29 +96,27 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _result_table(results: Results) -> Table:
-    rows: list[tuple[bool, Sequence[str | Cell]]] = []
-    for row in findings.result_rows(results):
-        paired = Cell("–") if row.paired is None else Cell(row.paired.points(), row.paired.verdict())
-        rows.append(
-            (
-                row.delivered,
-                [
-                    Cell(row.network, f"{row.file_bytes:,} bytes"),
-                    row.method + (" ★" if row.delivered else ""),
-                    Cell(f"{row.accuracy:.1%}", f"in PyTorch {row.test_accuracy:.2%}"),
-                    paired,
-                    differing(row.differing, row.compared),
-                    differing(row.training_differing, row.training_compared),
-                ],
-            )
-        )
     header = (
         "network", "method", "accuracy on the device", "points to float", "file and simulation differ",
         "device and training differ",
     )  # fmt: skip
-    return Table(
-        f"Every network on {len(results.dataset.test):,} test {results.dataset.noun}s", header, rows, 2, "stack"
-    )
+    table = Table(f"Every network on {len(results.dataset.test):,} test {results.dataset.noun}s", header, 2, "stack")
+    for row in findings.rows(results):
+        table.add(
+            Cell(row.title, f"{row.file_bytes or row.packed_parameter_bytes:,} bytes"),
+            row.method + (" ★" if row.delivered else ""),
+            Cell(f"{row.accuracy:.1%}", f"in PyTorch {row.pytorch_accuracy:.2%}"),
+            Cell("–") if row.paired is None else Cell(row.paired.points(), row.paired.verdict()),
+            differing(row.differing, row.compared),
+            differing(row.training_differing, row.training_compared),
+            marked=row.delivered,
+        )
+    return table
+
+
+def _width_table(results: Results) -> Table:
+    caption = "The delivered networks: accuracy, and bytes on the device"
+    return Table(caption, findings.WIDTHS_HEADER, 1, "stack", [(False, row) for row in findings.width_rows(results)])
 
 
 def _devices(results: Results, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -129,58 +124,43 @@ def _devices(results: Results, outcomes: Sequence[Outcome]) -> list[dict[str, An
     shown = []
     own = results.settings.device
     for device in sorted({name: None for o in outcomes for name in o.elsewhere}, key=lambda name: name != own):
-        rows: list[tuple[bool, Sequence[str | Cell]]] = []
-        tests = 0
+        header = ("network", "computes", "integers that differ from training", "logits that differ", "answers changed")
+        table, tests = Table("", header, 2, "stack wrap"), 0
         for outcome in outcomes:
-            beside = outcome.elsewhere.get(device)
-            if beside is None:
-                continue
+            beside, network = outcome.elsewhere.get(device), outcome.precision.upper()
             if isinstance(beside, str):
-                rows.append((False, [outcome.precision.upper(), f"not simulated: {beside}", "–", "–", "–"]))
-                continue
-            tests = len(beside.labels)
-            rows.append(
-                (
-                    False,
-                    [
-                        outcome.precision.upper(),
-                        Cell(beside.in_words(), tone="bad" if beside.differing else "good"),
-                        differing(beside.differing, beside.values),
-                        differing(beside.logits.differing, beside.logits.values),
-                        Cell(f"{beside.answers_differing:,}", f"accuracy {beside.device_accuracy:.2%}"),
-                    ],
+                table.add(network, f"not simulated: {beside}", "–", "–", "–")
+            elif beside is not None:
+                tests = len(beside.labels)
+                table.add(
+                    network,
+                    Cell(beside.in_words(), tone="bad" if beside.differing else "good"),
+                    differing(beside.differing, beside.values),
+                    differing(beside.logits.differing, beside.logits.values),
+                    Cell(f"{beside.answers_differing:,}", f"accuracy {beside.device_accuracy:.2%}"),
                 )
-            )
-        noun = results.dataset.noun
-        table = Table(
-            f"{device} ({PROFILES[device].title}): the delivered networks on the first {tests:,} test {noun}s",
-            ("network", "computes", "integers that differ from training", "logits that differ", "answers changed"),
-            rows, 2, "stack wrap",
-        )  # fmt: skip
+        table.caption = (
+            f"{device} ({PROFILES[device].title}): the delivered networks on the first {tests:,} test "
+            f"{results.dataset.noun}s"
+        )
         shown.append({"name": device, "own": device == own, "table": table})
     return shown
 
 
 def _footprint_tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """What the delivered networks need on a microcontroller, and what the bytes of their files contain."""
-    needs: list[tuple[bool, Sequence[str | Cell]]] = []
-    parts: list[tuple[bool, Sequence[str | Cell]]] = []
-    kinds = list(
-        dict.fromkeys(kind for outcome in outcomes if outcome.footprint is not None for kind in outcome.footprint.parts)
-    )
-    for outcome in outcomes:
-        footprint, name = outcome.footprint, outcome.precision.upper()
-        assert footprint is not None
+    footprints = {outcome.precision.upper(): outcome.footprint for outcome in outcomes if outcome.footprint is not None}
+    kinds = list(dict.fromkeys(kind for footprint in footprints.values() for kind in footprint.parts))
+    header = ("network", "operators", "flash bytes", "arena bytes", "multiply-adds")
+    needs = Table("What the delivered networks need on a microcontroller", header, 2, "stack wrap")
+    parts = Table("What the bytes of the files are", ("network", "file", *kinds), 1, "stack")
+    for name, footprint in footprints.items():
         arena = "–" if footprint.arena_bytes is None else f"{footprint.arena_bytes:,}"
         operators = ", ".join(f"{count} {kind}" for kind, count in sorted(footprint.operators.items()))
         flash = f"{footprint.flash_bytes:,}"
-        needs.append((False, [name, operators, flash, arena, f"{footprint.multiply_accumulates:,}"]))
-        parts.append((False, [name, flash, *(f"{footprint.parts.get(kind, 0):,}" for kind in kinds)]))
-    header = ("network", "operators", "flash bytes", "arena bytes", "multiply-adds")
-    return [
-        Table("What the delivered networks need on a microcontroller", header, needs, 2, "stack wrap"),
-        Table("What the bytes of the files are", ("network", "file", *kinds), parts, 1, "stack"),
-    ]
+        needs.add(name, operators, flash, arena, f"{footprint.multiply_accumulates:,}")
+        parts.add(name, flash, *(f"{footprint.parts.get(kind, 0):,}" for kind in kinds))
+    return [needs, parts]
 
 
 def _claims(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
@@ -196,65 +176,38 @@ def _claims(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
 
 def _layer_table(outcome: Outcome) -> Table:
     assert outcome.report is not None
-    compared = {comparison.name: comparison for comparison in outcome.report.operators}
-    bits = _bits_of_layers(outcome)
-    activations = {"RELU": ", relu", "RELU6": ", relu6"}
-    rows: list[tuple[bool, Sequence[str | Cell]]] = []
-    for summary, operator in zip(outcome.graph.summary(), outcome.graph.operators, strict=True):
-        name = str(summary["output"])
-        weight_bits, result_bits = bits[name]
-        scales = "–"
-        if weight_bits is not None:
-            scale = outcome.graph.tensors[operator.inputs[1]].quantization.scale
-            scales = f"{scale.min():.2g} … {scale.max():.2g}"
-        comparison = compared[name]
-        rows.append(
-            (
-                False,
-                [
-                    name,
-                    operator.kind + activations.get(str(summary["activation"]), ""),
-                    differing(comparison.differing, comparison.values),
-                    str(summary["shape"]),
-                    f"{weight_bits or '–'} / {result_bits or '–'}",
-                    Cell(f"{float(summary['scale']):.4g}, {summary['zero_point']}", f"scales of weights: {scales}"),
-                    f"{int(summary['multiply_accumulates']):,}",
-                    f"{_decibels(comparison.trained_sqnr)} / {_decibels(comparison.device_sqnr)}",
-                ],
-            )
-        )
-    whole = outcome.report.outputs[0]
-    work = sum(outcome.graph.multiply_accumulates(operator) for operator in outcome.graph.operators)
-    last: list[str | Cell] = [
-        "whole network",
-        "",
-        differing(whole.differing, whole.values),
-        "",
-        "",
-        "",
-        f"{work:,}",
-        "",
-    ]
     header = (
         "layer", "operator", "integers that differ", "result", "bits of weights / result", "scale, zero point",
         "multiply-adds", "dB trained / device",
     )  # fmt: skip
-    caption = f"Layers of the delivered {outcome.precision.upper()} network"
-    return Table(caption, header, [*rows, (True, last)], 2, "dense")
-
-
-def _bits_of_layers(outcome: Outcome) -> dict[str, tuple[int | None, int | None]]:
-    """Bits of every operator's weights and of what it stores, by its result's name; None if training has none."""
+    table = Table(f"Layers of the delivered {outcome.precision.upper()} network", header, 2, "dense")
+    compared = {comparison.name: comparison for comparison in outcome.report.operators}
     layers = dict(outcome.model.layers())
-    bits: dict[str, tuple[int | None, int | None]] = {}
-    for operator in outcome.graph.operators:
-        name = operator.outputs[0]
+    work = sum(outcome.graph.multiply_accumulates(operator) for operator in outcome.graph.operators)
+    for summary, operator in zip(outcome.graph.summary(), outcome.graph.operators, strict=True):
+        name, activation = str(summary["output"]), str(summary["activation"])
         layer = layers.get(name.removesuffix("/unshifted"))
-        weight_bits = None
+        weight_bits, scales = "–", "–"
         if isinstance(layer, WeightedStep) and operator.kind != "QUANTIZE":
-            weight_bits = layer.weight_quantizer.rule.weight_bits
-        bits[name] = (weight_bits, None if layer is None else layer.output_quantizer.bits)
-    return bits
+            weight_bits = str(layer.weight_quantizer.rule.weight_bits)
+            scale = outcome.graph.tensors[operator.inputs[1]].quantization.scale
+            scales = f"{scale.min():.2g} … {scale.max():.2g}"
+        result_bits = "–" if layer is None else str(layer.output_quantizer.bits)
+        comparison, count = compared[name], int(summary["multiply_accumulates"])
+        table.add(
+            name,
+            operator.kind + (f", {activation.lower()}" if activation in ("RELU", "RELU6") else ""),
+            differing(comparison.differing, comparison.values),
+            str(summary["shape"]),
+            f"{weight_bits} / {result_bits}",
+            Cell(f"{float(summary['scale']):.4g}, {summary['zero_point']}", f"scales of weights: {scales}"),
+            Cell(f"{count:,}", f"{count / max(work, 1):.1%}"),
+            f"{_decibels(comparison.trained_sqnr)} / {_decibels(comparison.device_sqnr)}",
+        )
+    whole = outcome.report.outputs[0]
+    equal = differing(whole.differing, whole.values)
+    table.add("whole network", "", equal, "", "", "", f"{work:,}", "", marked=True)
+    return table
 
 
 def _decibels(ratio: float | None) -> str:
@@ -287,26 +240,17 @@ def _weakest(outcome: Outcome) -> tuple[str, str, str]:
 
 def _class_table(results: Results) -> Table:
     """The share of each class's images classified correctly, for each network."""
-    classes = findings.per_class(results)
+    classes, noun, more = findings.per_class(results), results.dataset.noun, ""
     networks = ["float", *results.settings.precisions]
-    noun, more = results.dataset.noun, ""
     if len(classes) > LISTED_CLASSES:
         classes.sort(key=lambda row: sum(1.0 if row[network] is None else row[network] for network in networks))
         more = f"; {len(classes) - LISTED_CLASSES:,} more, with fewer mistakes, are in metrics.json"
-        classes = classes[:LISTED_CLASSES]
-    rows: list[tuple[bool, Sequence[str | Cell]]] = [
-        (
-            False,
-            [
-                shortened(row["class"], WRITTEN_LENGTH),
-                f"{row['images']:,}",
-                *("–" if row[network] is None else f"{row[network]:.1%}" for network in networks),
-            ],
-        )
-        for row in classes
-    ]
     header = [f"the {noun} shows", f"test {noun}s", "float32", *(f"{name.upper()}, device" for name in networks[1:])]
-    return Table(f"Accuracy by class{more}", header, rows, 1)
+    table = Table(f"Accuracy by class{more}", header, 1)
+    for row in classes[:LISTED_CLASSES]:
+        shares = ("–" if row[network] is None else f"{row[network]:.1%}" for network in networks)
+        table.add(shortened(row["class"], WRITTEN_LENGTH), f"{row['images']:,}", *shares)
+    return table
 
 
 def _mistakes(results: Results) -> dict[str, Any]:
@@ -319,17 +263,15 @@ def _mistakes(results: Results) -> dict[str, Any]:
         networks: dict[str, list[str]] = {}
         for network, answer in findings.answers_to(results, image).items():
             if answer != truth:
-                networks.setdefault(answer, []).append("float32" if network == "float" else network.upper())
+                name = "float32" if network == "float" else network.upper()
+                networks.setdefault(shortened(answer, charts.DRAWN_LENGTH), []).append(name)
         source, small = _picture_of(part.images[image], results.dataset.value_range)
         called = part.names[image] if part.names else str(image)
         what = f"{'photo' if part.names else f'test {results.dataset.noun}'} {called}, which shows {truth}"
         shown.append(
             {
-                "source": source, "small": small, "what": shortened(what, WRITTEN_LENGTH),
+                "source": source, "small": small, "what": shortened(what, WRITTEN_LENGTH), "answers": networks,
                 "name": shortened(called, WRITTEN_LENGTH), "truth": shortened(truth, charts.DRAWN_LENGTH),
-                "answers": [
-                    (shortened(answer, charts.DRAWN_LENGTH), ", ".join(given)) for answer, given in networks.items()
-                ],
             }
         )  # fmt: skip
     return {"count": len(mistaken), "of": len(part.labels), "shown": shown, "named": bool(part.names)}
@@ -360,10 +302,11 @@ def _confusions(results: Results, outcomes: Sequence[Outcome]) -> dict[str, Any]
         for outcome in outcomes:
             pairs = zip(labels, outcome.device_predictions, strict=True)
             mistakes.update((int(truth), int(answer)) for truth, answer in pairs if truth != answer)
-        short = [shortened(name, WRITTEN_LENGTH) for name in names]
-        rows = [(False, [short[truth], short[given], f"{count}"]) for (truth, given), count in mistakes.most_common(15)]
         caption = "The most frequent mistakes of the delivered networks together, on the device"
-        return {"table": Table(caption, ("true class", "the network's answer", "times"), rows, 2), "networks": []}
+        table = Table(caption, ("true class", "the network's answer", "times"), 2)
+        for (truth, answer), count in mistakes.most_common(15):
+            table.add(*(shortened(names[code], WRITTEN_LENGTH) for code in (truth, answer)), f"{count}")
+        return {"table": table, "networks": []}
     answers = {f"{outcome.precision.upper()}, device": outcome.device_predictions for outcome in outcomes}
     matrices = []
     for title, given in ({"float32": results.float_predictions} | answers).items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .text import printable
@@ -60,34 +60,32 @@ class Cell:
     tone: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
     """A table of a page.
 
     Attributes:
         caption: what it shows.
-        rows: whether a row is marked, and its cells.
         texts: how many of the first columns hold text; the others hold numbers.
         kind: classes of `style.css`: "stack" (on a phone a row is a paragraph), "dense", "wrap".
+        rows: whether a row is marked, and its cells.
     """
 
     caption: str
     header: Sequence[str]
-    rows: Sequence[tuple[bool, Sequence[str | Cell]]]
     texts: int
     kind: str = ""
+    rows: list[tuple[bool, Sequence[str | Cell]]] = field(default_factory=list)
+
+    def add(self, *cells: str | Cell, marked: bool = False) -> None:
+        self.rows.append((marked, cells))
 
 
-def differing(count: int | None, values: int | None, hover: str = "") -> Cell:
+def differing(count: int | None, values: int | None) -> Cell:
     """How many of the compared integers differ, with a tick if none does; a dash if none was compared."""
     if count is None or not values:
-        return Cell("–", hover)
-    return Cell(f"{CROSS if count else TICK} {count:,} of {values:,}", hover, "bad" if count else "good")
-
-
-def points(paired: float) -> str:
-    """A difference of shares in percentage points."""
-    return f"{round(100 * paired, 1) + 0.0:+.1f}"
+        return Cell("–")
+    return Cell(f"{CROSS if count else TICK} {count:,} of {values:,}", tone="bad" if count else "good")
 
 
 @functools.cache
@@ -104,9 +102,7 @@ def _environment() -> Environment:
         # Not what is HTML already.
         finalize=lambda value: printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
-    environment.filters |= {
-        "percent": lambda share: f"{share:.1%}", "count": lambda number: f"{number:,}", "points": points,
-    }  # fmt: skip
+    environment.filters |= {"percent": lambda share: f"{share:.1%}", "count": lambda number: f"{number:,}"}
     environment.globals |= {"palette": DARK, "TICK": TICK, "CROSS": CROSS}
     return environment
 
