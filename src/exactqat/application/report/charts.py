@@ -20,12 +20,10 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
-from torch import Tensor
 
 from ...deploy.comparison import Comparison
-from ...kit.train.core.steps import WeightedStep
 from . import findings
-from .page import BAD, DARK, INK, LINE, NOTE, escape, variable
+from .page import DARK, INK, LINE, NOTE, escape, variable
 from .text import shortened
 
 if TYPE_CHECKING:
@@ -326,96 +324,3 @@ def _tail(name: str) -> str:
     """The end of a layer's path, which distinguishes it from its neighbours."""
     name = shortened(name, len(name) * 10)
     return name if len(name) <= DRAWN_LENGTH + 4 else "…" + name[-DRAWN_LENGTH - 3 :]
-
-
-def shown_layer(outcome: Outcome) -> tuple[str, WeightedStep]:
-    """The layer whose weights are shown: the widest depthwise one, or the widest if there is none."""
-    layers = [(name, layer) for name, layer in outcome.model.layers() if isinstance(layer, WeightedStep)]
-    return max(layers, key=lambda named: depthwise_and_channels(named[1]))
-
-
-def depthwise_and_channels(layer: WeightedStep) -> tuple[bool, int]:
-    weight = layer.weight_source()
-    depthwise = weight.dim() == 4 and weight.shape[1] == 1 and int(layer.attributes.get("groups", 1)) > 1
-    return depthwise, weight.shape[layer.weight_axis]
-
-
-def _channels_first(layer: WeightedStep, weight: Tensor) -> Tensor:
-    """A layer's weight as [channels, the rest]."""
-    return weight.detach().movedim(layer.weight_axis, 0).flatten(1)
-
-
-def weight_ranges(outcome: Outcome) -> list[Markup]:
-    """Ranges of every channel of one layer, before and after batch norm is folded in."""
-    _, layer = shown_layer(outcome)
-    weight = _channels_first(layer, layer.weight_source())
-    factor = layer.grid().factor.detach()
-    pictures = []
-    for title, rows in (("weights", weight), ("weights with batch norm folded in", weight * factor[:, None])):
-        magnitude = rows.abs().amax(1).numpy()
-        order = np.argsort(magnitude)
-        low, high = rows.amin(1).numpy()[order], rows.amax(1).numpy()[order]
-        limit = magnitude.max()
-        figure, axes = _figure()
-        bars = axes.bar(np.arange(1, len(order) + 1), high - low, bottom=low, color=QAT_COLORS[0], width=1.0)
-        for bar, channel, lowest, highest in list(zip(bars, order, low, high, strict=True))[:MOST_TIPS]:
-            bar.set_gid(f"{TIP}channel {channel}: {lowest:.4g} to {highest:.4g}")
-        axes.axhline(limit, color=BAD, linestyle="--", linewidth=1, label="range of one scale for the whole layer")
-        axes.axhline(-limit, color=BAD, linestyle="--", linewidth=1)
-        ratio = limit / max(magnitude[magnitude > 0].min(initial=np.inf), 1e-12)
-        axes.set_title(f"{title}\nwidest : narrowest = {ratio:.1f}")
-        axes.set_xlim(0.5, len(order) + 0.5)
-        # So that both dashed lines are visible next to the frame.
-        axes.set_ylim(-1.12 * (limit or 1), 1.12 * (limit or 1))
-        axes.set_xlabel("channel, from narrow to wide")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-        _below(figure, axes)
-        _clean(axes)
-        pictures.append(svg(figure, f"Range of every channel: {title}."))
-    return pictures
-
-
-def weights_on_grids(*outcomes: Outcome) -> list[Markup]:
-    """How often each code occurs in one layer, and where its weights were before rounding."""
-    pictures = []
-    for outcome in outcomes:
-        name, layer = shown_layer(outcome)
-        weight = layer.weight_source().detach()
-        scale = layer.weight_quantizer.scale(weight).detach().numpy()
-        alive = scale > 0
-        steps = _channels_first(layer, weight).numpy()[alive] / scale[alive, None]
-        codes = np.moveaxis(layer.weight_quantizer.codes(weight), layer.weight_axis, 0).reshape(len(alive), -1)[alive]
-        bits = layer.weight_quantizer.rule.weight_bits
-        limit = 2 ** (bits - 1) - 1
-        # As many codes per bar as it takes to distinguish the bars, the same for each.
-        width = {6: 3, 8: 15}.get(bits, 1)
-        edges = np.arange(-limit - 0.5, limit + 1, width)
-        figure, axes = _figure()
-        counts, _, bars = axes.hist(
-            codes.ravel(), bins=edges.tolist(), color=QAT_COLORS[0], rwidth=0.6 if limit < 16 else 0.95,
-            label="after rounding",
-        )  # fmt: skip
-        for bar, start, count in zip(bars, edges, counts, strict=False):  # type: ignore[arg-type]
-            first, last = int(start + 0.5), int(start + width - 0.5)
-            codes_in_words = f"code {first}" if first == last else f"codes {first} to {last}"
-            bar.set_gid(f"{TIP}{codes_in_words}: {int(count):,} weights")
-        # The same bins and one step more on both sides, in quarters: weights beyond the grid are clipped to it.
-        quarters = np.arange(edges[0] - width, edges[-1] + width * 1.01, width / 4)
-        axes.hist(
-            np.clip(steps.ravel(), quarters[0], quarters[-1]), bins=quarters.tolist(),
-            weights=np.full(steps.size, 4.0), histtype="step", color=INK, linewidth=0.9,
-            label="before rounding, four times as fine",
-        )  # fmt: skip
-        if limit <= 7:
-            axes.set_xticks(np.arange(-limit, limit + 1))
-            for code in range(-limit, limit + 1):
-                axes.axvline(code, color=LINE, linewidth=0.6, zorder=0)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-        axes.set_title(f"{outcome.precision.upper()}: {bits} bits, codes -{limit}..{limit}")
-        axes.set_xlabel("weight in steps of its channel's grid")
-        axes.set_ylabel(f"weights per {f'{width} codes' if width > 1 else 'code'}")
-        _below(figure, axes, 1)
-        _clean(axes)
-        pictures.append(svg(figure, f"Weights of all channels of {shortened(name, 80)}, in steps."))
-    return pictures

@@ -44,7 +44,6 @@ def _page(results: Results) -> str:
     best = [results.chosen(precision) for precision in settings.precisions]
     trained = [outcome.report for outcome in results.outcomes if outcome.method.trained and outcome.report is not None]
     of_weights, of_activations = (sorted(set(bits), reverse=True) for bits in zip(*settings.widths, strict=True))
-    layer_name, layer = charts.shown_layer(best[0])
     return render(
         "job.html",
         title=f"exactqat: {dataset.name}",
@@ -70,8 +69,6 @@ def _page(results: Results) -> str:
         width_table=_width_table(results),
         devices=_devices(results, best),
         weakest=[_weakest(outcome) for outcome in best],
-        layer=(layer_name, charts.depthwise_and_channels(layer)[1]),
-        on_grids=charts.weights_on_grids(*(best[:1] + best[-1:] if len(best) > 1 else best)),
         class_table=_class_table(results),
         matrices=_confusions(results, best),
         mistakes=_mistakes(results),
