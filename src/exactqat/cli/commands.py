@@ -68,7 +68,7 @@ def with_settings(function: Answer) -> Answer:
         """As a user would write it: the option parses it."""
         return setting.default if isinstance(setting.default, bool | None) else option_value(setting.default)
 
-    signature = inspect.signature(function)
+    signature = inspect.signature(function, eval_str=True)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     settings = [
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default(each), annotation=option(each))
