@@ -424,6 +424,10 @@ def test_data_in_every_form_gives_the_same_counts(small: tuple[Any, deploy.Graph
         assert deploy.verify(graph, path, model=model, data=form) == whole
     for form in forms[5:]:
         assert deploy.verify(graph, path, data=form).operators == whole.operators
+    shards = [deploy.verify(graph, path, model=model, data=part) for part in x.split(32)]
+    assert shards[0] + shards[1] + shards[2] == whole
+    with pytest.raises(ValueError, match="add up"):
+        shards[0] + deploy.verify(graph, path, device="reference", data=x)
     for nothing in ([], iter(()), x[:0]):
         with pytest.raises(ValueError, match="nothing to compare"):
             deploy.verify(graph, path, data=nothing)

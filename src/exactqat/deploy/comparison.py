@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import add
 
 import numpy as np
 
@@ -31,6 +32,25 @@ class Comparison:
     signal: float = 0.0
     trained_noise: float = 0.0
     device_noise: float = 0.0
+
+    def __add__(self, other: Comparison) -> Comparison:
+        """The same tensor, on the examples of both.
+
+        Raises:
+            ValueError: they are two tensors.
+        """
+        if (self.name, self.kind) != (other.name, other.kind):
+            raise ValueError(f"{self.name!r} ({self.kind}) and {other.name!r} ({other.kind}) are not the same tensor")
+        return replace(
+            self,
+            values=self.values + other.values,
+            differing=self.differing + other.differing,
+            largest_difference=max(self.largest_difference, other.largest_difference),
+            exact=self.exact and other.exact,
+            signal=self.signal + other.signal,
+            trained_noise=self.trained_noise + other.trained_noise,
+            device_noise=self.device_noise + other.device_noise,
+        )
 
     @property
     def trained_sqnr(self) -> float | None:
@@ -62,7 +82,7 @@ class Report(Finding):
         declared: where the file says something else of a tensor, of its inputs and outputs or of their names and axes
             than the graph, a sentence each.
 
-    It is true if everything is `equal`.
+    It is true if everything is `equal`. Reports on parts of the examples add up.
     """
 
     profile: str
@@ -76,6 +96,19 @@ class Report(Finding):
 
     def __bool__(self) -> bool:
         return self.equal
+
+    def __add__(self, other: Report) -> Report:
+        """The report on the examples of both.
+
+        Raises:
+            ValueError: they are about different files or devices.
+        """
+        about = [(report.profile, report.trained_for, report.ran_as, report.declared) for report in (self, other)]
+        tables = [(report.operators, report.outputs, report.training, report.predictions) for report in (self, other)]
+        if about[0] != about[1] or [*map(len, tables[0])] != [*map(len, tables[1])]:
+            raise ValueError("only reports of the same comparison, on other examples, add up")
+        operators, outputs, training, predictions = (tuple(map(add, *pair)) for pair in zip(*tables, strict=True))
+        return replace(self, operators=operators, outputs=outputs, training=training, predictions=predictions)
 
     @property
     def differing(self) -> int:
