@@ -76,16 +76,17 @@ def test_scores_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_the_best_network_on_the_device_is_kept(tmp_path: Path) -> None:
     model = calibrated(trained(), torch.from_numpy(DATA[0]))
-    seen = []
-    gate = tune.Gate(DATA, keep=tmp_path / "kept", on_best=lambda network, verdict: seen.append(verdict.step))
+    gate = tune.Gate(DATA, keep=tmp_path / "kept")
     weight = dict(model.named_parameters())["last.weight"]
     kept = weight.detach().clone()
-    scores = []
+    verdicts = []
     for step, noise in enumerate((3.0, 1.0, 0.0, 5.0)):
         torch.manual_seed(step)
         with torch.no_grad():
             weight.copy_(kept + noise * kept.std() * torch.randn_like(kept))
-        scores.append(gate(model, step).score)
+        verdicts.append(gate(model, step))
+    scores = [verdict.score for verdict in verdicts]
+    seen = [verdict.step for verdict in verdicts if verdict.best]
     assert gate.best is not None and gate.best.step == 2 and gate.best.score == max(scores) > scores[0]
     assert seen == [step for step in range(3) if scores[step] > max([-1.0, *scores[:step]])]
     written = json.loads((tmp_path / "kept" / "best.json").read_text())

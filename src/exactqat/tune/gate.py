@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from ..kit.display import Finding
 from .metrics import Data, Metric, accuracy, score
 from .network import Candidate
 
+# Examples computed at a time.
+TOGETHER = 64
 # Files in the folder where the best network is kept.
 BEST, VERDICT = "best.tflite", "best.json"
 
@@ -135,8 +137,6 @@ class Gate:
         beside: str | Profile | None = None,
         higher_is_better: bool = True,
         keep: str | os.PathLike[str] | None = None,
-        on_best: Callable[[Any, Verdict], None] | None = None,
-        batch_size: int = 64,
     ) -> None:
         """
         Args:
@@ -148,8 +148,6 @@ class Gate:
             beside: the device that others are compared with; by default the one the network was prepared for.
             higher_is_better: False for losses and errors.
             keep: a folder for the best network so far, ``best.tflite``, and the verdict on it, ``best.json``.
-            on_best: called with the model and the verdict whenever a network is the best so far.
-            batch_size: examples computed at a time.
 
         Raises:
             ValueError: a bound is not a number, not a possible accuracy or beyond the other bound; there is no such
@@ -177,8 +175,7 @@ class Gate:
         self._beside = None if beside is None else profile_named(beside, "beside").name
         self._data, self._metric, self._warned = Data(data, True, "test"), metric, False
         self._minimum, self._maximum, self._max_differ = minimum, maximum, max_differ
-        self._higher, self._batch_size, self._on_best = higher_is_better, batch_size, on_best
-        self._keep = None if keep is None else Path(keep)
+        self._higher, self._keep = higher_is_better, None if keep is None else Path(keep)
         self.best: Verdict | None = None
 
     def __call__(self, network: Any, step: int | None = None) -> Verdict:
@@ -197,8 +194,6 @@ class Gate:
                 self._keep.mkdir(parents=True, exist_ok=True)
                 write_tflite(graph, self._keep / BEST)
                 (self._keep / VERDICT).write_text(verdict.as_json() + "\n", "utf-8")
-            if self._on_best is not None:
-                self._on_best(network, verdict)
         return verdict
 
     def verdict(self, graph: Graph) -> Verdict:
@@ -208,7 +203,7 @@ class Gate:
         codes = Intake(graph, warns=not self._warned).codes(self._data.inputs)
         self._warned = True
         known = {
-            name: simulate(graph, codes, name, batch_size=self._batch_size, progress=False)
+            name: simulate(graph, codes, name, batch_size=TOGETHER, progress=False)
             for name in dict.fromkeys((*devices, *([beside] if self._max_differ is not None else [])))
         }
         rows, failures = [], []

@@ -68,15 +68,11 @@ class Unary(DeviceOperator):
         return self.table(source, output, attributes, profile)
 
     def wide_integers(self, call: Call) -> np.ndarray:
-        results = self.wide_results(
-            call.codes[0].astype(np.int64), call.inputs[0], call.output, call.attributes, call.profile
-        )
+        results = self.wide_results(call.codes[0].astype(np.int64), call)
         return np.clip(results, INT16_MIN, INT16_MAX).astype(np.int16)
 
-    def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        """The results of int16 codes, given as int64, before they saturate."""
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        """The results of int16 codes, given as int64, before they saturate. call: what they belong to."""
         raise NotImplementedError(f"{self.kind} has no int16 form")
 
 
@@ -250,10 +246,8 @@ class Logistic(Tabulated):
             return super().table(source, output, attributes, profile)
         return micro_table(source, fixed.logistic, 8, INT8_MIN)
 
-    def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return interpolated.logistic(codes, scale_of(source), profile)
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        return interpolated.logistic(codes, scale_of(call.inputs[0]), call.profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         self.onnx_function(writer, operator, output, "Sigmoid")
@@ -282,10 +276,8 @@ class Tanh(Tabulated):
             return super().table(source, output, attributes, profile)
         return micro_table(source, fixed.tanh, 7, 0)
 
-    def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return interpolated.tanh(codes, scale_of(source), profile)
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        return interpolated.tanh(codes, scale_of(call.inputs[0]), call.profile)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         self.onnx_function(writer, operator, output, "Tanh")
@@ -406,10 +398,8 @@ class Table(Unary):
             scaled = {**attributes, "operand_scale": float(scale_of(source))}
             return quantize(self.real(NumPyPrimitives, [x], scaled), output.quantization)
 
-    def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return self.table(source, output, attributes, profile)[codes - INT16_MIN]
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        return self.table(call.inputs[0], call.output, call.attributes, call.profile)[codes - INT16_MIN]
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         return looked_up(self.table(inputs[0], output, attributes, REFERENCE), output)
@@ -491,10 +481,8 @@ class Lookup(Unary):
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         return np.asarray(attributes["codes"])
 
-    def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.asarray(attributes["codes"])[codes - INT16_MIN]
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        return np.asarray(call.attributes["codes"])[codes - INT16_MIN]
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         return looked_up(np.asarray(attributes["codes"], output.dtype), output)
@@ -552,10 +540,8 @@ class Relu(Unary):
     def onnx_table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         return as_onnx.moved(CODES, source, output, {"activation": "RELU"})
 
-    def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        return np.maximum(rescaled(codes, ratio_of(source, output, profile)), 0)
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        return np.maximum(rescaled(codes, ratio_of(call.inputs[0], call.output, call.profile)), 0)
 
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         real = writer.operands(operator)[0]
@@ -625,11 +611,9 @@ class LeakyRelu(Unary):
         (x,) = as_onnx.operands([CODES], [source])
         return as_onnx.quantized(np.where(x >= 0, x, np.float32(attributes["alpha"]) * x), output, {})
 
-    def wide_results(
-        self, codes: np.ndarray, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile
-    ) -> np.ndarray:
-        alpha = np.float32(attributes["alpha"])
-        positive, negative = (ratio_of(source, output, profile, factor) for factor in (1.0, alpha))
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        factors = (1.0, np.float32(call.attributes["alpha"]))
+        positive, negative = (ratio_of(call.inputs[0], call.output, call.profile, factor) for factor in factors)
         return np.where(codes >= 0, rescaled(codes, positive), rescaled(codes, negative))
 
     @staticmethod
