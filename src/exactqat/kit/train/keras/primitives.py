@@ -6,24 +6,42 @@ With `keras.ops`, so on any backend. Fake quantization is this library's operato
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from importlib import import_module
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-import exactqat
-
-from ..core.primitives import HostFunction
-
 Pairs = Sequence[Sequence[int]]
 
+# --- functions of the backend: on JAX those of its own kit ------------------------------------------------------------
 
-# --- value by value ---------------------------------------------------------------------------------------------------
+_MODULES = {"jax": "..jax.primitives", "torch": ".on_torch", "tensorflow": ".on_tensorflow"}
+_backend: Any = import_module(_MODULES[keras.backend.backend()], __package__)
+fake_quantize, on_host, network_on_host = _backend.fake_quantize, _backend.on_host, _backend.network_on_host
+sums_are_exact = _backend.sums_are_exact
+numbers_on_host, rounded_sums = _backend.numbers_on_host, _backend.rounded_sums
 
-abs = ops.abs
+
+# --- functions of `keras.ops` by the names of `Primitives`, which says what they do -----------------------------------
+
+
+def _over(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Over some axes; PyTorch's functions take none of them for all."""
+
+    def reduce(x: Any, axes: int | Sequence[int], keep_dims: bool = False) -> Any:
+        axes = axes if isinstance(axes, int) else tuple(axes)
+        return x if axes == () else function(x, axes, keepdims=keep_dims)
+
+    return reduce
+
+
+abs, maximum, minimum, where = ops.abs, ops.maximum, ops.minimum, ops.where
 exp, log, sqrt, rsqrt = ops.exp, ops.log, ops.sqrt, ops.rsqrt
 sin, cos, tanh, sigmoid, erf = ops.sin, ops.cos, ops.tanh, ops.sigmoid, ops.erf
 floor, ceil, round, sign, square = ops.floor, ops.ceil, ops.round, ops.sign, ops.square
@@ -31,22 +49,16 @@ expm1, log1p, reciprocal, negative = ops.expm1, ops.log1p, ops.reciprocal, ops.n
 stop_gradient = ops.stop_gradient
 ones_like, zeros_like = ops.ones_like, ops.zeros_like
 exact_sqrt = ops.sqrt
-maximum, minimum, where = ops.maximum, ops.minimum, ops.where
+mean, sum, amax, amin = _over(ops.mean), _over(ops.sum), _over(ops.max), _over(ops.min)
+argmax, argmin = _over(ops.argmax), _over(ops.argmin)
+softmax, log_softmax = ops.softmax, ops.log_softmax
+reshape, transpose, moveaxis, matmul = ops.reshape, ops.transpose, ops.moveaxis, ops.matmul
+stack, flip, from_numpy = ops.stack, ops.flip, ops.convert_to_tensor
+to_float = partial(ops.cast, dtype="float32")
 
 
 def array(values: Any, like: Any) -> Any:
-    """NumPy values as a tensor of float32."""
     return ops.convert_to_tensor(np.asarray(values, np.float32))
-
-
-def from_numpy(values: np.ndarray) -> Any:
-    """NumPy values as a tensor."""
-    return ops.convert_to_tensor(values)
-
-
-def to_float(x: Any) -> Any:
-    """A whole number, or any other, as float32."""
-    return ops.cast(x, "float32")
 
 
 def clip(x: Any, low: float, high: float) -> Any:
@@ -59,164 +71,13 @@ def clip(x: Any, low: float, high: float) -> Any:
     return x
 
 
-def relu(x: Any) -> Any:
-    """Nothing below 0."""
-    return clip(x, 0.0, math.inf)
-
-
-def relu6(x: Any) -> Any:
-    """Nothing below 0 or above 6."""
-    return clip(x, 0.0, 6.0)
+relu = partial(clip, low=0.0, high=math.inf)
+relu6 = partial(clip, low=0.0, high=6.0)
 
 
 def straight_through(value: Any, gradient_of: Any) -> Any:
     """The first one's value with the second one's gradient."""
     return stop_gradient(value) + (gradient_of - stop_gradient(gradient_of))
-
-
-def with_gradient_of(value: Any, gradient_of: Any) -> Any:
-    """The first one's value with the second one's gradient, also where that is infinite: a pad before a pool."""
-    return straight_through(value, ops.where(ops.isinf(gradient_of), 0.0, gradient_of))
-
-
-def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Sequence[Any]) -> Any:
-    """What a function of two lists of NumPy arrays returns, with the gradient of `like`, whose shape and type it
-    has."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        from ..jax import primitives as primitives_jax
-
-        return primitives_jax.on_host(function, like, first, second)
-    count = len(first)
-    given = [stop_gradient(each) for each in (*first, *second)]
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        def called(*arrays: Any) -> np.ndarray:
-            return np.asarray(function(list(arrays[:count]), list(arrays[count:])), np.float32)
-
-        made = tf.numpy_function(called, given, tf.float32, stateful=False)
-        made.set_shape(like.shape)
-    else:
-        arrays = [ops.convert_to_numpy(each) for each in given]
-        made = ops.convert_to_tensor(function(arrays[:count], arrays[count:]))
-    return with_gradient_of(made, like)
-
-
-def network_on_host(
-    function: HostFunction,
-    like: Callable[[], Sequence[Any]],
-    first: Sequence[Any],
-    second: Sequence[Any],
-) -> list[Any] | None:
-    """What a function of two lists of NumPy arrays returns: one tensor for each of `like()`, with its shape, its type
-    and its gradient, which is computed only on demand. None if that cannot be known."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        from ..jax import primitives as primitives_jax
-
-        return primitives_jax.network_on_host(function, like, list(map(_value, first)), list(map(_value, second)))
-    if backend == "torch":
-        import torch
-
-        if not torch.is_grad_enabled():
-            lists = ([ops.convert_to_numpy(each) for each in arrays] for arrays in (first, second))
-            return [ops.convert_to_tensor(each) for each in function(*lists)]
-    return None
-
-
-def _value(x: Any) -> Any:
-    """What a variable holds."""
-    return x.value if isinstance(x, keras.Variable) else x
-
-
-# --- whole numbers ----------------------------------------------------------------------------------------------------
-
-
-def sums_are_exact() -> bool:
-    """Whether `linear` and `conv` sum whole numbers without rounding, as long as float32 holds every sum of any of the
-    products, and `rounded_sums` is available: on JAX's and PyTorch's CPUs. TensorFlow has no such operator."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        from ..jax import primitives as primitives_jax
-
-        return primitives_jax.sums_are_exact()
-    if backend == "torch":
-        import torch
-
-        # Without oneDNN PyTorch may transform before it sums, which rounds.
-        accelerated = torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
-        return not accelerated and bool(torch._C._get_mkldnn_enabled()) and torch.backends.mkldnn.is_available()
-    return False
-
-
-def numbers_on_host(function: HostFunction, likes: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-    """What a function of NumPy arrays, without a second list, returns; constants with the shapes of `likes`."""
-    if keras.backend.backend() == "jax":
-        from ..jax import primitives as primitives_jax
-
-        return primitives_jax.numbers_on_host(function, likes, list(map(_value, arrays)))
-    made = function([ops.convert_to_numpy(stop_gradient(each)) for each in arrays], [])
-    return [ops.convert_to_tensor(each) for each in made]
-
-
-def rounded_sums(sums: Any, scale: Any, grid: Any, rounding: str, exact: Any, otherwise: Callable[[], Any]) -> Any:
-    """Sums of whole numbers, channels last, as a device rounds them, with the gradient of what is rounded."""
-    if keras.backend.backend() == "jax":
-        from ..jax import primitives as primitives_jax
-
-        return primitives_jax.rounded_sums(sums, scale, grid, rounding, exact, otherwise)
-    from exactqat.operators.torch import fused
-
-    steps = fused("rounded_sums_by_grid")(sums, scale, grid, rounding=rounding)
-    return steps if exact else straight_through(otherwise(), steps)
-
-
-# --- over axes --------------------------------------------------------------------------------------------------------
-
-
-def _axes(axes: int | Sequence[int]) -> tuple[int, ...]:
-    return (axes,) if isinstance(axes, int) else tuple(axes)
-
-
-def mean(x: Any, axes: int | Sequence[int], keep_dims: bool = False) -> Any:
-    """The mean over some axes."""
-    return ops.mean(x, _axes(axes), keepdims=keep_dims)
-
-
-def sum(x: Any, axes: int | Sequence[int], keep_dims: bool = False) -> Any:
-    """The sum over some axes."""
-    return ops.sum(x, _axes(axes), keepdims=keep_dims)
-
-
-def amax(x: Any, axes: int | Sequence[int], keep_dims: bool = False) -> Any:
-    """The largest value over some axes."""
-    return ops.max(x, _axes(axes), keepdims=keep_dims) if _axes(axes) else x
-
-
-def amin(x: Any, axes: int | Sequence[int], keep_dims: bool = False) -> Any:
-    """The smallest value over some axes."""
-    return ops.min(x, _axes(axes), keepdims=keep_dims) if _axes(axes) else x
-
-
-def argmax(x: Any, axis: int, keep_dims: bool = False) -> Any:
-    """Where the largest value is, the first one of equal ones."""
-    return ops.argmax(x, axis, keepdims=keep_dims)
-
-
-def argmin(x: Any, axis: int, keep_dims: bool = False) -> Any:
-    """Where the smallest value is, the first one of equal ones."""
-    return ops.argmin(x, axis, keepdims=keep_dims)
-
-
-def softmax(x: Any, axis: int) -> Any:
-    """Shares that add up to 1 along an axis."""
-    return ops.softmax(x, axis)
-
-
-def log_softmax(x: Any, axis: int) -> Any:
-    """The logarithm of `softmax`."""
-    return ops.log_softmax(x, axis)
 
 
 def sorted_values(x: Any) -> Any:
@@ -242,21 +103,6 @@ def mean_of_replicas(x: Any) -> Any:
 # --- movement ---------------------------------------------------------------------------------------------------------
 
 
-def reshape(x: Any, shape: Sequence[int]) -> Any:
-    """The same elements in another shape; one size may be -1."""
-    return ops.reshape(x, tuple(shape))
-
-
-def transpose(x: Any, permutation: Sequence[int]) -> Any:
-    """Result axis k is the tensor's axis permutation[k]."""
-    return ops.transpose(x, tuple(permutation))
-
-
-def moveaxis(x: Any, source: int, destination: int) -> Any:
-    """One axis moved elsewhere."""
-    return ops.moveaxis(x, source, destination)
-
-
 def concatenate(arrays: Sequence[Any], axis: int) -> Any:
     """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant next to a batch)."""
     whole = max(arrays, key=lambda each: int(np.prod([size or 1 << 20 for size in each.shape])))
@@ -268,11 +114,6 @@ def concatenate(arrays: Sequence[Any], axis: int) -> Any:
             each = each + 0.0 * (one if each.shape[axis] == 1 else ops.repeat(one, each.shape[axis], axis))
         made.append(each)
     return ops.concatenate(made, axis)
-
-
-def stack(arrays: Sequence[Any], axis: int) -> Any:
-    """Joined along a new axis."""
-    return ops.stack(list(arrays), axis)
 
 
 def slice(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
@@ -295,11 +136,6 @@ def embedding(indices: Any, table: Any, fixed_row: int | None = None) -> Any:
     return ops.take(table, ops.cast(indices, "int32"), 0)
 
 
-def flip(x: Any, axes: int | Sequence[int]) -> Any:
-    """Reversed along some axes."""
-    return ops.flip(x, _axes(axes))
-
-
 def pad(x: Any, pairs: Pairs, value: float = 0.0) -> Any:
     """`value` around the tensor; one pair for every axis."""
     widths = tuple((int(before), int(after)) for before, after in pairs)
@@ -320,23 +156,25 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return product if bias is None else product + bias
 
 
-def matmul(first: Any, second: Any) -> Any:
-    """The product over the last axis of the first and the second-to-last axis of the second."""
-    return ops.matmul(first, second)
-
-
 def _channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a tensor with its channels last, for channels along any axis."""
+    signature = inspect.signature(function)
 
-    def called(x: Any, *arguments: Any, channel_axis: int = 1, **rest: Any) -> Any:
+    @wraps(function)
+    def moving(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        x, axis = call.arguments["x"], call.arguments["channel_axis"]
         last = len(x.shape) - 1
-        if channel_axis == last:
-            return function(x, *arguments, **rest)
-        return ops.moveaxis(function(ops.moveaxis(x, channel_axis, last), *arguments, **rest), last, channel_axis)
+        if axis == last:
+            return function(*call.args)
+        call.arguments["x"] = ops.moveaxis(x, axis, last)
+        return ops.moveaxis(function(*call.args), last, axis)
 
-    return called
+    return moving
 
 
+@_channels_last
 def conv(
     x: Any,
     weight: Any,
@@ -348,13 +186,6 @@ def conv(
     channel_axis: int = 1,
 ) -> Any:
     """weight [out, in / groups, *window]; without spatial axes: x [batch, in], weight [out, in / groups]."""
-    return _conv(x, weight, bias, strides, padding, dilations, groups, channel_axis=channel_axis)
-
-
-@_channels_last
-def _conv(
-    x: Any, weight: Any, bias: Any, strides: Sequence[int], padding: Pairs, dilations: Sequence[int], groups: int
-) -> Any:
     channels, outputs, window = x.shape[-1], weight.shape[0], tuple(weight.shape[2:])
     if all(size == 1 for size in window) and groups == channels == outputs and all(size == 1 for size in strides):
         result = pad(x, ((0, 0), *padding, (0, 0))) * ops.reshape(weight, (outputs,))
@@ -398,6 +229,7 @@ def _every(x: Any, strides: tuple[int, ...]) -> Any:
     return x
 
 
+@_channels_last
 def conv_transpose(
     x: Any,
     weight: Any,
@@ -409,15 +241,7 @@ def conv_transpose(
     groups: int = 1,
     channel_axis: int = 1,
 ) -> Any:
-    """weight [in, out / groups, *window]; padding: what is cropped from the result before and after."""
-    return _conv_transpose(x, weight, bias, strides, padding, output_padding, channel_axis=channel_axis)
-
-
-@_channels_last
-def _conv_transpose(
-    x: Any, weight: Any, bias: Any, strides: Sequence[int], padding: Pairs, output_padding: Sequence[int]
-) -> Any:
-    """Zeros between the values, then a convolution with the kernel flipped."""
+    """weight [in, out / groups, *window]: zeros between the values, then a convolution with the kernel flipped."""
     window = tuple(weight.shape[2:])
     for axis, stride in enumerate(strides, 1):
         if stride > 1:
@@ -442,26 +266,18 @@ def _conv_transpose(
     return result if bias is None else result + bias
 
 
+@_channels_last
 def max_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Any:
     """The largest value of every window; padding is below all values."""
-    return _max_pool(x, window, strides, padding, channel_axis=channel_axis)
-
-
-@_channels_last
-def _max_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Any:
     # The lowest float32 number: infinity would turn a gradient into NaN somewhere.
     x = pad(x, ((0, 0), *padding, (0, 0)), float(np.finfo(np.float32).min))
     return ops.max_pool(x, tuple(window), tuple(strides), "valid", "channels_last")
 
 
-def sum_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Any:
-    """The sum of every window; padding is 0."""
-    return _sum_pool(x, window, strides, padding, channel_axis=channel_axis)
-
-
 @_channels_last
-def _sum_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Any:
-    """Window by window: sums of whole numbers are exact, which a mean times their count is not."""
+def sum_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Any:
+    """The sum of every window; padding is 0. Window by window: sums of whole numbers are exact, which a mean times
+    their count is not."""
     x = pad(x, ((0, 0), *padding, (0, 0)))
     total: Any = None
     places = np.ndindex(*map(int, window))
@@ -475,22 +291,6 @@ def _sum_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pa
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
-
-
-def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
-    """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        from ..jax import primitives as primitives_jax
-
-        return primitives_jax.fake_quantize(x, minimum, maximum, bits, narrow_range)
-    if backend == "tensorflow":
-        whole = len(minimum.shape) == 0
-        name = "fake_quant_with_min_max_vars" if whole else "fake_quant_with_min_max_vars_per_channel"
-        return getattr(exactqat.quantization, name)(x, minimum, maximum, bits, narrow_range)
-    from ..torch.primitives import fake_quantize as quantize
-
-    return quantize(x.contiguous(), minimum, maximum, bits, narrow_range)
 
 
 def batch_norm(
@@ -545,9 +345,6 @@ class WithMethods:
     def __add__(self, other: Any) -> WithMethods:
         return WithMethods(self.tensor + _bare(other))
 
-    def __radd__(self, other: Any) -> WithMethods:
-        return WithMethods(_bare(other) + self.tensor)
-
     def __sub__(self, other: Any) -> WithMethods:
         return WithMethods(self.tensor - _bare(other))
 
@@ -557,14 +354,13 @@ class WithMethods:
     def __mul__(self, other: Any) -> WithMethods:
         return WithMethods(self.tensor * _bare(other))
 
-    def __rmul__(self, other: Any) -> WithMethods:
-        return WithMethods(_bare(other) * self.tensor)
-
     def __truediv__(self, other: Any) -> WithMethods:
         return WithMethods(self.tensor / _bare(other))
 
     def __rtruediv__(self, other: Any) -> WithMethods:
         return WithMethods(_bare(other) / self.tensor)
+
+    __radd__, __rmul__ = __add__, __mul__
 
 
 def _bare(value: Any) -> Any:

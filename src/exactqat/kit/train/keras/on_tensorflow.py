@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `primitives` needs of TensorFlow itself, where it is Keras' backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import exactqat
+
+from ..core.primitives import HostFunction
+
+
+def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
+    whole = len(minimum.shape) == 0
+    name = "fake_quant_with_min_max_vars" if whole else "fake_quant_with_min_max_vars_per_channel"
+    return getattr(exactqat.quantization, name)(x, minimum, maximum, bits, narrow_range)
+
+
+def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Sequence[Any]) -> Any:
+    count = len(first)
+
+    def called(*arrays: Any) -> np.ndarray:
+        return np.asarray(function(list(arrays[:count]), list(arrays[count:])), np.float32)
+
+    operands = [tf.stop_gradient(tensor) for tensor in (*first, *second)]
+    result = tf.numpy_function(called, operands, tf.float32, stateful=False)
+    result.set_shape(like.shape)
+    # Infinity has no difference to itself: a pad before a pool.
+    like = tf.where(tf.math.is_inf(like), 0.0, like)
+    return tf.stop_gradient(result) + (like - tf.stop_gradient(like))
+
+
+def network_on_host(
+    function: HostFunction, like: Callable[[], Sequence[Any]], first: Sequence[Any], second: Sequence[Any]
+) -> None:
+    """Whether gradients will be asked for is not known."""
+
+
+def sums_are_exact() -> bool:
+    return False
+
+
+# There is no such operator; they are called where sums are exact.
+numbers_on_host = rounded_sums = None

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `primitives` needs of PyTorch itself, where it is Keras' backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from keras.ops import convert_to_numpy, convert_to_tensor
+from torch import Tensor
+
+from exactqat.operators.torch import fused
+
+from ..core.primitives import HostFunction
+from ..torch import primitives
+
+
+def fake_quantize(x: Tensor, minimum: Tensor, maximum: Tensor, bits: int, narrow_range: bool) -> Tensor:
+    return primitives.fake_quantize(x.contiguous(), minimum, maximum, bits, narrow_range)
+
+
+def on_host(function: HostFunction, like: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    result = _tensor(function(_arrays(first), _arrays(second)))
+    # Infinity has no difference to itself: a pad before a pool.
+    return primitives.straight_through(result, torch.where(like.isinf(), 0.0, like))
+
+
+def network_on_host(
+    function: HostFunction, like: Callable[[], Sequence[Tensor]], first: Sequence[Tensor], second: Sequence[Tensor]
+) -> list[Tensor] | None:
+    if torch.is_grad_enabled():
+        return None
+    return [_tensor(array) for array in function(_arrays(first), _arrays(second))]
+
+
+def sums_are_exact() -> bool:
+    # Without oneDNN PyTorch may transform before it sums, which rounds.
+    return not torch.accelerator.is_available() and bool(
+        torch._C._get_mkldnn_enabled() and torch.backends.mkldnn.is_available()
+    )
+
+
+def numbers_on_host(function: HostFunction, likes: Sequence[Tensor], arrays: Sequence[Tensor]) -> list[Tensor]:
+    return [_tensor(array) for array in function(_arrays(arrays), [])]
+
+
+def rounded_sums(
+    sums: Tensor, scale: Tensor, grid: Tensor, rounding: str, exact: Tensor, otherwise: Callable[[], Tensor]
+) -> Tensor:
+    steps = fused("rounded_sums_by_grid")(sums, scale, grid, rounding=rounding)
+    return steps if exact else primitives.straight_through(otherwise(), steps)
+
+
+def _arrays(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    return [convert_to_numpy(tensor) for tensor in tensors]
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return cast(Tensor, convert_to_tensor(array))
