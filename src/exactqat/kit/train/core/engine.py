@@ -411,7 +411,7 @@ class Run(State):
         if step.expression is not None or not step.kind:
             return self._only_in_training(number, step, features[0])
         if step.outside:
-            return p.FUNCTIONS[step.kind](features[0], **step.attributes)
+            return getattr(p, step.kind)(features[0], **step.attributes)
         return (Step if step.weights is None else WeightedStep)(self, step).compose(*features)
 
     def _only_in_training(self, number: int, step: PlanStep, x: Any) -> Any:

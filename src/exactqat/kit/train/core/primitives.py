@@ -8,7 +8,7 @@ float32 unless said otherwise; `axis` and `axes` may be negative.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -164,10 +164,6 @@ class Primitives(NumberPrimitives, Protocol):
         self, x: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1
     ) -> Array:
         """Padding is 0."""
-
-    @property
-    def FUNCTIONS(self) -> Mapping[str, Callable[..., Array]]:
-        """Functions that a network may end with, by their kind."""
 
 
 class FunctionalPrimitives(Primitives, Protocol):

@@ -7,73 +7,40 @@ framework trained them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 import exactqat as eq
 
-abs, sqrt, sign, where = np.abs, np.sqrt, np.sign, np.where
-exact_sqrt = np.sqrt
+
+def _over(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Over some axes."""
+
+    def reduce(x: Any, axes: Sequence[int]) -> Any:
+        return function(x, tuple(axes))
+
+    return reduce
+
+
+abs, sqrt, exact_sqrt, square, sign = np.abs, np.sqrt, np.sqrt, np.square, np.sign
+round, where, maximum, minimum = np.rint, np.where, np.maximum, np.minimum
+ones_like, zeros_like, moveaxis, reshape = np.ones_like, np.zeros_like, np.moveaxis, np.reshape
+amax, amin, sum = _over(np.max), _over(np.min), _over(np.sum)
 to_float = np.float32
-ones_like, zeros_like = np.ones_like, np.zeros_like
-moveaxis = np.moveaxis
+
+
+def array(values: Any, like: Any) -> Any:
+    return np.asarray(values, like.dtype)
 
 
 def stop_gradient(x: Any) -> Any:
-    """The value as a constant, which it is."""
     return x
 
 
 def straight_through(value: Any, gradient_of: Any) -> Any:
-    """The first one's value."""
     return value
-
-
-def round(x: Any) -> Any:
-    """To the nearest whole number, halves to even."""
-    return np.rint(x)
-
-
-def amax(x: Any, axes: Sequence[int]) -> Any:
-    """The largest value over some axes."""
-    return x.max(tuple(axes))
-
-
-def amin(x: Any, axes: Sequence[int]) -> Any:
-    """The smallest value over some axes."""
-    return x.min(tuple(axes))
-
-
-def maximum(first: Any, second: Any) -> Any:
-    """The larger of two."""
-    return np.maximum(first, second)
-
-
-def minimum(first: Any, second: Any) -> Any:
-    """The smaller of two."""
-    return np.minimum(first, second)
-
-
-def array(values: Any, like: Any) -> Any:
-    """Values as an array of the type of another one."""
-    return np.asarray(values, like.dtype)
-
-
-def reshape(x: Any, shape: Sequence[int]) -> Any:
-    """The same elements in another shape."""
-    return x.reshape(tuple(shape))
-
-
-def sum(x: Any, axes: Sequence[int]) -> Any:
-    """The sum over some axes."""
-    return x.sum(tuple(axes))
-
-
-def square(x: Any) -> Any:
-    """x * x"""
-    return x * x
 
 
 def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:

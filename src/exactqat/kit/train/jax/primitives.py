@@ -43,7 +43,7 @@ abs, maximum, minimum, where = jnp.abs, jnp.maximum, jnp.minimum, jnp.where
 exp, log, sqrt, rsqrt = jnp.exp, jnp.log, jnp.sqrt, lax.rsqrt
 sin, cos, tanh, sigmoid, erf = jnp.sin, jnp.cos, jnp.tanh, jax.nn.sigmoid, lax.erf
 floor, ceil, round, sign, square = jnp.floor, jnp.ceil, jnp.round, jnp.sign, jnp.square
-expm1, log1p, reciprocal, negative = jnp.expm1, jnp.log1p, jnp.reciprocal, jnp.negative
+expm1, log1p = jnp.expm1, jnp.log1p
 stop_gradient = lax.stop_gradient
 ones_like, zeros_like = jnp.ones_like, jnp.zeros_like
 exact_sqrt = jnp.sqrt
@@ -211,13 +211,6 @@ def mean_of_replicas(x: Array) -> Array:
 
 
 # --- movement ---------------------------------------------------------------------------------------------------------
-
-
-def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
-    """Axes of size 1 repeated; -1 keeps a size."""
-    missing = len(shape) - x.ndim
-    sizes = [x.shape[axis - missing] if size == -1 else size for axis, size in enumerate(shape)]
-    return jnp.broadcast_to(x, sizes)
 
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:
@@ -429,12 +422,3 @@ def dropout(x: Array, rate: float, key: Any, kept_axes: Sequence[int] = ()) -> A
     shape = [1 if axis in kept_axes else size for axis, size in enumerate(x.shape)]
     kept = jax.random.bernoulli(key, 1.0 - rate, tuple(shape))
     return jnp.where(kept, x / (1.0 - rate), 0.0)
-
-
-# Functions that a network may end with, by their kind in `network.KINDS`.
-FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "softmax": softmax,
-    "log_softmax": log_softmax,
-    "sigmoid": sigmoid,
-    "argmax": argmax,
-}

@@ -45,7 +45,7 @@ abs, maximum, minimum, where = ops.abs, ops.maximum, ops.minimum, ops.where
 exp, log, sqrt, rsqrt = ops.exp, ops.log, ops.sqrt, ops.rsqrt
 sin, cos, tanh, sigmoid, erf = ops.sin, ops.cos, ops.tanh, ops.sigmoid, ops.erf
 floor, ceil, round, sign, square = ops.floor, ops.ceil, ops.round, ops.sign, ops.square
-expm1, log1p, reciprocal, negative = ops.expm1, ops.log1p, ops.reciprocal, ops.negative
+expm1, log1p = ops.expm1, ops.log1p
 stop_gradient = ops.stop_gradient
 ones_like, zeros_like = ops.ones_like, ops.zeros_like
 exact_sqrt = ops.sqrt
@@ -365,12 +365,3 @@ class WithMethods:
 
 def _bare(value: Any) -> Any:
     return value.tensor if isinstance(value, WithMethods) else value
-
-
-# Functions that a network may end with, by their kind in `network.KINDS`.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "softmax": softmax,
-    "log_softmax": log_softmax,
-    "sigmoid": sigmoid,
-    "argmax": argmax,
-}
