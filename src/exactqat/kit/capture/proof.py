@@ -209,9 +209,27 @@ class FunctionalSubject(Subject):
 
     Attributes:
         evaluates_after: what evaluation gives after a step of training is compared, too.
+        compiles: each mode, number of examples and side is a program to compile, which takes longer than to run it.
     """
 
     evaluates_after = True
+    compiles = False
+
+    def trials(self) -> list[Trial]:
+        """Where programs are compiled, two for each side: of training with gradients, and of evaluation for one example
+        less."""
+        trials = super().trials()
+        if not self.compiles:
+            return trials
+        examples = trials[0].examples
+        return [
+            replace(
+                trial,
+                examples=examples if trial.training else max(examples - 1, 1),
+                gradients=trial.training or not self.trains,
+            )
+            for trial in trials
+        ]
 
     def named(self, results: Any) -> dict[str, Any]:
         """A model's results by their places."""
@@ -268,17 +286,21 @@ class FunctionalSubject(Subject):
             arrays = [known.pop(name) for name in names]
             results, after = run(known, arrays, trial.training)
             named = self.named(results)
-            total = self.weighted_sum(named)
-            if trial.training and self.evaluates_after:
-                later, _ = run({**known, **after}, arrays, False)
-                named |= {f"{name}{AFTERWARDS}": value for name, value in self.named(later).items()}
-            return total, (named, {name: after.get(name, known[name]) for name in statistics})
+            return self.weighted_sum(named), (named, {name: after.get(name, known[name]) for name in statistics})
 
         key = (side, trial.training, trial.examples, trial.gradients)
         gradients, (results, state) = self.differentiated(key, step, leaves, others, trial)
-        return Evidence(
+        evidence = Evidence(
             *({name: self.array(value) for name, value in found.items()} for found in (results, gradients, state))
         )
+        if trial.training and self.evaluates_after:
+            fewer = max(trial.examples - 1, 1)
+            afterwards = replace(trial, training=False, examples=fewer, gradients=False)
+            arrays = [array[: len(array) // trial.examples * fewer] for array in inputs]
+            moved = {**values, **evidence.state}
+            later = self.evidence(side, run, moved, trained, statistics, afterwards, arrays)
+            evidence.results |= {f"{name}{AFTERWARDS}": value for name, value in later.results.items()}
+        return evidence
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,22 +17,21 @@ from ...capture.proof import CannotRun, Evidence, FunctionalSubject, Proof, Tria
 from ..core.arrays import Mode
 from .models import UserModel
 from .prepared import Prepared
-
-# XLA compiles each of these runs once: compile time matters more than run time.
-_COMPILING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+from .programs import program
 
 
 class _Sides(FunctionalSubject):
     """The user's model, and what `prepare` made from it."""
+
+    compiles = True
 
     def __init__(self, model: UserModel, prepared: Prepared) -> None:
         self.model, self.prepared = model, prepared
         self.tree = prepared.plan.network.input_tree
         inputs = [_single(np.asarray(example)) for example in self.tree.example]
         functional = prepared._functional
-        self.moves = bool(functional.random_steps or functional.statistics)
         # A function without random numbers and statistics is the same in training.
-        trains = model.trains or not self.moves
+        trains = model.trains or not (functional.random_steps or functional.statistics)
         super().__init__(prepared.plan.network, inputs, [each.rows for each in prepared.plan.inputs], trains)
         self.values = {
             name: _single(np.asarray(leaf)) if _is_float(leaf) else leaf for name, leaf in model.leaves.items()
@@ -79,23 +77,6 @@ class _Sides(FunctionalSubject):
             return Evidence(layers={name: np.asarray(value) for name, value in seen.items()})
         return self.evidence("captured", run, self.values, self.model.trained, self.statistics, trial, inputs)
 
-    def trials(self) -> list[Trial]:
-        """With few programs to compile: of evaluation, those of one number of examples; or those of training, which is
-        the same of a function that neither draws nor moves anything."""
-        usual = super().trials()
-        evaluates = self.model.trains or self.moves
-        like = next(trial for trial in usual if trial.training != evaluates and trial.gradients)
-        trials = []
-        for trial in usual:
-            if trial.results_only:
-                trial = replace(trial, training=like.training, examples=like.examples, gradients=True)
-            elif trial.gradients and not trial.training:
-                if not evaluates:
-                    continue
-                trial = replace(trial, examples=like.examples)
-            trials.append(trial)
-        return trials
-
     def named(self, results: Any) -> dict[str, Any]:
         found = jax.tree_util.tree_flatten_with_path(results)[0]
         return {jax.tree_util.keystr(path) or "output": value for path, value in found}
@@ -117,10 +98,7 @@ class _Sides(FunctionalSubject):
     ) -> tuple[Mapping[str, Any], Any]:
         with _settled():
             if key not in self.compiled:
-                function = jax.value_and_grad(step, has_aux=True) if trial.gradients else step
-                # Elsewhere these options are unknown.
-                on_cpu = jax.default_backend() == "cpu"
-                self.compiled[key] = jax.jit(function, compiler_options=_COMPILING if on_cpu else None)
+                self.compiled[key] = program(jax.value_and_grad(step, has_aux=True) if trial.gradients else step)
                 if key[0] == "original":
                     _refuse_halves(self.compiled[key].trace(leaves, others).jaxpr)
             made = self.compiled[key](leaves, others)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `primitives` needs of TensorFlow itself, where it is Keras' backend."""
+"""What is needed of TensorFlow itself, where it is Keras' backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,3 +46,19 @@ def sums_are_exact() -> bool:
 
 # There is no such operator; they are called where sums are exact.
 numbers_on_host = rounded_sums = None
+
+
+def program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself: nothing is compiled."""
+    return function
+
+
+def differentiated(
+    step: Callable[..., tuple[Any, Any]], leaves: Mapping[str, Any], others: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any]:
+    """Gradients of what ``step(leaves, others)`` returns first, by the names of leaves, and what it returns second."""
+    with tf.GradientTape() as tape:
+        tape.watch(leaves)
+        total, results = step(leaves, others)
+    gradients = tape.gradient(total, list(leaves.values()))
+    return {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}, results

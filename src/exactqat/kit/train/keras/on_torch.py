@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `primitives` needs of PyTorch itself, where it is Keras' backend."""
+"""What is needed of PyTorch itself, where it is Keras' backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,25 @@ def rounded_sums(
 ) -> Tensor:
     steps = fused("rounded_sums_by_grid")(sums, scale, grid, rounding=rounding)
     return steps if exact else primitives.straight_through(otherwise(), steps)
+
+
+def program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself: nothing is compiled."""
+    return function
+
+
+def differentiated(
+    step: Callable[..., tuple[Any, Any]], leaves: Mapping[str, Tensor], others: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Any]:
+    """Gradients of what ``step(leaves, others)`` returns first, by the names of leaves, and what it returns second."""
+    with torch.enable_grad():
+        leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in leaves.items()}
+        # The model may write into its inputs.
+        total, results = step({name: tensor.clone() for name, tensor in leaves.items()}, others)
+        if not isinstance(total, Tensor) or not total.requires_grad:
+            return {}, results
+        gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}, results
 
 
 def _arrays(tensors: Sequence[Tensor]) -> list[np.ndarray]:

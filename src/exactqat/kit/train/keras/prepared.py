@@ -39,7 +39,6 @@ from ..core.trained import TrainedNetwork
 from ..files import OpenedFile
 from . import primitives as primitives_keras
 from .original import as_nested, as_tuples, give_statistics, own_steps, shapes_of, statistics_of
-from .programs import program
 
 __all__ = ["FileModel", "PreparedModel", "calibrate", "freeze"]
 
@@ -453,7 +452,7 @@ class PreparedModel(keras.Model):
             return seen
 
         if mode not in held.programs:
-            held.programs[mode] = program(run)
+            held.programs[mode] = primitives_keras.backend.program(run)
         arrays = self._arrays()
         values = held.programs[mode](arrays.tensors, arrays.learned, arrays.ranges, given)
         return {path: np.asarray(ops.convert_to_numpy(value)) for path, value in values.items()}

@@ -19,13 +19,11 @@ from keras import ops
 
 Pairs = Sequence[Sequence[int]]
 
-# --- functions of the backend: on JAX those of its own kit ------------------------------------------------------------
+# --- functions of the backend -----------------------------------------------------------------------------------------
 
-_MODULES = {"jax": "..jax.primitives", "torch": ".on_torch", "tensorflow": ".on_tensorflow"}
-_backend: Any = import_module(_MODULES[keras.backend.backend()], __package__)
-fake_quantize, on_host, network_on_host = _backend.fake_quantize, _backend.on_host, _backend.network_on_host
-sums_are_exact = _backend.sums_are_exact
-numbers_on_host, rounded_sums = _backend.numbers_on_host, _backend.rounded_sums
+backend: Any = import_module(f".on_{keras.backend.backend()}", __package__)
+fake_quantize, on_host, network_on_host = backend.fake_quantize, backend.on_host, backend.network_on_host
+sums_are_exact, numbers_on_host, rounded_sums = backend.sums_are_exact, backend.numbers_on_host, backend.rounded_sums
 
 
 # --- functions of `keras.ops` by the names of `Primitives`, which says what they do -----------------------------------

@@ -8,9 +8,9 @@ the same on both sides: a weight that became a constant in the captured network 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ from ...planning.masks import is_mask
 from ...planning.network import Network
 from ..core.arrays import Arrays, Mode
 from .prepared import PreparedModel
-from .programs import program
+from .primitives import backend
 
 # The value of random numbers while both sides run.
 _CONSTANT = 0.25
@@ -37,18 +37,17 @@ class _Sides(FunctionalSubject):
 
     Attributes:
         losing: paths of layers that added a loss of what they computed while the model ran.
-        compiled: programs of JAX, by what `differentiated` calls a key.
-        recording: whether a run is recorded layer by layer, so it is not compiled.
+        programs: by what `differentiated` calls a key.
     """
 
+    compiles = keras.backend.backend() == "jax"
     first_line = staticmethod(first_line)
     remedy = "let it compute in training what it computes in evaluation, which is what the device runs"
     own_gradients = "Gradients of the model's own, as of keras.ops.custom_gradient, are not kept"
 
     def __init__(self, model: Any, prepared: PreparedModel, example: Any) -> None:
         self.losing: dict[str, None] = {}
-        self.compiled: dict[tuple[object, ...], Any] = {}
-        self.recording = False
+        self.programs: dict[tuple[object, ...], Any] = {}
         self.model, self.prepared = model, prepared
         network, wanted = prepared.plan.network, prepared.plan.inputs
         self.names = variable_names(model)
@@ -74,7 +73,6 @@ class _Sides(FunctionalSubject):
         trained = [self.names[id(each)] for each in model.trainable_variables]
         others = [self.names[id(each)] for each in model.non_trainable_variables]
         seen: dict[str, np.ndarray] = {}
-        self.recording = layers
 
         def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
             given = tree.pack_sequence_as(
@@ -93,12 +91,15 @@ class _Sides(FunctionalSubject):
             return tree.flatten(results), {name: tensors[name] if x is None else x for name, x in after.items()}
 
         with _in_float32(model), _recorded(seen if layers else None):
+            if layers:
+                with _settled():
+                    run(_tensors(values), list(_tensors(dict(enumerate(inputs))).values()), trial.training)
+                return Evidence(layers=seen)
             evidence = self.evidence("original", run, values, trained, others, trial, inputs)
         moves = {name for name, value in evidence.state.items() if not np.array_equal(value, values[name])}
         used = set(self.prepared._held.variables.tensors) | moves
         seeds = {self.names[id(each)] for each in model.variables if is_seed(each)}
         evidence.state = {name: value for name, value in evidence.state.items() if name in used - seeds}
-        evidence.layers = seen
         return evidence
 
     def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
@@ -107,7 +108,6 @@ class _Sides(FunctionalSubject):
         trained = [name for name in held.variables.tensors if self.variables[name].trainable]
         state = self.prepared._arrays().map(ops.stop_gradient)
         seen: dict[str, Any] = {}
-        self.recording = layers
 
         def run(tensors: Mapping[str, Any], inputs: Sequence[Any], training: bool) -> tuple[Any, dict[str, Any]]:
             with keras.StatelessScope():
@@ -120,10 +120,12 @@ class _Sides(FunctionalSubject):
                 )
             return results, after.tensors
 
+        if layers:
+            with _settled():
+                run(_tensors(values), list(_tensors(dict(enumerate(inputs))).values()), trial.training)
+            return Evidence(layers={path: _array(value) for path, value in seen.items()})
         others = [name for name in values if name not in trained]
-        evidence = self.evidence("captured", run, values, trained, others, trial, inputs)
-        evidence.layers = {path: _array(value) for path, value in seen.items()}
-        return evidence
+        return self.evidence("captured", run, values, trained, others, trial, inputs)
 
     def named(self, results: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.network.output_names, results, strict=True))
@@ -147,32 +149,12 @@ class _Sides(FunctionalSubject):
         others: Mapping[str, Any],
         trial: Trial,
     ) -> tuple[Mapping[str, Any], Any]:
+        if key not in self.programs:
+            function = partial(backend.differentiated, step) if trial.gradients else _plain(step)
+            self.programs[key] = backend.program(function)
         with _settled():
-            fixed = {name: ops.convert_to_tensor(array) for name, array in others.items()}
-            tensors = {name: ops.convert_to_tensor(array) for name, array in leaves.items()}
-            if keras.backend.backend() != "jax" or self.recording:
-                return _differentiated(lambda leaves: step(leaves, fixed), tensors, trial.gradients)
-            import jax
-
-            if key not in self.compiled:
-                self.compiled[key] = program(jax.grad(step, has_aux=True) if trial.gradients else step)
-            gradients, results = self.compiled[key](tensors, fixed)
-        return (gradients if trial.gradients else {}), results
-
-    def trials(self) -> list[Trial]:
-        """On JAX with few programs to compile: one of training, with gradients, and two of evaluation."""
-        trials = super().trials()
-        if keras.backend.backend() != "jax":
-            return trials
-        examples = {trial.training: trial.examples for trial in reversed(trials) if trial.examples > 1}
-        return [
-            replace(
-                trial,
-                examples=trial.examples if trial.examples == 1 else examples[trial.training],
-                gradients=trial.gradients and trial.training,
-            )
-            for trial in trials
-        ]
+            gradients, results = self.programs[key](_tensors(leaves), _tensors(others))
+        return gradients, results
 
     def _value(self, variable: Any, nudge: int) -> np.ndarray:
         value, name = np.asarray(ops.convert_to_numpy(variable.value)), self.names[id(variable)]
@@ -193,37 +175,17 @@ def _of_none(network: Network, name: str, dtype: str, rows: int) -> np.ndarray:
     return _whole_numbers(shape, dtype) if "int" in dtype else np.zeros(shape, np.float32)
 
 
-def _differentiated(
-    step: Callable[[dict[str, Any]], tuple[Any, Any]], tensors: dict[str, Any], gradients: bool
-) -> tuple[dict[str, Any], Any]:
-    """Gradients of the first result of `step`, computed by the backend, and the second result."""
-    if not gradients:
-        return {}, step(tensors)[1]
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        return jax.grad(step, has_aux=True)(tensors)
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            total, results = step(tensors)
-        return _known(tensors, tape.gradient(total, list(tensors.values()))), results
-    import torch
-
-    with torch.enable_grad():
-        tensors = {name: each.detach().clone().requires_grad_() for name, each in tensors.items()}
-        # The model may write into its inputs.
-        total, results = step({name: each.clone() for name, each in tensors.items()})
-        if not isinstance(total, torch.Tensor) or not total.requires_grad:
-            return {}, results
-        return _known(tensors, torch.autograd.grad(total, list(tensors.values()), allow_unused=True)), results
+def _tensors(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {name: ops.convert_to_tensor(array) for name, array in values.items()}
 
 
-def _known(names: Iterable[str], gradients: Sequence[Any]) -> dict[str, Any]:
-    return {name: each for name, each in zip(names, gradients, strict=True) if each is not None}
+def _plain(step: Callable[..., Any]) -> Callable[..., Any]:
+    """What `differentiated` returns, without gradients."""
+
+    def function(leaves: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        return {}, step(leaves, others)[1]
+
+    return function
 
 
 @contextmanager

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that run once or a few times: compile time matters more than run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+
+_COMPILING = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+
+def program(function: Callable[..., Any]) -> Any:
+    """The function, compiled as a whole: each of its operations by itself takes longer."""
+    return jax.jit(function, compiler_options=_options())
+
+
+@cache
+def _options() -> dict[str, Any] | None:
+    """None where XLA does not know them: on accelerators, and in other versions."""
+    try:
+        jax.jit(lambda: 0, compiler_options=_COMPILING)()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return _COMPILING
