@@ -216,16 +216,16 @@ class FunctionalSubject(Subject):
     compiles = False
 
     def trials(self) -> list[Trial]:
-        """Where programs are compiled, two for each side: of training with gradients, and of evaluation for one example
-        less."""
+        """Where programs are compiled, three for each side: of training with gradients, and of evaluation for one
+        example and for one more than in training."""
         trials = super().trials()
         if not self.compiles:
             return trials
-        examples = trials[0].examples
+        first = trials[0].examples
         return [
             replace(
                 trial,
-                examples=examples if trial.training else max(examples - 1, 1),
+                examples=first if trial.training else 1 if trial.examples == 1 else first + 1,
                 gradients=trial.training or not self.trains,
             )
             for trial in trials
@@ -294,9 +294,8 @@ class FunctionalSubject(Subject):
             *({name: self.array(value) for name, value in found.items()} for found in (results, gradients, state))
         )
         if trial.training and self.evaluates_after:
-            fewer = max(trial.examples - 1, 1)
-            afterwards = replace(trial, training=False, examples=fewer, gradients=False)
-            arrays = [array[: len(array) // trial.examples * fewer] for array in inputs]
+            afterwards = replace(trial, training=False, examples=1, gradients=False)
+            arrays = [array[: len(array) // trial.examples] for array in inputs]
             moved = {**values, **evidence.state}
             later = self.evidence(side, run, moved, trained, statistics, afterwards, arrays)
             evidence.results |= {f"{name}{AFTERWARDS}": value for name, value in later.results.items()}

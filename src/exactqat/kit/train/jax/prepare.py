@@ -48,29 +48,12 @@ def prepare(
             module; so are `mode` and `phase` if their default is a string such as "train" or "eval". Batch norms and
             dropouts train nevertheless. A function marks such layers with `batch_norm` and `dropout` of this file.
         given: parameters (not for NNX), the example and, if needed, the rules.
-        example: a batch as the model takes it: an array, or a tuple of positional or a dictionary of keyword arguments.
-            Its values do not matter, nor does the number of examples. Anything but an array keeps its value.
-        rules: settings by the paths of layers, which are those of their parameters; see `Rule`. The first match
-            decides. The input is called ``"input"``.
-        deployable: refuse rules that the device cannot run.
-        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are
-            computed on the host: on CPUs with a custom call, elsewhere with callbacks. None: it stays fake
-            quantization, which rounds sums differently (up to a few percent of a deep network's codes) and needs no
-            host, on an accelerator for instance or for `jax.export`.
-        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is part
-            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
-            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
-            from (logits). None: not, and a FinalActivationWarning says so.
-        check: run the model alongside the prepared one, with quantization and randomness off, and compare results,
-            gradients and statistics, in evaluation and, if the model is known in training, also in training, with
-            several numbers of examples. `Prepared.proof` holds what was compared. Turn it off to save a few
-            compilations and runs for a model that has passed before.
+        rules, example and others: as in `exactqat.qat.prepare`. A frozen network's integers are computed on the host:
+            on CPUs with a custom call, elsewhere with callbacks; `device=None` needs none, for `jax.export` for
+            instance. `Prepared.proof` holds what `check` has compared.
 
     Raises:
-        UnsupportedOperator: lists every operator the device cannot run, with its place and what to do; or the network
-            that would be trained is not the model, with what differs first and by how much.
-        ValueError: no rule matches a layer, or a rule cannot be deployed.
-        TypeError: an argument is missing or of another kind.
+        UnsupportedOperator, ValueError, TypeError: likewise.
     """
     if isinstance(model, Prepared):
         raise ValueError("model is prepared already: give the one that prepare was given")

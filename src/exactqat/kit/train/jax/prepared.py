@@ -155,18 +155,7 @@ class Prepared:
     def calibrate(
         self, params: Params, state: State, batches: Iterable[Any], restart: bool = False
     ) -> tuple[Params, State]:
-        """Sets all activation ranges from data, with the float network in evaluation.
-
-        Args:
-            batches: each an array, or a tuple of positional or a dictionary of keyword arguments. A loader of
-                ``(x, y)`` will do for a model that takes one argument: `y` is left out.
-            restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
-                Learned ranges start over, too.
-
-        Raises:
-            ValueError: the state is frozen, there is no batch, or one gives values that are not finite.
-            TypeError: batches is one array, or one of them is not what the model takes.
-        """
+        """Sets all activation ranges from data, with the float network in evaluation; see `exactqat.qat.calibrate`."""
         batches = loading.checked(batches, isinstance(batches, jax.Array | np.ndarray))
         if _checked_state(state).frozen:
             raise ValueError("calibrate before freeze: the ranges of a frozen network are fixed")
@@ -190,21 +179,10 @@ class Prepared:
         return params, replace(state, calibrated=True)
 
     def freeze(self, params: Params, state: State) -> tuple[Params, State]:
-        """Starts the last phase of training: statistics and ranges are fixed, biases are on the int32 grid.
-
-        From here on the network computes the device's integers, in training and in evaluation (of the `device` given
-        to `prepare`); weights, gamma, beta and biases may still be trained.
-
-        Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few
-        training batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, learned ones too, because
-        the device's operators cannot take them together.
-
-        Args:
-            params, state: as `init` gives them.
+        """Starts the last phase of training, in which the network computes the device's integers, in training and in
+        evaluation; see `exactqat.qat.freeze`.
 
         Raises:
-            ValueError: a range or a batch norm's statistics are not finite.
-            RuntimeError: ranges have seen no data.
             TypeError: it is called within `jax.jit`, `jax.grad` or `jax.vmap`.
         """
         _require_values("freeze", params, state)

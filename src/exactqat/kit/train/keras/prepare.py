@@ -33,31 +33,13 @@ def prepare(
     keep_final_activation: bool | None = None,
     check: bool = True,
 ) -> PreparedModel:
-    """A model that trains under the device's arithmetic, in float32.
+    """A model that trains under the device's arithmetic, in float32. Arguments and errors as in `exactqat.qat.prepare`.
 
-    Args:
-        model: any built Keras 3 model: functional, Sequential or subclassed, with models inside. It is not changed; the
-            values of its variables are taken over, with their regularizers and constraints and which of them are
-            trained. To be saved, it must be one that Keras can save.
-        rules: settings by layers' paths; see `Rule`. The first match decides. The input is called ``"input"``.
-        example: a batch, nested as the model takes it, if the model does not know the sizes of its inputs.
-        deployable: refuse rules that the device cannot run.
-        device: whose integers the network computes once it is frozen, by the names of `deploy.PROFILES`. They are
-            computed on the host, layer by layer. None: it stays fake quantization, which rounds sums differently (up to
-            a few percent of a deep network's codes) and needs nothing from the host.
-        keep_final_activation: whether a softmax, log-softmax, sigmoid or argmax that is the model's last step is part
-            of the device's network: then the file returns what the model does, in the device's integers (a softmax in
-            steps of 1/256). If not, the model trains and predicts with it, and the file returns what it is computed
-            from (logits). None: not, and a FinalActivationWarning says so.
-        check: run the model alongside the prepared one, with quantization and randomness off, and compare results,
-            gradients and variables, in training and in evaluation, with several numbers of examples.
-            `PreparedModel.proof` holds what was found, and how long it took.
-
-    Raises:
-        UnsupportedOperator: lists every operation the device cannot run, with what to do; or `check` found that the
-            prepared network computes something other than the model.
-        ValueError: no rule matches a layer, a rule cannot be deployed, or a size is not known.
-        TypeError: the model is not a Keras model.
+    `model` is any built Keras 3 model: functional, Sequential or subclassed, with models inside. It is not changed; the
+    values of its variables are taken over, with their regularizers and constraints and which of them are trained. To be
+    saved, it must be one that Keras can save. It needs an example if it does not know the sizes of its inputs. A frozen
+    network's integers are computed on the host, layer by layer, which `device=None` needs not. `PreparedModel.proof`
+    holds what `check` has compared.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model, got {type(model).__name__}{elsewhere(model, 'keras')}")

@@ -590,18 +590,10 @@ class PreparedModel(keras.Model):
 
 
 def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = False) -> None:
-    """Sets all activation ranges from data: runs the float network, in evaluation, over `batches` of inputs.
+    """Sets all activation ranges from data; see `exactqat.qat.calibrate`.
 
-    Args:
-        batches: batches of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out:
-            in a tuple or list of more arrays than the model has inputs, the first element is the inputs.
-        restart: forget what ranges have seen in training or calibration; otherwise that counts as earlier batches.
-            Learned ranges start over, too.
-
-    Raises:
-        ValueError: the model is frozen, there is no batch, or one has other shapes than the model was prepared for or
-            gives values that are not finite.
-        TypeError: batches is one array, or the model is not prepared.
+    batches: of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out: in a tuple or
+    list of more arrays than the model has inputs, the first element is the inputs.
     """
     _require_prepared(model)
     if isinstance(batches, keras.utils.PyDataset):
@@ -631,19 +623,10 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
 
 
 def freeze(model: PreparedModel) -> None:
-    """Starts the last phase of training: statistics and ranges are fixed, biases are on the int32 grid.
+    """Starts the last phase of training; see `exactqat.qat.freeze`.
 
     The model stays compiled; the next `fit` trains what is left. With learned ranges, its optimizer starts over with
     the same settings: it was made for more variables, and its momentum would go on moving them.
-
-    Warns (`exactqat.qat.UnsettledStatisticsWarning`) of batch norms whose running statistics have seen too few training
-    batches, and (`exactqat.qat.RangesMovedWarning`) where it had to move ranges, because the device's operators cannot
-    take them together.
-
-    Raises:
-        ValueError: a range or a batch norm's statistics are not finite.
-        RuntimeError: ranges have seen no data.
-        TypeError: the model does not come from `prepare`.
     """
     _require_prepared(model)
     before = model._in_numpy()
