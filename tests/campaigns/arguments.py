@@ -408,7 +408,7 @@ def examine(name: str, exact: bool) -> str:
     from network_interpreter import differences
 
     from exactqat import qat
-    from exactqat.kit.train.torch.prepared import _without_quantization
+    from exactqat.kit.train.torch.prepared import without_quantization
 
     build, source = CALLS[name]
     torch.manual_seed(0)
@@ -433,7 +433,7 @@ def examine(name: str, exact: bool) -> str:
         return f"refused: {refused}".split("\nSupported: ")[0]
     except Exception as error:
         return f"WRONG: {type(error).__name__}: {error}"
-    with torch.no_grad(), _without_quantization(prepared):
+    with torch.no_grad(), without_quantization(prepared):
         ours = leaves(prepared(batch.clone()))
         theirs = leaves(model.eval()(batch.clone()))
         model.train()

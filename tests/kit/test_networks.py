@@ -28,7 +28,7 @@ from torch import nn  # noqa: E402
 import exactqat  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.application.job import models  # noqa: E402
-from exactqat.kit.train.torch.prepared import _without_quantization  # noqa: E402
+from exactqat.kit.train.torch.prepared import without_quantization  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -836,7 +836,7 @@ def test_functions_that_compare_their_value(name: str, bits: int, tmp_path: Path
     batch = images(3, 3, 6)
     rule = qat.Rule(weight_bits=min(bits, 8), activation_bits=bits)
     prepared = qat.prepare(model, batch, [rule])
-    with _without_quantization(prepared):
+    with without_quantization(prepared):
         ours, theirs = (
             torch.autograd.grad(each(batch).square().sum(), [*each.parameters()]) for each in (prepared, model)
         )

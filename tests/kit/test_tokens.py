@@ -122,9 +122,9 @@ def test_the_tables_gradient_is_the_originals() -> None:
     model, given = Classifier(), words(4)
     given[0] = 0
     prepared = qat.prepare(model, given)
-    from exactqat.kit.train.torch.prepared import _without_quantization
+    from exactqat.kit.train.torch.prepared import without_quantization
 
-    with _without_quantization(prepared):
+    with without_quantization(prepared):
         prepared(given).square().sum().backward()
     model.eval()(given).square().sum().backward()
     for name in ("words", "positions"):

@@ -226,18 +226,6 @@ class PreparedModel(Owner):
             if each.rows and tensor.numel():
                 require_rows(each, *(int(end) for end in tensor.aminmax()))
 
-    @contextmanager
-    def compared(self, training: bool) -> Iterator[None]:
-        """Without quantization, in training or evaluation and alone in its process, to be compared with the user's
-        model; then every module is as it was."""
-        with _without_quantization(self):
-            self.train(training)
-            self._state.of_all_processes = False
-            try:
-                yield
-            finally:
-                self._state.of_all_processes = True
-
     @property
     def keeps_nothing(self) -> bool:
         """Whether calls in training compute fake quantization and keep nothing for `watched` or `calibrate`."""
@@ -308,7 +296,7 @@ class PreparedModel(Owner):
 
         def values(args: tuple[Any, ...], kwargs: dict[str, Any], quantizing: bool) -> dict[str, np.ndarray]:
             seen: dict[str, Tensor] = {}
-            with torch.no_grad(), _in_evaluation(self) if quantizing else _without_quantization(self):
+            with torch.no_grad(), _in_evaluation(self) if quantizing else without_quantization(self):
                 self._run(args, kwargs, seen)
             return {path: value.cpu().numpy() for path, value in seen.items()}
 
@@ -507,7 +495,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         for each in ranges if restart else ():
             for end in each.held():
                 end.zero_()
-        with _without_quantization(model, observing=True):
+        with without_quantization(model, observing=True):
             loading.show(batches, see, model._batches_seen)
     except BaseException:
         for each in ranges:
@@ -547,7 +535,7 @@ def _in_evaluation(model: PreparedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _without_quantization(model: PreparedModel, observing: bool = False) -> Iterator[None]:
+def without_quantization(model: PreparedModel, observing: bool = False) -> Iterator[None]:
     """The float network, in evaluation mode; `observing` lets ranges see its tensors."""
     before = model.quantizing, model._observing
     with _in_evaluation(model):

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...capture.proof import AFTERWARDS, Evidence, Proof, Subject, Trial, cotangent, nudged, prove
 from ...capture.torch.export import checkpoints_run_once
 from .frozen import in_full_float32
-from .prepared import PreparedModel
+from .prepared import PreparedModel, without_quantization
 from .tree import with_hooks
 
 aten = torch.ops.aten
@@ -242,16 +242,19 @@ def _record_layers(model: nn.Module, seen: dict[str, np.ndarray]) -> None:
 
 @contextmanager
 def _plain(model: PreparedModel, training: bool) -> Iterator[None]:
-    """The prepared network without quantization and without ranges that follow data; leaves it as it was."""
+    """The prepared network without quantization and alone in its process; leaves it as it was."""
     buffers = [(each, each.detach().clone()) for each in model.buffers()]
     values = [(each, each.detach().clone()) for each in model.parameters()]
     gradients = [(each, each.grad) for each in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
+    model._state.of_all_processes = False
     try:
-        with model.compared(training):
+        with without_quantization(model):
+            model.train(training)
             yield
     finally:
+        model._state.of_all_processes = True
         with torch.no_grad():
             for tensor, kept in (*buffers, *values):
                 tensor.copy_(kept)
