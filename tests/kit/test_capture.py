@@ -756,6 +756,12 @@ def test_refusals_say_where(message: str) -> None:
         assert os.path.basename(__file__) in str(refusal.value) and ", line " in str(refusal.value)
 
 
+def test_fourier_transforms_are_refused_by_name() -> None:
+    step, *_ = captured(Function(lambda m, x: torch.fft.fft2(x).real), IMAGE).steps
+    assert (step.kind, step.label) == ("unsupported", "torch.fft.fft2")
+    assert "products with cosines and sines" in step.attributes["reason"]
+
+
 def test_a_number_has_no_batch() -> None:
     with pytest.raises(CaptureError, match="must have a batch"):
         capture(Function(lambda m, x, y: x * y), (IMAGE, torch.tensor(2.0)))

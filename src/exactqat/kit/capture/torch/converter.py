@@ -29,7 +29,7 @@ from ..core.sizes import Batch, Shape, Size
 from .composition import SeveralValues, composed, is_composed
 from .expression import Expression, InTraining, Node, leaves, map_nodes, tree_map
 from .items import Fixed, Item, Meta, Traced
-from .operators import FORM_OF_OTHER, SHAPE_ONLY, arguments, base_name, call_form, full_name, is_random
+from .operators import arguments, base_name, call_form, full_name, is_random, without_other
 from .sizes import FOLLOWS, FollowsTheBatch
 
 aten = torch.ops.aten
@@ -397,11 +397,8 @@ class Converter(ItemBuilder[Fixed]):
 
     def apply(self, operator: Any, bound: dict[str, Any], meta: Any) -> Any:
         """What an operator makes of items: steps, or a program. meta: of its result, or of several."""
-        shape_only, form_of_other = SHAPE_ONLY.get(base_name(operator)), FORM_OF_OTHER.get(base_name(operator))
-        if shape_only is not None and isinstance(bound.get("self"), Traced):
-            operator, bound = shape_only(bound, meta)
-        elif form_of_other is not None and isinstance(bound.get("other"), Traced | Fixed):
-            operator, bound = form_of_other(bound, meta)
+        if isinstance(bound.get("self"), Traced) or isinstance(bound.get("other"), Traced):
+            operator, bound = without_other(operator, bound, meta)
         items = leaves((Traced, Fixed), bound)
         noise = any(isinstance(item, Fixed) and item.noise for item in items)
         if not any(isinstance(item, Traced) for item in items):

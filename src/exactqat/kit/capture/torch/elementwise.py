@@ -32,13 +32,6 @@ def _unary(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     return c.emit(_UNARY[base_name(c.applied)], [a.self], *meta)
 
 
-@handles("round")
-def _round(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    if getattr(a, "decimals", 0):
-        raise Refused.argument("decimals", a.decimals, "0 is allowed")
-    return c.emit("round", [a.self], *meta)
-
-
 @handles("ceil")
 def _ceil(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     down = c.emit("floor", [c.emit("neg", [a.self], *meta)], *meta)
@@ -60,8 +53,7 @@ def _clamped(c: Converter, x: Item, low: Any, high: Any, meta: Meta) -> Item:
 
 @handles("clamp", "clip", "clamp_min", "clamp_max", "hardtanh")
 def _clamp(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    low = getattr(a, "min", None) if not hasattr(a, "min_val") else a.min_val
-    high = getattr(a, "max", None) if not hasattr(a, "max_val") else a.max_val
+    low, high = (getattr(a, f"{side}_val", getattr(a, side, None)) for side in ("min", "max"))
     return _clamped(c, a.self, low, high, meta)
 
 
@@ -82,21 +74,20 @@ _WITH_NUMBERS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "elu": ("elu", lambda a: {name: float(getattr(a, name)) for name in ("alpha", "scale", "input_scale")}),
     "celu": ("elu", lambda a: {"alpha": float(a.alpha), "scale": 1.0, "input_scale": 1 / float(a.alpha)}),
     "leaky_relu": ("leaky_relu", lambda a: {"slope": float(a.negative_slope)}),
+    "rrelu": ("leaky_relu", lambda a: {"slope": (a.lower + a.upper) / 2}),
+    "round": ("round", lambda a: {}),
 }
 
 
 @handles(*_WITH_NUMBERS)
 def _with_numbers(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    if getattr(a, "training", False):
+        raise Refused("its slope is random")
+    if getattr(a, "decimals", 0):
+        raise Refused.argument("decimals", a.decimals, "0 is allowed")
     require_numbers(c, a.self)
     kind, attributes = _WITH_NUMBERS[base_name(c.applied)]
     return c.emit(kind, [a.self], *meta, **attributes(a))
-
-
-@handles("rrelu")
-def _rrelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    if a.training:
-        raise Refused("its slope is random")
-    return c.emit("leaky_relu", [a.self], *meta, slope=(a.lower + a.upper) / 2)
 
 
 @handles("prelu", "_prelu_kernel")
@@ -114,13 +105,11 @@ def _prelu(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 @handles("exp2", "log2", "log10", "log1p", "expm1")
 def _by_exp_and_log(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     name, x = base_name(c.applied), a.self
-    if name == "exp2":
-        return c.call(aten.exp.default, c.call(aten.mul.Tensor, x, math.log(2)))
-    if name == "expm1":
-        return c.call(aten.sub.Tensor, c.call(aten.exp.default, x), 1.0)
-    if name == "log1p":
-        return c.call(aten.log.default, c.call(aten.add.Tensor, x, 1.0))
-    return c.call(aten.mul.Tensor, c.call(aten.log.default, x), 1 / math.log(2 if name == "log2" else 10))
+    if name.startswith("exp"):
+        y = c.call(aten.exp.default, x if name == "expm1" else c.call(aten.mul.Tensor, x, math.log(2)))
+        return c.call(aten.sub.Tensor, y, 1.0) if name == "expm1" else y
+    y = c.call(aten.log.default, c.call(aten.add.Tensor, x, 1.0) if name == "log1p" else x)
+    return y if name == "log1p" else c.call(aten.mul.Tensor, y, 1 / math.log(2 if name == "log2" else 10))
 
 
 @handles("pow")

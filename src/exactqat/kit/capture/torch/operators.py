@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 
 from ..core.refusals import MIXES, CaptureError, Refused
 from ..core.sizes import Batch, Size
-from .items import Meta
 
 aten = torch.ops.aten
 
@@ -81,50 +80,38 @@ IDENTITIES = {
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
 
-def _filled(value: Any) -> Callable[..., Any]:
-    def make(bound: Mapping[str, Any], meta: Meta) -> Any:
-        filling = bound["fill_value"] if value is None else value
-        return aten.full.default, arguments(aten.full.default, [list(meta.shape), filling], {"dtype": meta.dtype})
-
-    return make
-
-
-def _drawn(operator: Any) -> Callable[..., Any]:
-    def make(bound: Mapping[str, Any], meta: Meta) -> Any:
-        return operator, arguments(operator, [list(meta.shape)], {"dtype": meta.dtype})
-
-    return make
-
-
-# Operators that read a tensor's shape only.
-SHAPE_ONLY: dict[str, Callable[..., Any]] = {
-    "zeros_like": _filled(0),
-    "ones_like": _filled(1),
-    "full_like": _filled(None),
-    "new_zeros": _filled(0),
-    "new_ones": _filled(1),
-    "new_full": _filled(None),
-    "empty_like": _drawn(aten.empty.memory_format),
-    "new_empty": _drawn(aten.empty.memory_format),
-    "rand_like": _drawn(aten.rand.default),
-    "randn_like": _drawn(aten.randn.default),
+# Operators that read a tensor's shape only, by what they make; and those that read only the shape or the dtype of
+# another tensor, `other`, by what they are with it as an argument.
+SHAPE_ONLY = {
+    name: kind
+    for kind in ("zeros", "ones", "full", "empty", "rand", "randn")
+    for name in (f"{kind}_like", f"new_{kind}")
+}
+FORM_OF_OTHER = {
+    "type_as": (aten.to.dtype, "dtype"),
+    "expand_as": (aten.expand.default, "size"),
+    "view_as": (aten.reshape.default, "shape"),
+    "reshape_as": (aten.reshape.default, "shape"),
 }
 
 
-def _as_shape(operator: Any, argument: str) -> Callable[..., Any]:
-    def make(bound: Mapping[str, Any], meta: Meta) -> Any:
-        return operator, arguments(operator, [bound["self"]], {argument: list(meta.shape)})
-
-    return make
-
-
-# Operators that read only the shape or the dtype of another tensor, `other`.
-FORM_OF_OTHER: dict[str, Callable[..., Any]] = {
-    "type_as": lambda bound, meta: (aten.to.dtype, arguments(aten.to.dtype, [bound["self"], meta.dtype], {})),
-    "expand_as": _as_shape(aten.expand.default, "size"),
-    "view_as": _as_shape(aten.reshape.default, "shape"),
-    "reshape_as": _as_shape(aten.reshape.default, "shape"),
-}
+def without_other(operator: Any, bound: dict[str, Any], meta: Any) -> tuple[Any, dict[str, Any]]:
+    """An operator and its arguments, without tensors of which it reads the form only."""
+    name = base_name(operator)
+    if name in FORM_OF_OTHER:
+        operator, argument = FORM_OF_OTHER[name]
+        form = meta.dtype if argument == "dtype" else list(meta.shape)
+        return operator, arguments(operator, [bound["self"]], {argument: form})
+    if name not in SHAPE_ONLY:
+        return operator, bound
+    kind = SHAPE_ONLY[name]
+    sizes: list[Any] = [list(meta.shape)]
+    if kind in ("zeros", "ones", "full"):
+        operator = aten.full.default
+        sizes.append(bound["fill_value"] if kind == "full" else int(kind == "ones"))
+    else:
+        operator = {"empty": aten.empty.memory_format, "rand": aten.rand.default, "randn": aten.randn.default}[kind]
+    return operator, arguments(operator, sizes, {"dtype": meta.dtype})
 
 
 def permutation(operator: Any, bound: Mapping[str, Any], rank: int) -> list[int]:

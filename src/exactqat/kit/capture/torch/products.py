@@ -168,6 +168,11 @@ def _contract(c: Converter, x: Item, xs: str, y: Item, ys: str, needed: set[str]
     return made, "".join(order)
 
 
+@handles(*(f"fft_{kind}fft{axes}" for kind in ("", "i", "r", "ir") for axes in ("", "2", "n")))
+def _fourier(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    raise Refused("it makes complex numbers; compute it outside of the model, or as products with cosines and sines")
+
+
 @handles("batch_norm", "_native_batch_norm_legit", "native_batch_norm", "_batch_norm_impl_index")
 def _batch_norm(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
     if isinstance(meta, list):

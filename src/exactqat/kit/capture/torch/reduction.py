@@ -29,21 +29,11 @@ def _axes(c: Converter, x: Item, given: Any) -> tuple[int, ...]:
     return axes
 
 
-_REDUCTIONS = {
-    "mean": "mean",
-    "sum": "sum",
-    "amax": "amax",
-    "amin": "amin",
-    "max.default": "amax",
-    "min.default": "amin",
-}
-
-
-@handles(*_REDUCTIONS)
+@handles("mean", "sum", "amax", "amin", "max.default", "min.default")
 def _reduce(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     name = base_name(c.applied)
     axes = _axes(c, a.self, getattr(a, "dim", None))
-    kind = _REDUCTIONS.get(name) or _REDUCTIONS[f"{name}.default"]
+    kind = {"max": "amax", "min": "amin"}.get(name, name)
     return c.emit(kind, [a.self], *meta, axes=axes, keep_dims=bool(getattr(a, "keepdim", False)))
 
 
@@ -75,26 +65,16 @@ def _argmax(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     return c.emit("argmax", [a.self], *meta, axis=_axes(c, a.self, a.dim)[0], keep_dims=bool(a.keepdim))
 
 
-def _correction(a: SimpleNamespace) -> float:
-    if hasattr(a, "unbiased"):
-        return int(a.unbiased)
-    return 1 if a.correction is None else a.correction
-
-
-@handles("var", "std")
-def _var(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    axes, keep = _axes(c, a.self, getattr(a, "dim", None)), bool(getattr(a, "keepdim", False))
-    return c.emit(base_name(c.applied), [a.self], *meta, axes=axes, keep_dims=keep, correction=_correction(a))
-
-
-@handles("var_mean", "std_mean")
-def _var_mean(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
+@handles("var", "std", "var_mean", "std_mean")
+def _var(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
     axes, keep = _axes(c, a.self, getattr(a, "dim", None)), bool(getattr(a, "keepdim", False))
     kind = base_name(c.applied).removesuffix("_mean")
-    return [
-        c.emit(kind, [a.self], *meta[0], axes=axes, keep_dims=keep, correction=_correction(a)),
-        c.emit("mean", [a.self], *meta[1], axes=axes, keep_dims=keep),
-    ]
+    correction = int(a.unbiased) if hasattr(a, "unbiased") else 1 if a.correction is None else a.correction
+    first = meta[0] if isinstance(meta, list) else meta
+    varied = c.emit(kind, [a.self], *first, axes=axes, keep_dims=keep, correction=correction)
+    if not isinstance(meta, list):
+        return varied
+    return [varied, c.emit("mean", [a.self], *meta[1], axes=axes, keep_dims=keep)]
 
 
 @handles("linalg_vector_norm", "norm")
