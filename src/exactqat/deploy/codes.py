@@ -82,29 +82,30 @@ class Intake:
         return [(port, as_array(arrays[port.name])) for port in ports]
 
     def _numbers(self, port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:
+        """Real numbers in the user's axes: those of unsigned images between 0 and 1, unless the input's range holds all
+        of them."""
         real = in_users_axes(port, tensor, array)
-        if tensor.dtype in ("int32", RAW):
-            if not np.issubdtype(array.dtype, np.integer):
-                raise ValueError(f"input {port.name!r} must be integers, got {array.dtype}")
+        if tensor.dtype in ("int32", RAW) and not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"input {port.name!r} must be integers, got {array.dtype}")
+        if tensor.dtype not in CODE_RANGES:
             return real
-        real = as_numbers(port, tensor, real)
-        if self._warns and tensor.dtype in CODE_RANGES:
-            self._warn(port, tensor, real)
+        ends = dequantize(np.asarray(port.limits or CODE_RANGES[tensor.dtype]), tensor.quantization)
+        lowest, highest = map(float, ends)
+        largest = LARGEST_PIXEL.get(array.dtype.name)
+        if largest is not None and highest < largest - 1:
+            real = real.astype(np.float32) / np.float32(largest)
+        if self._warns and real.size:
+            width = highest - lowest
+            share = float(((real < lowest - width) | (real > highest + width)).mean())
+            if share >= OTHER_VALUES:
+                self._warns = False
+                warnings.warn(
+                    f"{share:.0%} of the values of input {port.name!r} lie far beyond its range on the device, "
+                    f"[{lowest:.4g}, {highest:.4g}], and are clamped: give them as in training, for example divided by "
+                    "255",
+                    stacklevel=users_line(),
+                )
         return real
-
-    def _warn(self, port: Port, tensor: Tensor, real: np.ndarray) -> None:
-        lowest, highest = range_of(port, tensor)
-        width = highest - lowest
-        if not real.size:
-            return
-        share = float(((real < lowest - width) | (real > highest + width)).mean())
-        if share >= OTHER_VALUES:
-            self._warns = False
-            warnings.warn(
-                f"{share:.0%} of the values of input {port.name!r} lie far beyond its range on the device, "
-                f"[{lowest:.4g}, {highest:.4g}], and are clamped: give them as in training, for example divided by 255",
-                stacklevel=users_line(),
-            )
 
 
 def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
@@ -140,21 +141,6 @@ def as_array(values: Any) -> np.ndarray:
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     return np.asarray(values)
-
-
-def range_of(port: Port, tensor: Tensor) -> tuple[float, float]:
-    """The real numbers that an input's lowest and highest codes stand for."""
-    ends = np.asarray(port.limits or CODE_RANGES[tensor.dtype])
-    lowest, highest = dequantize(ends, tensor.quantization)
-    return float(lowest), float(highest)
-
-
-def as_numbers(port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:
-    """An array's real numbers; those of unsigned images between 0 and 1, unless the input's range holds all of them."""
-    largest = LARGEST_PIXEL.get(array.dtype.name)
-    if largest is None or tensor.dtype not in CODE_RANGES or range_of(port, tensor)[1] >= largest - 1:
-        return array
-    return array.astype(np.float32) / np.float32(largest)
 
 
 def in_users_axes(port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:

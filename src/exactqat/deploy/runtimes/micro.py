@@ -33,8 +33,10 @@ class Micro:
         schema = import_deploy("ai_edge_litert.schema_py_generated")
         subgraph = schema.ModelT.InitFromPackedBuf(content).subgraphs[0]
         names = [(tensor.name or b"").decode("utf-8", "replace") for tensor in subgraph.tensors]
-        self.inputs = _positions([names[index] for index in subgraph.inputs], inputs, in_order)
-        self.outputs = _positions([names[index] for index in subgraph.outputs], outputs, in_order)
+        self.inputs, self.outputs = (
+            indices_of([{"name": names[at], "index": place} for place, at in enumerate(side)], wanted, in_order)
+            for side, wanted in ((subgraph.inputs, inputs), (subgraph.outputs, outputs))
+        )
         shapes = [() if tensor.shape is None else tuple(map(int, tensor.shape)) for tensor in subgraph.tensors]
         self.taken, self.shapes = ([shapes[index] for index in side] for side in (subgraph.inputs, subgraph.outputs))
         try:
@@ -86,7 +88,3 @@ def _arena(subgraph: Any) -> int:
     """Bytes for all tensors at once, with their bookkeeping."""
     sizes = [math.prod(tensor.shape) * 8 if tensor.shape is not None else 8 for tensor in subgraph.tensors]
     return int(sum(sizes)) + 1024 * len(sizes) + (1 << 20)
-
-
-def _positions(present: list[str], names: tuple[str, ...], in_order: bool) -> dict[str, int]:
-    return indices_of([{"name": name, "index": position} for position, name in enumerate(present)], names, in_order)

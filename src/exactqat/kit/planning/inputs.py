@@ -70,9 +70,11 @@ def _misfit(given: PlanInput, shape: Shape) -> str:
     words = ", ".join(rows if at == axis else str(size) for at, size in enumerate(wanted))
     examples = wanted[:axis] + wanted[axis + 1 :]
     orders = {tuple(shape[at] for at in order): order for order in _orders(len(shape))}
+    # The shape that has the wanted sizes and the given number of examples.
+    turned = (shape[0], *wanted[1:]) if axis == 0 and len(shape) == len(wanted) else None
     if shape == examples:
         remedy = "it has no batch axis: pass one example as a batch of one"
-    elif (turned := _turned(shape, wanted, axis)) is not None and turned in orders:
+    elif turned in orders:
         remedy = f"its axes are in another order: transpose it with {list(orders[turned])}"
     else:
         remedy = "sizes are fixed on a device: prepare the model again with an example of that size"
@@ -83,13 +85,6 @@ def _misfit(given: PlanInput, shape: Shape) -> str:
 def _orders(rank: int) -> list[tuple[int, ...]]:
     """To channels first and to channels last."""
     return [(0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)] if rank > 2 else []
-
-
-def _turned(shape: Shape, wanted: Shape, axis: int) -> Shape | None:
-    """The shape that has the wanted sizes and the given number of examples, if the ranks agree."""
-    if axis != 0 or len(shape) != len(wanted):
-        return None
-    return (shape[0], *wanted[1:])
 
 
 def misfit_of_example(

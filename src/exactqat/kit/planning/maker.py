@@ -46,14 +46,10 @@ class Coefficient:
     def __mul__(self, other: float | Coefficient) -> Coefficient:
         return self.combined(other, lambda a, b: a * b)
 
-    def __rmul__(self, other: float) -> Coefficient:
-        return self * other
-
     def __add__(self, other: float | Coefficient) -> Coefficient:
         return self.combined(other, lambda a, b: a + b)
 
-    def __radd__(self, other: float) -> Coefficient:
-        return self + other
+    __rmul__, __radd__ = __mul__, __add__
 
     def __neg__(self) -> Coefficient:
         return self * -1.0

@@ -84,11 +84,10 @@ def layer_norm(planner: Planner, step: Step) -> Stored:
     short = axis is not None and axis != x.batch_axis and x.shape[axis] <= LONGEST_ROW
     if axis is not None and short and epsilon <= LARGEST_EPSILON and not maker.is_int16():
         return _by_length(maker, x, weight, bias, activation, axis, epsilon)
-    plain = weight is None and bias is None
-    how: dict[str, Any] = {"activation": activation} if plain else {}
-    part = None if plain else "normalized"
-    result = _normalized(maker, x, axes, epsilon, part, step.kind == "layer_norm", **how)
-    return result if plain else _scaled(maker, result, weight, bias, activation, axis)
+    centered = step.kind == "layer_norm"
+    if weight is None and bias is None:
+        return _normalized(maker, x, axes, epsilon, None, centered, activation=activation)
+    return _scaled(maker, _normalized(maker, x, axes, epsilon, "normalized", centered), weight, bias, activation, axis)
 
 
 def _by_length(
