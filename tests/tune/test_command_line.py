@@ -186,7 +186,7 @@ def test_networks_of_a_job(tmp_path: Path) -> None:
     assert ("Train this one too" in said) == (str(other.name) in said.replace("\n", "")) == other.exists(), said
     status, said = exactqat("tune", out, "--examples", 64, "--plan", rules, "--flash", "1k")
     assert status == 1 and "this is the nearest" in " ".join(said.split()), said
-    for drop, message in (("0.5", "for 0.5 points say 0.5%"), ("5k", "the metric has no k")):
+    for drop, message in (("0.5", "for 0.5 points say 0.5%"), ("5k", "the units are %")):
         status, said = exactqat("tune", out, "--plan", rules, "--max-drop", drop)
         assert status == 2 and message in " ".join(said.split()), said
 
