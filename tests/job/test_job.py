@@ -91,7 +91,8 @@ def test_metrics_hold_the_whole_result(finished: tuple[Path, subprocess.Complete
         "seed": 3, "epochs_float": 1, "epochs_qat": 1, "data": "digits", "model": "small_mobilenet",
         "weight_bits": None, "activation_bits": None, "batch_size": 64, "image_size": None, "device": "xnnpack-x86",
         "weights": None, "ptq": False, "split": None, "recipe": None,
-        "augment": ["shift"], "class_weights": None, "early_stopping": None, "optimizer": "adam",
+        "augment": ["shift"], "class_weights": None, "early_stopping": None, "mixed_precision": False,
+        "optimizer": "adam",
         "lr": None, "lr_qat": None, "lr_ranges": None, "schedule": "cosine", "distill": None,
         "rules": None, "bits": None,
     }  # fmt: skip

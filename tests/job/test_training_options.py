@@ -354,6 +354,30 @@ def test_a_plan_is_trained_with(
 
 
 @pytest.mark.slow
+def test_mixed_precision_is_for_float_training_alone(
+    dataset: data.Dataset, tmp_path: Path, one_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, set[bool]] = {}
+    train = training.train
+
+    def watched(*given: Any, **options: Any) -> Any:
+        manner = next(value for value in (*given, *options.values()) if isinstance(value, training.Manner))
+        seen.setdefault(given[6], set()).add(manner.mixed_precision)
+        return train(*given, **options)
+
+    monkeypatch.setattr(training, "train", watched)
+    chosen = Settings(tmp_path / "job", **SMALL, mixed_precision=True)
+    results = pipeline.run(chosen, dataset=dataset, keep_going=True)
+    assert seen == {"float training": {True}, "W4A4 QAT, learned ranges": {False}}
+    assert results.values_differing == results.training_differing == 0
+    monkeypatch.undo()
+    plain, _ = trained(dataset, tmp_path / "plain.pt", training.Manner(), 1)
+    mixed, _ = trained(dataset, tmp_path / "mixed.pt", training.Manner(mixed_precision=True), 1)
+    assert not torch.equal(plain.classifier.weight, mixed.classifier.weight)
+    assert mixed.classifier.weight.dtype == torch.float32
+
+
+@pytest.mark.slow
 def test_all_options_in_one_job(dataset: data.Dataset, tmp_path: Path, one_network: None) -> None:
     chosen = Settings(
         tmp_path / "job", **SMALL, lr=0.05, optimizer="sgd", schedule="warm-up", augment=("shift", "flip", "noise"),

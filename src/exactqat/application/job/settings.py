@@ -331,6 +331,12 @@ class Settings:
         "epochs count alone, whose validation loss is that of the device's integers.",
         "EPOCHS",
     )
+    mixed_precision: bool = _TRAINING(
+        False,
+        switch,
+        "Float training computes in bfloat16 where PyTorch's autocast does. Quantization-aware training stays in "
+        "float32, where alone it computes what the device does.",
+    )
     optimizer: str = _RATES("adam", one_of(OPTIMIZERS), f"{', '.join(OPTIMIZERS)}: what trains the weights.")
     lr: float | None = _RATES(
         None,
@@ -478,6 +484,11 @@ class Settings:
             )
         if self.rules is not None:
             said.append(f"Layers have the bits of these rules, the first that matches: {self.rules}.")
+        if self.mixed_precision:
+            said.append(
+                "Float training computes in bfloat16 where PyTorch's autocast does; quantization-aware training stays "
+                "in float32, where alone it computes what the device does."
+            )
         if self.early_stopping is not None:
             said.append(
                 f"A training ends after {self.early_stopping} epochs without a lower validation loss; after freezing, "

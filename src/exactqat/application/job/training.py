@@ -98,6 +98,7 @@ class Manner:
         class_weights: float32 [classes]; None: all count the same.
         patience: epochs without a lower validation loss after which training ends; None: it does not end early.
         teacher: None: only the labels count.
+        mixed_precision: bfloat16 where PyTorch's autocast has it.
     """
 
     optimizer: str = "adam"
@@ -107,6 +108,7 @@ class Manner:
     class_weights: Tensor | None = None
     patience: int | None = None
     teacher: Teacher | None = None
+    mixed_precision: bool = False
 
 
 DEFAULT = Manner()
@@ -121,12 +123,19 @@ def manner_of(settings: Settings, dataset: Dataset) -> Manner:
         # Their mean over the training images is 1.
         weights = (weights * counts.sum() / (weights * counts).sum()).float()
     return Manner(
-        settings.optimizer, settings.schedule, settings.augment, dataset.value_range, weights, settings.early_stopping
+        settings.optimizer,
+        settings.schedule,
+        settings.augment,
+        dataset.value_range,
+        weights,
+        settings.early_stopping,
+        mixed_precision=settings.mixed_precision,
     )
 
 
 def with_teacher(manner: Manner, settings: Settings, float_model: nn.Module, model: qat.PreparedModel) -> Manner:
-    """How quantization-aware training of a model goes."""
+    """How quantization-aware training of a model goes: in float32, the numbers of the device."""
+    manner = replace(manner, mixed_precision=False)
     if settings.distill is None:
         return manner
     share, temperature = map(float, settings.distill.split(":"))
@@ -359,7 +368,9 @@ def train(
                 shown, truth = images[mine].to(accelerator), labels[mine].to(accelerator)
                 if called is None:
                     called = _in_graphs(replica, shown)
-                summed = loss_of(called(shown), truth, shown, manner)
+                with torch.autocast(accelerator.type, torch.bfloat16, enabled=manner.mixed_precision):
+                    outputs = called(shown)
+                summed = loss_of(outputs.float() if manner.mixed_precision else outputs, truth, shown, manner)
                 loss = summed * (processes.count / len(labels))
                 value = processes.sums([summed.item()])[0] / len(labels)
                 if not math.isfinite(value):
