@@ -196,8 +196,8 @@ class Lowering:
         result = self.results[path]
         rank = len(result.shape)
         if result.pending is not None:
-            path = result.pending.operands[0]
-            source, stored = self.results[path], self._first(path)
+            origin = result.pending.operands[0]
+            source, stored = self.results[origin], self._first(origin)
             *groups, (joined, made) = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
             now = without_units(stored.layout.axes, source.shape, source.batch_axis)
             head = [axis for group, _ in groups for axis in group]
