@@ -142,7 +142,7 @@ class Converter(ItemBuilder[Fixed]):
         """Path of the user's layer that a weight belongs to."""
         if not isinstance(item, Fixed) or not item.sources:
             return ""
-        return layer_path(item.sources[0])
+        return item.sources[0].rpartition(".")[0] or item.sources[0]
 
     def place(self) -> Place:
         """Where the current equation, or the call that contains it, is in the user's files."""
@@ -223,12 +223,12 @@ class Converter(ItemBuilder[Fixed]):
         """What is wrong with something that follows the size of the batch; empty for all else."""
         key = id(item.node)
         if key not in self._checked:
-            self._checked[key] = self._found_following(item)
+            self._checked[key] = self._checked_following(item)
             self._kept.append(item)
         return self._checked[key]
 
-    def _found_following(self, item: Fixed) -> str:
-        found = list(nodes(item.node))
+    def _checked_following(self, item: Fixed) -> str:
+        found = nodes(item.node)
         leak = next((each.leak for each in found if each.leak), "")
         if leak:
             return f"{leak}: {SIZE_OF_BATCH}"
@@ -394,11 +394,6 @@ def is_library(file: str) -> bool:
     found = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
     folders = (PACKAGE, *(os.path.dirname(each) + os.sep for each in found if each))
     return file.startswith(folders) or (file.startswith("<") and not file.startswith(_PROMPTS))
-
-
-def layer_path(path: str) -> str:
-    """The layer that a parameter belongs to."""
-    return path.rpartition(".")[0] or path
 
 
 def _operand_of(item: Moving) -> Moving:

@@ -87,17 +87,22 @@ def _composite(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     made = c.recognized(samples, operands, shape)
     if made is not None:
         return made
-    if name == "expm1":
-        return c.emit("sub", [c.emit("exp", [x], shape), 1.0], shape, samples=samples)
-    if name == "log1p":
-        return c.emit("log", [c.emit("add", [x, 1.0], shape)], shape, samples=samples)
-    if name == "exp2":
-        return c.emit("exp", [c.emit("mul", [x, float(np.log(2))], shape)], shape, samples=samples)
-    if name == "erfc":
-        return c.emit("sub", [1.0, c.emit("erf", [x], shape)], shape, samples=samples)
-    if name == "ceil":
-        return c.emit("neg", [c.emit("floor", [c.emit("neg", [x], shape)], shape)], shape, samples=samples)
-    raise Refused("")
+    if name not in _COMPOSITES:
+        raise Refused("")
+    *first, (kind, before, after) = _COMPOSITES[name]
+    for step, *numbers in first:
+        x = c.emit(step, [each for each in (numbers[0], x, numbers[1]) if each is not None], shape)
+    return c.emit(kind, [each for each in (before, x, after) if each is not None], shape, samples=samples)
+
+
+# Steps one after another, each with a number before or behind its operand.
+_COMPOSITES: dict[str, list[tuple[str, float | None, float | None]]] = {
+    "expm1": [("exp", None, None), ("sub", None, 1.0)],
+    "log1p": [("add", None, 1.0), ("log", None, None)],
+    "exp2": [("mul", None, float(np.log(2))), ("exp", None, None)],
+    "erfc": [("erf", None, None), ("sub", 1.0, None)],
+    "ceil": [("neg", None, None), ("floor", None, None), ("neg", None, None)],
+}
 
 
 @handles(*_BINARY)

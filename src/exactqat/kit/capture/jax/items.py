@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -41,10 +42,6 @@ class Fixed:
     shape: tuple[int, ...]
     dtype: Any
 
-    def __post_init__(self) -> None:
-        self._number: float | None = None
-        self._looked = False
-
     @property
     def sources(self) -> tuple[str, ...]:
         return sources(self.node)
@@ -62,15 +59,13 @@ class Fixed:
                 return None
             raise
 
-    @property
+    @cached_property
     def number(self) -> float | None:
         """Its only value, if it has but one and depends on no parameter."""
-        if not self._looked:
-            values = self.values
-            if values is not None and values.size and np.all(values == values.flat[0]):
-                self._number = float(values.flat[0])
-            self._looked = True
-        return self._number
+        values = self.values
+        if values is None or not values.size or not np.all(values == values.flat[0]):
+            return None
+        return float(values.flat[0])
 
     def then(self, function: Callable[..., Any], *others: Fixed) -> Fixed:
         """What a function of its array, and of others', gives."""
@@ -83,21 +78,23 @@ class Fixed:
 Item = Fixed | Moving
 
 
-def nodes(node: Node) -> Iterator[Node]:
-    """A node and all that it is computed from, each once."""
-    seen: set[int] = set()
+def nodes(node: Node) -> list[Node]:
+    """All that a node is computed from, each once and after what it is computed from; the node itself is last."""
+    ordered: dict[int, Node] = {}
     stack = [node]
     while stack:
-        current = stack.pop()
-        if id(current) not in seen:
-            seen.add(id(current))
-            yield current
-            stack.extend(reversed(current.inputs))
+        missing = [part for part in stack[-1].inputs if id(part) not in ordered]
+        if missing:
+            stack.extend(reversed(missing))
+        else:
+            done = stack.pop()
+            ordered.setdefault(id(done), done)
+    return list(ordered.values())
 
 
 def sources(node: Node) -> tuple[str, ...]:
     """Paths of the parameters that a node is computed from."""
-    return tuple(dict.fromkeys(each.path for each in nodes(node) if each.path))
+    return tuple(dict.fromkeys(part.path for part in nodes(node) if part.path))
 
 
 class Expression:
@@ -110,20 +107,11 @@ class Expression:
     def __call__(self, *arrays: Any, rows: int = 1) -> Any:
         """rows: examples, of what follows their number."""
         given = dict(zip(self.sources, arrays, strict=True))
-        made: dict[int, Any] = {}
-        stack = [(self.node, False)]
-        while stack:
-            node, ready = stack.pop()
-            if id(node) in made:
-                continue
-            if node.path:
-                made[id(node)] = given[node.path]
-            elif node.function is None:
-                made[id(node)] = node.data
-            elif ready:
-                more = {"rows": rows} if node.by_rows else {}
-                made[id(node)] = node.function(*(made[id(each)] for each in node.inputs), **more)[node.index]
+        results: dict[int, Any] = {}
+        for node in nodes(self.node):
+            if node.function is None:
+                results[id(node)] = given[node.path] if node.path else node.data
             else:
-                stack.append((node, True))
-                stack.extend((each, False) for each in node.inputs)
-        return made[id(self.node)]
+                more = {"rows": rows} if node.by_rows else {}
+                results[id(node)] = node.function(*(results[id(part)] for part in node.inputs), **more)[node.index]
+        return results[id(self.node)]

@@ -177,42 +177,36 @@ def _Dropout(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
     return x if rate == 0 else layer("dropout", x, rate=rate, kept_axes=kept, trains=not flag("deterministic"))
 
 
-def _last_axis(layer_: Any, x: Any) -> bool:
-    return all(_one_axis(layer_, x, name) == x.ndim - 1 for name in ("reduction_axes", "feature_axes"))
-
-
 @_flax
-def _LayerNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
-    if not _last_axis(layer_, x):
+def _LayerNorm(layer_: Any, x: Any, get: Any, flag: Any, kind: str = "layer_norm") -> Any:
+    if any(_one_axis(layer_, x, name) != x.ndim - 1 for name in ("reduction_axes", "feature_axes")):
         return None
-    return layer("layer_norm", x, get("scale"), get("bias"), axes=(x.ndim - 1,), epsilon=float(layer_.epsilon))
+    weights = [get(name) for name in (("scale", "bias") if kind == "layer_norm" else ("scale",))]
+    return layer(kind, x, *weights, axes=(x.ndim - 1,), epsilon=float(layer_.epsilon))
 
 
 @_flax
 def _RMSNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
-    if not _last_axis(layer_, x):
-        return None
-    return layer("rms_norm", x, get("scale"), axes=(x.ndim - 1,), epsilon=float(layer_.epsilon))
+    return _LayerNorm(layer_, x, get, flag, "rms_norm")
 
 
 @_flax
 def _GroupNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
-    if getattr(layer_, "reduction_axes", None) is not None or x.ndim < 3:
+    """Also instance norm, whose groups are single channels."""
+    axis, instances = x.ndim - 1, not hasattr(layer_, "num_groups")
+    usual = (
+        _one_axis(layer_, x, "feature_axes") == axis if instances else getattr(layer_, "reduction_axes", None) is None
+    )
+    if not usual or x.ndim < 3:
         return None
-    groups, size = layer_.num_groups, layer_.group_size
-    count = int(groups) if groups else x.shape[-1] // int(size)
-    axis = x.ndim - 1
+    size = 1 if instances else int(layer_.group_size or 0)
+    groups = x.shape[axis] // size if size else int(layer_.num_groups)
     return layer(
-        "group_norm", x, get("scale"), get("bias"), groups=count, epsilon=float(layer_.epsilon), channel_axis=axis
+        "group_norm", x, get("scale"), get("bias"), groups=groups, epsilon=float(layer_.epsilon), channel_axis=axis
     )
 
 
-@_flax
-def _InstanceNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
-    if _one_axis(layer_, x, "feature_axes") != x.ndim - 1 or x.ndim < 3:
-        return None
-    axis, epsilon = x.ndim - 1, float(layer_.epsilon)
-    return layer("group_norm", x, get("scale"), get("bias"), groups=x.shape[-1], epsilon=epsilon, channel_axis=axis)
+_LAYERS["InstanceNorm"] = _GroupNorm
 
 
 def _flag(layer_: Any, args: Sequence[Any], kwargs: Any) -> Callable[[str], Any]:

@@ -44,7 +44,9 @@ def _broadcast(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     x, shape = operands[0], operation.shape
     places = operation.params["broadcast_dimensions"]
     if x.comparison is not None:
-        return x if x.shape == shape else _refuse("truth values repeated")
+        if x.shape != shape:
+            raise Refused("truth values repeated")
+        return x
     sizes = [1] * len(shape)
     for at, axis in enumerate(places):
         sizes[axis] = x.shape[at]
@@ -52,10 +54,6 @@ def _broadcast(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     if tuple(sizes) == shape:
         return x
     return c.emit("expand", [x], shape, x.dtype, shape=c.for_one(shape))
-
-
-def _refuse(reason: str) -> Any:
-    raise Refused(reason)
 
 
 @handles("transpose")
@@ -201,38 +199,27 @@ def _along(c: Converter, x: Moving, axis: int, chosen: np.ndarray) -> Moving:
     if len(chosen) == 1 or (steps[0] > 0 and (steps == steps[0]).all()):
         step = int(steps[0]) if len(steps) else 1
         return c.cut(x, axis, int(chosen[0]), min(int(chosen[0]) + len(chosen) * step, x.shape[axis]), step)
-    wide = [len(chosen) if at == axis else size for at, size in enumerate(x.shape)]
-    return c.emit("gather", [x], wide, x.dtype, axis=axis, indices=tuple(map(int, chosen)))
+    return c.take(x, axis, chosen)
 
 
 def _looked_up(c: Converter, operation: Operation, table: Fixed, indices: Moving) -> Item:
     """Rows of a table by integers that the network is given."""
     numbers, sizes = operation.params["dimension_numbers"], tuple(operation.params["slice_sizes"])
-    alone = _rows_alone(c, indices)
-    if alone is not None and sizes == (1, *table.shape[1:]) and not numbers.collapsed_slice_dims:
-        # `jax.vmap` of one row.
-        given, shape = c.before_reshape(alone, alone.shape[:-1]), operation.shape
-        made = _embedded(c, table, given)
-        return c.reshape(made, shape)
-    rows = numbers.start_index_map == (0,) and numbers.collapsed_slice_dims == (0,) and sizes[1:] == table.shape[1:]
-    places = tuple(range(indices.rank - 1, indices.rank - 1 + len(sizes) - 1))
-    if not rows or sizes[0] != 1 or numbers.offset_dims != places or numbers.operand_batching_dims:
+    whole, lead = sizes == (1, *table.shape[1:]), indices.rank - 1
+    alone = _rows_alone(c, indices) if whole and not numbers.collapsed_slice_dims else None
+    usual = numbers.start_index_map == (0,) and numbers.collapsed_slice_dims == (0,)
+    usual = usual and numbers.offset_dims == tuple(range(lead, lead + len(sizes) - 1))
+    if alone is None and not (whole and usual and not numbers.operand_batching_dims):
         raise Refused("its indices depend on the input and are not those of rows")
-    shape = operation.shape
-    made = _embedded(c, table, c.before_reshape(indices, indices.shape[:-1]))
-    return c.reshape(made, shape)
-
-
-def _embedded(c: Converter, table: Fixed, given: Moving) -> Moving:
-    """[*given, features], the table's rows laid flat."""
-    features = math.prod(table.shape[1:])
+    indices = indices if alone is None else alone
+    rows, features = c.before_reshape(indices, indices.shape[:-1]), math.prod(table.shape[1:])
     flat = table if len(table.shape) == 2 else table.then(lambda array: array.reshape(-1, features))
-    module = c.module_of(table)
-    return c.emit("embedding", [given, flat], (*given.shape, features), module=module, fixed_row=None)
+    made = c.emit("embedding", [rows, flat], (*rows.shape, features), module=c.module_of(table), fixed_row=None)
+    return c.reshape(made, operation.shape)
 
 
 def _rows_alone(c: Converter, indices: Moving) -> Moving | None:
-    """Of indices along all axes those of rows, if the others are 0."""
+    """Of indices along all axes, as `jax.vmap` of one row has them, those of rows, if the others are 0."""
     step = c.step_of(indices)
     if step is None or step.kind != "concat" or step.attributes["axis"] != indices.rank - 1:
         return None
@@ -254,15 +241,12 @@ def _scan(c: Converter, operation: Operation, operands: list[Any]) -> Any:
     fixed, carry = operands[:constants], list(operands[constants : constants + carried])
     sequences = operands[constants + carried :]
     order = range(length)
-    made: list[list[Any]] = []
+    made: dict[int, list[Any]] = {}
     for at in reversed(order) if params["reverse"] else order:
         entries = [_entry(c, each, at) for each in sequences]
         results = c.inline(rounds, [*fixed, *carry, *entries])
-        carry = results[:carried]
-        made.append(results[carried:])
-    if params["reverse"]:
-        made.reverse()
-    return [*carry, *(c.stacked(list(column), 0) for column in zip(*made, strict=True))]
+        carry, made[at] = results[:carried], results[carried:]
+    return [*carry, *(c.stacked(list(column), 0) for column in zip(*(made[at] for at in order), strict=True))]
 
 
 def _entry(c: Converter, item: Item, at: int) -> Item:
