@@ -25,7 +25,7 @@ from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
 from ..core.sizes import Batch, Shape, for_examples
 from .items import Expression, Fixed, Item, Node, nodes
 
-Handler = Callable[["Converter", "Operation", list[Any]], Any]
+Handler = Callable[..., Any]
 # By the name of a primitive; a handler gives an item, or a list for several results.
 HANDLERS: dict[str, Handler] = {}
 handles = entering(HANDLERS)
@@ -290,7 +290,7 @@ class Converter(ItemBuilder[Fixed]):
                 return self.fixed(operation, operands)
             if name not in HANDLERS:
                 raise Refused("")
-            results = HANDLERS[name](self, operation, operands)
+            results = HANDLERS[name](self, operation, *operands)
             self._refuse_sizes_of_batches(operands)
             return results if isinstance(results, list) else [results]
         except Refused as refused:

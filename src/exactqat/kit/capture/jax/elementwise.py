@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
 }
 
 
-def samples_of(c: Converter, name: str, params: Any, operands: list[Item]) -> dict[str, Curve]:
+def samples_of(c: Converter, name: str, params: Any, operands: Sequence[Item]) -> dict[str, Curve]:
     """What a result is as a function of earlier values, where it is one value by value."""
     function = _VALUES.get(name)
     if name == "integer_pow":
@@ -64,7 +64,7 @@ def samples_of(c: Converter, name: str, params: Any, operands: list[Item]) -> di
     return c.sampled(operands, evaluate)
 
 
-def elementwise(c: Converter, operation: Operation, operands: list[Item], kind: str, **attributes: Any) -> Moving:
+def elementwise(c: Converter, operation: Operation, operands: Sequence[Item], kind: str, **attributes: Any) -> Moving:
     """One step, or the function that it completes."""
     samples = samples_of(c, operation.name, operation.params, operands)
     shape = operation.shape
@@ -73,12 +73,12 @@ def elementwise(c: Converter, operation: Operation, operands: list[Item], kind: 
 
 
 @handles(*_UNARY)
-def _unary(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _unary(c: Converter, operation: Operation, *operands: Any) -> Item:
     return elementwise(c, operation, operands, _UNARY[operation.name])
 
 
 @handles("expm1", "log1p", "exp2", "cbrt", "ceil", "erfc", "is_finite")
-def _composite(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _composite(c: Converter, operation: Operation, *operands: Any) -> Item:
     """What the network has no kind for, in kinds that it has; mostly a part of a function that is recognised later."""
     name, (x,), shape = operation.name, operands, operation.shape
     samples = samples_of(c, name, operation.params, operands)
@@ -106,7 +106,7 @@ _COMPOSITES: dict[str, list[tuple[str, float | None, float | None]]] = {
 
 
 @handles(*_BINARY)
-def _binary(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _binary(c: Converter, operation: Operation, *operands: Any) -> Item:
     name, (first, second) = operation.name, operands
     shape = operation.shape
     numbers = [each.number if isinstance(each, Fixed) else None for each in operands]
@@ -127,11 +127,11 @@ def _binary(c: Converter, operation: Operation, operands: list[Any]) -> Item:
         made = composites.log_softmax(c, first, second)
         if made is not None:
             return made
-    operands = [
+    rows = [
         _of_rows(c, each, shape) if number is None else c.data(np.float32(number))
         for each, number in zip(operands, numbers, strict=True)
     ]
-    return elementwise(c, operation, operands, _BINARY[name])
+    return elementwise(c, operation, rows, _BINARY[name])
 
 
 def _of_rows(c: Converter, item: Item, shape: Shape) -> Item:
@@ -154,7 +154,7 @@ def _of_rows(c: Converter, item: Item, shape: Shape) -> Item:
 
 
 @handles("integer_pow")
-def _integer_power(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _integer_power(c: Converter, operation: Operation, *operands: Any) -> Item:
     exponent = int(operation.params["y"])
     if exponent == 2:
         return elementwise(c, operation, operands, "square")
@@ -162,8 +162,7 @@ def _integer_power(c: Converter, operation: Operation, operands: list[Any]) -> I
 
 
 @handles("pow")
-def _power(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    x, exponent = operands
+def _power(c: Converter, operation: Operation, x: Any, exponent: Any) -> Item:
     if not isinstance(exponent, Fixed) or exponent.number is None:
         raise Refused("its exponent is no number")
     samples = samples_of(c, "pow", {}, [x, exponent])
@@ -171,17 +170,16 @@ def _power(c: Converter, operation: Operation, operands: list[Any]) -> Item:
 
 
 @handles("clamp")
-def _clamp(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    low, x, high = operands
+def _clamp(c: Converter, operation: Operation, low: Any, x: Any, high: Any) -> Item:
     shape = operation.shape
-    made = c.recognized(samples_of(c, "clamp", {}, operands), [x], shape)
+    made = c.recognized(samples_of(c, "clamp", {}, [low, x, high]), [x], shape)
     if made is not None:
         return made
     return c.emit("minimum", [c.emit("maximum", [x, low], shape), high], shape)
 
 
 @handles(*_COMPARISONS, *_LOGIC)
-def _comparison(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _comparison(c: Converter, operation: Operation, *operands: Any) -> Item:
     name, shape = operation.name, operation.shape
     left, right = operands if len(operands) == 2 else (operands[0], None)
     if name in _LOGIC:
@@ -195,8 +193,7 @@ def _comparison(c: Converter, operation: Operation, operands: list[Any]) -> Item
 
 
 @handles("select_n")
-def _select(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    condition, *cases = operands
+def _select(c: Converter, operation: Operation, condition: Any, *cases: Any) -> Item:
     shape = operation.shape
     if len(cases) != 2:
         raise Refused("")
@@ -205,7 +202,7 @@ def _select(c: Converter, operation: Operation, operands: list[Any]) -> Item:
     if isinstance(condition, Moving):
         if _counts_from_the_end(condition, cases[0]):
             return cases[0]
-        samples = samples_of(c, "select_n", operation.params, operands)
+        samples = samples_of(c, "select_n", operation.params, [condition, *cases])
         made = c.recognized(samples, cases, shape)
         if made is not None:
             return made
@@ -258,14 +255,12 @@ def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: Sh
 
 
 @handles("stop_gradient")
-def _stop_gradient(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    (x,) = operands
+def _stop_gradient(c: Converter, operation: Operation, x: Any) -> Item:
     return c.emit("identity", [x], x.shape, expression=None, stop_gradient=True)
 
 
 @handles("convert_element_type")
-def _convert(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    (x,) = operands
+def _convert(c: Converter, operation: Operation, x: Any) -> Item:
     if x.comparison is not None:
         raise Refused("truth values made numbers")
     if np.dtype(operation.params["new_dtype"]).kind == "b" and (mask := masks.as_truth(c, x)) is not None:
@@ -279,5 +274,5 @@ def _convert(c: Converter, operation: Operation, operands: list[Any]) -> Item:
 
 
 @handles("copy", "copy_p", "reduce_precision", "optimization_barrier", "name", "sharding_constraint", "mesh_cast")
-def _same(c: Converter, operation: Operation, operands: list[Any]) -> Any:
+def _same(c: Converter, operation: Operation, *operands: Any) -> Any:
     return list(operands) if len(operands) > 1 else operands[0]

@@ -84,7 +84,7 @@ def layer(
 
 
 @handles("exactqat_layer")
-def _layer(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _layer(c: Converter, operation: Operation, *operands: Any) -> Item:
     params, (x, *given) = operation.params, operands
     rest = iter(given)
     tensors = [next(rest) if present else None for present in params["present"]]

@@ -17,12 +17,12 @@ from .items import Fixed, Item
 
 
 @handles("reshape")
-def _reshape(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    return c.reshape(operands[0], operation.shape)
+def _reshape(c: Converter, operation: Operation, x: Any, *sizes: Any) -> Item:
+    return c.reshape(x, operation.shape)
 
 
 @handles("squeeze", "expand_dims")
-def _squeeze(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _squeeze(c: Converter, operation: Operation, *operands: Any) -> Item:
     return _with_kept_axes(c, operands[0], operation.shape)
 
 
@@ -40,9 +40,8 @@ def _with_kept_axes(c: Converter, x: Item, shape: Shape) -> Item:
 
 
 @handles("broadcast_in_dim")
-def _broadcast(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    x, shape = operands[0], operation.shape
-    places = operation.params["broadcast_dimensions"]
+def _broadcast(c: Converter, operation: Operation, x: Any, *sizes_given: Any) -> Item:
+    shape, places = operation.shape, operation.params["broadcast_dimensions"]
     if x.comparison is not None:
         if x.shape != shape:
             raise Refused("truth values repeated")
@@ -57,19 +56,18 @@ def _broadcast(c: Converter, operation: Operation, operands: list[Any]) -> Item:
 
 
 @handles("transpose")
-def _transpose(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _transpose(c: Converter, operation: Operation, *operands: Any) -> Item:
     return c.permute(operands[0], operation.params["permutation"])
 
 
 @handles("rev")
-def _reverse(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    (x,) = operands
+def _reverse(c: Converter, operation: Operation, x: Any) -> Item:
     return c.flip(x, [int(axis) for axis in operation.params["dimensions"]])
 
 
 @handles("slice")
-def _slice(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    (x,), params = operands, operation.params
+def _slice(c: Converter, operation: Operation, x: Any) -> Item:
+    params = operation.params
     strides = params["strides"] or (1,) * x.rank
     for axis, bounds in enumerate(zip(params["start_indices"], params["limit_indices"], strides, strict=True)):
         x = c.cut(x, axis, *bounds)
@@ -77,8 +75,7 @@ def _slice(c: Converter, operation: Operation, operands: list[Any]) -> Item:
 
 
 @handles("dynamic_slice")
-def _dynamic_slice(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    x, *starts = operands
+def _dynamic_slice(c: Converter, operation: Operation, x: Any, *starts: Any) -> Item:
     if not isinstance(x, Moving):
         raise Refused("where it cuts depends on the input")
     numbers = [start.values if isinstance(start, Fixed) else None for start in starts]
@@ -102,8 +99,8 @@ def _part(c: Converter, x: Moving, starts: Sequence[Any], sizes: Sequence[Size])
 
 
 @handles("split")
-def _split(c: Converter, operation: Operation, operands: list[Any]) -> Any:
-    (x,), axis, start, parts = operands, int(operation.params["axis"]), 0, []
+def _split(c: Converter, operation: Operation, x: Any) -> Any:
+    axis, start, parts = int(operation.params["axis"]), 0, []
     for size in operation.params["sizes"]:
         parts.append(c.cut(x, axis, start, start + int(size)))
         start += int(size)
@@ -111,18 +108,17 @@ def _split(c: Converter, operation: Operation, operands: list[Any]) -> Any:
 
 
 @handles("concatenate")
-def _concatenate(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _concatenate(c: Converter, operation: Operation, *operands: Any) -> Item:
     return c.join(operands, int(operation.params["dimension"]))
 
 
 @handles("stack")
-def _stack(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _stack(c: Converter, operation: Operation, *operands: Any) -> Item:
     return c.stacked(operands, int(operation.params["axis"]))
 
 
 @handles("tile")
-def _tile(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    (x,) = operands
+def _tile(c: Converter, operation: Operation, x: Any) -> Item:
     for axis, count in enumerate(operation.params["reps"]):
         if count != 1:
             x = c.join([x] * count, axis)
@@ -130,8 +126,7 @@ def _tile(c: Converter, operation: Operation, operands: list[Any]) -> Item:
 
 
 @handles("pad")
-def _pad(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    x, value = operands
+def _pad(c: Converter, operation: Operation, x: Any, value: Any) -> Item:
     if not isinstance(x, Moving) or not isinstance(value, Fixed) or value.number is None:
         raise Refused("what it pads with is no number")
     config = [tuple(map(int, entry)) for entry in operation.params["padding_config"]]
@@ -145,9 +140,8 @@ def _pad(c: Converter, operation: Operation, operands: list[Any]) -> Item:
 
 
 @handles("gather")
-def _gather(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _gather(c: Converter, operation: Operation, x: Any, indices: Any) -> Item:
     """Fixed places of one axis, as `x[:, indices]` and `jnp.take` ask for them."""
-    x, indices = operands
     numbers = operation.params["dimension_numbers"]
     if isinstance(x, Fixed) and isinstance(indices, Moving):
         return _looked_up(c, operation, x, indices)
@@ -229,13 +223,13 @@ def _rows_alone(c: Converter, indices: Moving) -> Moving | None:
 
 
 @handles("scan")
-def _scan(c: Converter, operation: Operation, operands: list[Any]) -> Any:
+def _scan(c: Converter, operation: Operation, *operands: Any) -> Any:
     """A loop of a fixed number of rounds, unrolled."""
     params = operation.params
     length, rounds = int(params["length"]), params["jaxpr"]
     constants, carried = int(params["num_consts"]), int(params["num_carry"])
     if not any(isinstance(each, Moving) for each in operands):
-        return c.fixed(operation, operands)
+        return c.fixed(operation, list(operands))
     if length > LONGEST_LOOP:
         raise Refused(f"over {length} rounds; at most {LONGEST_LOOP} are unrolled")
     fixed, carry = operands[:constants], list(operands[constants : constants + carried])
@@ -256,19 +250,18 @@ def _entry(c: Converter, item: Item, at: int) -> Item:
 
 
 @handles("while")
-def _while(c: Converter, operation: Operation, operands: list[Any]) -> Any:
+def _while(c: Converter, operation: Operation, *operands: Any) -> Any:
     if not any(isinstance(each, Moving) for each in operands):
-        return c.fixed(operation, operands)
+        return c.fixed(operation, list(operands))
     raise Refused("a loop whose rounds are not counted; use jax.lax.scan")
 
 
 @handles("cond")
-def _cond(c: Converter, operation: Operation, operands: list[Any]) -> Any:
-    index, *arguments = operands
+def _cond(c: Converter, operation: Operation, index: Any, *arguments: Any) -> Any:
     values = index.values if isinstance(index, Fixed) else None
     if values is None:
-        if not any(isinstance(each, Moving) for each in operands):
-            return c.fixed(operation, operands)
+        if not any(isinstance(each, Moving) for each in (index, *arguments)):
+            return c.fixed(operation, [index, *arguments])
         raise Refused("which branch is taken is not fixed")
     branches = operation.params["branches"]
     return c.inline(branches[min(max(int(values), 0), len(branches) - 1)], arguments)

@@ -17,8 +17,7 @@ _REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}
 
 
 @handles(*_REDUCTIONS)
-def _reduce(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    (x,) = operands
+def _reduce(c: Converter, operation: Operation, x: Any) -> Item:
     axes = tuple(int(axis) for axis in operation.params["axes"])
     if not axes:
         return x
@@ -29,15 +28,14 @@ def _reduce(c: Converter, operation: Operation, operands: list[Any]) -> Item:
 
 
 @handles("cumsum")
-def _cumulative_sum(c: Converter, operation: Operation, operands: list[Any]) -> Any:
-    return cumulative_sum(c, operands[0], int(operation.params["axis"]), bool(operation.params["reverse"]))
+def _cumulative_sum(c: Converter, operation: Operation, x: Any) -> Any:
+    return cumulative_sum(c, x, int(operation.params["axis"]), bool(operation.params["reverse"]))
 
 
 @handles("argmax")
-def _largest(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    (x,), axes = operands, operation.params["axes"]
-    shape = operation.shape
-    return c.emit("argmax", [x], shape, operation.params["index_dtype"], axis=int(axes[0]), keep_dims=False)
+def _largest(c: Converter, operation: Operation, x: Any) -> Item:
+    axis, dtype = int(operation.params["axes"][0]), operation.params["index_dtype"]
+    return c.emit("argmax", [x], operation.shape, dtype, axis=axis, keep_dims=False)
 
 
 def _window(c: Converter, operation: Operation, x: Moving) -> tuple[int, dict[str, Any]]:
@@ -64,37 +62,33 @@ _WINDOWS = ("window_dimensions", "window_strides", "window_dilation", "base_dila
 def _without_single_axes(pool: Any) -> Any:
     """Axes of size 1 that a window leaves alone are no axes of the pool: Equinox pools one example with one more."""
 
-    def handler(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-        x, params, shape = operands[0], operation.params, operation.shape
+    def handler(c: Converter, operation: Operation, x: Any) -> Item:
+        params, shape = operation.params, operation.shape
         sizes, windows = x.shape, params["window_dimensions"]
         alone = [axis for axis in range(1, x.rank) if sizes[axis] == shape[axis] == windows[axis] == 1]
         extra = alone[: max(0, x.rank - 4)]
         if not extra:
-            return pool(c, operation, operands)
+            return pool(c, operation, x)
         kept = [axis for axis in range(x.rank) if axis not in extra]
         fewer = {**params, **{name: tuple(params[name][axis] for axis in kept) for name in _WINDOWS if name in params}}
         smaller = c.reshape(x, [sizes[axis] for axis in kept])
-        made = pool(
-            c, replace(operation, params=fewer, shapes=(tuple(shape[axis] for axis in kept),)), [smaller, *operands[1:]]
-        )
-        return c.reshape(made, shape)
+        inner = replace(operation, params=fewer, shapes=(tuple(shape[axis] for axis in kept),))
+        return c.reshape(pool(c, inner, smaller), shape)
 
     return handler
 
 
 @handles("reduce_window_max")
 @_without_single_axes
-def _max_pool(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    x = operands[0]
+def _max_pool(c: Converter, operation: Operation, x: Any) -> Item:
     channel_axis, how = _window(c, operation, x)
     return c.emit("max_pool", [x], operation.shape, channel_axis=channel_axis, **how)
 
 
 @handles("reduce_window_sum")
 @_without_single_axes
-def _sum_pool(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _sum_pool(c: Converter, operation: Operation, x: Any) -> Item:
     """A mean whose divisor is 1; the division that mostly follows makes it a plain mean."""
-    x = operands[0]
     channel_axis, how = _window(c, operation, x)
     if any(each != 1 for each in how.pop("dilations")):
         raise Refused("with dilation")

@@ -17,8 +17,7 @@ from .items import Fixed, Item
 
 
 @handles("conv_general_dilated")
-def _convolution(c: Converter, operation: Operation, operands: list[Any]) -> Item:
-    x, kernel = operands
+def _convolution(c: Converter, operation: Operation, x: Any, kernel: Any) -> Item:
     params = operation.params
     numbers = params["dimension_numbers"]
     if not isinstance(kernel, Fixed) or not isinstance(x, Moving):
@@ -100,7 +99,7 @@ def _transposed(
 
 
 @handles("dot_general")
-def _product(c: Converter, operation: Operation, operands: list[Any]) -> Item:
+def _product(c: Converter, operation: Operation, *operands: Any) -> Item:
     contracted, batched = operation.params["dimension_numbers"]
     for x, weight, x_axes, weight_axes in zip(operands, operands[::-1], contracted, contracted[::-1], strict=True):
         if isinstance(weight, Fixed) and not batched[0]:
