@@ -84,9 +84,8 @@ def layer(
 
 
 @handles("exactqat_layer")
-def _layer(c: Converter, operation: Operation, *operands: Any) -> Item:
-    params, (x, *given) = operation.params, operands
-    rest = iter(given)
+def _layer(c: Converter, operation: Operation, x: Any, *given: Any) -> Item:
+    params, rest = operation.params, iter(given)
     tensors = [next(rest) if present else None for present in params["present"]]
     if any(each is not None and not isinstance(each, Fixed) for each in tensors):
         raise Refused("its parameters depend on the input")

@@ -68,7 +68,7 @@ class Reader(ItemBuilder[Fixed]):
     def read(self, model: Any, inputs: Any) -> Any:
         """The items of a model's results. inputs: items, nested as the model takes them."""
         calls = symbolic_calls(self._called, self._dropped, self.losing.append, self._calls_of_layers())
-        with keras.StatelessScope() as scope, calls, self._weights.hidden():
+        with keras.StatelessScope() as scope, calls, self._weights.held(symbols=True):
             results = model(tree.map_structure(self.symbol, inputs), training=INHERITED)
         for variable in (variable for variable in model.variables if id(variable) in self.names):
             if scope.get_current_value(variable) is not None and not is_seed(variable):
@@ -155,9 +155,9 @@ class Reader(ItemBuilder[Fixed]):
         )
         return Fixed(name, shape=shape)
 
-    def module_of(self, *weights: Fixed | None) -> str:
-        """The path of the layer that the first of these weights belongs to."""
-        return next((item.name.rpartition(".")[0] or item.name for item in weights if item is not None), "")
+    def module_of(self, weight: Fixed) -> str:
+        """The path of the layer that a weight belongs to."""
+        return weight.name.rpartition(".")[0] or weight.name
 
     # --- symbols ------------------------------------------------------------------------------------------------------
 
@@ -244,17 +244,16 @@ class Reader(ItemBuilder[Fixed]):
 
         @functools.wraps(original)
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            handler = _table_entry(layer, LAYERS)
             given = signature.bind(layer, *args, **kwargs).arguments
-            _, *items = (tree.map_structure(self.item, value) for key, value in given.items() if key != "training")
-            if handler is None or not any(isinstance(item, Moving) for item in tree.flatten(items)):
+            training, handler = given.pop("training", None), _table_entry(layer, LAYERS)
+            _, x, *others = (tree.map_structure(self.item, value) for value in given.values())
+            if handler is None or not any(isinstance(item, Moving) for item in tree.flatten([x, others])):
                 return original(layer, *args, **kwargs)
-            names = [key for key in given if key != "training"][2:]
-            named = {key: item for key, item in zip(names, items[1:], strict=True) if item is not None}
+            named = {name: item for name, item in zip(list(given)[2:], others, strict=True) if item is not None}
             outer = self.trains
-            self.trains = outer if "training" not in signature.parameters else given.get("training") is INHERITED
+            self.trains = outer if "training" not in signature.parameters else training is INHERITED
             try:
-                return tree.map_structure(self.symbol, handler(self, layer, items[0], **named))
+                return tree.map_structure(self.symbol, handler(self, layer, x, **named))
             finally:
                 self.trains = outer
 
@@ -266,13 +265,11 @@ class Reader(ItemBuilder[Fixed]):
         def plain(item: Any) -> Any:
             if not isinstance(item, Item):
                 return item
-            return keras.KerasTensor(
-                [None if isinstance(size, Batch) else size for size in item.shape], self._dtype(item)
-            )
+            sizes = [None if isinstance(size, Batch) else size for size in item.shape]
+            return keras.KerasTensor(sizes, self._dtype(item))
 
-        return operation.compute_output_spec(
-            *tree.map_structure(plain, list(args)), **tree.map_structure(plain, kwargs)
-        )
+        args, kwargs = tree.map_structure(plain, args), tree.map_structure(plain, kwargs)
+        return operation.compute_output_spec(*args, **kwargs)
 
     def shape_of(self, operation: Any, x: Moving, *others: Any) -> Shape:
         """The shape of an operation's result, as Keras says it; what it leaves open follows the batch as x does."""
@@ -318,7 +315,7 @@ class Reader(ItemBuilder[Fixed]):
         )
         moving = [item for item in tree.flatten([items, more]) if isinstance(item, Moving)]
         try:
-            with self._weights.shown():
+            with self._weights.held(symbols=False):
                 outputs = self.outputs(operation, *items, **more)
         except Exception:  # noqa: BLE001 - whatever the user's code does not like about other tensors
             raise refusal from None

@@ -132,22 +132,11 @@ class Weights:
         return value
 
     @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Layers hold symbols."""
-        with self._switched(1):
-            yield
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Layers hold their variables again."""
-        with self._switched(0):
-            yield
-
-    @contextmanager
-    def _switched(self, to: int) -> Iterator[None]:
+    def held(self, symbols: bool) -> Iterator[None]:
+        """Layers hold symbols, or their variables again."""
         before = [(attributes, name, attributes[name]) for attributes, name, *_ in self._held]
         for attributes, name, *values in self._held:
-            attributes[name] = values[to]
+            attributes[name] = values[symbols]
         try:
             yield
         finally:
