@@ -29,22 +29,20 @@ class TrainedNetwork:
         functional: Functional,
         arrays: Arrays,
         frozen: bool,
-        run: Callable[..., dict[str, np.ndarray]],
-        called: Callable[[Any], tuple[list[np.ndarray], dict[str, np.ndarray]]],
+        computed: Callable[[Any, bool], tuple[list[np.ndarray], dict[str, np.ndarray]]],
     ) -> None:
         """
         Args:
             arrays: in NumPy.
-            run: (inputs, quantizing) -> what every step computes, in NumPy, in evaluation.
-            called: a batch, nested as the model takes it -> the inputs, and what every step computes, likewise.
+            computed: (a batch, nested as the model takes it, whether to quantize) -> the inputs, flat, and what every
+                step computes in evaluation, by path; in NumPy.
         """
         self.plan = functional.plan
         self.profile = functional.profile
         self.frozen = frozen
         self.functional = functional
         self.arrays = arrays
-        self._run = run
-        self._called = called
+        self._computed = computed
         self._numbers: Numbers | None = None
 
     def numbers(self) -> Numbers:
@@ -56,30 +54,30 @@ class TrainedNetwork:
     def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
         device's network leaves out. batch: as the model takes it."""
-        inputs, values = self._called(batch)
+        inputs, values = self._computed(batch, True)
         return inputs, [values[path] for path in self.plan.device_outputs]
 
     def traced(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
         """As `evaluated`, and the codes of every tensor that the device stores, as `stored_codes` has them."""
-        inputs, values = self._called(batch)
+        inputs, values = self._computed(batch, True)
         numbers, paths = self.numbers(), self.functional.stored_paths()
         codes = {path: self.functional.codes(path, values[path], numbers) for path in paths}
         return inputs, [values[path] for path in self.plan.device_outputs], codes
 
     def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
-        values = self._run(inputs, True)
+        _, values = self._computed(inputs, True)
         return {
             path: self.functional.codes(path, values[path], self.numbers()) for path in self.functional.stored_paths()
         }
 
     def float_results(self, *inputs: Any) -> list[np.ndarray]:
         """What the network returns in evaluation, flat and without quantization."""
-        values = self._run(inputs, False)
+        _, values = self._computed(inputs, False)
         return [values[path] for path in self.plan.outputs]
 
     def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
-        plain, trained = (self._run(inputs, quantizing) for quantizing in (False, True))
+        (_, plain), (_, trained) = (self._computed(inputs, quantizing) for quantizing in (False, True))
         paths = self.functional.stored_paths()
         return {path: plain[path] for path in paths}, {path: trained[path] for path in paths}

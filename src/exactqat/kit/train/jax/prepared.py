@@ -199,25 +199,16 @@ class Prepared:
         """The network with its numbers, for `exactqat.deploy.lower` and its companions."""
         _require_values("lower", params, state)
 
-        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
-            mode = Mode(frozen=state.frozen, quantizing=quantizing)
-            seen: dict[str, Any] = {}
-            self._run(params, state, inputs, {}, mode, seen=seen)
-            return {path: np.asarray(value) for path, value in seen.items()}
-
-        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        def computed(batch: Any, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
             args, kwargs = loading.arguments(batch)
             seen: dict[str, Any] = {}
-            self._run(params, state, args, kwargs, Mode(frozen=state.frozen), seen=seen)
-            given = self.plan.network.input_tree.flatten(*args, **kwargs)
-            inputs = [
-                np.asarray(each, np.int32 if wanted.rows else np.float32)
-                for each, wanted in zip(given, self.plan.inputs, strict=True)
-            ]
-            return inputs, {name: np.asarray(seen[name]) for name in seen}
+            self._run(params, state, args, kwargs, Mode(frozen=state.frozen, quantizing=quantizing), seen=seen)
+            inputs = zip(self.plan.network.input_tree.flatten(*args, **kwargs), self.plan.inputs, strict=True)
+            in_numpy = [np.asarray(x, np.int32 if wanted.rows else np.float32) for x, wanted in inputs]
+            return in_numpy, {path: np.asarray(value) for path, value in seen.items()}
 
         arrays = self._arrays(params, state).map(np.asarray)
-        return TrainedNetwork(self._functional, arrays, state.frozen, run, called)
+        return TrainedNetwork(self._functional, arrays, state.frozen, computed)
 
     def take_over(
         self,

@@ -11,10 +11,9 @@ import torch
 from keras.ops import convert_to_numpy, convert_to_tensor
 from torch import Tensor
 
-from exactqat.operators.torch import fused
-
 from ..core.primitives import HostFunction
 from ..torch import primitives
+from ..torch.primitives import rounded_sums
 
 
 def fake_quantize(x: Tensor, minimum: Tensor, maximum: Tensor, bits: int, narrow_range: bool) -> Tensor:
@@ -46,13 +45,6 @@ def numbers_on_host(function: HostFunction, likes: Sequence[Tensor], arrays: Seq
     return [_tensor(array) for array in function(_arrays(arrays), [])]
 
 
-def rounded_sums(
-    sums: Tensor, scale: Tensor, grid: Tensor, rounding: str, exact: Tensor, otherwise: Callable[[], Tensor]
-) -> Tensor:
-    steps = fused("rounded_sums_by_grid")(sums, scale, grid, rounding=rounding)
-    return steps if exact else primitives.straight_through(otherwise(), steps)
-
-
 def program(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function itself: nothing is compiled."""
     return function
@@ -78,3 +70,15 @@ def _arrays(tensors: Sequence[Tensor]) -> list[np.ndarray]:
 
 def _tensor(array: np.ndarray) -> Tensor:
     return cast(Tensor, convert_to_tensor(array))
+
+
+__all__ = [
+    "differentiated",
+    "fake_quantize",
+    "network_on_host",
+    "numbers_on_host",
+    "on_host",
+    "program",
+    "rounded_sums",
+    "sums_are_exact",
+]

@@ -432,30 +432,27 @@ class PreparedModel(keras.Model):
     def trained(self) -> TrainedNetwork:
         """The network with its numbers in NumPy, as they are now."""
 
-        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
-            batch = inputs[0] if len(inputs) == 1 else inputs
-            return self._computed(self._given(batch), Mode(frozen=self.frozen, quantizing=quantizing))
+        def computed(batch: Any, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            inputs = self._given(batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch)
+            mode, arrays = Mode(frozen=self.frozen, quantizing=quantizing), self._arrays()
+            if mode not in self._held.programs:
+                self._held.programs[mode] = self._program(mode)
+            values = self._held.programs[mode](arrays.tensors, arrays.learned, arrays.ranges, inputs)
+            in_numpy = {path: np.asarray(ops.convert_to_numpy(value)) for path, value in values.items()}
+            return [ops.convert_to_numpy(x) for x in inputs], in_numpy
 
-        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-            given = self._given(batch)
-            return [ops.convert_to_numpy(x) for x in given], self._computed(given, Mode(frozen=self.frozen))
+        return TrainedNetwork(self._held.functional, self._in_numpy(), self.frozen, computed)
 
-        return TrainedNetwork(self._held.functional, self._in_numpy(), self.frozen, run, called)
+    def _program(self, mode: Mode) -> Callable[..., dict[str, Any]]:
+        """What every step computes, by its path."""
 
-    def _computed(self, given: list[Any], mode: Mode) -> dict[str, np.ndarray]:
-        """What every step computes in evaluation, by its path."""
-        held = self._held
-
-        def run(tensors: Any, learned: Any, ranges: Any, given: list[Any]) -> dict[str, Any]:
+        def run(tensors: Any, learned: Any, ranges: Any, inputs: list[Any]) -> dict[str, Any]:
             seen: dict[str, Any] = {}
-            held.functional.run(Arrays(tensors, learned, ranges), given, mode, None, seen)
+            self._held.functional.run(Arrays(tensors, learned, ranges), inputs, mode, None, seen)
             return seen
 
-        if mode not in held.programs:
-            held.programs[mode] = primitives_keras.backend.program(run)
-        arrays = self._arrays()
-        values = held.programs[mode](arrays.tensors, arrays.learned, arrays.ranges, given)
-        return {path: np.asarray(ops.convert_to_numpy(value)) for path, value in values.items()}
+        program: Callable[..., dict[str, Any]] = primitives_keras.backend.program(run)
+        return program
 
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
         """Takes over variables, by the user's names, and the ranges of grids, by the grids' names.

@@ -294,18 +294,13 @@ class PreparedModel(Owner):
     def trained(self) -> TrainedNetwork:
         """The network with its numbers in NumPy, as they are now."""
 
-        def values(args: tuple[Any, ...], kwargs: dict[str, Any], quantizing: bool) -> dict[str, np.ndarray]:
+        def computed(batch: Any, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+            args, kwargs = self._beside(loading.arguments(batch))
+            inputs = [tensor.cpu().numpy() for tensor in self._flat(args, kwargs)]
             seen: dict[str, Tensor] = {}
             with torch.no_grad(), _in_evaluation(self) if quantizing else without_quantization(self):
                 self._run(args, kwargs, seen)
-            return {path: value.cpu().numpy() for path, value in seen.items()}
-
-        def run(inputs: tuple[Any, ...], quantizing: bool) -> dict[str, np.ndarray]:
-            return values(self._beside(inputs), {}, quantizing)
-
-        def called(batch: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-            args, kwargs = self._beside(loading.arguments(batch))
-            return [given.cpu().numpy() for given in self._flat(args, kwargs)], values(args, kwargs, True)
+            return inputs, {path: value.cpu().numpy() for path, value in seen.items()}
 
         functional, arrays = Functional(self.plan, profile=self.profile), self._state.in_numpy()
         functional.epsilons = self._core.epsilons
@@ -313,10 +308,10 @@ class PreparedModel(Owner):
         own = self._tensors()
         users = {name: own[name] for name in functional.tensors if name in own}
         # PyTorch's expressions take no NumPy arrays: what they give is known, too.
-        computed = {name: self._state.constant(name) for name in self.plan.constants if self._state.knows(name)}
-        given = {name: to_numpy(tensor) for name, tensor in (computed | users).items()}
+        known = {name: self._state.constant(name) for name in self.plan.constants if self._state.knows(name)}
+        given = {name: to_numpy(tensor) for name, tensor in (known | users).items()}
         arrays = replace(arrays, tensors={**given, **arrays.tensors})
-        return TrainedNetwork(functional, arrays, self._frozen, run, called)
+        return TrainedNetwork(functional, arrays, self._frozen, computed)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by all of their paths."""

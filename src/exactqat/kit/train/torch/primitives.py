@@ -449,12 +449,3 @@ def per_channel(vector: Tensor, rank: int, axis: int) -> Tensor:
     shape = [1] * rank
     shape[axis] = -1
     return vector.reshape(shape)
-
-
-# Functions that a network may end with, by their kind in `network.KINDS`.
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "softmax": softmax,
-    "log_softmax": log_softmax,
-    "sigmoid": sigmoid,
-    "argmax": argmax,
-}

@@ -550,4 +550,4 @@ class Outside:
         self.kind, self.attributes = kind, dict(attributes)
 
     def __call__(self, features: Tensor) -> Tensor:
-        return p.FUNCTIONS[self.kind](features, **self.attributes)
+        return getattr(p, self.kind)(features, **self.attributes)
