@@ -110,7 +110,7 @@ def inspected(content: bytes, folder: Path, seconds: float, onnx: bool) -> str:
     path = folder / f"damaged.{'onnx' if onnx else 'tflite'}"
     path.write_bytes(content)
     try:
-        found = (qat.inspect_onnx if onnx else inspect)(path, examples=1, seconds=seconds)
+        found = inspect(path, examples=1, seconds=seconds)
     except qat.UnsupportedOperator as error:  # a list of places
         return "refused" if str(error) else "refused without a sentence"
     except Refusal as error:

@@ -23,7 +23,7 @@ import _tests_folder  # noqa: F401
 import onnx_files
 import plain_networks
 
-from exactqat import qat
+from exactqat import deploy, qat
 from exactqat.deploy import Refusal
 
 FORMS = ("QDQ", "QOperator")
@@ -60,7 +60,7 @@ def main() -> int:
                 print(f"{name}: not made: {path}", flush=True)
                 continue
             try:
-                (device,) = qat.inspect_onnx(path, examples=arguments.examples).devices
+                (device,) = deploy.inspect(path, examples=arguments.examples).devices
             except (Refusal, qat.UnsupportedOperator) as error:
                 files["refused"] += 1
                 lines = str(error).splitlines()[1:] or [str(error)]

@@ -16,7 +16,7 @@ import torch
 from onnx_files import exported, on_onnxruntime, quantized
 
 from exactqat import cli, deploy, qat
-from exactqat.deploy.inspect import inspect_onnx as inspect_network
+from exactqat.deploy.inspect import inspect_subject, subject_of_onnx
 from exactqat.kit.train.files import OpenedFile
 from exactqat.qat import Rule, UnsupportedOperator
 
@@ -136,7 +136,7 @@ def test_a_last_layer_in_float32_is_calibrated(name: str, tmp_path: Path) -> Non
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
     path = without_the_last_grid(quantized(name, tmp_path))
-    found = qat.inspect_onnx(path, examples=2)
+    found = deploy.inspect(path, examples=2)
     (device,) = found.devices
     assert not device.differing and device.values > 1000
     assert all(each.exact for each in device.operators) and not any(each.exact for each in device.outputs)
@@ -167,7 +167,7 @@ def test_a_file_is_inspected_beside_onnxruntime(form: str, tmp_path: Path) -> No
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
     path = quantized("two_inputs", tmp_path, form=form)
-    found = qat.inspect_onnx(path, examples=2)
+    found = deploy.inspect(path, examples=2)
     (device,) = found.devices
     assert found.equal and not device.differing and device.values == sum(each.values for each in device.operators) + 6
     assert {each.kind for each in device.operators} >= {"CONV_2D", "CONCATENATION", "FULLY_CONNECTED"}
@@ -177,9 +177,9 @@ def test_a_file_is_inspected_beside_onnxruntime(form: str, tmp_path: Path) -> No
     shapes = {end.split()[0]: end for end in found.inputs}
     assert set(shapes) == set(real)
     with pytest.raises(ValueError, match="the network's inputs are"):
-        qat.inspect_onnx(path, {"other": real["input_1"]})
+        deploy.inspect(path, {"other": real["input_1"]})
     with pytest.raises(ValueError, match=r"devices must run \.onnx files, which reference does not"):
-        qat.inspect_onnx(path, devices=["reference"])
+        deploy.inspect(path, devices=["reference"])
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
@@ -187,7 +187,7 @@ def test_a_sum_with_a_constant_on_a_grid_is_a_sum(form: str, tmp_path: Path) -> 
     """A dense layer over three axes is a product and a sum in the file, and each rounds."""
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
-    found = qat.inspect_onnx(quantized("m5", tmp_path, form=form), examples=2)
+    found = deploy.inspect(quantized("m5", tmp_path, form=form), examples=2)
     (device,) = found.devices
     assert found.equal and not device.differing
     assert {each.kind for each in device.operators} >= {"FULLY_CONNECTED", "ADD"}
@@ -197,7 +197,7 @@ def test_nothing_is_claimed_of_what_follows_from_what_is_not(tmp_path: Path) -> 
     """A file of QLinear operators resizes codes, which it has no name for here; the convolution after it reads them."""
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
-    found = qat.inspect_onnx(quantized("unet_bilinear", tmp_path, form="QOperator"), examples=2)
+    found = deploy.inspect(quantized("unet_bilinear", tmp_path, form="QOperator"), examples=2)
     (device,) = found.devices
     claimed = {each.name: each.exact for each in device.operators}
     assert found.equal and any(each.differing for each in device.operators)
@@ -208,7 +208,7 @@ def test_real_numbers_between_are_named(tmp_path: Path) -> None:
     """A convolution's result that a pool puts on a grid, and that another convolution reads as it is."""
     path = without_the_last_grid(quantized("bi_fpn", tmp_path))
     with pytest.raises(UnsupportedOperator, match="'b/b_2/Relu_output_0' reads 'onnx_Conv_36', which is not"):
-        qat.inspect_onnx(path)
+        deploy.inspect(path)
 
 
 def status_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -240,7 +240,7 @@ def test_an_operator_that_computes_otherwise_is_found(
     grid = replace(given.quantization, scale=given.quantization.scale * np.float32(1.01))
     tensors[given.name] = replace(given, quantization=grid)
     other = replace(network, graph=replace(network.graph, tensors=tensors))
-    found = inspect_network(other, None, 1, None, 0, 60.0, None)
+    found = inspect_subject(subject_of_onnx(other), examples=1, seconds=60.0)
     wrong = [each for each in found.devices[0].operators if each.differing]
     assert not found.equal and wrong[0].name == given.name and all(each.exact for each in wrong)
 
@@ -252,11 +252,11 @@ def test_less_than_no_padding_is_refused(tmp_path: Path) -> None:
     builder.input("x", (1, 2, 7, 3), deploy.per_tensor(0.5, 3))
     builder.max_pool_2d("x", name="y", filter_size=(2, 2), strides=(1, 1), padding="SAME")
     path = deploy.write_onnx(builder.graph(["y"]), tmp_path / "pool.onnx")
-    assert qat.inspect_onnx(path, examples=2).equal
+    assert deploy.inspect(path, examples=2).equal
     model = onnx.load(path)
     (pool,) = (node for node in model.graph.node if node.op_type == "MaxPool")
     strides = next(each for each in pool.attribute if each.name == "strides")
     strides.ints[:] = [1, 4]
     onnx.save(model, path)
     with pytest.raises(UnsupportedOperator, match="SAME_UPPER asks for less than no padding of 7 values"):
-        qat.inspect_onnx(path)
+        deploy.inspect(path)

@@ -475,25 +475,18 @@ def inspect_file(
     Exit status 1 if an integer differs where equality is claimed; 2 if the file cannot be read, with every reason,
     or if nothing could be compared.
     """
-    from .. import qat
     from ..application.job import files
-    from ..deploy.inspect import inspect as inspect_tflite
+    from ..deploy.inspect import inspect as inspect_file
     from ..deploy.reduce import reduce
 
     if reduced is not None:
         files.check_writable(reduced)
     console, errors = console_of(), console_of(stderr=True)
-    is_onnx = file.suffix.lower() == ".onnx"
     for option, given in (("--float", float_file), ("--reduce", reduced)):
-        if is_onnx and given is not None:
+        if file.suffix.lower() == ".onnx" and given is not None:
             raise ValueError(f"{option} is for .tflite files, and {file} is an .onnx file")
     with status_on(errors, "reading") as status:
-        if is_onnx:
-            found = qat.inspect_onnx(file, data, examples, device or None, seed, progress=status.update)
-        else:
-            found = inspect_tflite(
-                file, data, examples, device or None, seed, progress=status.update, float_file=float_file
-            )
+        found = inspect_file(file, data, examples, device or None, seed, progress=status.update, float_file=float_file)
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
     if reduced is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a quantized .tflite file, and whether the devices agree on it.
+"""What is in a quantized .tflite or .onnx file, and whether the devices agree on it.
 
 The file runs unchanged on every runtime of this machine, with the result of every operator as an output. Each operator
 is simulated from the device's own operands, which finds the one that differs instead of all that follow it. The
@@ -19,6 +19,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
+from importlib import import_module
 from itertools import combinations
 from typing import Any
 
@@ -35,6 +36,7 @@ from .comparing import Comparing, Opened, OpenedTflite
 from .comparison import Comparison, Tally
 from .examples import batches_of, unless_file
 from .footprint import arena_of
+from .formats.read_onnx import read_onnx
 from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content
 from .formats.tflite import import_deploy
 from .graph import Graph
@@ -197,31 +199,77 @@ class Subject:
     """A file of either kind, from any writer.
 
     Attributes:
-        name, content, description: of the file; file: how its name ends, ".tflite" or ".onnx".
+        name, content, description: of the file.
         graph: the device's integers.
         ends: what it takes.
         inputs, outputs: its ends in words.
         words: number of its operators by name.
-        tflite, onnx: how the file holds the graph, one of them.
+        held: how the file holds the graph.
     """
 
     name: str
     content: bytes
     description: str
-    file: str
     graph: Graph
     ends: tuple[FileEnd, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     words: Mapping[str, int]
-    tflite: TfliteFile | None = None
-    onnx: OnnxNetwork | None = None
+    held: TfliteFile | OnnxNetwork
+
+    @property
+    def kind(self) -> str:
+        """How the file's name ends."""
+        return ".tflite" if isinstance(self.held, TfliteFile) else ".onnx"
 
     def opened(self, profile: str) -> Opened:
         """The file on a runtime of this machine."""
-        if self.onnx is not None:
-            return OnnxRuntime(self.onnx)
-        return OpenedTflite(self.graph, self.content, profile, self.tflite)
+        if isinstance(self.held, OnnxNetwork):
+            return OnnxRuntime(self.held)
+        return OpenedTflite(self.graph, self.content, profile, self.held)
+
+
+def read_subject(path: str | os.PathLike[str], signature: str = "") -> Subject:
+    """The file at a path.
+
+    Raises:
+        OSError, Refusal, UnsupportedOperator: as `inspect`.
+    """
+    path = path_of_file(path)
+    if path.suffix.lower() != ".onnx":
+        return subject_of_tflite(read_content(path.read_bytes(), path.name, signature), path.name)
+    if signature:
+        raise ValueError(f"signature is for .tflite files, and {shortened(path.name)} is an .onnx file")
+    # Its integers are those of the network that would be trained from it, which stands above this room.
+    files: Any = import_module("exactqat.kit.train.files")
+    return subject_of_onnx(files.OpenedFile(read_onnx(path)).on_onnxruntime())
+
+
+def subject_of_tflite(file: TfliteFile, name: str) -> Subject:
+    inputs, outputs = (tuple(_described(file.graph, end) for end in side) for side in (file.inputs, file.outputs))
+    return Subject(name, file.content, file.description, file.graph, file.inputs, inputs, outputs, file.words, file)
+
+
+def subject_of_onnx(network: OnnxNetwork) -> Subject:
+    onnx: Any = import_deploy("onnx", "onnx")
+    model, graph = network.model, network.graph
+    file = onnx.load_model_from_string(model.content)
+    made_by = " ".join(filter(None, map(_decoded, (file.producer_name, file.producer_version))))
+    inputs, outputs = (
+        list(zip(ports, names, strict=True))
+        for ports, names in ((graph.signature.inputs, model.inputs), (graph.signature.outputs, model.outputs))
+    )
+    return Subject(
+        model.name,
+        model.content,
+        "; ".join(filter(None, (made_by, _decoded(file.doc_string)))),
+        graph,
+        tuple(_end(graph, port, name) for port, name in inputs),
+        tuple(_port_described(graph, port, name) for port, name in inputs),
+        tuple(_port_described(graph, port, name, port.tensor in network.in_float) for port, name in outputs),
+        dict(Counter(_decoded(node.op_type) for node in file.graph.node)),
+        network,
+    )
 
 
 def inspect(
@@ -235,105 +283,71 @@ def inspect(
     float_file: str | os.PathLike[str] | None = None,
     signature: str = "",
 ) -> Inspection:
-    """Says what is in a quantized .tflite file from any writer, and compares the devices on it, integer for integer.
+    """Says what is in a quantized .tflite or .onnx file from any writer, and compares the devices on it, integer for
+    integer.
+
+    Of an .onnx file (QDQ or QOperator), equality is claimed for operators that other tools write as
+    `deploy.write_onnx` does, where codes are uint8.
 
     Args:
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
-            of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`). None: random
-            codes.
+            of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
+            last. None: random codes.
         examples: how many random examples, or at most how many of `data`; for large networks fewer random ones are run.
         devices: whose runtimes run the file; by default all of `profiles_here`.
         seed: for the random codes.
         seconds: time limit for a process that runs a device, or simulates all of them.
         progress: called with what is done next.
-        float_file: the float network it was made from, a .tflite or an .onnx file: `Inspection.beside_float` then says
-            how much of each layer's signal is left. It needs realistic `data` to be useful.
+        float_file: the float network that a .tflite file was made from, a .tflite or an .onnx file:
+            `Inspection.beside_float` then says how much of each layer's signal is left. It needs realistic `data` to
+            be useful.
+        signature: which of a .tflite file's signatures; "": the one that interpreters run.
 
     Raises:
         OSError: the file cannot be read.
         Refusal: the file is damaged, or holds something that cannot be computed exactly; the message lists all of it.
+        UnsupportedOperator: a part of an .onnx file cannot be computed here in its integers; every such part is named.
         ValueError: the data or another argument does not fit.
     """
-    path = path_of_file(path)
-    if path.suffix.lower() == ".onnx":
-        raise Refusal(f"{shortened(path.name)} is an .onnx file; qat.inspect_onnx inspects it")
-    file = read_content(path.read_bytes(), path.name, signature)
-    inputs, outputs = (tuple(_described(file.graph, end) for end in side) for side in (file.inputs, file.outputs))
-    subject = Subject(
-        path.name, file.content, file.description, ".tflite", file.graph, file.inputs, inputs, outputs, file.words, file
-    )
-    return inspect_subject(subject, data, examples, devices, seed, seconds, progress, float_file)
-
-
-def inspect_onnx(
-    network: OnnxNetwork,
-    data: Any,
-    examples: int,
-    devices: Sequence[str | Profile] | None,
-    seed: int,
-    seconds: float,
-    progress: Callable[[str], None] | None,
-) -> Inspection:
-    """What `qat.inspect_onnx` returns, which describes the arguments."""
-    onnx: Any = import_deploy("onnx", "onnx")
-    model, graph = network.model, network.graph
-    file = onnx.load_model_from_string(model.content)
-    made_by = " ".join(filter(None, map(_decoded, (file.producer_name, file.producer_version))))
-    ports = [zip(side, names, strict=True) for side, names in (
-        (graph.signature.inputs, model.inputs), (graph.signature.outputs, model.outputs)
-    )]  # fmt: skip
-    inputs, outputs = ([*side] for side in ports)
-    subject = Subject(
-        model.name,
-        model.content,
-        "; ".join(filter(None, (made_by, _decoded(file.doc_string)))),
-        ".onnx",
-        graph,
-        tuple(_end(graph, port, name) for port, name in inputs),
-        tuple(_port_described(graph, port, name) for port, name in inputs),
-        tuple(_port_described(graph, port, name, port.tensor in network.in_float) for port, name in outputs),
-        dict(Counter(_decoded(node.op_type) for node in file.graph.node)),
-        onnx=network,
-    )
-    return inspect_subject(subject, data, examples, devices, seed, seconds, progress)
+    say = progress or (lambda text: None)
+    say("reading")
+    return inspect_subject(read_subject(path, signature), data, examples, devices, seed, seconds, say, float_file)
 
 
 def inspect_subject(
     subject: Subject,
-    data: Any,
-    examples: int,
-    devices: Sequence[str | Profile] | None,
-    seed: int,
-    seconds: float,
-    progress: Callable[[str], None] | None,
+    data: Any = None,
+    examples: int = EXAMPLES,
+    devices: Sequence[str | Profile] | None = None,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    say: Callable[[str], None] = lambda text: None,
     float_file: str | os.PathLike[str] | None = None,
 ) -> Inspection:
-    """`inspect`, of either kind of file."""
+    """As `inspect`, of a file that is read."""
     if examples < 1:
         raise ValueError(f"examples must be 1 or more, got {examples}")
-    say = progress or (lambda text: None)
-    graph, profiles, here = subject.graph, that_run(subject.file), profiles_here(subject.file)
-    if data is None and subject.tflite is not None:
-        examples = examples_that_fit(graph, examples)
-    need_a_bounded_size(graph, subject.name, examples)
+    kind, graph, is_tflite = subject.kind, subject.graph, subject.kind == ".tflite"
+    profiles, here = that_run(kind), profiles_here(kind)
+    if float_file is not None and not is_tflite:
+        raise ValueError(f"float_file is for .tflite files, and {shortened(subject.name)} is an .onnx file")
+    codes = codes_of(subject, data, examples, seed)
     wanted = here if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     others = [name for name in wanted if name not in profiles]
     if others:
-        raise ValueError(f"devices must run {subject.file} files, which {others[0]} does not: {', '.join(profiles)}")
-    codes = random_codes(graph, examples, seed) if data is None else read_codes(graph, subject.ends, data, examples)
-    arena, no_arena = None, f"an {subject.file} file has none"
-    if subject.tflite is not None:
+        raise ValueError(f"devices must run {kind} files, which {others[0]} does not: {', '.join(profiles)}")
+    arena, no_arena = None, f"an {kind} file has none"
+    if is_tflite:
         say("measuring the arena")
         arena, no_arena = arena_of(subject.content, seconds)
-    found = {}
+    findings = {}
     for name in profiles:
         not_run = "it was not asked for" if name in here else "its runtime is not on this machine"
+        findings[name] = DeviceFindings(name, PROFILES[name].title, not_run)
         if name in wanted:
             say(f"running {PROFILES[name].title}")
-        found[name] = _on_device(subject, codes, name, seconds) if name in wanted else DeviceFindings(
-            name, PROFILES[name].title, not_run
-        )  # fmt: skip
+            findings[name] = _on_device(subject, codes, name, seconds)
     say("simulating all devices")
     try:
         simulated = answer_of(_simulated, graph, codes, profiles, seconds=seconds)
@@ -343,27 +357,29 @@ def inspect_subject(
     if float_file is not None:
         say("computing the float network")
         beside = beside_float(graph, codes, float_file, wanted[0] if wanted else DEFAULT_PROFILE, seconds)
-    refused = simulated["refused"]
     return Inspection(
-        subject.name,
-        subject.description,
-        len(subject.content),
-        sum(tensor.data.nbytes for tensor in graph.tensors.values() if tensor.data is not None),
-        arena,
-        no_arena,
-        subject.inputs,
-        subject.outputs,
-        subject.words,
-        tuple(layers_of(graph)),
-        len(next(iter(codes.values()))),
-        tuple(replace(each, not_simulated=refused[name]) if name in refused else each for name, each in found.items()),
-        tuple(
+        name=subject.name,
+        description=subject.description,
+        flash_bytes=len(subject.content),
+        weight_bytes=sum(tensor.data.nbytes for tensor in graph.tensors.values() if tensor.data is not None),
+        arena_bytes=arena,
+        no_arena=no_arena,
+        inputs=subject.inputs,
+        outputs=subject.outputs,
+        words=subject.words,
+        layers=tuple(layers_of(graph)),
+        examples=len(next(iter(codes.values()))),
+        devices=tuple(
+            replace(device, not_simulated=simulated["refused"].get(name, device.not_simulated))
+            for name, device in findings.items()
+        ),
+        disagreements=tuple(
             Disagreement(
                 profiles=tuple(row.pop("profiles")), mechanism=Mechanism(**_with_tuples(row.pop("mechanism"))), **row
             )
             for row in simulated["disagreements"]
         ),
-        beside,
+        beside_float=beside,
     )
 
 
@@ -374,11 +390,11 @@ def _on_device(subject: Subject, codes: Mapping[str, np.ndarray], profile: str, 
     except RuntimeRefusal as error:
         return DeviceFindings(profile, title, str(error))
     rows, outputs = ([Comparison(*row) for row in answer[side]] for side in ("operators", "outputs"))
-    if subject.onnx is not None:
-        rows = _claimed_in_onnx(subject.onnx, rows, answer["in_uint8"])
+    if isinstance(subject.held, OnnxNetwork):
+        rows = _claimed_in_onnx(subject.held, rows, answer["in_uint8"])
         as_claimed = all(row.exact for row in rows)
         outputs = [
-            replace(each, exact=each.exact and each.name not in subject.onnx.in_float and as_claimed)
+            replace(each, exact=each.exact and each.name not in subject.held.in_float and as_claimed)
             for each in outputs
         ]
     return DeviceFindings(profile, title, "", tuple(rows), tuple(outputs), answer["refused"])
@@ -417,12 +433,6 @@ def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
 def _bytes(graph: Graph, names: Iterable[str]) -> int:
     held = [graph.tensors[each] for each in names]
     return sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
-
-
-def examples_that_fit(graph: Graph, examples: int) -> int:
-    """As many examples as fill `MOST_RESULTS` for a device, at least one."""
-    each = _bytes(graph, (*graph.inputs, *graph.results()))
-    return max(1, min(examples, MOST_RESULTS // max(each, 1)))
 
 
 def _with_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -480,6 +490,17 @@ def layers_of(graph: Graph) -> list[Layer]:
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def codes_of(subject: Subject, data: Any, examples: int, seed: int) -> dict[str, np.ndarray]:
+    """The codes to run: the user's, at most so many examples, or random ones; of a .tflite file as many as fill
+    `MOST_RESULTS` for a device."""
+    graph = subject.graph
+    if data is None and subject.kind == ".tflite":
+        one = _bytes(graph, (*graph.inputs, *graph.results()))
+        examples = max(1, min(examples, MOST_RESULTS // max(one, 1)))
+    need_a_bounded_size(graph, subject.name, examples)
+    return random_codes(graph, examples, seed) if data is None else read_codes(graph, subject.ends, data, examples)
 
 
 def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
@@ -777,4 +798,4 @@ def _verdict(found: Inspection) -> str:
     return f"The file runs as simulated on {names}: {counted}."
 
 
-__all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "inspect_onnx", "name_in_short"]
+__all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "name_in_short"]

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from ..kit.device import OPERATORS, Profile, Refusal, profile_named
-from ..kit.display import Finding
-from .formats.read_tflite import TfliteFile, read_content, to_file
-from .formats.tflite import tflite_bytes, with_outputs_at, write_whole
+from ..kit.display import Finding, shortened
+from .comparing import Codes
+from .formats.tflite import tflite_bytes, write_whole
 from .graph import Graph, Operator, Tensor, check_operator
-from .inspect import EXAMPLES, SECONDS, Inspection, inspect, random_codes, read_codes
+from .inspect import EXAMPLES, SECONDS, Inspection, Subject, codes_of, inspect_subject, read_subject
 from .mechanism import mechanism_of
 from .runtimes import open_runtime
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
@@ -32,7 +32,6 @@ from .simulate import simulate, simulate_results
 
 # How many smaller graphs and inputs are tried.
 MOST_TRIES = 3000
-Codes = Mapping[str, np.ndarray]
 Differs = Callable[[Graph, Codes], bool]
 
 
@@ -104,27 +103,23 @@ def reduce(
         OSError, Refusal, ValueError: as `inspect`.
         RuntimeError: the difference disappeared outside the file, or a runtime crashed on it.
     """
-    path, into = Path(path), Path(into)
-    found = inspect(path, data, examples, devices, seed, seconds, progress)
-    sought = _sought(found)
+    into, say = Path(into), progress or (lambda text: None)
+    say("reading")
+    subject = read_subject(path)
+    if subject.kind != ".tflite":
+        raise Refusal(f"{shortened(subject.name)} is an .onnx file; .tflite files are reduced")
+    sought = _sought(inspect_subject(subject, data, examples, devices, seed, seconds, say))
     if sought is None:
         return None
-    if progress is not None:
-        progress("reducing the difference")
-    content = path.read_bytes()
-    file = read_content(content, path.name)
-    if file.graph.variables:
+    say("reducing the difference")
+    if subject.graph.variables:
         raise Refusal("a network with variables cannot be reduced: its differences depend on all calls before")
-    codes = (
-        random_codes(file.graph, examples, seed)
-        if data is None
-        else read_codes(file.graph, file.inputs, data, examples)
-    )
+    codes = codes_of(subject, data, examples, seed)
     with tempfile.TemporaryDirectory() as folder:
-        given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(file.graph.inputs)}
+        given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(subject.graph.inputs)}
         np.savez(Path(folder) / "codes.npz", **given)
         try:
-            said = try_in_a_child(_work, content, file, sought, folder, seconds=seconds)
+            said = try_in_a_child(_work, subject, sought, folder, seconds=seconds)
         except RuntimeRefusal as error:
             said = str(error)
         if not (Path(folder) / "facts.json").exists():
@@ -155,15 +150,15 @@ def _sought(found: Inspection) -> _Sought | None:
 # --- in another process ---------------------------------------------------------------------------------------------
 
 
-def _work(content: bytes, file: TfliteFile, sought: _Sought, folder: str) -> None:
-    graph = file.graph
+def _work(subject: Subject, sought: _Sought, folder: str) -> None:
+    graph = subject.graph
     with np.load(Path(folder) / "codes.npz") as archive:
         codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
-    number = next(at for at, each in enumerate(graph.operators) if sought.result in each.outputs)
+    number = next(at for at, operator in enumerate(graph.operators) if sought.result in operator.outputs)
     differs = difference(sought.first, sought.second)
     for example in range(len(next(iter(codes.values())))):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
-        values = {**batch, **_values(content, file, sought, batch, number)}
+        values = {**batch, **_values(subject, sought, batch, number)}
         for depth in range(1, number + 2):
             part = cut_out(graph, number, depth)
             given: Codes = {name: values[name] for name in part.inputs}
@@ -175,25 +170,21 @@ def _work(content: bytes, file: TfliteFile, sought: _Sought, folder: str) -> Non
                 return
 
 
-def _values(content: bytes, file: TfliteFile, sought: _Sought, batch: Codes, number: int) -> Codes:
+def _values(subject: Subject, sought: _Sought, batch: Codes, number: int) -> Codes:
     """What is computed up to an operator: by the runtime if it is the one in question, else by the first device's
     simulation."""
-    operators = file.graph.operators[:number]
-    names = tuple(name for operator in operators for name in operator.outputs)
-    if not names:
+    graph, operators = subject.graph, subject.graph.operators[:number]
+    if not operators:
         return {}
     if not sought.runtime:
-        return simulate(file.graph, batch, sought.first, names, progress=False)
-    ends, computed = tuple(end.name for end in file.inputs), tuple(name for name in names if name in file.positions)
-    opened = open_runtime(
-        with_outputs_at(content, [file.positions[name] for name in computed]), ends, computed, sought.first, True
-    )
-    found = opened.run({end.name: to_file(file.graph, batch[end.tensor], end) for end in file.inputs})
+        names = tuple(name for operator in operators for name in operator.outputs)
+        return simulate(graph, batch, sought.first, names, progress=False)
+    values, _ = subject.opened(sought.first).run(batch)
     for operator in operators:
         # The file has no codes for results that only move others.
-        if any(name not in found for name in operator.outputs):
-            found.update(simulate_results(file.graph, operator, {**batch, **found}, sought.first))
-    return found
+        if any(name not in values for name in operator.outputs):
+            values.update(simulate_results(graph, operator, {**batch, **values}, sought.first))
+    return values
 
 
 def difference(first: str | Profile, second: str | Profile) -> Differs:

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from ..kit.train.torch.prepared import PreparedModel
     from ..kit.train.torch.recovery import Distillation, EarlyStopping, distillation_loss, parameter_groups
     from .dry_run import Explanation, explain
-    from .files import inspect_onnx
     from .surface import calibrate, freeze, prepare
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
-    ".files": ("inspect_onnx",),
     "..kit.train.torch.graphed": ("GraphedModel", "graphed"),
     "..kit.train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
     "..kit.planning": ("FinalActivationWarning", "UnsupportedOperator"),
@@ -70,7 +68,6 @@ __all__ = [
     "explain",
     "freeze",
     "graphed",
-    "inspect_onnx",
     "load_rules",
     "parameter_groups",
     "prepare",

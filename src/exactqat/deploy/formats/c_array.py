@@ -20,7 +20,7 @@ from ..graph import Graph
 from ..signature import Port
 from ..simulate import check_inputs, simulate
 from .read_tflite import CUSTOM
-from .tflite import import_deploy, tflite_bytes, write_whole
+from .tflite import file_schema, tflite_bytes, words_of, write_whole
 
 # How every header begins.
 MADE_BY = "// Made by exactqat"
@@ -160,9 +160,8 @@ def _arena(upper: str, found: Footprint) -> list[str]:
 
 def _operators(upper: str, content: bytes) -> list[str]:
     """A macro that adds what the model needs to a MicroMutableOpResolver."""
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
-    words = {code: word for word, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
-    model = schema.ModelT.InitFromPackedBuf(content)
+    words = words_of("BuiltinOperator")
+    model = file_schema().ModelT.InitFromPackedBuf(content)
     kinds = sorted(
         {
             CUSTOM[code.customCode.decode()]

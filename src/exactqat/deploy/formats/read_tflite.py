@@ -47,7 +47,7 @@ from ...kit.engine.declared import by_declaration
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
 from .read_variables import WITHOUT_RESULTS, Variables, assigned, called_once
-from .tflite import IDENTIFIER, import_deploy, with_first_subgraph
+from .tflite import IDENTIFIER, file_schema, import_deploy, with_first_subgraph, words_of
 
 # Bytes per value, where there are several.
 _WIDTHS = {"int16": 2, "float16": 2, "int32": 4, "uint32": 4, FLOAT: 4, "int64": 8, "uint64": 8, "float64": 8}
@@ -199,13 +199,18 @@ def names_of(tensors: Sequence[Tensor]) -> set[str]:
     return {tensor.name for tensor in tensors}
 
 
+def word_of(enumeration: str, code: int) -> str:
+    """The name of an enumeration's value."""
+    return words_of(enumeration).get(int(code), f"number {int(code)}")
+
+
 class _Reader:
     """One file."""
 
     def __init__(self, content: bytes, signature: str) -> None:
         if len(content) < 8 or content[4:8] != IDENTIFIER:
             raise Refusal("it is not a .tflite file, which has TFL3 in bytes 4 to 7")
-        self.schema: Any = import_deploy("ai_edge_litert.schema_py_generated")
+        self.schema = file_schema()
         self.content = content
         self.left = MOST_READS * len(content) + 4096
         self.looks = MOST_LOOKS * len(content) + (64 << 20)
@@ -221,7 +226,6 @@ class _Reader:
         self.content = with_first_subgraph(content, self.chosen)
         self.model = self.schema.Model.GetRootAs(self.content, 0)
         self.problems = _Problems()
-        self.words: dict[str, dict[int, str]] = {}
         # Of composites: how many were read, and their own tensors.
         self.depth = 0
         self.parts: list[Tensor] = []
@@ -264,13 +268,6 @@ class _Reader:
     def text(self, value: bytes | None) -> str:
         self.counted(len(value or b""), 1)
         return (value or b"").decode("utf-8", "replace")
-
-    def word(self, enumeration: str, code: int) -> str:
-        """The name of an enumeration's value."""
-        if enumeration not in self.words:
-            values = vars(getattr(self.schema, enumeration)).items()
-            self.words[enumeration] = {value: name for name, value in values if isinstance(value, int)}
-        return self.words[enumeration].get(int(code), f"number {int(code)}")
 
     def buffer(self, at: int) -> np.ndarray | None:
         """The bytes of a buffer; None for those without content."""
@@ -501,7 +498,7 @@ class _Reader:
                 self.unknown_shape.add(name)
             if entry.Sparsity() is not None:
                 raise Refusal(f"constant {shortened(name)!r} is sparse, which is not supported")
-            dtype = self.word("TensorType", entry.Type()).lower()
+            dtype = word_of("TensorType", entry.Type()).lower()
             if values * _WIDTHS.get(dtype, 1) > MOST_VALUES:
                 given = f"tensor {shortened(name)!r} of {dtype} has the shape {list(shape)}"
                 raise Refusal(f"{given}; runtimes take at most {MOST_VALUES:,} bytes")
@@ -572,7 +569,7 @@ class _Reader:
             raise Refusal(f"it is damaged: operator code {index} does not exist")
         code = self.codes[index]
         # The deprecated byte is all that old files have, and stops at 127.
-        word = self.word("BuiltinOperator", max(code.BuiltinCode(), code.DeprecatedBuiltinCode()))
+        word = word_of("BuiltinOperator", max(code.BuiltinCode(), code.DeprecatedBuiltinCode()))
         option, meaning = self.options(entry, word)
         if code.CustomCode():
             custom = self.text(code.CustomCode())
@@ -595,7 +592,7 @@ class _Reader:
     def options(self, entry: Any, word: str) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
         """How to read the options of an operator of that name: fields, and names of enumeration values."""
         kind, table = entry.BuiltinOptionsType(), entry.BuiltinOptions()
-        name = self.word("BuiltinOptions", kind)
+        name = word_of("BuiltinOptions", kind)
         maker = getattr(self.schema, name, None) if kind else None
         options = None
         if maker is not None and table is not None:
@@ -622,7 +619,7 @@ class _Reader:
 
         def meaning(field: str, enumeration: str) -> str:
             value = option(field)
-            return self.word(enumeration, 0 if value is None else value)
+            return word_of(enumeration, 0 if value is None else value)
 
         return option, meaning
 

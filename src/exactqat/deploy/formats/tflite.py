@@ -8,6 +8,7 @@ flatbuffers and ai-edge-litert are imported on first use: `pip install 'exactqat
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import struct
@@ -15,7 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ...kit.device import OPERATORS
 from ...kit.device.operator import FileStep, Refusal
 from ...kit.device.tensor import CODE_RANGES, INDICES, INT4, RAW, initial_codes
 from ...kit.display import listed, shortened
-from ..graph import Graph, Operator, Quantization, Tensor, per_tensor, require_graph
+from ..graph import Graph, Operator, Quantization, Tensor, require_graph
 from ..packing import packed as with_four_bits
 from ..signature import KEY, METADATA, Signature
 
@@ -80,53 +80,12 @@ def tflite_bytes(graph: Graph, description: str = "", packed: bool = True) -> by
 
 def is_file_of(graph: Graph, content: bytes) -> bool:
     """Whether this is byte for byte what `write_tflite` writes for the graph, with any description."""
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
     try:
-        description = schema.Model.GetRootAs(content, 0).Description().decode()
+        description = file_schema().Model.GetRootAs(content, 0).Description().decode()
         own = description.removeprefix("exactqat").removeprefix("; ")
         return any(tflite_bytes(graph, own, packed) == content for packed in (True, False))
     except Exception:  # noqa: BLE001 - the reader trusts all that it reads
         return False
-
-
-def read_signature(content: bytes) -> Signature:
-    """The signature in a file's metadata.
-
-    Raises:
-        ValueError: the file has no signature, or is damaged.
-    """
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
-    try:
-        model = schema.Model.GetRootAs(content, 0)
-        entries = [model.Metadata(at) for at in range(model.MetadataLength())]
-        found = [bytes(model.Buffers(each.Buffer()).DataAsNumpy()) for each in entries if each.Name() == _METADATA]
-    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
-        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
-    if len(found) != 1:
-        raise ValueError("the file does not describe its inputs and outputs; write it with write_tflite")
-    return Signature.from_json(found[0])
-
-
-def read_grids(content: bytes) -> dict[str, tuple[str, Quantization]]:
-    """Dtype and quantization of a file's inputs and outputs, by tensor name.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
-    words = {code: word.lower() for word, code in vars(schema.TensorType).items() if isinstance(code, int)}
-    found = {}
-    try:
-        subgraph = schema.Model.GetRootAs(content, 0).Subgraphs(0)
-        for index in (*subgraph.InputsAsNumpy(), *subgraph.OutputsAsNumpy()):
-            tensor = subgraph.Tensors(int(index))
-            grid, dtype = tensor.Quantization(), words[tensor.Type()]
-            known = grid is not None and grid.ScaleLength() == 1
-            quantization = per_tensor(grid.Scale(0), grid.ZeroPoint(0), dtype) if known else INDICES
-            found[tensor.Name().decode()] = (dtype, quantization)
-    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
-        raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
-    return found
 
 
 def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
@@ -170,31 +129,33 @@ class _Declared:
 
 
 def _declared(content: bytes) -> _Declared:
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
-    words = {code: word.lower() for word, code in vars(schema.TensorType).items() if isinstance(code, int)}
+    words = words_of("TensorType")
 
     def numbers(values: Any) -> list[Any]:
         return [] if np.isscalar(values) else list(values.tolist())
 
     try:
-        subgraph = schema.Model.GetRootAs(content, 0).Subgraphs(0)
+        model = file_schema().Model.GetRootAs(content, 0)
+        subgraph = model.Subgraphs(0)
         tensors, names = {}, []
         for at in range(subgraph.TensorsLength()):
             tensor = subgraph.Tensors(at)
             names.append((tensor.Name() or b"").decode("utf-8", "replace"))
             grid, shape = tensor.Quantization(), numbers(tensor.ShapeAsNumpy())
-            ends = ([], [], 0) if grid is None else (
+            on_grid = ([], [], 0) if grid is None else (
                 numbers(grid.ScaleAsNumpy()), numbers(grid.ZeroPointAsNumpy()), grid.QuantizedDimension()
             )  # fmt: skip
-            constant = bool(tensor.Buffer())
-            tensors[names[-1]] = (shape if constant else shape[1:], words.get(tensor.Type(), "unknown"), *ends)
+            shape = shape if tensor.Buffer() else shape[1:]
+            tensors[names[-1]] = (shape, words.get(tensor.Type(), "UNKNOWN").lower(), *on_grid)
         inputs, outputs = (
             tuple(names[at] for at in numbers(side)) for side in (subgraph.InputsAsNumpy(), subgraph.OutputsAsNumpy())
         )
-    except Exception as error:  # noqa: BLE001 - the reader trusts all that it reads
+        entries = [model.Metadata(at) for at in range(model.MetadataLength())]
+        own = [bytes(model.Buffers(each.Buffer()).DataAsNumpy()) for each in entries if each.Name() == _METADATA]
+    except Exception as error:  # noqa: BLE001 - the schema's classes trust all that they read
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     try:
-        signature: str | None = read_signature(content).as_json()
+        signature = Signature.from_json(own[0]).as_json() if len(own) == 1 else None
     except ValueError:
         signature = None
     return _Declared(tensors, inputs, outputs, signature)
@@ -206,6 +167,18 @@ def import_deploy(name: str, extra: str = "deploy") -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f"this needs {name}: pip install 'exactqat[{extra}]'") from error
+
+
+def file_schema() -> Any:
+    """The classes of the file format."""
+    return import_deploy("ai_edge_litert.schema_py_generated")
+
+
+@functools.cache
+def words_of(enumeration: str) -> dict[int, str]:
+    """The names of an enumeration's values in the format."""
+    values = vars(getattr(file_schema(), enumeration)).items()
+    return {value: word for word, value in values if isinstance(value, int)}
 
 
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
@@ -224,7 +197,7 @@ class _Writer:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.unsigned = set(graph.in_uint8())
-        self.schema: ModuleType = import_deploy("ai_edge_litert.schema_py_generated")
+        self.schema = file_schema()
         self.buffers = [self.table("Buffer")]  # by convention buffer 0 is the empty one
         self.tensors: list[Any] = []
         self.codes: dict[tuple[str, int], int] = {}
@@ -315,7 +288,7 @@ class _Writer:
         return self.table("SignatureDef", inputs=inputs, outputs=outputs, signatureKey=KEY, subgraphIndex=0)
 
     def metadata(self) -> Any:
-        """The whole signature, axes included; see `read_signature`."""
+        """The whole signature, axes included."""
         content = np.frombuffer(self.graph.signature.as_json().encode(), np.uint8)
         return self.table("Metadata", name=METADATA, buffer=self.add_buffer(content))
 
@@ -444,9 +417,8 @@ def with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
     Raises:
         ValueError: the file has no such tensors, or is damaged.
     """
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
     try:
-        subgraph = schema.Model.GetRootAs(content, 0).Subgraphs(0)
+        subgraph = file_schema().Model.GetRootAs(content, 0).Subgraphs(0)
         # A name may be missing in a damaged file, and a tensor without one may stay so.
         found = ((position, subgraph.Tensors(position).Name()) for position in range(subgraph.TensorsLength()))
         positions = {name.decode(): position for position, name in found if name is not None}
@@ -460,8 +432,7 @@ def with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
 
 def with_first_subgraph(content: bytes, number: int) -> bytes:
     """The same model with that subgraph in place of the first, which is what interpreters run."""
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
-    model = schema.Model.GetRootAs(content, 0)
+    model = file_schema().Model.GetRootAs(content, 0)
     if not 0 < number < model.SubgraphsLength():
         return content
     first = model._tab.Vector(model._tab.Offset(_SUBGRAPHS))
@@ -477,8 +448,7 @@ def with_first_subgraph(content: bytes, number: int) -> bytes:
 
 def with_outputs_at(content: bytes, positions: Sequence[int]) -> bytes:
     """The same model with the tensors of these numbers as its outputs."""
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
-    table = schema.Model.GetRootAs(content, 0).Subgraphs(0)._tab
+    table = file_schema().Model.GetRootAs(content, 0).Subgraphs(0)._tab
     field = table.Offset(_OUTPUTS)
     if not field:
         raise ValueError("it has no outputs")

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from ..capture.core.refusals import CaptureError
 from ..capture.files import FileNetwork
 from ..capture.files import graph as of_graph
 from ..capture.files import onnx as of_onnx
-from ..device import DEFAULT_PROFILE, OPERATORS, Refusal
+from ..device import DEFAULT_PROFILE, OPERATORS, Refusal, profile_named
 from ..device.profile import ONNXRUNTIME_X86
 from ..display import shortened
 from ..planning import FinalActivationWarning, UnsupportedOperator, plan, warn_of_plan
@@ -202,4 +203,55 @@ class OpenedFile:
         return [found[name] for name in self.graph.outputs]
 
 
-__all__ = ["OpenedFile"]
+Model = TypeVar("Model")
+# Of an open file, a device and `OpenedFile.plan`'s other arguments: the model, and what it has learned so far.
+Build = Callable[[OpenedFile, "str | None", dict[str, Any]], tuple[Model, Callable[[], TrainedNetwork]]]
+
+
+def preparing(build: Build[Model]) -> Callable[..., Model]:
+    """The `prepare_file` of a framework, which builds the model."""
+
+    def prepare_file(
+        graph: Graph | OnnxModel,
+        device: str | None = DEFAULT_PROFILE,
+        check: bool = True,
+        rules: Iterable[Rule] = (Rule(),),
+        *,
+        deployable: bool = True,
+        keep_final_activation: bool | None = None,
+    ) -> Model:
+        """A network that computes what a file does, and trains from there; see `exactqat.qat.prepare`.
+
+        In JAX ``params["model"]`` is a dictionary by the names of the file's tensors.
+
+        Args:
+            graph: from `deploy.read_tflite` or `deploy.read_onnx`. One in integers computes these once it is frozen;
+                one in float32 gets its ranges from training or calibration.
+            device: whose integers it computes once it is frozen; None: it stays fake quantized.
+            check: compare it with the file: integers with those of `device`, real numbers within float32's order of
+                sums.
+            rules, deployable: for a file in float32, as `prepare` takes them.
+            keep_final_activation: likewise; of a file in integers that ends with a softmax, None warns that the model
+                returns what that gives, True says that this is meant.
+
+        Raises:
+            TypeError: graph is not from a file, or has its own grids and rules are given, or ends with a softmax and
+                keep_final_activation is False.
+            UnsupportedOperator: an operator cannot be trained, or not with its integers unchanged; each is named.
+        """
+        device = None if device is None else profile_named(device).name
+        file = OpenedFile(graph)
+        options = {
+            "rules": checked_rules(rules),
+            "deployable": deployable,
+            "keep_final_activation": keep_final_activation,
+        }
+        model, trained = build(file, device, options)
+        if check:
+            file.compare(trained(), device)
+        return model
+
+    return prepare_file
+
+
+__all__ = ["OpenedFile", "preparing"]

@@ -3,61 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ....deploy.formats.read_onnx import OnnxModel
-from ....deploy.graph import Graph
-from ...device import DEFAULT_PROFILE, profile_named
-from ...planning.rules import Rule
 from ..core.engine import Functional
-from ..files import OpenedFile
+from ..core.trained import TrainedNetwork
+from ..files import OpenedFile, preparing
 from . import primitives as primitives_jax
 from .models import UserModel
 from .prepared import Prepared
 
 
+@preparing
 def prepare_file(
-    graph: Graph | OnnxModel,
-    device: str | None = DEFAULT_PROFILE,
-    check: bool = True,
-    rules: Iterable[Rule] = (Rule(),),
-    *,
-    deployable: bool = True,
-    keep_final_activation: bool | None = None,
-) -> Prepared:
-    """A network that computes what a file does, and trains from there; see `exactqat.qat.prepare`.
-
-    ``params["model"]`` is a dictionary by the names of the file's tensors.
-
-    Args:
-        graph: from `deploy.read_tflite` or `deploy.read_onnx`. One in integers computes these once it is frozen; one in
-            float32 gets its ranges from training or calibration.
-        device: whose integers it computes once it is frozen; None: it stays fake quantized.
-        check: compare it with the file: integers with those of `device`, real numbers within float32's order of sums.
-        rules, deployable: for a file in float32, as `prepare` takes them.
-        keep_final_activation: likewise; of a file in integers that ends with a softmax, None warns that the model
-            returns what that gives, True says that this is meant.
-
-    Raises:
-        TypeError: graph is not from a file, or has its own grids and rules are given, or ends with a softmax and
-            keep_final_activation is False.
-        UnsupportedOperator: an operator cannot be trained, or not with its integers unchanged; each is named.
-    """
-    device = None if device is None else profile_named(device).name
-    file = OpenedFile(graph)
-    plan = file.plan(rules, deployable, keep_final_activation, device)
-    leaves = {name: jnp.asarray(each) for name, each in {**file.parameters, **file.buffers}.items()}
-
-    def no_model(*given: Any) -> Any:
-        raise TypeError("a file has no function of the user's to run; call apply with params and state")
-
+    file: OpenedFile, device: str | None, options: dict[str, Any]
+) -> tuple[Prepared, Callable[[], TrainedNetwork]]:
+    plan = file.plan(device=device, **options)
+    leaves = {name: jnp.asarray(array) for name, array in {**file.parameters, **file.buffers}.items()}
     trained = tuple(sorted(file.parameters))
     structure = jax.tree.structure(dict.fromkeys(trained, 0))
-    prepared = Prepared(UserModel(leaves, trained, structure, dict, no_model), Functional(plan, primitives_jax, device))
-    if check:
-        file.compare(prepared.trained(*prepared.init()), device)
-    return prepared
+    model = UserModel(leaves, trained, structure, dict, _no_model)
+    prepared = Prepared(model, Functional(plan, primitives_jax, device))
+    return prepared, lambda: prepared.trained(*prepared.init())
+
+
+def _no_model(*inputs: Any) -> Any:
+    raise TypeError("a file has no function of the user's to run; call apply with params and state")
+
+
+__all__ = ["prepare_file"]

@@ -4,51 +4,24 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Callable
+from typing import Any
 
-from ....deploy.formats.read_onnx import OnnxModel
-from ....deploy.graph import Graph
-from ...device import DEFAULT_PROFILE, profile_named
-from ...planning.rules import Rule, checked_rules
-from ..files import OpenedFile
+from ..core.trained import TrainedNetwork
+from ..files import OpenedFile, preparing
 from .prepared import FileModel, PreparedModel
 
 
+@preparing
 def prepare_file(
-    graph: Graph | OnnxModel,
-    device: str | None = DEFAULT_PROFILE,
-    check: bool = True,
-    rules: Iterable[Rule] = (Rule(),),
-    *,
-    deployable: bool = True,
-    keep_final_activation: bool | None = None,
-) -> PreparedModel:
-    """A network that computes what a file does, and trains from there; see `exactqat.qat.prepare`.
-
-    Args:
-        graph: from `deploy.read_tflite` or `deploy.read_onnx`. One in integers computes these once it is frozen; one in
-            float32 gets its ranges from training or calibration.
-        device: whose integers it computes once it is frozen; None: it stays fake quantized.
-        check: compare it with the file: integers with those of `device`, real numbers within float32's order of sums.
-        rules, deployable: for a file in float32, as `prepare` takes them.
-        keep_final_activation: likewise; of a file in integers that ends with a softmax, None warns that the model
-            returns what that gives, True says that this is meant.
-
-    Raises:
-        TypeError: graph is not from a file, or has its own grids and rules are given, or ends with a softmax and
-            keep_final_activation is False.
-        UnsupportedOperator: an operator cannot be trained, or not with its integers unchanged; each is named.
-    """
-    device = None if device is None else profile_named(device).name
-    content = base64.b64encode(OpenedFile(graph).content()).decode()
-    rules = list(checked_rules(rules))
+    file: OpenedFile, device: str | None, options: dict[str, Any]
+) -> tuple[PreparedModel, Callable[[], TrainedNetwork]]:
     model = PreparedModel(
-        FileModel(content, name="file"),
-        rules,
-        deployable=deployable,
+        FileModel(base64.b64encode(file.content()).decode(), name="file"),
         profile=device,
-        keep_final_activation=keep_final_activation,
+        **options,
     )
-    if check:
-        model._held.original.file.compare(model.trained(), device)
-    return model
+    return model, model.trained
+
+
+__all__ = ["prepare_file"]
