@@ -218,7 +218,7 @@ class Subject:
     held: TfliteFile | OnnxNetwork
 
     @property
-    def kind(self) -> str:
+    def suffix(self) -> str:
         """How the file's name ends."""
         return ".tflite" if isinstance(self.held, TfliteFile) else ".onnx"
 
@@ -328,16 +328,16 @@ def inspect_subject(
     """As `inspect`, of a file that is read."""
     if examples < 1:
         raise ValueError(f"examples must be 1 or more, got {examples}")
-    kind, graph, is_tflite = subject.kind, subject.graph, subject.kind == ".tflite"
-    profiles, here = that_run(kind), profiles_here(kind)
+    suffix, graph, is_tflite = subject.suffix, subject.graph, subject.suffix == ".tflite"
+    profiles, here = that_run(suffix), profiles_here(suffix)
     if float_file is not None and not is_tflite:
         raise ValueError(f"float_file is for .tflite files, and {shortened(subject.name)} is an .onnx file")
     codes = codes_of(subject, data, examples, seed)
     wanted = here if devices is None else tuple(dict.fromkeys(map(profile_here, devices)))
     others = [name for name in wanted if name not in profiles]
     if others:
-        raise ValueError(f"devices must run {kind} files, which {others[0]} does not: {', '.join(profiles)}")
-    arena, no_arena = None, f"an {kind} file has none"
+        raise ValueError(f"devices must run {suffix} files, which {others[0]} does not: {', '.join(profiles)}")
+    arena, no_arena = None, f"an {suffix} file has none"
     if is_tflite:
         say("measuring the arena")
         arena, no_arena = arena_of(subject.content, seconds)
@@ -496,7 +496,7 @@ def codes_of(subject: Subject, data: Any, examples: int, seed: int) -> dict[str,
     """The codes to run: the user's, at most so many examples, or random ones; of a .tflite file as many as fill
     `MOST_RESULTS` for a device."""
     graph = subject.graph
-    if data is None and subject.kind == ".tflite":
+    if data is None and subject.suffix == ".tflite":
         one = _bytes(graph, (*graph.inputs, *graph.results()))
         examples = max(1, min(examples, MOST_RESULTS // max(one, 1)))
     need_a_bounded_size(graph, subject.name, examples)

@@ -106,7 +106,7 @@ def reduce(
     into, say = Path(into), progress or (lambda text: None)
     say("reading")
     subject = read_subject(path)
-    if subject.kind != ".tflite":
+    if subject.suffix != ".tflite":
         raise Refusal(f"{shortened(subject.name)} is an .onnx file; .tflite files are reduced")
     sought = _sought(inspect_subject(subject, data, examples, devices, seed, seconds, say))
     if sought is None:

@@ -28,6 +28,7 @@ from ..kit.planning.network import Constant, Network, Value
 from ..kit.planning.plans import Grid, Numbers, Plan, PlanInput, PlanOutput, PlanStep, Weights
 from ..kit.planning.rules import Rule
 from .graph import Graph, Operator
+from .inspect import random_codes
 from .lower import Lowering
 from .simulate import simulate
 from .weights_on_grid import Trainable, weights_on_grid
@@ -295,6 +296,14 @@ class Restoring:
         self.steps.append(replace(step, grid=self.shared.get(step.path, step.path)))
 
 
+def lowered_as_planned(plan: Plan, numbers: Numbers) -> Graph:
+    """The device's network of a plan that was made of a file."""
+    try:
+        return Lowering(plan, numbers).run()
+    except ValueError as error:
+        raise UnsupportedOperator(f"the network that would be trained is not the file's: {error}") from error
+
+
 def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -> None:
     """Raises UnsupportedOperator if a plan with these numbers has other integers than the file, on random codes.
 
@@ -310,17 +319,11 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
             stacklevel=users_line(),
         )
         graph = replace(graph, operators=tuple(replace(each, built_in=False) for each in graph.operators))
-    try:
-        lowered = Lowering(plan, numbers).run()
-    except ValueError as error:
-        raise UnsupportedOperator(f"the network that would be trained is not the file's: {error}") from error
-    rng = np.random.default_rng(0)
-    given, ours = {}, {}
+    lowered = lowered_as_planned(plan, numbers)
+    ours, given = random_codes(lowered, 2, 0), {}
     for name, path in zip(graph.inputs, lowered.inputs, strict=True):
-        tensor, lowest_highest = lowered.tensors[path], CODE_RANGES[lowered.tensors[path].dtype]
-        codes = rng.integers(lowest_highest[0], lowest_highest[1] + 1, (2, *tensor.shape[1:])).astype(tensor.dtype)
-        ours[path] = codes
-        given[name] = dequantize(codes, tensor.quantization) if graph.tensors[name].dtype == FLOAT else codes
+        real = graph.tensors[name].dtype == FLOAT
+        given[name] = dequantize(ours[path], lowered.tensors[path].quantization) if real else ours[path]
     theirs, results = simulate(graph, given, device=device), simulate(lowered, ours, device=device)
     wrong = []
     # A file's signature may name its outputs in another order.
@@ -375,4 +378,4 @@ def compare_in_float(
         )
 
 
-__all__ = ["Trainable", "compare_in_float", "compare_with_file", "trainable"]
+__all__ = ["Trainable", "compare_in_float", "compare_with_file", "lowered_as_planned", "trainable"]

@@ -133,8 +133,15 @@ class _Writer:
         return bytes(model.SerializeToString(deterministic=True))
 
     def description(self, end: End) -> Any:
+        """For the list of inputs or outputs: real numbers, but indices in their own dtype."""
         tensor = self.graph.tensors[self.inner[end.tensor]]
-        return tensor_description(self.onnx, tensor, end.name, self.onnx.TensorProto.FLOAT, end.order)
+        dtype = self.onnx.TensorProto.FLOAT
+        if tensor.dtype not in CODE_RANGES:
+            dtype = self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+        # Rows that the network folds into the batch make it a multiple of the inputs' batch.
+        batch = "batch" if tensor.shape[0] == 1 else f"{tensor.shape[0]}*batch"
+        shape = [tensor.shape[axis] if axis else batch for axis in end.order]
+        return self.onnx.helper.make_tensor_value_info(end.name, dtype, shape)
 
     def take(self, end: End) -> None:
         """An input: real numbers in the user's axes."""
@@ -401,22 +408,3 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
 def channels_first(axes: Any) -> tuple[Any, ...]:
     """Anything that lists four axes as [batch, height, width, channels] in ONNX's order; others stay as they are."""
     return (axes[0], axes[3], axes[1], axes[2]) if len(axes) == 4 else tuple(axes)
-
-
-def stored_dtype(dtype: str) -> str:
-    """The dtype in which the file holds codes of a graph's activation."""
-    return "uint8" if dtype == "int8" else dtype
-
-
-def tensor_description(onnx: Any, tensor: Tensor, name: str, dtype: int, order: Sequence[int]) -> Any:
-    """A tensor of the graph for the list of inputs or outputs; indices keep their own type.
-
-    order: the graph's axis that
-    each of its axes holds.
-    """
-    if tensor.dtype not in CODE_RANGES:
-        dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
-    # Rows that the network folds into the batch make it a multiple of the inputs' batch.
-    batch = "batch" if tensor.shape[0] == 1 else f"{tensor.shape[0]}*batch"
-    shape = [tensor.shape[axis] if axis else batch for axis in order]
-    return onnx.helper.make_tensor_value_info(name, dtype, shape)

@@ -34,7 +34,6 @@ from ...kit.device.file_forms import (
     FileOperator,
     Unreadable,
     has_room,
-    with_ones_in_front,
     without_packing,
     without_wrapping,
 )
@@ -315,7 +314,7 @@ class _Reader:
         # the name and whether it has more axes.
         self.led: set[str] = set()
         self.reshaped: dict[tuple[str, int], Tensor] = {}
-        self.steps = self.with_all_axes(without_packing(without_wrapping(steps), names_of(ends[1])))
+        self.steps = without_packing(without_wrapping(steps), names_of(ends[1]))
         self.readers = Counter(tensor.name for _, step in self.steps for tensor in step.inputs if tensor is not None)
         self.readers.update(tensor.name for tensor in ends[1])
         self.readers.update(tensor.successor for tensor in variables.tensors.values() if tensor.successor)
@@ -433,41 +432,6 @@ class _Reader:
                 if tensor.name in made:
                     raise Refusal(f"tensor {shortened(tensor.name)!r} is written twice, which no graph can say")
                 made.add(tensor.name)
-
-    def with_all_axes(self, steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[str, FileOperator]]:
-        """Adds a RESHAPE before operands that broadcast and lack axes: a graph's have them all, the batch first.
-
-        Only in files with a fixed batch: in others a missing axis could be the batch.
-        """
-        if self.open_batch:
-            return list(steps)
-        made: list[tuple[str, FileOperator]] = []
-        whole: dict[tuple[str, int], Tensor] = {}
-        taken = names_of(self.tensors)
-        # Constants that the file converts to float32 stay as they are, and their readers handle them.
-        constants = {
-            step.output.name
-            for word, step in steps
-            if word in OFF_A_GRID and any(tensor is not None and tensor.data is not None for tensor in step.inputs)
-        }
-        for word, step in steps:
-            rank, inputs = len(step.output.shape), list(step.inputs)
-            pointwise = word in OPERATORS and OPERATORS[word].pointwise and step.output.shape[:1] == (1,)
-            for position, tensor in enumerate(inputs if pointwise and len(inputs) > 1 else ()):
-                if tensor is None or tensor.data is not None or tensor.dtype not in (*CODE_RANGES, FLOAT):
-                    continue
-                if tensor.name in constants:
-                    continue
-                missing = rank - len(tensor.shape)
-                if missing > 0 and (tensor.name, rank) not in whole:
-                    name = f"{tensor.name}#{rank}"
-                    if name in taken:
-                        continue
-                    made.append(with_ones_in_front(step, tensor, missing, name))
-                    whole[tensor.name, rank] = made[-1][1].output
-                inputs[position] = whole.get((tensor.name, rank), tensor)
-            made.append((word, replace(step, inputs=tuple(inputs))))
-        return made
 
     def at(self, index: int) -> Tensor:
         if not 0 <= index < len(self.tensors):
@@ -703,20 +667,11 @@ class _Reader:
         # By name: whether delegates and built-in kernels may differ in them.
         self.folded: dict[str, bool] = {}
         self.left_to_fold = MOST_FOLDED
-        undone = self.find_undone()
         self.of_the_file = set(map(id, (*self.tensors, *self.parts)))
         number = 0
         while number < len(self.steps):
             word, step = self.steps[number]
-            if number in passed:
-                number += 1
-                continue
-            if self.is_shape_arithmetic(word, step) or self.is_real_constant(word, step):
-                number += 1
-                continue
-            if number in undone:
-                for output, operand in zip(step.outputs, undone[number], strict=True):
-                    self.used[output.name] = self.used.get(operand.name, operand)
+            if number in passed or self.is_shape_arithmetic(word, step) or self.is_real_constant(word, step):
                 number += 1
                 continue
             length, found = self.read_in_either_way(number)
@@ -765,6 +720,21 @@ class _Reader:
             self.between.append(Operator(RESHAPED, (tensor.name,), (name,), {"new_shape": shape}, unsigned=unsigned))
             check_operator(self.between[-1], {tensor.name: tensor, name: made}, {tensor.name}, RESHAPED)
         return self.reshaped[key]
+
+    def with_all_axes(self, pointwise: bool, step: FileOperator) -> tuple[Tensor | None, ...]:
+        """The operands with the file's axes, and those that broadcast with all of the result's, as a graph's have.
+
+        Only in files with a fixed batch: in others a missing axis could be the batch.
+        """
+        broadcasts = pointwise and len(step.inputs) > 1 and step.output.shape[:1] == (1,) and not self.open_batch
+        inputs: list[Tensor | None] = []
+        for tensor in step.inputs:
+            if tensor is not None:
+                grows = broadcasts and tensor.dtype in (*CODE_RANGES, FLOAT)
+                grows = grows and self.used.get(tensor.name, tensor).data is None
+                tensor = self.with_rank(tensor, len(step.output.shape) if grows else None)
+            inputs.append(tensor)
+        return tuple(inputs)
 
     def is_shape_arithmetic(self, word: str, step: FileOperator) -> bool:
         """Whether the operator computes with shapes alone; its result is then known."""
@@ -845,31 +815,6 @@ class _Reader:
         self.used[step.output.name] = replace(step.output, shape=shape, data=data)
         return True
 
-    def find_undone(self) -> dict[int, tuple[Tensor, ...]]:
-        """The operators that split what another one joined, by number, and that one's operands."""
-        found: dict[int, tuple[Tensor, ...]] = {}
-        makers: dict[str, tuple[str, FileOperator]] = {}
-        for number, (word, step) in enumerate(self.steps):
-            source = step.inputs[0] if step.inputs else None
-            maker = makers.get(source.name) if source is not None else None
-            if source is not None and maker is not None and word in OPERATORS:
-                operands = tuple(tensor for tensor in maker[1].inputs if tensor is not None and is_known(tensor))
-                try:
-                    undone = OPERATORS[word].undoes(step, *maker)
-                except (Unreadable, ValueError, TypeError):
-                    continue
-                alike = all(tensor.quantization.equals(source.quantization) and tensor.dtype == source.dtype
-                            for tensor in (*operands, *step.outputs))  # fmt: skip
-                alike = alike and all(
-                    output.name in self.unknown_shape or output.shape == operand.shape
-                    for output, operand in zip(step.outputs, operands, strict=False)
-                )
-                if undone and alike and len(operands) == len(step.outputs):
-                    found[number] = operands
-                    self.readers[source.name] -= 1
-            makers.update((tensor.name, (word, step)) for tensor in step.outputs)
-        return found
-
     def read_operator(self, number: int, leading: bool = False) -> tuple[int, Operator | None]:
         """How many of the file's operators make up the graph's next one, and that one; None if they make constants.
 
@@ -901,7 +846,7 @@ class _Reader:
         if leading:
             step = with_leading_axis(word, step, self.with_rank)
         else:
-            step = replace(step, inputs=tuple(tensor and self.with_rank(tensor, None) for tensor in step.inputs))
+            step = replace(step, inputs=self.with_all_axes(declaration.pointwise, step))
         try:
             operands, attributes = declaration.read_operands(step), declaration.read_attributes(step)
         except (TypeError, ValueError, OverflowError) as error:

@@ -176,24 +176,32 @@ def without_wrapping(steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[st
 def without_packing(
     steps: Sequence[tuple[str, FileOperator]], outputs: Collection[str]
 ) -> list[tuple[str, FileOperator]]:
-    """Leaves out what joins tensors only to take them apart, as recurrent layers in a row do; outputs: the file's."""
+    """Leaves out what takes joined tensors apart again, as recurrent layers in a row do, and what joined them if
+    nothing else reads that; outputs: the file's."""
     readers = Counter(tensor.name for _, step in steps for tensor in step.inputs if tensor is not None)
     makers = {step.output.name: step for word, step in steps if word == "PACK"}
     same: dict[str, Tensor] = {}
     passed: list[FileOperator] = []
     for word, step in steps:
         packed = makers.get(step.operand(0).name) if word == "UNPACK" and step.inputs and step.inputs[0] else None
-        if packed is None or readers[packed.output.name] != 1 or len(packed.inputs) != len(step.outputs):
+        if packed is None or len(packed.inputs) != len(step.outputs):
             continue
-        if (packed.option("axis") or 0) != (step.option("axis") or 0):
+        rank = max(len(packed.output.shape), 1)
+        if int(packed.option("axis") or 0) % rank != int(step.option("axis") or 0) % rank:
             continue
         if not has_room(packed.output, sum(math.prod(each.shape) for each in step.outputs)):
             continue
         pairs = list(zip(packed.inputs, step.outputs, strict=True))
-        named = {packed.output.name, *(tensor.name for tensor in step.outputs)}
-        if named.isdisjoint(outputs) and all(before and are_alike(before, after) for before, after in pairs):
+        alike = all(
+            before and are_alike(before, after) and before.quantization.equals(packed.output.quantization)
+            for before, after in pairs
+        )
+        if alike and not any(after.name in outputs for after in step.outputs):
             same.update((after.name, before) for before, after in pairs if before)
-            passed += [packed, step]
+            passed.append(step)
+            readers[packed.output.name] -= 1
+            if not readers[packed.output.name] and packed.output.name not in outputs:
+                passed.append(packed)
     return reading_others(steps, same, passed)
 
 
@@ -221,13 +229,6 @@ def reading_others(
     ]
 
 
-def with_ones_in_front(step: FileOperator, tensor: Tensor, count: int, name: str) -> tuple[str, FileOperator]:
-    """A RESHAPE that gives an operand of `step` so many axes more; name: of its result."""
-    fields = {"newShape": [*[1] * count, *tensor.shape]}
-    result = replace(tensor, name=name, shape=tuple(fields["newShape"]))
-    return "RESHAPE", replace(step, inputs=(tensor,), outputs=(result,), option=fields.get)
-
-
 # What makes a constant of such a shape.
 FILLED = "FILL"
 # Of more numbers, it is not a shape.
@@ -243,7 +244,6 @@ __all__ = [
     "FileOperator",
     "Unreadable",
     "has_room",
-    "with_ones_in_front",
     "without_packing",
     "without_wrapping",
 ]

@@ -501,10 +501,6 @@ class DeviceOperator:
         """Likewise both, from operators of the file as `other_forms` lists them; None if they mean something else."""
         return None
 
-    def undoes(self, read: FileOperator, word: str, made: FileOperator) -> bool:
-        """Whether its results are the operands of the file's operator `word`, which made its own operand."""
-        return False
-
     def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
         """Adds its nodes in QDQ form (see `deploy.onnx`)."""
         raise Refusal(f"{self.kind} has no form in ONNX here")

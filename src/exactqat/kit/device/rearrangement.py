@@ -421,12 +421,6 @@ class Unpack(Parts):
         source, axis = turned.operand(0), moved_to_the_front(turned)
         return ((source,), {"axis": axis}) if axis and not self.read_attributes(unpacked)["axis"] else None
 
-    def undoes(self, read: FileOperator, word: str, made: FileOperator) -> bool:
-        # Between recurrent layers, which Keras writes with time in front of the batch.
-        if word != "PACK" or len(made.inputs) != len(read.outputs):
-            return False
-        return int(made.option("axis") or 0) % len(read.operand(0).shape) == self.read_attributes(read)["axis"]
-
 
 def moved_to_the_front(step: FileOperator) -> int:
     """The axis that a TRANSPOSE, or a RESHAPE of exactly one example, brings in front of the batch; 0 for others."""

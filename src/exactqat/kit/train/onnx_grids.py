@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...deploy.graph import Graph
-from ...deploy.inspect import need_a_bounded_size
+from ...deploy.inspect import need_a_bounded_size, random_codes
 from ...deploy.lower import Lowering
 from ...deploy.simulate import simulate
+from ...deploy.trainable import lowered_as_planned
 from ...deploy.weights_on_grid import Trainable, weights_on_grid
 from ..capture.files import FileNetwork
 from ..device import OPERATORS
@@ -136,7 +136,7 @@ def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan],
     made_by = {operator.outputs[0]: operator for operator in lowered.operators}
     layers = {name: made_by[path] for name, path in in_float.items()}
     need_a_bounded_size(lowered, "the file", _EXAMPLES)
-    codes = _random_codes(lowered)
+    codes = random_codes(lowered, _EXAMPLES, 0)
     wanted = [each for layer in layers.values() for each in layer.inputs if lowered.tensors[each].data is None]
     operands = {**codes, **simulate(lowered, codes, ONNXRUNTIME_X86, wanted, progress=False)}
     grids = {}
@@ -161,14 +161,6 @@ def _with_grids(plan: Plan, fixed: Mapping[str, tuple[float, int]]) -> Plan:
     return replace(
         plan, grids={**plan.grids, **{name: replace(plan.grids[name], fixed=at) for name, at in fixed.items()}}
     )
-
-
-def _random_codes(graph: Graph) -> dict[str, np.ndarray]:
-    rng, tensors = np.random.default_rng(0), graph.tensors
-    return {
-        name: rng.integers(-128, 128, (_EXAMPLES, *tensors[name].shape[1:])).astype(tensors[name].dtype)
-        for name in graph.inputs
-    }
 
 
 def _said(grid: tuple[float, int] | None) -> str:
@@ -249,11 +241,8 @@ def compare_with_onnx(
         original: what the file returns for real numbers.
         in_float: grids of what it returns in float32, which may round to a neighbouring code.
     """
-    try:
-        lowered = Lowering(plan, numbers).run()
-    except ValueError as error:
-        raise UnsupportedOperator(f"the network that would be trained is not the file's: {error}") from error
-    codes = _random_codes(lowered)
+    lowered = lowered_as_planned(plan, numbers)
+    codes = random_codes(lowered, _EXAMPLES, 0)
     reals = [
         port.to_user(dequantize(codes[port.tensor], lowered.tensors[port.tensor].quantization))
         for port in lowered.signature.inputs
