@@ -27,7 +27,7 @@ from .page import DARK, INK, LINE, NOTE, escape, variable
 from .text import shortened
 
 if TYPE_CHECKING:
-    from .results import Outcome, Results
+    from .results import History, Outcome, Results
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(
@@ -221,7 +221,9 @@ def _size_picture(
 
 def curves(results: Results) -> list[Markup]:
     """Loss and validation accuracy by epoch: of the float network, then of each precision."""
-    groups = [("float", [("float", FLOAT_COLOR, results.float_history)])]
+    groups: list[tuple[str, list[tuple[str, str, History]]]] = []
+    if results.float_history.loss:  # unless its weights were given and kept
+        groups.append(("float", [("float", FLOAT_COLOR, results.float_history)]))
     for precision in results.settings.precisions:
         trained = [
             (outcome.method.title, METHOD_COLORS[outcome.method.name], outcome.history)
