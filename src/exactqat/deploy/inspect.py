@@ -746,29 +746,24 @@ def _text(found: Inspection, width: int) -> str:
     if in_codes and not found.disagreements and len(simulated) > 1:
         lines += wrapped(f"Simulated from these inputs, {', '.join(simulated)} compute the same codes.")
     if found.beside_float:
-        lines += ["", *_beside_float_lines(found, NAME), *wrapped(collapse_in_words(found)), ""]
+        lines += ["", *_beside_float_lines(found), *wrapped(collapse_in_words(found)), ""]
     lines += wrapped(_verdict(found))
     return "\n".join(lines)
-
-
-def beside_float_rows(found: Inspection, length: int) -> list[tuple[str, ...]]:
-    """Cells of a table of `BESIDE_FLOAT`."""
-
-    def number(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form)
-
-    return [
-        (name_in_short(each.result, length), each.kind, number(each.own, ".1f"), number(each.cumulative, ".1f"),
-         number(each.clipped, ".1%"), number(each.wasted, ".0%"), f"{each.dead_channels} of {each.channels}")
-        for each in found.beside_float
-    ]  # fmt: skip
 
 
 BESIDE_FLOAT = ("result", "operator", "own dB", "dB so far", "clipped", "unused codes", "dead channels")
 
 
-def _beside_float_lines(found: Inspection, length: int) -> list[str]:
-    return _table(BESIDE_FLOAT, beside_float_rows(found, length - 8), 2)
+def _beside_float_lines(found: Inspection) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    rows = [
+        (name_in_short(each.result, NAME - 8), each.kind, number(each.own, ".1f"), number(each.cumulative, ".1f"),
+         number(each.clipped, ".1%"), number(each.wasted, ".0%"), f"{each.dead_channels} of {each.channels}")
+        for each in found.beside_float
+    ]  # fmt: skip
+    return _table(BESIDE_FLOAT, rows, 2)
 
 
 def collapse_in_words(found: Inspection) -> str:
