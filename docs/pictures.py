@@ -18,7 +18,7 @@ import exactqat as eq
 from exactqat import deploy
 from exactqat.application.report import charts
 from exactqat.application.report.page import BAD, DARK, NOTE, variable
-from exactqat.kit.train.core.ranges import observed, rank_of_ends, scalars
+from exactqat.qat.train.core.ranges import observed, rank_of_ends, scalars
 
 PICTURES = Path(__file__).resolve().parent / "_static" / "pictures"
 SHOWN = {"accuracy": "Test accuracy of every network"}

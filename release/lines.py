@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/exactqat"
 WINGS = ("application", "kit", "operators")
+TRAINING = ("capture", "train")  # rooms beside the names of qat
 SUFFIXES = (".py", ".cpp", ".h", ".c", ".html", ".css", ".js", ".j2")
 KINDS = ("code", "docstring", "comment", "blank")
 
@@ -46,7 +47,8 @@ def room_of(path: PurePosixPath) -> str:
     folders = path.parts[:-1]
     if not folders:
         return "(top)"
-    return "/".join(folders[:2] if folders[0] in WINGS else folders[:1])
+    inner = folders[0] in WINGS or folders[1:2] and folders[1] in TRAINING
+    return "/".join(folders[:2] if inner else folders[:1])
 
 
 def kinds_of_python(text: str, tree: ast.Module) -> Counter[str]:

@@ -16,8 +16,8 @@ from exactqat.deploy.axes import on_device
 from exactqat.deploy.lower import lower_with_layouts
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes, in_users_order, layer_values
-from exactqat.kit.train.core.steps import Step
-from exactqat.kit.train.torch.frozen import real as in_real_numbers
+from exactqat.qat.train.core.steps import Step
+from exactqat.qat.train.torch.frozen import real as in_real_numbers
 
 
 def leaves(result: Any) -> list[torch.Tensor]:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exactqat.kit.train.core.arrays import Mode
 from exactqat.qat.jax import Prepared
+from exactqat.qat.train.core.arrays import Mode
 
 SIZES = (1, 3, 8)
 ROUNDING = 2e-4

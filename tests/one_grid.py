@@ -8,7 +8,7 @@ from typing import Any
 from exactqat import qat
 from exactqat.kit.planning.network import Network, Value
 from exactqat.kit.planning.plans import Grid, Plan, PlanInput
-from exactqat.kit.train.torch.prepared import PreparedModel
+from exactqat.qat.train.torch.prepared import PreparedModel
 
 
 def one_grid(rule: qat.Rule, nonnegative: bool = False) -> tuple[PreparedModel, Any]:

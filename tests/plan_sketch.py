@@ -16,7 +16,7 @@ from torch import nn
 from exactqat.kit.device import OPERATORS
 from exactqat.kit.planning.network import Constant, Network, Place, Step, Value
 from exactqat.kit.planning.plans import Derived, Plan, PlanStep
-from exactqat.kit.train.torch import primitives as primitives_torch
+from exactqat.qat.train.torch import primitives as primitives_torch
 
 
 class Sketch:

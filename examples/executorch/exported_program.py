@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from exactqat.kit.device import OPERATORS
 from exactqat.kit.planning.plans import Grid, Numbers, Plan, PlanStep
-from exactqat.kit.train.core.steps import attributes_of
-from exactqat.kit.train.torch import primitives
-from exactqat.kit.train.torch.prepared import PreparedModel
+from exactqat.qat.train.core.steps import attributes_of
+from exactqat.qat.train.torch import primitives
+from exactqat.qat.train.torch.prepared import PreparedModel
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 

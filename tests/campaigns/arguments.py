@@ -408,7 +408,7 @@ def examine(name: str, exact: bool) -> str:
     from network_interpreter import differences
 
     from exactqat import qat
-    from exactqat.kit.train.torch.prepared import without_quantization
+    from exactqat.qat.train.torch.prepared import without_quantization
 
     build, source = CALLS[name]
     torch.manual_seed(0)

@@ -523,7 +523,7 @@ def flat(result: Any) -> list[Tensor]:
 
 def trained(model: nn.Module, seed: int, width: int, train: bool) -> dict[str, np.ndarray]:
     """Everything that two steps of training and evaluations before and after them show."""
-    from exactqat.kit.train.torch.proof import _Settled
+    from exactqat.qat.train.torch.proof import _Settled
 
     generator = torch.Generator().manual_seed(seed + 1)
     dtype = next(model.parameters()).dtype

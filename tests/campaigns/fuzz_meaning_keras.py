@@ -533,7 +533,7 @@ def trained(call: Callable[..., Any], variables: dict[str, Any], shape: Shape, s
 
 def of_original(seed: int, draw: int, moved: bool = False) -> dict[str, np.ndarray]:
     """moved: from weights that are 2**-20 larger or smaller, to see what rounding does."""
-    from exactqat.kit.capture.keras.model import variable_names
+    from exactqat.qat.capture.keras.model import variable_names
 
     model, shape = built(seed)
     names = variable_names(model)
@@ -548,7 +548,7 @@ def of_original(seed: int, draw: int, moved: bool = False) -> dict[str, np.ndarr
 
 
 def of_prepared(prepared: Any, shape: Shape, draw: int) -> dict[str, np.ndarray]:
-    from exactqat.kit.train.core.arrays import Mode
+    from exactqat.qat.train.core.arrays import Mode
 
     held = prepared._held.variables
     variables = {name: each for name, each in held.tensors.items() if each.trainable}
@@ -590,7 +590,7 @@ def differs(
 def outcome(seed: int, check: bool = True) -> tuple[str, str]:
     """(kept, refused, differing, died or illegal; why)."""
     from exactqat import qat
-    from exactqat.kit.capture.keras.model import variable_names
+    from exactqat.qat.capture.keras.model import variable_names
 
     try:
         model, shape = built(seed)

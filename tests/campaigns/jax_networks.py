@@ -23,9 +23,9 @@ from exactqat.deploy.lower import lower_with_layouts
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.deploy.values import device_codes, in_users_order
 from exactqat.kit.device import OPERATORS
-from exactqat.kit.train.core.arrays import Mode
-from exactqat.kit.train.core.engine import Run
 from exactqat.qat.jax import Prepared, State, batch_norm, dropout, prepare
+from exactqat.qat.train.core.arrays import Mode
+from exactqat.qat.train.core.engine import Run
 
 try:
     import flax.linen as nn

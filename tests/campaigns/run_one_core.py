@@ -40,7 +40,7 @@ from jax import lax
 from torch import nn
 
 from exactqat import deploy, qat
-from exactqat.kit.train.core.engine import Functional
+from exactqat.qat.train.core.engine import Functional
 
 # The largest weight: 127 steps of 2**-6.
 PILOT = 127 / 64

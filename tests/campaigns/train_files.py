@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from kit.test_from_file import on_litert, on_the_grid, results_of
 
-from exactqat.kit.capture.files.graph import is_float
+from exactqat.qat.capture.files.graph import is_float
 
 SECONDS = 900
 

@@ -35,7 +35,7 @@ from exactqat.deploy.runtimes.trial import RuntimeRefusal
 from exactqat.kit.device import OPERATORS, PROFILES, Refusal
 from exactqat.kit.device import fixed_point_functions as fixed
 from exactqat.kit.device.activation import FUNCTIONS, Table, off_the_pole
-from exactqat.kit.train.torch import primitives as primitives_torch
+from exactqat.qat.train.torch import primitives as primitives_torch
 
 CODES = np.arange(-128, 128).astype(np.int8)
 FUNCTIONS_OF_ONE = ("LOGISTIC", "TANH", "GELU", "EXP", "TABLE", "RELU", "LEAKY_RELU", "HARD_SWISH")

@@ -17,7 +17,7 @@ from exactqat.deploy import Graph, Operator, simulate  # noqa: E402
 from exactqat.kit.device import OPERATORS, Refusal, Tensor  # noqa: E402
 from exactqat.kit.device.arithmetic import same_padding  # noqa: E402
 from exactqat.kit.device.operator import DeviceOperator  # noqa: E402
-from exactqat.kit.train.torch import primitives as primitives_torch  # noqa: E402
+from exactqat.qat.train.torch import primitives as primitives_torch  # noqa: E402
 
 TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 

@@ -12,7 +12,7 @@ from keras import layers, ops
 from keras_checks import run_checks
 
 from exactqat import qat
-from exactqat.kit.train.core.arrays import Mode
+from exactqat.qat.train.core.arrays import Mode
 
 rng = np.random.default_rng(0)
 words, images = (8, 6), (8, 9, 4)

@@ -14,8 +14,8 @@ from keras_checks import run_checks
 
 import exactqat.qat.keras
 from exactqat import deploy, qat
-from exactqat.kit.train.core.accumulators import LayerNumbers
-from exactqat.kit.train.core.on_device import DeviceNetwork
+from exactqat.qat.train.core.accumulators import LayerNumbers
+from exactqat.qat.train.core.on_device import DeviceNetwork
 
 
 def count(kind: Any, calls: list[str]) -> None:
@@ -44,7 +44,7 @@ def check_an_evaluation_asks_once() -> None:
     count(LayerNumbers, calls)
     whole = model.predict(x, verbose=0)
     assert calls and set(calls) == {"DeviceNetwork"}, calls
-    exactqat.kit.train.keras.primitives.network_on_host = lambda *arguments: None
+    exactqat.qat.train.keras.primitives.network_on_host = lambda *arguments: None
     model.predict_function = None
     assert np.array_equal(model.predict(x, verbose=0), whole) and "LayerNumbers" in calls
 

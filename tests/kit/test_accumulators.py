@@ -14,9 +14,9 @@ import jax.numpy as jnp  # noqa: E402
 from jax_networks import conv, norm, normalized, numbers, weights  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.kit.train.core.arrays import Mode  # noqa: E402
-from exactqat.kit.train.jax import primitives  # noqa: E402
 from exactqat.qat.jax import prepare  # noqa: E402
+from exactqat.qat.train.core.arrays import Mode  # noqa: E402
+from exactqat.qat.train.jax import primitives  # noqa: E402
 
 EIGHT, SIXTEEN = qat.Rule(), qat.Rule(activation_bits=16)
 

@@ -20,9 +20,9 @@ from plain_networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.kit.capture.torch.model import CaptureError, capture  # noqa: E402
 from exactqat.kit.planning import sequence  # noqa: E402
 from exactqat.kit.planning.network import KINDS  # noqa: E402
+from exactqat.qat.capture.torch.model import CaptureError, capture  # noqa: E402
 
 # The others run where EXACTQAT_ALL_NETWORKS is set (a minute).
 SAMPLE = (

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from network_interpreter import differences  # noqa: E402
 from torch import nn  # noqa: E402
 
-from exactqat.kit.capture.torch.expression import Expression  # noqa: E402
-from exactqat.kit.capture.torch.model import CaptureError, capture  # noqa: E402
+from exactqat.qat.capture.torch.expression import Expression  # noqa: E402
+from exactqat.qat.capture.torch.model import CaptureError, capture  # noqa: E402
 
 BINS, CLASSES = 8, 3
 

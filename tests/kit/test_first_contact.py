@@ -31,7 +31,7 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.kit.capture.core import progress  # noqa: E402
+from exactqat.qat.capture.core import progress  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -19,8 +19,8 @@ from test_from_file import FILES, on_litert
 
 from exactqat import deploy, qat
 from exactqat.deploy.formats.read_onnx import model_of
-from exactqat.kit.train.files import OpenedFile
 from exactqat.qat import Rule, UnsupportedOperator
+from exactqat.qat.train.files import OpenedFile
 
 pytest.importorskip("ai_edge_litert")
 HERE = Path(__file__).parent

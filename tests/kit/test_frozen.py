@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.deploy import PROFILES  # noqa: E402
 from exactqat.deploy.lower import lower  # noqa: E402
-from exactqat.kit.train.core.on_device import DeviceNetwork  # noqa: E402
-from exactqat.kit.train.core.steps import Step, WeightedStep  # noqa: E402
-from exactqat.kit.train.torch import primitives as primitives_torch  # noqa: E402
+from exactqat.qat.train.core.on_device import DeviceNetwork  # noqa: E402
+from exactqat.qat.train.core.steps import Step, WeightedStep  # noqa: E402
+from exactqat.qat.train.torch import primitives as primitives_torch  # noqa: E402
 
 SAMPLE = (
     "unet_bilinear",

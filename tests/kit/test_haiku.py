@@ -41,7 +41,7 @@ def test_training_moves_the_averages_as_haiku_does() -> None:
     prepared = qat.jax.prepare(apply, variables, IMAGES)
     params, state = prepared.init()
     ours, theirs = variables, variables["state"]
-    from exactqat.kit.train.core.arrays import Mode
+    from exactqat.qat.train.core.arrays import Mode
 
     for number in range(3):
         batch = IMAGES * (number + 1) - number
@@ -60,7 +60,7 @@ def test_gradients_in_training_are_haikus() -> None:
     transformed, apply, variables = made()
     prepared = qat.jax.prepare(apply, variables, IMAGES)
     params, state = prepared.init()
-    from exactqat.kit.train.core.arrays import Mode
+    from exactqat.qat.train.core.arrays import Mode
 
     def loss(model: Any) -> Any:
         mode = Mode(training=True, quantizing=False)

@@ -22,8 +22,8 @@ from jax_networks import NETWORKS, Batch, assert_exact, conv, norm, normalized, 
 
 import exactqat  # noqa: E402
 from exactqat import deploy, qat  # noqa: E402
-from exactqat.kit.train.core.arrays import Mode  # noqa: E402
 from exactqat.qat.jax import Prepared, dropout, prepare  # noqa: E402
+from exactqat.qat.train.core.arrays import Mode  # noqa: E402
 
 SPREAD = Path(__file__).parent / "jax_spread.py"
 LINEAR = weights(w=(8, 8))

@@ -17,8 +17,8 @@ from jax import lax  # noqa: E402
 from meaning_jax import ROUNDING, difference, error, float_network, gradients  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.kit.train.core.arrays import Mode  # noqa: E402
 from exactqat.qat.jax import prepare  # noqa: E402
+from exactqat.qat.train.core.arrays import Mode  # noqa: E402
 
 RNG = np.random.default_rng(0)
 PARAMS = {

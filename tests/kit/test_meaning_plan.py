@@ -55,7 +55,7 @@ def frozen(model: nn.Module, *example: torch.Tensor, **how: Any) -> qat.Prepared
 
 def plain(prepared: qat.PreparedModel, *given: torch.Tensor) -> Any:
     """The captured network in real numbers."""
-    from exactqat.kit.train.torch.prepared import without_quantization
+    from exactqat.qat.train.torch.prepared import without_quantization
 
     with without_quantization(prepared), torch.no_grad():
         return prepared.eval()(*given)

@@ -21,9 +21,9 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.kit.capture.torch import model as capture_torch  # noqa: E402
-from exactqat.kit.train.torch import holders as holders_torch  # noqa: E402
-from exactqat.kit.train.torch.proof import copied_with_hooks  # noqa: E402
+from exactqat.qat.capture.torch import model as capture_torch  # noqa: E402
+from exactqat.qat.train.torch import holders as holders_torch  # noqa: E402
+from exactqat.qat.train.torch.proof import copied_with_hooks  # noqa: E402
 
 EXAMPLES = (1, 2, 3)
 
@@ -408,7 +408,7 @@ def test_a_checkpoint_around_a_prepared_model_moves_ranges_once(reentrant: bool)
 
 
 def test_without_its_mend_a_checkpoint_moves_ranges_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exactqat.kit.train.torch.repeats._is_recomputing", lambda: False)
+    monkeypatch.setattr("exactqat.qat.train.torch.repeats._is_recomputing", lambda: False)
     with pytest.raises(AssertionError):
         test_a_checkpoint_around_a_prepared_model_moves_ranges_once(True)
 

@@ -28,7 +28,7 @@ from torch import nn  # noqa: E402
 import exactqat  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.application.job import models  # noqa: E402
-from exactqat.kit.train.torch.prepared import without_quantization  # noqa: E402
+from exactqat.qat.train.torch.prepared import without_quantization  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from exactqat import qat  # noqa: E402
-from exactqat.kit.train.core import primitives_numpy, ranges  # noqa: E402
-from exactqat.kit.train.jax import primitives as primitives_jax  # noqa: E402
-from exactqat.kit.train.torch import primitives as primitives_torch  # noqa: E402
+from exactqat.qat.train.core import primitives_numpy, ranges  # noqa: E402
+from exactqat.qat.train.jax import primitives as primitives_jax  # noqa: E402
+from exactqat.qat.train.torch import primitives as primitives_torch  # noqa: E402
 
 SAMPLE = (
     ("convolution", "ema", 8, True),
@@ -268,7 +268,7 @@ def test_without_a_profile_a_frozen_network_stays_fake_quantization() -> None:
 def test_the_core_knows_no_framework() -> None:
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'jax', 'keras', 'tensorflow')))\n"
-        "import exactqat.kit.train.core.freezing, exactqat.kit.train.core.ranges, exactqat.kit.train.core.weights\n"
+        "import exactqat.qat.train.core.freezing, exactqat.qat.train.core.ranges, exactqat.qat.train.core.weights\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
     assert importlib.import_module("exactqat.qat").UnsettledStatisticsWarning is qat.UnsettledStatisticsWarning

@@ -13,7 +13,7 @@ import numpy as np
 import one_value
 import pytest
 
-from exactqat.kit.capture.core.functions import ITSELF, Curve, identify
+from exactqat.qat.capture.core.functions import ITSELF, Curve, identify
 
 HERE = Path(__file__).resolve().parent
 

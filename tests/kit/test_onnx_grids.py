@@ -17,8 +17,8 @@ from onnx_files import exported, on_onnxruntime, quantized
 
 from exactqat import cli, deploy, qat
 from exactqat.deploy.inspect import inspect_subject, subject_of_onnx
-from exactqat.kit.train.files import OpenedFile
 from exactqat.qat import Rule, UnsupportedOperator
+from exactqat.qat.train.files import OpenedFile
 
 pytest.importorskip("onnxruntime")
 DEVICE = "onnxruntime-x86"

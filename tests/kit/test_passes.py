@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exactqat.kit.capture.core.sizes import Batch
-from exactqat.kit.capture.files.reader import Fixed, Reader
-from exactqat.kit.capture.passes import composites
-from exactqat.kit.capture.passes.affine import BiasAndAffine
+from exactqat.qat.capture.core.sizes import Batch
+from exactqat.qat.capture.files.reader import Fixed, Reader
+from exactqat.qat.capture.passes import composites
+from exactqat.qat.capture.passes.affine import BiasAndAffine
 
 BATCH = Batch()
 

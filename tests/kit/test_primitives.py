@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import exactqat
-from exactqat.kit.train.core import primitives as protocols
-from exactqat.kit.train.core import primitives_numpy
+from exactqat.qat.train.core import primitives as protocols
+from exactqat.qat.train.core import primitives_numpy
 
 PACKAGE = Path(exactqat.__file__).parent
 OFFERED = {
@@ -66,7 +66,7 @@ def test_a_framework_offers_its_protocol(framework: str) -> None:
     # In a process of its own, where Keras finds the backend that is asked for.
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_primitives as test\n"
-        "module = test.import_module(f'exactqat.kit.train.{sys.argv[2]}.primitives')\n"
+        "module = test.import_module(f'exactqat.qat.train.{sys.argv[2]}.primitives')\n"
         "print(*test.problems(module, test.OFFERED[sys.argv[2]]), sep='\\n', end='')"
     )
     arguments = [sys.executable, "-c", program, str(Path(__file__).parent), framework]
@@ -77,7 +77,7 @@ def test_a_framework_offers_its_protocol(framework: str) -> None:
 
 def test_numpy_offers_what_makes_integers() -> None:
     assert not list(problems(primitives_numpy, protocols.NumberPrimitives))
-    from exactqat.kit.train.core.ranges import scalars
+    from exactqat.qat.train.core.ranges import scalars
 
     assert not list(problems(scalars, protocols.RangePrimitives))
 
@@ -93,16 +93,16 @@ def test_what_is_missing_or_taken_otherwise_is_found() -> None:
     assert [each.partition(":")[0] for each in problems(Other, protocols.RangePrimitives)] == ["maximum"]
 
 
-@pytest.mark.parametrize("room", ["device", "train/core"])
+@pytest.mark.parametrize("room", ["kit/device", "qat/train/core"])
 def test_nothing_else_is_asked_for(room: str) -> None:
     asked = {
         node.attr
-        for path in (PACKAGE / "kit" / room).glob("*.py")
+        for path in (PACKAGE / room).glob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("p", "primitives", "self.primitives")
     }
     assert {"maximum", "where"} <= asked
-    allowed = members(protocols.Primitives if room == "device" else protocols.FunctionalPrimitives)
+    allowed = members(protocols.Primitives if room == "kit/device" else protocols.FunctionalPrimitives)
     assert asked <= set(allowed)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exactqat.kit.capture import proof
-from exactqat.kit.capture.proof import Evidence, Subject, Trial, example_rows, nudged, prove, relative_error
 from exactqat.kit.planning.network import Network
+from exactqat.qat.capture import proof
+from exactqat.qat.capture.proof import Evidence, Subject, Trial, example_rows, nudged, prove, relative_error
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -224,7 +224,7 @@ def test_a_model_that_does_not_run_is_named() -> None:
 
 def test_the_first_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect put into one layer of the prepared network."""
-    from exactqat.kit.train.torch import proof as proof_torch
+    from exactqat.qat.train.torch import proof as proof_torch
 
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
     x = torch.randn(2, 4)

@@ -22,10 +22,10 @@ from exactqat.deploy.graph import Graph  # noqa: E402
 from exactqat.deploy.lower import lower, lower_with_layouts  # noqa: E402
 from exactqat.deploy.simulate import simulate  # noqa: E402
 from exactqat.deploy.values import device_codes, layer_values  # noqa: E402
-from exactqat.kit.train.core.steps import WeightedStep  # noqa: E402
-from exactqat.kit.train.core.weights import channel_grid  # noqa: E402
-from exactqat.kit.train.torch import primitives as primitives_torch  # noqa: E402
-from exactqat.kit.train.torch.graphed import Replay  # noqa: E402
+from exactqat.qat.train.core.steps import WeightedStep  # noqa: E402
+from exactqat.qat.train.core.weights import channel_grid  # noqa: E402
+from exactqat.qat.train.torch import primitives as primitives_torch  # noqa: E402
+from exactqat.qat.train.torch.graphed import Replay  # noqa: E402
 
 FIXED_INPUT = qat.Rule("input", ranges="fixed", fixed_range=(-1.0, 1.0))
 
@@ -240,7 +240,7 @@ def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, mo
     found = []
     for at_hand in (True, False):
         if not at_hand:
-            monkeypatch.setattr("exactqat.kit.train.torch.state._are_at_hand", lambda *ends: False)
+            monkeypatch.setattr("exactqat.qat.train.torch.state._are_at_hand", lambda *ends: False)
         _, followed = one_grid(qat.Rule(ranges=ranges, ema_decay=0.8), nonnegative)
         ends = []
         for batch in batches:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exactqat.kit.capture.core.refusals import Refused
-from exactqat.kit.capture.core.sizes import Batch, broadcast, exact, for_examples
+from exactqat.qat.capture.core.refusals import Refused
+from exactqat.qat.capture.core.sizes import Batch, broadcast, exact, for_examples
 
 BATCH = Batch()
 
@@ -85,7 +85,7 @@ def test_shapes() -> None:
 def test_limits_of_kernels_are_not_questions_about_the_batch(most: int, passes: bool) -> None:
     """On a GPU PyTorch asks for limits of cuDNN, and counts elements in 32 bits: 2674 times 64x112x112."""
     sympy, torch = pytest.importorskip("sympy"), pytest.importorskip("torch")
-    from exactqat.kit.capture.torch.sizes import Sizes
+    from exactqat.qat.capture.torch.sizes import Sizes
 
     sizes = Sizes([])
     sizes.rows["batch"] = 1

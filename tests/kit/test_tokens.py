@@ -122,7 +122,7 @@ def test_the_tables_gradient_is_the_originals() -> None:
     model, given = Classifier(), words(4)
     given[0] = 0
     prepared = qat.prepare(model, given)
-    from exactqat.kit.train.torch.prepared import without_quantization
+    from exactqat.qat.train.torch.prepared import without_quantization
 
     with without_quantization(prepared):
         prepared(given).square().sum().backward()

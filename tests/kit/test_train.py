@@ -23,8 +23,8 @@ from torch import nn  # noqa: E402
 from exactqat import qat  # noqa: E402
 from exactqat.kit.planning.network import Constant, Network, Step, Value  # noqa: E402
 from exactqat.kit.planning.plans import Grid, Plan, PlanInput, PlanStep  # noqa: E402
-from exactqat.kit.train.core.steps import WeightedStep  # noqa: E402
-from exactqat.kit.train.torch.state import TrainingOnly  # noqa: E402
+from exactqat.qat.train.core.steps import WeightedStep  # noqa: E402
+from exactqat.qat.train.torch.state import TrainingOnly  # noqa: E402
 
 torch.set_num_threads(1)
 

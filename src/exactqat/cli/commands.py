@@ -539,8 +539,8 @@ def check(
     shapes = [tuple(map(int, text.split("x"))) for text in example or []]
 
     from ..application.job.models import built, is_known, network
-    from ..kit.train.core.frameworks import framework_of
     from ..qat.dry_run import HEADER, explain
+    from ..qat.train.core.frameworks import framework_of
 
     shape = shapes[0][1:] if shapes else ()
     original, variables = (network(model, shape, classes), None) if is_known(model) else built(model, shape, classes)

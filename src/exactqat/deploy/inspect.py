@@ -241,7 +241,7 @@ def read_subject(path: str | os.PathLike[str], signature: str = "") -> Subject:
     if signature:
         raise ValueError(f"signature is for .tflite files, and {shortened(path.name)} is an .onnx file")
     # Its integers are those of the network that would be trained from it, which stands above this room.
-    files: Any = import_module("exactqat.kit.train.files")
+    files: Any = import_module("exactqat.qat.train.files")
     return subject_of_onnx(files.OpenedFile(read_onnx(path)).on_onnxruntime())
 
 

@@ -10,36 +10,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..kit.capture.proof import HalfPrecisionWarning, NotComparedWarning
     from ..kit.planning import FinalActivationWarning, UnsupportedOperator
     from ..kit.planning.fitting import RangesMovedWarning
     from ..kit.planning.plans import MissingData
     from ..kit.planning.rule_text import load_rules, save_rules
     from ..kit.planning.rules import RangePolicy as RangePolicy
     from ..kit.planning.rules import Rule, UnusedRuleWarning
-    from ..kit.train.core.freezing import UnsettledStatisticsWarning
-    from ..kit.train.torch.graphed import GraphedModel, graphed
-    from ..kit.train.torch.layers import Conv2d, DepthwiseConv2d, FusedBatchNorm2d
-    from ..kit.train.torch.prepared import PreparedModel
-    from ..kit.train.torch.recovery import Distillation, EarlyStopping, distillation_loss, parameter_groups
+    from .capture.proof import HalfPrecisionWarning, NotComparedWarning
     from .dry_run import Explanation, explain
     from .surface import calibrate, freeze, prepare
+    from .train.core.freezing import UnsettledStatisticsWarning
+    from .train.torch.graphed import GraphedModel, graphed
+    from .train.torch.layers import Conv2d, DepthwiseConv2d, FusedBatchNorm2d
+    from .train.torch.prepared import PreparedModel
+    from .train.torch.recovery import Distillation, EarlyStopping, distillation_loss, parameter_groups
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
     ".dry_run": ("Explanation", "explain"),
-    "..kit.train.torch.graphed": ("GraphedModel", "graphed"),
-    "..kit.train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
+    ".train.torch.graphed": ("GraphedModel", "graphed"),
+    ".train.torch.layers": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
     "..kit.planning": ("FinalActivationWarning", "UnsupportedOperator"),
     "..kit.planning.fitting": ("RangesMovedWarning",),
-    "..kit.train.core.freezing": ("UnsettledStatisticsWarning",),
+    ".train.core.freezing": ("UnsettledStatisticsWarning",),
     "..kit.planning.plans": ("MissingData",),
     "..kit.planning.rule_text": ("load_rules", "save_rules"),
     "..kit.planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
-    "..kit.capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
-    "..kit.train.torch.recovery": ("Distillation", "EarlyStopping", "distillation_loss", "parameter_groups"),
+    ".capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
+    ".train.torch.recovery": ("Distillation", "EarlyStopping", "distillation_loss", "parameter_groups"),
     ".surface": ("calibrate", "freeze", "prepare"),
-    "..kit.train.torch.prepared": ("PreparedModel",),
+    ".train.torch.prepared": ("PreparedModel",),
 }
 # Whole modules: `qat.jax.prepare`.
 _MODULES = ("distributed", "jax", "keras", "tfmot", "torch")

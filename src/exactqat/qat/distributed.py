@@ -6,6 +6,6 @@ would normalize each share separately, and ranges would come from one process. `
 only; this runs wherever the process group does, and shares may differ in size.
 """
 
-from ..kit.train.torch.distributed import synchronized
+from .train.torch.distributed import synchronized
 
 __all__ = ["synchronized"]

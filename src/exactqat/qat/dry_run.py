@@ -16,7 +16,7 @@ from ..deploy import Footprint, Graph, footprint, lower, unclaimed
 from ..kit.device import DEFAULT_PROFILE, profile_named
 from ..kit.planning import UnsupportedOperator
 from ..kit.planning.rules import Rule
-from ..kit.train.core.frameworks import kit_of
+from .train.core.frameworks import kit_of
 
 HEADER = ("operator", "result", "shape", "parameters", "multiply-adds")
 
@@ -165,8 +165,8 @@ def _of_torch(model: Any, example: Any, variables: Any, options: Mapping[str, An
     import torch
     from torch.utils._pytree import tree_map_only
 
-    from ..kit.train.torch.prepare import prepare
-    from ..kit.train.torch.prepared import calibrate, freeze
+    from .train.torch.prepare import prepare
+    from .train.torch.prepared import calibrate, freeze
 
     _refuse_variables(variables, "torch.nn.Module")
     if example is None:
@@ -187,8 +187,8 @@ def _of_torch(model: Any, example: Any, variables: Any, options: Mapping[str, An
 def _of_keras(model: Any, example: Any, variables: Any, options: Mapping[str, Any]) -> Graph:
     import keras
 
-    from ..kit.train.keras.prepare import prepare
-    from ..kit.train.keras.prepared import calibrate, freeze
+    from .train.keras.prepare import prepare
+    from .train.keras.prepared import calibrate, freeze
 
     _refuse_variables(variables, "keras.Model")
     prepared = prepare(model, example=example, **options)
@@ -202,7 +202,7 @@ def _of_jax(model: Any, example: Any, variables: Any, options: Mapping[str, Any]
     import jax
     import jax.numpy as jnp
 
-    from ..kit.train.jax.prepare import prepare
+    from .train.jax.prepare import prepare
 
     prepared = prepare(model, *(() if variables is None else (variables,)), example=example, **options)
 

@@ -11,8 +11,8 @@ graph = deploy.lower(model)
 `prepare_file` does the same for the `Graph` of a file.
 """
 
-from ..kit.train.keras.from_file import prepare_file
-from ..kit.train.keras.prepare import prepare
-from ..kit.train.keras.prepared import PreparedModel, calibrate, freeze
+from .train.keras.from_file import prepare_file
+from .train.keras.prepare import prepare
+from .train.keras.prepared import PreparedModel, calibrate, freeze
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare", "prepare_file"]

@@ -11,7 +11,7 @@ from ..deploy.formats.read_onnx import OnnxModel
 from ..deploy.graph import Graph
 from ..kit.device import DEFAULT_PROFILE
 from ..kit.planning.rules import Rule
-from ..kit.train.core.frameworks import kit_of
+from .train.core.frameworks import kit_of
 
 _DEFAULT_RULES = (Rule(),)
 
@@ -145,7 +145,7 @@ def _prepared(model: Any) -> Any:
 
 def _file(framework: str, name: str) -> Any:
     """A module of a framework's training, imported when it is needed."""
-    return import_module(f"exactqat.kit.train.{framework}.{name}")
+    return import_module(f"exactqat.qat.train.{framework}.{name}")
 
 
 __all__ = ["calibrate", "freeze", "prepare"]

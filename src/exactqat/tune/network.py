@@ -15,14 +15,14 @@ from ..deploy.lower import Lowering
 from ..kit.device import DEFAULT_PROFILE
 from ..kit.planning.fitting import RangesMovedWarning
 from ..kit.planning.plans import Derived, Numbers, Plan, PlanStep
-from ..kit.train.core import primitives_numpy
-from ..kit.train.core.arrays import Arrays
-from ..kit.train.core.engine import Functional
-from ..kit.train.core.freezing import settled
-from ..kit.train.core.integers import all_numbers
-from ..kit.train.core.state import State
-from ..kit.train.core.trained import TrainedNetwork
-from ..kit.train.core.weights import per_channel
+from ..qat.train.core import primitives_numpy
+from ..qat.train.core.arrays import Arrays
+from ..qat.train.core.engine import Functional
+from ..qat.train.core.freezing import settled
+from ..qat.train.core.integers import all_numbers
+from ..qat.train.core.state import State
+from ..qat.train.core.trained import TrainedNetwork
+from ..qat.train.core.weights import per_channel
 
 # Steps of a finely quantized weight in one of its int8 steps.
 FINE_STEPS = 254

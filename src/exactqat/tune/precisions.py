@@ -24,8 +24,8 @@ from ..kit.device.file_forms import ONTO_A_GRID
 from ..kit.device.tensor import CODE_RANGES
 from ..kit.device.weighted import Weighted
 from ..kit.planning.plans import PlanInput, PlanStep
-from ..kit.train.core import primitives_numpy
-from ..kit.train.core.weights import SMALLEST_MULTIPLIER, per_channel
+from ..qat.train.core import primitives_numpy
+from ..qat.train.core.weights import SMALLEST_MULTIPLIER, per_channel
 from .network import Candidate, Ends, FineWeights
 
 INT16_LARGEST = 2**15 - 1

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..kit.planning.plans import Plan
-from ..kit.train.core import primitives_numpy
-from ..kit.train.core.ranges import least_error_fraction
+from ..qat.train.core import primitives_numpy
+from ..qat.train.core.ranges import least_error_fraction
 from .metrics import Data
 from .network import Candidate, Ends
 from .variants import Observer, Seen

@@ -15,8 +15,8 @@ import numpy as np
 from ..deploy.graph import Graph, Operator
 from ..kit.device import OPERATORS
 from ..kit.device.arithmetic import windows_of
-from ..kit.train.core import primitives_numpy
-from ..kit.train.core.weights import folds, per_channel, weight_codes
+from ..qat.train.core import primitives_numpy
+from ..qat.train.core.weights import folds, per_channel, weight_codes
 from .network import Candidate, Places
 from .variants import Observer
 

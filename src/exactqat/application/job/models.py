@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...kit.train.torch.primitives import overruns_channels_last
 from ...qat import Conv2d, DepthwiseConv2d
+from ...qat.train.torch.primitives import overruns_channels_last
 from ..report.text import shell_word
 
 Shape = Sequence[int]

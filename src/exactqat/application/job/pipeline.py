@@ -25,7 +25,7 @@ from ...deploy.values import layer_values
 from ...deploy.verify import verify
 from ...kit.device import Refusal
 from ...kit.device.profile import that_run
-from ...kit.train.torch.prepare import prepare_again
+from ...qat.train.torch.prepare import prepare_again
 from ..report import findings
 from ..report.results import Dataset, History, Method, Outcome, Results, Split
 from . import checkpoints, data, files, recipes, training, weights

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...kit.train.torch.distributed import synchronized
+from ...qat.train.torch.distributed import synchronized
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ... import qat
 from ...kit.planning.plans import SMALLEST_WIDTH
-from ...kit.train.core.steps import WeightedStep
+from ...qat.train.core.steps import WeightedStep
 from ..report.results import Dataset, History, Split
 from .augmentation import augmented
 from .checkpoints import CHECKPOINT_FORMAT, first_line, load_checkpoint, save_checkpoint

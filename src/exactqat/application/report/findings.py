@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...kit.device import PROFILES
-from ...kit.train.core.steps import WeightedStep
+from ...qat.train.core.steps import WeightedStep
 from .luck import NOTE, Paired, paired
 from .results import Dataset, Outcome, Results, Split
 

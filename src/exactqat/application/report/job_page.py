@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...deploy.simulate import PROFILES, unclaimed
 from ...kit.device.profile import that_run
-from ...kit.train.core.steps import WeightedStep
+from ...qat.train.core.steps import WeightedStep
 from . import charts, findings
 from .page import Cell, Table, differing, render
 from .results import Outcome, Results

@@ -20,8 +20,8 @@ from glob import escape
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from ...kit.train.keras import prepared as kit
-from ...kit.train.keras.prepare import prepare
+from ..train.keras import prepared as kit
+from ..train.keras.prepare import prepare
 
 # isort: split
 import keras

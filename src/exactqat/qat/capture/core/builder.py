@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network under construction, whatever framework the model is written in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from ....kit.planning.network import Constant, Place, Step, Value
+from .functions import ITSELF, TOLERANCE, Curve, agree, identify, same
+from .refusals import MIXES, Refused
+from .sizes import Batch, Shape, Size, exact, for_examples
+
+# How many earlier values a value is known as a function of.
+_ROOTS = 15
+# What makes truth values, or integers, of nothing but such.
+MOVEMENTS = ("reshape", "permute", "expand", "slice", "concat", "gather", "flip", "identity")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def entering(table: dict[str, Handler]) -> Callable[..., Callable[[Handler], Handler]]:
+    """A decorator that enters a function into a table of handlers, by the names of what it handles."""
+
+    def handles(*names: str) -> Callable[[Handler], Handler]:
+        def enter(handler: Handler) -> Handler:
+            table.update(dict.fromkeys(names, handler))
+            return handler
+
+        return enter
+
+    return handles
+
+
+def free_name(base: str, *taken: Container[str], first: int = 2) -> str:
+    """The name, or the first of `base_2`, `base_3`, ... that is not taken."""
+    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(first)))
+    return next(name for name in names if not any(name in each for each in taken))
+
+
+@dataclass(eq=False)
+class Moving:
+    """A value of the network: it depends on the input.
+
+    Attributes:
+        shape: as traced; sizes that follow the batch are `Batch`.
+        samples: by the name of an earlier value, this one as a function of it, if it is one value by value.
+        comparison: (word, left, right) of truth values, which the network has no value for; then `name` is "".
+    """
+
+    name: str
+    shape: Shape
+    dtype: Any = "float32"
+    samples: Mapping[str, Curve] = field(default_factory=dict)
+    comparison: tuple[str, Any, Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+class Builder:
+    """Sizes, values, constants and steps.
+
+    Attributes:
+        steps, values, constants: of the network.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.values: dict[str, Value] = {}
+        self.constants: dict[str, Constant] = {}
+
+    def follows(self, size: Size) -> bool:
+        """Whether a size follows the batch."""
+        return isinstance(size, Batch)
+
+    def batch_axes(self, shape: Sequence[Size]) -> list[int]:
+        """The axes of a traced shape whose sizes follow the batch."""
+        return [axis for axis, size in enumerate(shape) if self.follows(size)]
+
+    def for_one(self, shape: Iterable[Size]) -> tuple[int, ...]:
+        """A traced shape for a batch of one."""
+        return for_examples(exact(shape), 1)
+
+    def place(self) -> Place:
+        """Where the operation that is being read is in the user's model."""
+        raise NotImplementedError
+
+
+Fixed = TypeVar("Fixed")
+
+
+class ItemBuilder(Builder, Generic[Fixed]):
+    """Of a framework whose operations are read as functions of items: each is a `Moving`, or does not depend on the
+    input, which the framework represents as it likes (`Fixed`: with a `shape`, and the `number` that it holds
+    everywhere, or None).
+
+    What is written twice is computed once, and a function of one value is known by what it makes of numbers.
+    """
+
+    tolerance = TOLERANCE  # of functions' values
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Values that hold nothing but 0 and 1, and integers that the network is given, moved at most.
+        self.truths: set[str] = set()
+        self.wholes: set[str] = set()
+        # Integers computed of those, such as how many words are in front of one.
+        self.counted: set[str] = set()
+        self.items: dict[str, Moving] = {}
+        self.made_by: dict[str, Step] = {}
+        self._numbers = itertools.count(1)
+        self._made: dict[Any, Moving] = {}
+
+    # --- what a framework says ----------------------------------------------------------------------------------------
+
+    def operand(self, item: Any) -> str | float | None:
+        """How a step names what it reads."""
+        raise NotImplementedError
+
+    def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
+        """What a function of its array makes of something fixed; it uses methods of NumPy's arrays only."""
+        raise NotImplementedError
+
+    def numbers(self, item: Any) -> np.ndarray | None:
+        """What something fixed holds, for a batch of one; None of a value, and of what depends on parameters."""
+        raise NotImplementedError
+
+    def fixed_of(self, values: np.ndarray) -> Fixed:
+        """Numbers as something fixed."""
+        raise NotImplementedError
+
+    def fixed_named(self, name: str) -> Fixed:
+        """What a constant was made of."""
+        raise NotImplementedError
+
+    def of_both(self, first: Fixed, second: Fixed, function: Callable[[Any, Any], Any]) -> Fixed:
+        """What a function of the arrays of two fixed things of one shape makes, of that shape."""
+        raise NotImplementedError
+
+    def label(self, kind: str) -> str:
+        """The user's word for a step of this kind."""
+        return kind
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def batch_axis(self, shape: Sequence[Size]) -> int:
+        """Where the batch is in a traced shape.
+
+        Raises:
+            Refused: nowhere, or in several places.
+        """
+        axes = self.batch_axes(shape)
+        if len(axes) != 1:
+            raise Refused(MIXES)
+        return axes[0]
+
+    def input(self, name: str, shape: Sequence[Size], dtype: Any) -> Moving:
+        """A value that the network gets."""
+        word = str(dtype)
+        if "bool" in word:
+            self.truths.add(name)
+        elif "int" in word:
+            self.wholes.add(name)
+        return self._entered(name, tuple(shape), dtype, {})
+
+    def emit(
+        self,
+        kind: str,
+        operands: Sequence[Any],
+        shape: Sequence[Size],
+        /,
+        dtype: Any = "float32",
+        samples: Mapping[str, Curve] | None = None,
+        module: str = "",
+        label: str = "",
+        **attributes: Any,
+    ) -> Moving:
+        """One float step. shape: as traced."""
+        shape = exact(shape)
+        self.batch_axis(shape)
+        inputs = tuple(self.operand(each) for each in operands)
+        # Expressions may draw random numbers, so each is a step of its own.
+        same_step = (kind, inputs, shape, repr(sorted(attributes.items())))
+        if kind != "unsupported" and same_step in self._made:
+            return self._made[same_step]
+        output = f"v{next(self._numbers)}"
+        step = Step(kind, inputs, output, attributes, self.place(), module, label or self.label(kind))
+        self.steps.append(step)
+        self.made_by[output] = step
+        self._made[same_step] = self._entered(output, shape, dtype, samples or {})
+        self._note_masks(kind, operands, output)
+        return self._made[same_step]
+
+    def _note_masks(self, kind: str, operands: Sequence[Any], output: str) -> None:
+        """Whether a step gives truth values, or integers of those that are given."""
+        names = [each.name for each in operands if isinstance(each, Moving)]
+        if kind == "compare":
+            self.truths.add(output)
+        if kind in (*MOVEMENTS, "mul", "sub", "add") and self.counted.intersection(names):
+            numbers = [self.numbers(each) for each in operands if not isinstance(each, Moving)]
+            whole = all(each is not None and (each == np.rint(each)).all() for each in numbers)
+            if whole and (self.truths | self.wholes | self.counted).issuperset(names):
+                self.counted.add(output)
+        if kind not in (*MOVEMENTS, "mul", "sub") or not (self.truths | self.wholes).issuperset(names):
+            return
+        others = [self.numbers(each) for each in operands if not isinstance(each, Moving)]
+        opposite = kind != "sub" or (not isinstance(operands[0], Moving) and self.numbers(operands[0]) == 1)
+        if any(each is None or not ((each == 0) | (each == 1)).all() for each in others) or not np.all(opposite):
+            return
+        (self.truths if self.truths.issuperset(names) else self.wholes).add(output)
+
+    def _entered(self, name: str, shape: Shape, dtype: Any, samples: Mapping[str, Curve]) -> Moving:
+        known = "float32" if "float" in str(dtype) else str(np.dtype(dtype))
+        self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), known)
+        self.items[name] = Moving(name, shape, dtype, dict(list(samples.items())[-_ROOTS:]) | {name: ITSELF})
+        return self.items[name]
+
+    def step_of(self, item: Any) -> Step | None:
+        """The step that made an item."""
+        return self.made_by.get(item.name) if isinstance(item, Moving) else None
+
+    def made_from(self, item: Any, kind: str, stopped: bool = False) -> tuple[Step, Moving] | None:
+        """The step of that kind that made an item, and its first operand; identities aside.
+
+        stopped: those that stop gradients, too.
+        """
+        step = self.step_of(item)
+        while step is not None and step.kind == "identity" and (stopped or not step.attributes.get("stop_gradient")):
+            step = self.made_by.get(str(step.inputs[0]))
+        if step is None or step.kind != kind or step.inputs[0] not in self.items:
+            return None
+        return step, self.items[str(step.inputs[0])]
+
+    def forget(self, count: int) -> None:
+        """Forgets all steps but the first ones."""
+        gone = {step.output for step in self.steps[count:]}
+        del self.steps[count:]
+        for name in gone:
+            del self.values[name], self.items[name], self.made_by[name]
+        for names in (self.truths, self.wholes, self.counted):
+            names -= gone
+        self._made = {key: each for key, each in self._made.items() if each.name not in gone}
+
+    def unsupported(
+        self, label: str, read: Sequence[Moving], shapes: Sequence[Sequence[Size]], reason: str
+    ) -> list[Moving]:
+        """Steps for an operation's results that the plan refuses, so that it lists all of a model's obstacles."""
+        results = []
+        for shape in shapes:
+            if len(self.batch_axes(shape)) != 1:
+                # There is no such value; anything that has a batch replaces it.
+                reason = reason or MIXES
+                shape = (Batch(), *[size for size in shape if not self.follows(size)])
+            attributes: dict[str, Any] = {"reason": reason} if reason else {}
+            results.append(self.emit("unsupported", read, shape, label=label, **attributes))
+        return results
+
+    # --- functions of one value ---------------------------------------------------------------------------------------
+
+    def sampled(
+        self, operands: Sequence[Any], evaluate: Callable[..., np.ndarray], turns: Iterable[Any] = ()
+    ) -> dict[str, Curve]:
+        """What an operation makes of numbers, as a function of earlier values; empty where it is not one.
+
+        Args:
+            operands: items and numbers.
+            evaluate: the operation, of vectors and numbers.
+            turns: what else it knows, numbers among it at which it may turn.
+        """
+        moving = [each for each in operands if isinstance(each, Moving)]
+        numbers: list[Any] = [
+            each if isinstance(each, Moving | int | float) else getattr(each, "number", None) for each in operands
+        ]
+        if any(each is None for each in numbers) or any(each.shape != moving[0].shape for each in moving):
+            return {}
+        found = {}
+        for root in moving[0].samples:
+            if all(root in each.samples for each in moving):
+                given = [each.samples[root] if isinstance(each, Moving) else float(each) for each in numbers]
+                found[root] = Curve(evaluate, given, [each for each in turns if isinstance(each, int | float)])
+        return found
+
+    def recognized(self, samples: Mapping[str, Curve], operands: Sequence[Any], shape: Shape) -> Moving | None:
+        """What makes these samples: one of the operands, or a known function of what they came from; else None."""
+        for root, curve in samples.items():
+            for each in operands:
+                if isinstance(each, Moving) and root in each.samples and each.shape == shape:
+                    earlier = each.samples[root]
+                    alike = earlier.values.dtype != bool and same(curve.values, earlier.values, self.tolerance)
+                    if alike and agree(curve, earlier, self.tolerance):
+                        return each
+        for root, curve in samples.items():
+            known, origin = identify(curve, self.tolerance), self.items[root]
+            if known is not None and origin.shape == shape:
+                kind, attributes = known
+                return self.emit(kind, [origin], shape, samples=samples, **attributes) if kind else origin
+        return None
+
+    # --- movement -----------------------------------------------------------------------------------------------------
+
+    def permute(self, item: Any, axes: Sequence[int]) -> Any:
+        axes = tuple(int(axis) for axis in axes)
+        if axes == tuple(range(len(axes))):
+            return item
+        shape = [item.shape[axis] for axis in axes]
+        if not isinstance(item, Moving):
+            return self.then(item, shape, lambda array: array.transpose(axes))
+        return self.emit("permute", [item], shape, item.dtype, axes=axes)
+
+    def reshape(self, item: Any, shape: Sequence[Size]) -> Any:
+        """shape: as traced."""
+        shape = exact(shape)
+        sizes = self.for_one(shape)
+        if item.shape in (shape, sizes) if not isinstance(item, Moving) else item.shape == shape:
+            return item
+        if not isinstance(item, Moving):
+            return self.then(item, sizes, lambda array: array.reshape(sizes))
+        return self.emit("reshape", [item], shape, item.dtype, shape=sizes)
+
+    def before_reshape(self, x: Moving, shape: Sequence[Size]) -> Moving:
+        """What had this shape before it was only reshaped; else it is reshaped."""
+        source = x
+        while source.shape != tuple(shape) and source.name in self.made_by:
+            step = self.made_by[source.name]
+            if step.kind != "reshape":
+                break
+            source = self.items[str(step.inputs[0])]
+        return source if source.shape == tuple(shape) else self.reshape(x, shape)
+
+    def cut(self, x: Moving, axis: int, start: int, stop: int, step: int = 1) -> Moving:
+        """Part of an axis."""
+        if (start, stop, step) == (0, x.shape[axis], 1):
+            return x
+        if axis in self.batch_axes(x.shape):
+            raise Refused("it takes examples out of the batch")
+        sizes = list(x.shape)
+        sizes[axis] = -(-(stop - start) // step)
+        return self.emit("slice", [x], sizes, x.dtype, axis=axis, start=int(start), stop=int(stop), step=int(step))
+
+    def take(self, x: Moving, axis: int, indices: Iterable[int]) -> Moving:
+        """These entries of an axis."""
+        places = tuple(map(int, indices))
+        sizes = [len(places) if at == axis else size for at, size in enumerate(x.shape)]
+        return self.emit("gather", [x], sizes, x.dtype, axis=axis, indices=places)
+
+    def flip(self, x: Moving, axes: Sequence[int]) -> Moving:
+        if set(axes).intersection(self.batch_axes(x.shape)):
+            raise Refused("it turns the batch round")
+        return self.emit("flip", [x], x.shape, x.dtype, axes=tuple(axes))
+
+    def join(self, items: Sequence[Any], axis: int) -> Any:
+        """Items one after another along an axis, a value of the network among them."""
+        if len(items) == 1:
+            return items[0]
+        shape = list(next((each for each in items if isinstance(each, Moving)), items[0]).shape)
+        shape[axis] = sum(each.shape[axis] for each in items)
+        return self.emit("concat", items, shape, axis=axis)
+
+    def stacked(self, items: Sequence[Any], axis: int) -> Any:
+        """Items along a new axis."""
+        return self.join([self.reshape(each, (*each.shape[:axis], 1, *each.shape[axis:])) for each in items], axis)
+
+    def group_norm(self, x: Moving, tensors: Sequence[Any], module: str, channel_axis: int, **attributes: Any) -> Any:
+        """With its channels in front, where the plan wants them; the permutations cost nothing by themselves."""
+        order = [0, channel_axis, *(axis for axis in range(1, x.rank) if axis != channel_axis)]
+        first = self.permute(x, order)
+        made = self.emit("group_norm", [first, *tensors], first.shape, module=module, channel_axis=1, **attributes)
+        return self.permute(made, [order.index(axis) for axis in range(x.rank)])

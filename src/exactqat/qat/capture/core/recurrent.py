@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrent cells and plain recurrences as products, sums and functions, by the cells of planning.
+
+A whole LSTM or GRU as most use it is a step of its own; here are single cells, other activations and other forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ....kit.planning.sequence import CELLS, MOST_TIME_STEPS, over_time
+from .refusals import Refused
+
+
+@dataclass
+class ComposedCell:
+    """A `planning.sequence.Cell` whose results are steps of the network.
+
+    Attributes:
+        combining: of "add", "sub" or "mul" and two operands.
+        parting: of a tensor, the first gate and how many: these gates along the last axis.
+        multiplied: of the state, the first gate and how many: what the state adds to these gates.
+        activation, gate_activation: of new values, and of gates.
+    """
+
+    combining: Callable[[str, Any, Any], Any]
+    parting: Callable[[Any, int, int], Any]
+    multiplied: Callable[[Any, int, int], Any]
+    activation: Callable[[Any], Any]
+    gate_activation: Callable[[Any], Any]
+    reset_after: bool = True
+    update_first: bool = False
+    bias: Any = None
+
+    def combine(self, kind: str, one: Any, other: Any, role: str) -> Any:
+        return self.combining(kind, one, other)
+
+    def part(self, x: Any, first: int, count: int, role: str) -> Any:
+        return self.parting(x, first, count)
+
+    def product(self, state: Any, first: int, count: int) -> Any:
+        return self.multiplied(state, first, count)
+
+    def function(self, x: Any, role: str) -> Any:
+        return self.activation(x)
+
+    def gate(self, x: Any, role: str) -> Any:
+        return self.gate_activation(x)
+
+
+def unrolled(
+    kind: str,
+    cell: ComposedCell,
+    entry: Callable[[int], Any],
+    count: int,
+    backwards: bool,
+    state: Any = None,
+    kept: Callable[[int, Any, Any], Any] | None = None,
+) -> tuple[list[Any], Any, Any]:
+    """`over_time`, of a number of steps that is not too large. entry: what the input adds at a time."""
+    if count > MOST_TIME_STEPS:
+        raise Refused(f"over {count} time steps; at most {MOST_TIME_STEPS} are unrolled")
+    return over_time(kind, cell, lambda at, starts: entry(at), count, backwards, state, kept)
+
+
+__all__ = ["CELLS", "ComposedCell", "unrolled"]

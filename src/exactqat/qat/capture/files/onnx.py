@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An .onnx file in real numbers as a `Network`: one handler for each operator, in `onnx_nodes`.
+
+What depends on constants and shapes alone is computed here, by onnx' own reference; so are the shapes of results.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....kit.display import listed
+from ..core.builder import Moving
+from ..core.refusals import CaptureError, Refused
+from ..core.sizes import Batch, Shape, for_examples
+from . import onnx_moves, onnx_recurrent  # noqa: F401 - their handlers enter themselves
+from .onnx_grids import DEQUANTIZE, on_its_grid
+from .onnx_integers import in_real_numbers
+from .onnx_nodes import HANDLERS
+from .reader import FileNetwork, Fixed, Reader
+
+# Of what a file computes from constants alone.
+_MOST_VALUES = 2**27
+# Numbers of examples with which onnx infers shapes and computes with them: no size of the file's own is a multiple.
+_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 2003, 2011, 2017, 2027, 3001, 3011, 3019, 3023, 4001, 4003)
+
+
+def capture(content: bytes) -> FileNetwork:
+    """The network of an .onnx file, with the file's own axes. What has no step is refused by the plan, all at once.
+
+    Args:
+        content: of a file that `deploy.read_onnx` has looked at.
+
+    Raises:
+        CaptureError: it is damaged, has inputs that are neither real numbers nor indices, or leaves sizes open
+            beside the batch's.
+    """
+    try:
+        return _captured(_onnx().load_model_from_string(content))
+    except (CaptureError, ImportError):
+        raise
+    except Exception as error:  # noqa: BLE001 - onnx' own checker leaves much of a file unread
+        text = " ".join(str(error).split())[:160]
+        raise CaptureError(f"the file is damaged ({text or type(error).__name__})") from error
+
+
+def _captured(model: Any) -> FileNetwork:
+    reader = OnnxReader(in_real_numbers(_onnx(), model))
+    for node in reader.model.graph.node:
+        reader.read(node)
+    missing = [each.name for each in reader.model.graph.output if each.name not in reader.known]
+    if missing:
+        raise CaptureError(f"no operator makes the outputs {listed(missing)}")
+    return reader.finished(
+        {name: reader.known[name].name for name in reader.inputs},
+        {each.name: reader.known[each.name] for each in reader.model.graph.output},
+        channels_first=True,
+    )
+
+
+def _onnx() -> Any:
+    try:
+        return importlib.import_module("onnx")
+    except ImportError as error:
+        raise ImportError("this needs onnx: pip install 'exactqat[onnx]'") from error
+
+
+class OnnxReader(Reader):
+    """
+    Attributes:
+        model: of onnx.
+        inputs: names, without those that have a constant.
+        known: by name, what the file's tensors are.
+        opset: of the operators without a domain.
+        one_example: whether the file's batch is fixed to one.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.onnx = _onnx()
+        graph = model.graph
+        held = {each.name: self.onnx.numpy_helper.to_array(each) for each in graph.initializer}
+        given = [each for each in graph.input if each.name not in held]
+        shapes = [self._shape(each) for each in given]
+        super().__init__()
+        own = [tuple(shape) for shape in (*shapes, *(each.shape for each in held.values()))]
+        numbers = {*itertools.chain(*own), *map(math.prod, own)}
+        self._examples = next(
+            prime for prime in _PRIMES if not any(number and number % prime == 0 for number in numbers)
+        )
+        self.model = model
+        self.inputs = tuple(each.name for each in given)
+        self.opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+        self.known: dict[str, Any] = {name: Fixed(name, each) for name, each in held.items()}
+        # What was made for every example, of one, by name.
+        self._of_one: dict[str, Fixed] = {}
+        # Results that follow from what is refused.
+        self._doubtful: set[str] = set()
+        self.one_example = all(self._batch(each) == 1 for each in given)
+        for each, shape in zip(given, shapes, strict=True):
+            dtype = self._dtype(each)
+            self.known[each.name] = self.input(f"input:{each.name}", self.traced(shape), dtype)
+        if not given:
+            raise CaptureError("the .onnx file has no inputs")
+
+    def _dtype(self, given: Any) -> str:
+        types = {self.onnx.TensorProto.FLOAT: "float32", self.onnx.TensorProto.INT64: "int64",
+                 self.onnx.TensorProto.INT32: "int32"}  # fmt: skip
+        code = given.type.tensor_type.elem_type
+        if code not in types:
+            word = self.onnx.TensorProto.DataType.Name(code).lower()
+            raise CaptureError(f"input '{given.name}' is {word}; networks get float32, or indices in int32 or int64")
+        return types[code]
+
+    @staticmethod
+    def _batch(given: Any) -> int | None:
+        dims = given.type.tensor_type.shape.dim
+        return dims[0].dim_value if dims and dims[0].HasField("dim_value") else None
+
+    def _shape(self, given: Any) -> tuple[int, ...]:
+        """For one example."""
+        dims = given.type.tensor_type.shape.dim
+        sizes = [each.dim_value if each.HasField("dim_value") else None for each in dims]
+        if not sizes or any(size is None or size < 1 for size in sizes[1:]):
+            raise CaptureError(
+                f"input '{given.name}' has the shape {sizes}; a device's network has fixed sizes beside its batch, the "
+                "first axis: export the model for these"
+            )
+        if sizes[0] not in (None, 0, 1):
+            raise CaptureError(f"input '{given.name}' has a fixed batch of {sizes[0]}; leave it open, or make it 1")
+        return (1, *(int(size) for size in sizes[1:] if size is not None))
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def read(self, node: Any) -> None:
+        self.begin(next(filter(None, node.output)), node.op_type)
+        items = [self.known.get(name) if name else None for name in node.input]
+        drawn = node.op_type.startswith("Random")
+        if not drawn and not any(isinstance(item, Moving) for item in items):
+            if node.op_type == DEQUANTIZE:
+                self.known[node.output[0]] = on_its_grid(self, node)
+            else:
+                self.fold(node)
+            return
+        try:
+            if node.domain not in ("", "ai.onnx") or node.op_type not in HANDLERS:
+                raise Refused("")
+            made = HANDLERS[node.op_type](self, node)
+        except Refused as refused:
+            made = self.refused(node, items, str(refused))
+        except (ValueError, TypeError, LookupError, AttributeError, ZeroDivisionError) as error:
+            # The substitute of a refused result may have other axes than this one expects.
+            if not self._doubtful.intersection(node.input):
+                text = " ".join(str(error).split())[:160]
+                raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' is not understood: {text}") from error
+            made = self.refused(node, items, "")
+        results = made if isinstance(made, list | tuple) else [made]
+        if self._doubtful.intersection(node.input):
+            self._doubtful.update(node.output)
+        self.known.update(zip(node.output, results, strict=False))
+
+    def refused(self, node: Any, items: Sequence[Any], reason: str) -> Any:
+        """Substitutes for the results of a node without steps, so that the plan lists it with all others."""
+        self._doubtful.update(node.output)
+        read = [each for each in items if isinstance(each, Moving)]
+        shapes = self.shapes(node, [(Batch(), 1)] * len(node.output))
+        return self.unsupported(node.op_type, read, shapes, reason)
+
+    def fold(self, node: Any) -> None:
+        """What depends on no input, by onnx' own meaning.
+
+        Raises:
+            CaptureError: it cannot be computed, or takes more than its size allows.
+        """
+        helper = self.onnx.helper
+        if any(each.HasField("g") or each.graphs for each in node.attribute):
+            raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' is control flow, which networks have not")
+        most = max((math.prod(self.in_numbers(shape)) for shape in self.shapes(node, [()])), default=0)
+        if most > _MOST_VALUES:
+            raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' holds {most:,} numbers")
+        names = [name for name in dict.fromkeys(node.input) if name]
+        arrays = {name: self.known[name].data for name in names}
+        types = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+            for name, each in arrays.items()
+        ]
+        outputs = [self.onnx.ValueInfoProto(name=name) for name in node.output if name]
+        graph = helper.make_graph([node], "folded", types, outputs)
+        model = helper.make_model(graph, opset_imports=self.model.opset_import)
+        reference = importlib.import_module("onnx.reference")
+        try:
+            results = reference.ReferenceEvaluator(model).run(None, arrays)
+        except Exception as error:  # noqa: BLE001 - a node may hold anything
+            text = " ".join(str(error).split())[:200]
+            raise CaptureError(f"{node.op_type} that makes '{node.output[0]}': {text}") from error
+        for each, result in zip(outputs, results, strict=True):
+            self.known[each.name] = Fixed(each.name, np.asarray(result))
+
+    def in_numbers(self, shape: Shape) -> tuple[int, ...]:
+        """A shape for the number of examples with which onnx computes."""
+        return tuple(for_examples(tuple(shape), self._examples))
+
+    def in_batches(self, shape: Sequence[int]) -> Shape:
+        """A shape that onnx has computed, as it is traced."""
+        return tuple(
+            Batch(size // self._examples) if size and size % self._examples == 0 else int(size) for size in shape
+        )
+
+    def shapes(self, node: Any, otherwise: Sequence[Shape] | None = None) -> list[Shape]:
+        """Of a node's results, as traced, by onnx' own inference."""
+        helper, types, data = self.onnx.helper, {}, {}
+        for name in filter(None, node.input):
+            item = self.known[name]
+            dtype = np.dtype(item.dtype) if isinstance(item, Moving) else item.data.dtype
+            types[name] = helper.make_tensor_type_proto(
+                helper.np_dtype_to_tensor_dtype(dtype), self.in_numbers(item.shape)
+            )
+            if isinstance(item, Fixed):
+                data[name] = self.onnx.numpy_helper.from_array(np.asarray(item.data), name)
+        try:
+            schema = self.onnx.defs.get_schema(node.op_type, self.opset, node.domain)
+            found = self.onnx.shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=list(self.model.opset_import)
+            )
+            return [
+                self.in_batches([each.dim_value for each in found[name].tensor_type.shape.dim])
+                for name in node.output
+                if name
+            ]
+        except Exception as error:  # noqa: BLE001 - inference raises errors of its own
+            if otherwise is not None:
+                return [tuple(shape) for shape in otherwise]
+            raise Refused(f"its shape is not known ({' '.join(str(error).split())[:120]})") from error
+
+    # --- for handlers -------------------------------------------------------------------------------------------------
+
+    def item(self, node: Any, position: int) -> Any:
+        """An operand; None: it is left out."""
+        name = node.input[position] if position < len(node.input) else ""
+        item = self.known[name] if name else None
+        if isinstance(item, Fixed) and self.batch_axes(self.in_batches(item.shape)):
+            item = self._of_one.setdefault(name, Fixed(name, self.without_batch(item.data)))
+        return item
+
+    def without_batch(self, values: np.ndarray) -> np.ndarray:
+        """What was made for every example of the batch, and is the same for all, of one."""
+        for axis in self.batch_axes(self.in_batches(values.shape)):
+            first = values.take(range(values.shape[axis] // self._examples), axis)
+            if np.array_equal(values, np.concatenate([first] * self._examples, axis)):
+                values = first
+        return values
+
+    def require_no_batch(self, item: Fixed) -> None:
+        if self.batch_axes(self.in_batches(item.shape)):
+            raise Refused(f"'{item.name}' holds numbers for each example of a batch")
+
+    def operand_numbers(self, node: Any, position: int) -> np.ndarray | None:
+        """An operand that must be a constant; None: it is left out.
+
+        Raises:
+            Refused: it is computed.
+        """
+        item = self.item(node, position)
+        if isinstance(item, Moving):
+            raise Refused(f"its operand {position} is computed from the network's input")
+        return None if item is None else np.asarray(item.data)
+
+    def attributes(self, node: Any) -> dict[str, Any]:
+        found = {each.name: self.onnx.helper.get_attribute_value(each) for each in node.attribute}
+        return {name: each.decode() if isinstance(each, bytes) else each for name, each in found.items()}
+
+
+__all__ = ["OnnxReader", "capture"]

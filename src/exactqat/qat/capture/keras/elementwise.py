@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations value by value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from ....kit.device.functions import named_by
+from ..core import masks
+from ..core.builder import Moving
+from ..core.refusals import Refused
+from ..core.sizes import broadcast
+from .items import Fixed, Item, numpy_of
+from .reader import Reader, layers, operations
+
+_KINDS = {
+    **named_by("keras"),
+    **{"Add": "add", "Subtract": "sub", "Multiply": "mul", "Divide": "div", "TrueDivide": "div"},
+    **{"Maximum": "maximum", "Minimum": "minimum"},
+}
+# They have no kind of their own, but may be a known function, or a part of one.
+_FUNCTIONS = ("LeakyRelu", "Elu", "Gelu", "Celu", "Softplus", "HardTanh", "ReLU", "Clip")
+# Of numbers that only a choice is made by; the function that the choice is part of may be a known one.
+_HOW = {"Greater": "gt", "GreaterEqual": "ge", "Less": "lt", "LessEqual": "le", "Equal": "eq", "NotEqual": "ne"}
+_COMPARISONS = (*_HOW, "Where")
+_LOGIC = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not"}
+
+
+@operations(*_KINDS, *_FUNCTIONS, *_COMPARISONS)
+def _elementwise(c: Reader, operation: Any, *operands: Any) -> Any:
+    name = type(operation).__name__
+    moving = [each for each in operands if isinstance(each, Moving)]
+    shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
+    if name in _HOW and (mask := masks.compared(c, _HOW[name], operands[0], operands[1], shape)) is not None:
+        return mask
+    if name == "Where" and masks.is_truth(c, operands[0]):
+        return masks.chosen(c, operands[0], operands[1], operands[2], shape)
+    if (mask := masks.arithmetic(c, _KINDS.get(name, ""), operands, shape)) is not None:
+        return mask
+
+    def evaluate(*given: Any) -> np.ndarray:
+        tensors = [keras.ops.convert_to_tensor(np.asarray(each, np.float32)) for each in given]
+        return numpy_of(operation.call(*tensors)).astype(np.float64)
+
+    samples = c.sampled(operands, evaluate, vars(operation).values()) if moving[0].shape == shape else {}
+    known = c.recognized(samples, moving, shape)
+    if known is not None:
+        return known
+    if name in _COMPARISONS:
+        return c.emit("unsupported", moving, shape, samples=samples, label=name)
+    if name not in _KINDS:
+        given = {key: each for key, each in vars(operation).items() if isinstance(each, int | float) and key[0] != "_"}
+        words = ", ".join(f"{key}={each}" for key, each in given.items() if key != "built")
+        raise Refused(f"with {words}" if words else "")
+    operands = tuple(each.number if isinstance(each, Fixed) and each.number is not None else each for each in operands)
+    return c.emit(_KINDS[name], operands, shape, samples=samples)
+
+
+@operations(*_LOGIC)
+def _logic(c: Reader, operation: Any, *operands: Any) -> Any:
+    shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
+    made = masks.combined(c, _LOGIC[type(operation).__name__], operands, shape)
+    if made is None:
+        raise Refused("of truth values that the network computes; give masks as inputs of integers or truth values")
+    return made
+
+
+@operations("ZerosLike", "OnesLike")
+def _alike(c: Reader, operation: Any, x: Moving) -> Any:
+    made = np.zeros if type(operation).__name__ == "ZerosLike" else np.ones
+    return c.fixed_of(made(c.for_one(x.shape), np.float32))
+
+
+@operations("HardShrink", "SoftShrink", "Threshold")
+def _shrink(c: Reader, operation: Any, x: Moving) -> Any:
+    name = type(operation).__name__
+    if name == "Threshold":
+        return c.emit("threshold", [x], x.shape, least=float(operation.threshold), value=float(operation.default_value))
+    return c.emit(name.lower(), [x], x.shape, width=float(operation.threshold))
+
+
+@operations("TanhShrink", "Log1p", "Expm1")
+def _composite(c: Reader, operation: Any, x: Moving) -> Any:
+    """What the network has no kind for, in kinds that it has."""
+    name = type(operation).__name__
+    if name == "TanhShrink":
+        return c.emit("sub", [x, c.emit("tanh", [x], x.shape)], x.shape)
+    if name == "Log1p":
+        return c.emit("log", [c.emit("add", [x, 1.0], x.shape)], x.shape)
+    return c.emit("sub", [c.emit("exp", [x], x.shape), 1.0], x.shape)
+
+
+@operations("Glu")
+def _glu(c: Reader, operation: Any, x: Moving) -> Any:
+    axis = int(operation.axis) % x.rank
+    half = x.shape[axis] // 2
+    one, two = c.cut(x, axis, 0, half), c.cut(x, axis, half, 2 * half)
+    return c.emit("mul", [one, c.emit("sigmoid", [two], two.shape)], one.shape)
+
+
+@operations("Power")
+def _power(c: Reader, operation: Any, x1: Any, x2: Any) -> Any:
+    exponent = x2.number if isinstance(x2, Fixed) else x2
+    if not isinstance(x1, Moving) or not isinstance(exponent, int | float):
+        raise Refused("its exponent is no number")
+    if exponent == 2:
+        return c.emit("square", [x1], x1.shape)
+    return c.emit("pow", [x1], x1.shape, exponent=float(exponent))
+
+
+@operations("Softmax", "LogSoftmax")
+@layers("Softmax")
+def _softmax(c: Reader, how: Any, x: Moving, mask: Any = None) -> Any:
+    """An operation, or a layer, which may have a mask."""
+    axes = [how.axis] if isinstance(how.axis, int) else list(how.axis)
+    if len(axes) != 1:
+        raise Refused(f"with axis={how.axis}; it is computed over one axis")
+    axis = axes[0] % x.rank
+    if mask is None:
+        return c.emit("log_softmax" if type(how).__name__ == "LogSoftmax" else "softmax", [x], x.shape, axis=axis)
+    if isinstance(mask, Moving):
+        factor: Any = c.truth_of(mask)
+        hiding: Any = masks.hiding(c, factor)
+    else:
+        values = np.asarray(mask.data, np.float32) > 0.5
+        hiding = c.fixed_of(np.where(values, 0.0, masks.HIDDEN).astype(np.float32))
+        factor = c.fixed_of(values.astype(np.float32))
+    scores = c.emit("add", [x, hiding], x.shape)
+    # Where nothing is shown, nothing is chosen.
+    return c.emit("mul", [c.emit("softmax", [scores], x.shape, axis=axis), factor], x.shape)
+
+
+@operations("Cast", "Copy", "ConvertToTensor")
+def _same(c: Reader, operation: Any, x: Moving) -> Any:
+    word = str(getattr(operation, "dtype", None) or "float")
+    if word == "bool":
+        truth = masks.as_truth(c, x)
+        if truth is None:
+            raise Refused("truth values made of numbers that the network computes")
+        return truth
+    if "float" not in word and x.name not in c.whole_inputs | c.wholes | c.truths | c.counted:
+        raise Refused("whole numbers made of real ones")
+    return x
+
+
+@layers("PReLU")
+def _prelu(c: Reader, layer: Any, x: Moving) -> Any:
+    alpha = c.weight(layer.alpha)
+    if any(size != 1 for size in alpha.shape[:-1]):
+        # A slope for each place, Keras' default: x + (slope - 1) * min(x, 0). Slopes begin at 0, which has no scale.
+        below = c.emit("minimum", [x, 0.0], x.shape)
+        less = c.then(alpha, alpha.shape, lambda array: array - 1.0)
+        return c.emit("add", [x, c.emit("mul", [below, less], x.shape)], x.shape)
+    slope = c.then(alpha, (alpha.shape[-1],), lambda array: array.reshape((-1,)))
+    return c.emit("prelu", [x, slope], x.shape, module=c.module_of(alpha), channel_axis=x.rank - 1)
+
+
+@layers("Rescaling")
+def _rescaling(c: Reader, layer: Any, x: Moving) -> Any:
+    return _scaled(c, x, np.asarray(layer.scale, np.float32), np.asarray(layer.offset, np.float32))
+
+
+@layers("Normalization")
+def _normalization(c: Reader, layer: Any, x: Moving) -> Any:
+    mean, deviation = numpy_of(layer.mean), np.maximum(np.sqrt(numpy_of(layer.variance)), 1e-7)
+    # (x - mean) / deviation, or the way back.
+    return _scaled(c, x, deviation, mean) if layer.invert else _scaled(c, x, 1 / deviation, -mean / deviation)
+
+
+def _scaled(c: Reader, x: Moving, scale: np.ndarray, offset: np.ndarray) -> Moving:
+    made = c.emit("mul", [x, c.fixed_of(scale)], x.shape)
+    return c.emit("add", [made, c.fixed_of(offset)], x.shape) if offset.any() else made

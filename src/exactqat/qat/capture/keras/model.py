@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Keras 3 model as a `Network`, on any of Keras' backends: `capture` calls it once, in evaluation, on symbols.
+
+Layers that Keras knows are steps, unless a part of them is the user's own; others are called in turn, until nothing
+but operations of `keras.ops` is left. The batch is a size of its own: where layers compute with it, they are refused.
+What training does otherwise (batch norm, dropout, noise) are markers; see `markers`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import tree
+
+from ....kit.planning.inputs import misfit_of_example
+from ....kit.planning.network import Constant, Network, Step
+from ..core.builder import free_name
+from ..core.refusals import CaptureError, Refused, text_of
+from ..core.sizes import Batch
+from ..passes.affine import BiasAndAffine
+
+# Their handlers enter themselves into the reader's tables.
+from . import elementwise, markers, movement, normalization, products, reduction, sequence  # noqa: F401
+from .items import InTraining, Item, first_line
+from .known import is_seed, path_of
+from .reader import Reader
+from .tree import Tree, flat_shapes, input_words, output_words, packed
+
+# Of inputs that are masks, numbers of words or the like; other integers are images.
+_WHOLE = ("bool", "int32", "int64")
+
+__all__ = ["CaptureError", "InTraining", "capture", "first_line", "is_seed", "variable_names"]
+
+
+def variable_names(model: Any) -> dict[int, str]:
+    """Names of a model's variables by identity: their paths, with dots."""
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for variable in model.variables:
+        if id(variable) in names:
+            continue
+        path = variable.path.replace("/", ".")
+        own = path.removeprefix(f"{model.name}.")
+        name = free_name(own, taken)
+        names[id(variable)] = name
+        taken.add(name)
+    return names
+
+
+def capture(
+    model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None = None, dtypes: Sequence[str] = ()
+) -> Network:
+    """The network that a built model computes in evaluation, for a batch of any size.
+
+    Args:
+        shapes: a tuple for each input, nested as the model takes them, the batch in front (its size does not matter).
+        dtypes: of a model that does not say of what its inputs are: of each input, in the order of `shapes`.
+        names: of variables; see `variable_names`.
+        losses: gets the paths of layers that add a loss of what they compute, which no network holds.
+
+    Raises:
+        CaptureError: the model cannot be called on symbolic tensors, or it computes with the size of the batch.
+    """
+    reader, flat = Reader(model, names), flat_shapes(shapes)
+    paths = [f"argument_{at}" for at in range(len(flat))]
+    functional = getattr(model, "_functional", None) or model
+    known = getattr(functional, "_inputs", None) or []
+    words = [str(tensor.dtype) for tensor in known] or list(dtypes) or ["float32"] * len(flat)
+    inputs = [
+        reader.input(path, (Batch(), *shape[1:]), word if word in _WHOLE else "float32")
+        for path, shape, word in zip(paths, flat, words, strict=True)
+    ]
+    reader.whole_inputs = {path for path, word in zip(paths, words, strict=True) if "int" in word}
+    given = packed(shapes, inputs)
+    before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in model._flatten_layers()]
+    try:
+        results = reader.read(model, given)
+    except Refused as refused:
+        error = refused.__cause__
+        if error is None:
+            raise CaptureError(f"the model cannot be prepared: {refused}") from refused
+        misfit = _misfit(model, shapes, text_of(error), paths)
+        raise CaptureError(misfit or f"the model cannot be called on symbolic tensors: {text_of(error)}") from error
+    except CaptureError:
+        raise
+    except Exception as error:
+        misfit = _misfit(model, shapes, text_of(error), paths)
+        raise CaptureError(misfit or f"the model cannot be called on symbolic tensors: {first_line(error)}") from error
+    finally:
+        for layer, own, ids in before:
+            layer._losses[:], layer._loss_ids = own, ids
+    if losses is not None:
+        losing = set(map(id, reader.losing))
+        losses += [
+            path_of(layer)
+            for layer, *_ in before
+            if id(layer) in losing or getattr(layer, "activity_regularizer", None) is not None
+        ]
+    items = tree.flatten(results)
+    outputs = [reader.operand(item) if isinstance(item, Item) else str(item) for item in items]
+    steps = BiasAndAffine(reader, outputs).run()
+    names_of_inputs = input_words(model, shapes, functional, len(paths))
+    ends = output_words(results, functional, len(outputs))
+    whole = Tree(given, results, [tensor.name for tensor in known])
+    return Network(
+        tuple(paths),
+        tuple(outputs),
+        reader.values,
+        used(reader.constants, steps, outputs),
+        as_needed(steps, outputs),
+        ("input",) if len(paths) == 1 else tuple(name.replace("/", ".") for name in names_of_inputs),
+        tuple(ends),
+        whole,
+        whole,
+        tuple(names_of_inputs),
+        channels_first=False,
+    )
+
+
+def used(constants: Mapping[str, Constant], steps: Sequence[Step], outputs: Sequence[str]) -> dict[str, Constant]:
+    """The constants that steps read, and those that they are computed from."""
+    read = (*outputs, *(name for step in steps for name in step.inputs))
+    waiting = [name for name in read if isinstance(name, str) and name in constants]
+    names: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        names.add(name)
+        waiting += [each for each in getattr(constants[name].expression, "operands", ()) if each not in names]
+        waiting += [each for each in constants[name].sources if each not in names]
+    return {name: constant for name, constant in constants.items() if name in names}
+
+
+def as_needed(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
+    """The steps in the order in which the outputs need them, as a forward function would be written.
+
+    Keras runs a functional model by depth, which mixes the steps of its branches.
+    """
+    makers = {step.output: step for step in steps}
+    ordered: dict[str, Step] = {}
+    for output in (*outputs, *makers):
+        waiting = [output] if output in makers else []
+        while waiting:
+            step = makers[waiting[-1]]
+            missing = [str(operand) for operand in step.inputs if operand in makers and operand not in ordered]
+            if missing:
+                waiting += reversed(missing)
+            else:
+                ordered.setdefault(waiting.pop(), step)
+    return tuple(ordered.values())
+
+
+def _misfit(model: Any, shapes: Any, text: str, paths: Sequence[str]) -> str | None:
+    """What is wrong with the example's shapes; None if nothing is."""
+    flat = flat_shapes(shapes)
+    more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
+
+    def takes(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> bool:
+        tensors = [keras.KerasTensor(changed(tuple(size or 1 for size in shape))) for shape in flat]
+        try:
+            model.call(packed(shapes, tensors), **more)
+        except Exception:  # noqa: BLE001 - the user's model may raise anything
+            return False
+        return True
+
+    words = ["input"] if len(paths) == 1 else paths
+    return misfit_of_example(text, dict(zip(words, flat, strict=True)), takes)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a convolution or a product becomes part of it: a bias, and a line for each channel.
+
+Some frameworks add the bias by an operation of its own, and batch norm in evaluation is a difference, a product and a
+sum. The network has words for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ....kit.planning.network import Step
+from ..core.builder import ItemBuilder
+
+_WEIGHTED = ("conv", "conv_transpose", "linear")
+
+
+class BiasAndAffine:
+    """The live steps of a network under construction, in order."""
+
+    def __init__(self, c: ItemBuilder[Any], outputs: Sequence[str]) -> None:
+        self.c = c
+        self.outputs = set(outputs)
+        needed = set(outputs)
+        live: list[Step] = []
+        for step in reversed(c.steps):
+            if step.output in needed:
+                needed.update(each for each in step.inputs if isinstance(each, str))
+                live.append(step)
+        self.steps: dict[str, Step] = {step.output: step for step in reversed(live)}
+
+    def run(self) -> list[Step]:
+        for output in list(self.steps):
+            step = self.steps.get(output)
+            if step is not None and step.kind in _WEIGHTED:
+                end = self._with_bias(step) if step.inputs[2] is None else step.output
+                self._with_line(end)
+        return list(self.steps.values())
+
+    def _only_reader(self, name: str) -> Step | None:
+        readers = [step for step in self.steps.values() if name in step.inputs]
+        if len(readers) != 1 or name in self.outputs or readers[0].inputs.count(name) != 1:
+            return None
+        return readers[0]
+
+    def _axis(self, step: Step) -> int:
+        return int(step.attributes.get("channel_axis", len(self.c.values[step.output].shape) - 1))
+
+    def _vector(self, step: Step, moves: Sequence[Step], reader: Step) -> Any:
+        """What a reader combines a step's result with, as one number for each channel, [channels]; None if it is more.
+
+        moves: the steps in between, which only move values.
+        """
+        last = moves[-1].output if moves else step.output
+        others = [name for name in reader.inputs if name != last]
+        if len(others) != 1 or not isinstance(others[0], str) or others[0] not in self.c.constants:
+            return None
+        item, axis, shape = self.c.fixed_named(others[0]), self._axis(step), self.c.values[step.output].shape
+        count = shape[axis]
+        # The channel of each value, and the entry of the vector that meets it.
+        channels = np.arange(count).reshape([-1 if at == axis else 1 for at in range(len(shape))])
+        channels = np.broadcast_to(channels, shape)
+        for move in moves:
+            moved = self.c.values[move.output].shape
+            channels = (
+                channels.reshape(moved) if move.kind == "reshape" else channels.transpose(move.attributes["axes"])
+            )
+        entries = np.arange(math.prod(item.shape)).reshape(item.shape)
+        if np.broadcast_shapes(item.shape, channels.shape) != channels.shape:
+            return None
+        of_channel = np.zeros(count, int)
+        of_channel[channels] = entries
+        if (of_channel[channels] != entries).any():
+            return None
+        if entries.size == 1:
+            ones = self.c.fixed_of(np.ones(count, np.float32))
+            return self.c.of_both(ones, self.c.reshape(item, (1,)), lambda one, number: one * number)
+        return self.c.reshape(item, (count,)) if (of_channel == np.arange(count)).all() else None
+
+    def _take(self, into: Step, reader: Step, **changes: Any) -> None:
+        """Makes `into` with these changes give what its reader gave."""
+        moved = {
+            (reader.output if name == into.output else name): (
+                replace(step, output=reader.output, **changes) if name == into.output else step
+            )
+            for name, step in self.steps.items()
+            if name != reader.output
+        }
+        self.steps = moved
+
+    def _with_bias(self, step: Step) -> str:
+        """Absorbs a sum with a constant, also where the result was moved in between; returns the result's name."""
+        moves: list[Step] = []
+        reader = self._only_reader(step.output)
+        while reader is not None and reader.kind in ("reshape", "permute"):
+            moves.append(reader)
+            reader = self._only_reader(reader.output)
+        vector = None if reader is None or reader.kind != "add" else self._vector(step, moves, reader)
+        if reader is None or vector is None:
+            return step.output
+        inputs = (*step.inputs[:2], self.c.operand(vector))
+        if not moves:
+            self._take(step, reader, inputs=inputs)
+            return reader.output
+        self.steps[step.output] = replace(step, inputs=inputs)
+        self._take(moves[-1], reader)
+        return step.output
+
+    def _with_line(self, name: str) -> None:
+        """Makes differences, products and sums with vectors one batch norm that the user has frozen."""
+        step = self.steps[name]
+        axis, count = self._axis(step), self.c.values[name].shape[self._axis(step)]
+        c = self.c
+        factor: Any = None
+        offset: Any = None
+        taken: list[Step] = []
+        end = name
+
+        def combined(known: Any, other: Any, function: Callable[[Any, Any], Any]) -> Any:
+            return other if known is None else c.of_both(known, other, function)
+
+        while True:
+            reader = self._only_reader(end)
+            if reader is None or reader.kind not in ("add", "sub", "mul", "div"):
+                break
+            vector = self._vector(replace(step, output=end), [], reader)
+            if vector is None or (reader.kind in ("sub", "div") and reader.inputs[0] != end):
+                break
+            if reader.kind in ("mul", "div"):
+                inverse = vector if reader.kind == "mul" else c.then(vector, (count,), lambda array: 1.0 / array)
+                factor = combined(factor, inverse, lambda a, b: a * b)
+                offset = None if offset is None else c.of_both(offset, inverse, lambda a, b: a * b)
+            else:
+                change = vector if reader.kind == "add" else c.then(vector, (count,), lambda array: -array)
+                offset = combined(offset, change, lambda a, b: a + b)
+            taken.append(reader)
+            end = reader.output
+        vectors = [each for each in (factor, offset) if each is not None]
+        if factor is None or all(c.numbers(each) is not None for each in vectors):
+            return
+        zeros, ones = (c.operand(c.fixed_of(np.full(count, value, np.float32))) for value in (0, 1))
+        weight, bias = c.operand(factor), None if offset is None else c.operand(offset)
+        attributes = {"epsilon": 0.0, "momentum": 0.1, "channel_axis": axis, "training": False, "counter": ""}
+        norm = replace(
+            taken[0], kind="batch_norm", inputs=(name, weight, bias, zeros, ones), output=end, attributes=attributes
+        )
+        gone = {each.output for each in taken}
+        self.steps = {
+            key: norm if key == end else each for key, each in self.steps.items() if key not in gone or key == end
+        }

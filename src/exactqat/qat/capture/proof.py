@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The self-check of `prepare`: the user's original model beside the network that was captured from it.
+
+Both run on the same numbers, quantization and randomness switched off, in training and in evaluation, with several
+numbers of examples, and in evaluation far beyond the example's values. Results, gradients of every parameter and of the
+inputs, the buffers that training moves, and what evaluation makes of those must be equal to float32's rounding. Nothing
+here knows a framework: a `Subject` runs both sides.
+
+How much rounding explains is measured, not guessed: where a tensor differs by more than `FLOOR`, the original runs
+again with inputs and parameters moved by a few units of float32's last place. What changes then is what rounding can
+do. A ReLU whose operand rounding turns from one side of zero to the other escapes that now and then; it does so for
+one input, so what differs must differ for `DRAWS` of them (docs/decisions/self-check.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...kit.display import listed
+from ...kit.planning import UnsupportedOperator
+from ...kit.planning.callers import users_line
+from ...kit.planning.masks import MOVES, hides
+from ...kit.planning.network import Network
+from .core.refusals import first_line
+
+# Relative differences below it are float32's rounding in any network.
+FLOOR = 1e-4
+# By how much inputs and parameters move, relative, to see what rounding does.
+NUDGE = 2.0**-20
+# A difference is more than rounding if it is so many times what moving the inputs does.
+FACTOR = 16.0
+# Inputs for which a tensor must differ.
+DRAWS = 3
+# A larger difference, though moving the inputs explains it, says nothing: nor is it called rounding.
+UNDECIDED = 1e-2
+# By how much larger than the example's inputs are, to see bounds far beyond these.
+FAR = (10.0, 1e3, 1e6)
+# Beyond this, float32's infinity is near, and `exp` ends.
+_HUGE = 1e30
+# Numbers in a batch of inputs; more take time and show nothing more.
+_ENOUGH = 2**19
+# Beside the largest tensor of its kind, smaller values are zero but for rounding.
+NOTHING = 1e-6
+# Differences up to it are what becomes of float32's denormal numbers, which one side may flush to zero and later layers
+# may enlarge: of deep networks with small random weights, whole results are hardly larger.
+LEAST = 2.0**-120
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One comparison.
+
+    Attributes:
+        training: both sides train one step; else they evaluate.
+        examples: in the batch.
+        scale: of the inputs; small ones show what is added inside of roots and quotients, large ones where functions
+            are cut off.
+        gradients: whether they are compared, too.
+        results_only: nothing else is compared: far from the example, gradients are 0 or infinite.
+        draw: which of the inputs.
+    """
+
+    training: bool
+    examples: int
+    scale: float = 1.0
+    gradients: bool = True
+    results_only: bool = False
+    draw: int = 0
+
+    @property
+    def afterwards(self) -> Trial:
+        """The evaluation right after a step of training; after small inputs of one example."""
+        return replace(self, training=False, examples=1 if self.scale < 1 else self.examples)
+
+    def __str__(self) -> str:
+        mode = "training" if self.training else "evaluation"
+        small = "" if self.scale == 1 else f", inputs {self.scale:g} times as large"
+        return f"{mode}, {self.examples} example{'s' * (self.examples != 1)}{small}"
+
+
+@dataclass
+class Evidence:
+    """What one run gave: arrays by the user's names.
+
+    Attributes:
+        results: of the run, and of an evaluation right after a step of training ("NAME (evaluated after a step)").
+        gradients: of the sum of all results times `cotangent`, by parameter, and "input NAME".
+        state: buffers after the run.
+        layers: what is computed on the way, in order; only if asked for.
+    """
+
+    results: dict[str, np.ndarray] = field(default_factory=dict)
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+    layers: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class NotComparedWarning(UserWarning):
+    """The self-check of `prepare` could not run the user's model in training or in evaluation."""
+
+
+class HalfPrecisionWarning(UserWarning):
+    """The user's model computes in half precision; its network trains in float32."""
+
+
+class CannotRun(Exception):
+    """One side does not run this way. If it is the original, nothing is compared."""
+
+
+class Subject:
+    """A framework's side: runs the original and the captured network; leaves both as they were.
+
+    Attributes:
+        network: the captured one.
+        inputs: the example: an array for each input, in the type that the original takes.
+        tables: by input, how many rows the table has that it is an index into; 0: it is none.
+        examples: in the example.
+        trains: whether the original's training is known.
+        remedy: what to do if the original computes something else in training than in evaluation, if that may be.
+        own_gradients: a sentence on what may give the original other gradients than those of what it computes.
+        halves: the type of half precision that the original computes in, in part; known once it ran.
+        rules: names of functions of the user's that have a gradient of their own; known once the original ran.
+    """
+
+    first_line = staticmethod(first_line)
+    remedy = ""
+    own_gradients = "Gradients of the model's own are not kept"
+
+    def __init__(
+        self, network: Network, inputs: Sequence[np.ndarray], tables: Sequence[int], trains: bool = True
+    ) -> None:
+        self.network, self.inputs, self.tables, self.trains = network, list(inputs), list(tables), trains
+        self.examples = len(self.inputs[0])
+        self.halves = ""
+        self.rules: Collection[str] = ()
+
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
+        """What the user's model computes; it may raise whatever that raises.
+
+        Args:
+            inputs: an array for each input.
+            nudge: not 0: parameters are moved by `nudged`, each number otherwise.
+            layers: what is computed on the way is recorded.
+        """
+        raise NotImplementedError
+
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
+        """The same of the captured network, without quantization."""
+        raise NotImplementedError
+
+    def trials(self) -> list[Trial]:
+        """All comparisons, in order: the example's number of examples as far as it is cheap, another one, and one; then
+        inputs far beyond the example's."""
+        numbers = sum(array.size for array in self.inputs) // max(self.examples, 1)
+        first = max(2, min(self.examples, 8, _ENOUGH // max(numbers, 1)))
+        second = 3 if first != 3 else 2
+        trials = [Trial(True, first), Trial(True, second, scale=2.0**-6)] if self.trains else []
+        trials += [
+            Trial(False, second, scale=2.0),
+            Trial(False, first, scale=2.0**-6),
+            Trial(False, 1, gradients=False),
+        ]
+        if any(array.dtype.kind == "f" and not hides(array) for array in self.inputs):
+            far = Trial(False, min(self.examples, 3), gradients=False, results_only=True)
+            trials += [replace(far, scale=scale) for scale in FAR]
+        return trials
+
+    def arrays(self, trial: Trial, nudge: int = 0) -> list[np.ndarray]:
+        """The inputs of a trial."""
+        arrays = []
+        for place, (example, table) in enumerate(zip(self.inputs, self.tables, strict=True)):
+            rows = len(example) // self.examples * trial.examples
+            arrays.append(nudged(example_rows(example, str(place), rows, trial, table), str(place), nudge))
+        return arrays
+
+    def run(self, original: bool, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
+        """One side.
+
+        Raises:
+            CannotRun: it raises an error.
+        """
+        try:
+            if original:
+                return self.original(trial, self.arrays(trial, nudge), nudge, layers)
+            return self.captured(trial, self.arrays(trial), layers)
+        except CannotRun:
+            raise
+        except Exception as error:
+            raise CannotRun(f"{type(error).__name__}: {self.first_line(error)}") from error
+
+
+# What the results of an evaluation right after a step of training are called.
+AFTERWARDS = " (evaluated after a step)"
+# Of variables by name, inputs, and whether it trains: results, and variables afterwards.
+Run = Callable[[Mapping[str, Any], Sequence[Any], bool], tuple[Any, Mapping[str, Any]]]
+
+
+class FunctionalSubject(Subject):
+    """Of a framework in which a model is a function of its variables.
+
+    Attributes:
+        evaluates_after: what evaluation gives after a step of training is compared, too.
+        compiles: each mode, number of examples and side is a program to compile, which takes longer than to run it.
+    """
+
+    evaluates_after = True
+    compiles = False
+
+    def trials(self) -> list[Trial]:
+        """Where programs are compiled, three for each side: of training with gradients, and of evaluation for one
+        example and for one more than in training."""
+        trials = super().trials()
+        if not self.compiles:
+            return trials
+        first = trials[0].examples
+        return [
+            replace(
+                trial,
+                examples=first if trial.training else 1 if trial.examples == 1 else first + 1,
+                gradients=trial.training or not self.trains,
+            )
+            for trial in trials
+        ]
+
+    def named(self, results: Any) -> dict[str, Any]:
+        """A model's results by their places."""
+        raise NotImplementedError
+
+    def weighted_sum(self, results: Mapping[str, Any]) -> Any:
+        """The sum of all real results times their cotangents."""
+        raise NotImplementedError
+
+    def differentiated(
+        self,
+        key: tuple[object, ...],
+        step: Callable[..., Any],
+        leaves: Mapping[str, np.ndarray],
+        others: Mapping[str, Any],
+        trial: Trial,
+    ) -> tuple[Mapping[str, Any], Any]:
+        """Gradients of what ``step(leaves, others)`` returns first, by the names of leaves, if the trial compares them;
+        and what it returns second.
+
+        key: of equal keys, steps are equal.
+        """
+        raise NotImplementedError
+
+    def array(self, value: Any) -> np.ndarray:
+        """In NumPy, real numbers in float32."""
+        raise NotImplementedError
+
+    def evidence(
+        self,
+        side: str,
+        run: Run,
+        values: Mapping[str, Any],
+        trained: Collection[str],
+        statistics: Collection[str],
+        trial: Trial,
+        inputs: Sequence[np.ndarray],
+    ) -> Evidence:
+        """What one side gives.
+
+        Args:
+            values: of all variables; `trained` have gradients, and training moves `statistics`.
+        """
+        names = [f"input {place}" for place in range(len(inputs))]
+        given = dict(zip(names, inputs, strict=True))
+        # A mask reaches up to 0, where it shows all, and there a clip has no gradient; it is not trained.
+        followed = {name for name, array in given.items() if array.dtype.kind == "f" and not hides(array)}
+        leaves = {name: values[name] for name in values if name in trained}
+        leaves |= {name: array for name, array in given.items() if name in followed}
+        others = {name: value for name, value in {**values, **given}.items() if name not in leaves}
+
+        def step(leaves: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
+            known = {**leaves, **others}
+            arrays = [known.pop(name) for name in names]
+            results, after = run(known, arrays, trial.training)
+            named = self.named(results)
+            return self.weighted_sum(named), (named, {name: after.get(name, known[name]) for name in statistics})
+
+        key = (side, trial.training, trial.examples, trial.gradients)
+        gradients, (results, state) = self.differentiated(key, step, leaves, others, trial)
+        evidence = Evidence(
+            *({name: self.array(value) for name, value in found.items()} for found in (results, gradients, state))
+        )
+        if trial.training and self.evaluates_after:
+            afterwards = replace(trial, training=False, examples=1, gradients=False)
+            arrays = [array[: len(array) // trial.examples] for array in inputs]
+            moved = {**values, **evidence.state}
+            later = self.evidence(side, run, moved, trained, statistics, afterwards, arrays)
+            evidence.results |= {f"{name}{AFTERWARDS}": value for name, value in later.results.items()}
+        return evidence
+
+
+@dataclass
+class Proof:
+    """What the self-check found.
+
+    Attributes:
+        trials: those that were compared.
+        tensors: how many were compared in all.
+        largest: the largest relative error of a tensor that counts as equal, and which tensor.
+        noise: how much of that moving the original's inputs by rounding gives; 0: it was too small to be measured.
+        undecided: tensors that say nothing: rounding changes them too much, or float32 does not hold them.
+        not_run: a sentence for each trial that the original did not run.
+        seconds: that the check took.
+        refusal: what differs, in words; empty where nothing does.
+        halves: the type of half precision that the model computes in, where its network trains in float32; else empty.
+    """
+
+    trials: list[Trial] = field(default_factory=list)
+    tensors: int = 0
+    largest: tuple[float, str] = (0.0, "")
+    noise: float = 0.0
+    undecided: list[str] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    refusal: str = ""
+    halves: str = ""
+
+    @property
+    def missing(self) -> str:
+        """A sentence if nothing was compared in a mode that was to be."""
+        if not self.not_run or {trial.training for trial in self.trials} == {True, False}:
+            return ""
+        return (
+            "whether the captured network is the model could not be compared in all modes: "
+            f"{self.not_run[0]}; give an example with which the model runs, and look at its results yourself"
+        )
+
+    def __str__(self) -> str:
+        equal = self.tensors - len(self.undecided)
+        text = f"{equal:,} results, gradients and buffers of {len(self.trials)} runs equal to float32 rounding"
+        if self.undecided:
+            text += f"; {len(self.undecided):,} not decidable ({listed(self.undecided, 1)})"
+        error, name = self.largest
+        if error:
+            noise = f"; moving the inputs by rounding changes it by {self.noise:.0e}" if self.noise else ""
+            text += f"; the largest difference: {name}, by {error:.0e} of its largest value{noise}"
+        return "; ".join([f"{text}; {self.seconds:.1f} s", *self.not_run])
+
+
+def accept(proof: Proof) -> Proof:
+    """The proof, if it found no difference. Warns of modes that were not compared, and of half precision.
+
+    Raises:
+        UnsupportedOperator: the network that would be trained is not the model.
+    """
+    if proof.refusal:
+        raise UnsupportedOperator(proof.refusal)
+    if proof.missing:
+        warnings.warn(proof.missing, NotComparedWarning, stacklevel=users_line())
+    if proof.halves:
+        rounding = (
+            f"the model computes in {proof.halves} in part; the prepared network trains in float32 throughout, and the "
+            "model was compared with it without that rounding. What the device computes is integers either way"
+        )
+        warnings.warn(rounding, HalfPrecisionWarning, stacklevel=users_line())
+    return proof
+
+
+def cotangent(name: str, shape: Sequence[int]) -> np.ndarray:
+    """What a result is multiplied by before it is added up: the same for both sides."""
+    return _generator(f"cotangent {name}").standard_normal(tuple(shape)).astype(np.float32)
+
+
+def nudged(array: np.ndarray, name: str, nudge: int) -> np.ndarray:
+    """Values moved by `NUDGE`, up or down at random; integers and truth values stay."""
+    if not nudge or array.dtype.kind != "f":
+        return array
+    # Again and again the same signs, of a prime number of them: large weights take their time to draw.
+    moves = 1 + NUDGE * _generator(f"{nudge} {name}").choice([-1.0, 1.0], 4099)
+    return np.asarray(array * np.resize(moves.astype(array.dtype), array.shape), array.dtype)
+
+
+def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial, table: int = 0) -> np.ndarray:
+    """An input of so many rows for a trial, made from the example's own values.
+
+    Floating point values vary from row to row between the example's smallest and largest; an example without variation,
+    or with values that are not numbers, gives way to random ones. Masks, integers and truth values are the example's
+    rows, again and again; after the first one, indices into a table of `table` rows are random, and masks of zeros and
+    ones hide more than the example does.
+    """
+    if not array.size:
+        return np.zeros((rows, *array.shape[1:]), array.dtype)
+    values, random = array[np.arange(rows) % array.shape[0]], _generator(f"input {name} {rows} {trial.draw}")
+    if array.dtype.kind in "iub" and rows > 1:
+        if table:
+            values[1:] = random.integers(0, table, values[1:].shape)
+        elif array.ndim > 1 and ((array == 0) | (array == 1)).all():
+            shown = random.integers(0, 2, values.shape).astype(array.dtype)
+            shown[..., 0] = 1  # of a row that shows nothing, nothing follows
+            values[1:] &= shown[1:]
+    if array.dtype.kind != "f" or hides(array):
+        return values
+    values, noise = values.astype(np.float32), random.standard_normal(values.shape).astype(np.float32)
+    finite = array[np.isfinite(array)]
+    spread = float(finite.std()) if finite.size else 0.0
+    if not 1e-30 < spread < 1e6 or not np.abs(finite).max() < 1e6:
+        return noise * np.float32(trial.scale)
+    varied = np.clip(values + noise * np.float32(0.5 * spread), finite.min(), finite.max())
+    # Infinite values are masks.
+    return np.where(np.isfinite(values), varied * np.float32(trial.scale), values).astype(np.float32)
+
+
+def _generator(seed: str) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(seed.encode()))
+
+
+def prove(subject: Subject) -> Proof:
+    """Compares both sides in all trials; stops at the first difference."""
+    proof, began = Proof(), time.perf_counter()
+    for trial in subject.trials():
+        try:
+            differences = _differences(subject, trial, proof)
+        except CannotRun as reason:
+            if not trial.results_only:
+                proof.not_run.append(f"not compared in {trial}: the original raises {reason}")
+            continue
+        except _Refused as refusal:
+            proof.refusal = str(refusal)
+            break
+        for draw in range(1, DRAWS):
+            # Inputs that the original does not take speak for nobody.
+            with contextlib.suppress(CannotRun):
+                if differences:
+                    again = _differences(subject, replace(trial, draw=draw), Proof())
+                    differences = {place: differences[place] for place in differences if place in again}
+        if differences:
+            proof.refusal = _refusal(subject, trial, differences)
+            break
+        proof.trials.append(trial)
+    proof.halves = subject.halves
+    proof.seconds = time.perf_counter() - began
+    return proof
+
+
+class _Refused(Exception):
+    """The network is not the model; the message says why."""
+
+
+# What a run gives, in the words of the report.
+_WORDS = {"results": "result", "gradients": "the gradient of", "state": "buffer"}
+# By kind of evidence and name, relative errors.
+Differences = dict[tuple[str, str], float]
+
+
+def _differences(subject: Subject, trial: Trial, proof: Proof) -> Differences:
+    """The tensors that differ by more than rounding explains."""
+    original = subject.run(True, trial)
+    try:
+        captured = subject.run(False, trial)
+    except CannotRun as reason:
+        raise _Refused(
+            f"the captured network is not the model: in {trial} it raises {reason}, the model does not"
+        ) from reason
+    reruns: list[Evidence] = []
+    differences: Differences = {}
+    for kind in ("results",) if trial.results_only else _WORDS:
+        ours, theirs = getattr(original, kind), getattr(captured, kind)
+        # What counts as nothing beside the largest of them.
+        tiny = LEAST / FLOOR
+        if kind == "gradients":
+            tiny += NOTHING * max(map(_largest, ours.values()), default=0.0)
+        for name in dict.fromkeys([*ours, *theirs]):
+            # A gradient that one side lacks is zero: nothing depends on the parameter.
+            lacking = (
+                np.zeros_like(ours.get(name, theirs.get(name))) if kind == "gradients" else np.zeros(0, np.float32)
+            )
+            here, there = ours.get(name, lacking), theirs.get(name, lacking)
+            error, noise, doubt = relative_error(here, there, tiny), 0.0, ""
+            proof.tensors += 1
+            if trial.results_only and not (np.isfinite(here).all() and _largest(here) < _HUGE):
+                doubt = "which float32 hardly holds"
+            elif error > FLOOR:
+                reruns = reruns or [subject.run(True, trial, nudge) for nudge in (0, 1, 2)]
+                runs = [getattr(run, kind).get(name, np.zeros_like(here)) for run in reruns]
+                same, *moved = (relative_error(here, run, tiny) for run in runs)
+                if same > FACTOR * FLOOR:
+                    raise _Refused(
+                        f"the model computes another {name} each time it is called with the same numbers (a clock, a "
+                        "counter, random numbers of Python's); the device computes the same at every call"
+                    )
+                noise = max(moved)
+                if error > FACTOR * noise and not (trial.results_only and _adds_to_scores(subject.network)):
+                    differences[kind, name] = error
+                    continue
+                doubt = f"which rounding changes by {noise:.0e}" if error > UNDECIDED else ""
+            elif here.size and not np.isfinite(here).any():
+                doubt = "which is not finite"
+            elif kind == "results" and 0 < _largest(here) < LEAST / FLOOR:
+                doubt = "which is too small for float32"
+            place = f"{_WORDS[kind]} '{name}' in {trial}"
+            if doubt:
+                proof.undecided.append(f"{place}, {doubt}")
+            elif error > proof.largest[0]:
+                proof.largest, proof.noise = (error, place), noise
+    return differences
+
+
+def _adds_to_scores(network: Network) -> bool:
+    """Whether something is added in front of a softmax: a mask, which hides scores of the example's size only."""
+    makers = {step.output: step for step in network.steps}
+
+    def is_sum(name: Any) -> bool:
+        step = makers.get(name)
+        return step is not None and (step.kind in ("add", "sub") or (step.kind in MOVES and is_sum(step.inputs[0])))
+
+    return any(
+        (step.kind == "attention" and (step.inputs[3:] not in ((), (None,)) or step.attributes.get("causal")))
+        or (step.kind in ("softmax", "log_softmax") and is_sum(step.inputs[0]))
+        for step in network.steps
+    )
+
+
+def _largest(array: np.ndarray) -> float:
+    """The largest magnitude of a finite value."""
+    if not array.size:
+        return 0.0
+    largest = float(max(array.max(), -array.min()))
+    if math.isfinite(largest):
+        return largest
+    finite = array[np.isfinite(array)]
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+def relative_error(expected: np.ndarray, given: np.ndarray, tiny: float = 0.0) -> float:
+    """The largest difference over the largest expected value; infinite where shapes or what is no number differ.
+
+    tiny: the least that is divided by.
+    """
+    if expected.shape != given.shape:
+        return math.inf
+    if not expected.size:
+        return 0.0
+    a, b = (each if each.dtype.kind == "f" else each.astype(np.float64) for each in (expected, given))
+    with np.errstate(all="ignore"):
+        difference = float(np.abs(a - b).max())
+    if not math.isfinite(difference):
+        finite = np.isfinite(a)
+        if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+            return math.inf
+        difference = float(np.abs(a[finite] - b[finite]).max()) if finite.any() else 0.0
+    if not difference:
+        return 0.0
+    scale = max(_largest(a), tiny)
+    return difference / scale if scale else math.inf
+
+
+def _refusal(subject: Subject, trial: Trial, differences: Differences) -> str:
+    """What differs, where it begins, and what to do."""
+    by_kind = {kind: [name for other, name in differences if other == kind] for kind in _WORDS}
+    results, gradients, states = by_kind.values()
+    if subject.remedy and results and all(name.endswith(AFTERWARDS) for name in results):
+        names = listed([f"'{name.removesuffix(AFTERWARDS)}'" for name in results])
+        return (
+            f"the model was given in training, and in evaluation it computes something else than the network that was "
+            f"read (results {names}); the device computes evaluation. {subject.remedy[0].upper()}{subject.remedy[1:]}"
+        )
+    kind, where = next(kind for kind in ("results", "state", "gradients") if by_kind[kind]), ""
+    worst = max(by_kind[kind], key=lambda name: differences[kind, name])
+    if results:
+        where = _first_layer(subject, trial)
+    elif not states:
+        # Gradients flow backwards: the last one that is wrong is next to where they go wrong.
+        parameters = [name for name in gradients if not name.startswith("input ")]
+        worst = (parameters or gradients)[-1]
+        nearest = f"it is the one nearest to the results of {len(gradients)} gradients that differ"
+        where = f"; {nearest if parameters else 'gradients of inputs alone differ'}"
+    error = differences[kind, worst]
+    size = f"differs by {error:.2g} of its largest value" if math.isfinite(error) else "is not the same"
+    sentences = [
+        f"the captured network is not the model: in {trial}, {_WORDS[kind]} '{worst}' {size}{where}. Training it would "
+        "train another network",
+        "prepare(..., check=False) trains it all the same",
+    ]
+    if subject.rules:
+        sentences.append(
+            f"The model computes gradients by rules of its own ({', '.join(sorted(subject.rules))}); those of the "
+            "captured network are the gradients of what these functions compute"
+        )
+    elif kind == "gradients":
+        sentences.append(subject.own_gradients)
+    if subject.remedy and kind != "gradients":
+        sentences.append(f"If training computes something else than evaluation, {subject.remedy}")
+    return ". ".join(sentences)
+
+
+def _first_layer(subject: Subject, trial: Trial) -> str:
+    """Where results begin to differ, in words. Layers of the device fuse ReLU and ReLU6."""
+    try:
+        originals = list(subject.run(True, trial, layers=True).layers.values())
+        captured = subject.run(False, trial, layers=True).layers
+    except CannotRun:
+        return ""
+    last = ""
+    for name, value in captured.items():
+        alike = [layer for layer in originals if layer.shape == value.shape and layer.dtype.kind == "f"]
+        forms = [form for layer in alike for form in (layer, np.maximum(layer, 0), np.clip(layer, 0, 6))]
+        if any(relative_error(form, value) <= 10 * FLOOR for form in forms):
+            last = name
+        elif alike:
+            after = f", after '{last}', which is equal" if last else ""
+            return f"; the first layer that differs is '{name}'{after}"
+    return f"; '{last}' is the last layer that is equal" if last else ""

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.export` of a model for a batch of any size, and why it failed, where in the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import linecache
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch._decomp import decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ....kit.display import shortened
+from ....kit.planning.network import Place
+from ..core.refusals import CaptureError, Refused, first_line
+from .converter import NOT_USERS
+from .sizes import Sizes
+
+NOT_FOLLOWED = (
+    "it makes a tensor of its input or its parameters in a way that cannot be followed, such as .data (take detach()), "
+    "torch.vmap, torch.autograd.grad, numpy() or tolist() in forward"
+)
+
+
+# What is true of every finite number; truth values of such are combined by "not", "all", "any" and "or".
+_OF_FINITE = {"isfinite": True, "isinf": False, "isnan": False}
+_NOT = ("logical_not", "bitwise_not", "__invert__")
+_OR = ("logical_or", "bitwise_or", "__or__")
+
+
+class _Finite(TorchFunctionMode):
+    """While it lasts, guards as `if not torch.isfinite(x).all(): ...` take the branch for finite numbers, which all of
+    a device's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By the identity of a tensor, which is kept so that no other one gets it: what it holds everywhere.
+        self.known: dict[int, tuple[torch.Tensor, bool]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, holds = getattr(func, "__name__", ""), _OF_FINITE.get(getattr(func, "__name__", ""))
+        operands = [self.known[id(operand)][1] for operand in args if id(operand) in self.known]
+        if name == "__bool__" and operands:
+            return operands[0]
+        result = func(*args, **(kwargs or {}))
+        if operands and name in ("all", "any"):
+            holds = operands[0]
+        elif operands and name in _NOT:
+            holds = not operands[0]
+        elif len(operands) == 2 and name in _OR:
+            holds = any(operands)
+        if holds is not None and isinstance(result, torch.Tensor):
+            self.known[id(result)] = result, holds
+        return result
+
+
+_CACHED = type(functools.lru_cache(len))
+# Libraries whose tables keep no tensors of a model, but are many and large.
+_OTHERS = {"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys.stdlib_module_names}
+
+
+def _caches() -> Iterator[Any]:
+    """The tables of `functools.lru_cache` of functions and methods in modules that may be a model's."""
+    for name, module in list(sys.modules.items()):
+        if name == "__main__" or name.partition(".")[0] not in _OTHERS:
+            for value in list(getattr(module, "__dict__", {}).values()):
+                members = list(vars(value).values()) if issubclass(type(value), type) else [value]
+                functions = (m.__func__ if type(m) in (staticmethod, classmethod) else m for m in members)
+                yield from (function for function in functions if type(function) is _CACHED)
+
+
+@contextlib.contextmanager
+def caches_left_alone() -> Iterator[None]:
+    """Empties the tables that were added to: tensors without values must not stay there, where the user's next call
+    would find them."""
+    misses = {cache: cache.cache_info().misses for cache in _caches()}
+    try:
+        yield
+    finally:
+        for cache in _caches():
+            if cache.cache_info().misses != misses.get(cache, 0):
+                cache.cache_clear()
+
+
+class _Plain:
+    """Files that say nothing about where a user's model is: PyTorch's and this package's."""
+
+    def __contains__(self, file: str) -> bool:
+        return file.startswith((*NOT_USERS, "<"))
+
+
+def _place_of(location: Any) -> Place:
+    frame: Any = getattr(location, "framework_loc", None)
+    file = getattr(frame, "filename", "")
+    return Place("", file, frame.lineno) if file and file not in _Plain() else Place("")
+
+
+@caches_left_alone()
+def takes(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    changed: Callable[[tuple[int, ...]], tuple[int, ...]],
+) -> bool:
+    """Whether a model runs on the example with other shapes; nothing is computed."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _nothing_computed():
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty(changed(tuple(tensor.shape)), dtype=tensor.dtype, device=tensor.device)
+
+        given_args, given_kwargs = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
+        try:
+            model(*given_args, **given_kwargs)
+        except Exception as error:  # noqa: BLE001 - the user's model may raise anything
+            # What depends on values is another matter than shapes.
+            return any(word in type(error).__name__ for word in ("DataDependent", "DynamicOutputShape"))
+    return True
+
+
+@caches_left_alone()
+def form_of_results(make: Callable[[], nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """How a model's results nest, and their shapes; None where it does not run.
+
+    Args:
+        make: makes a copy of the model, which may share its tensors.
+    """
+    # Meta tensors take a fraction of the time of fake ones; but a model may bring tensors that are not registered, or
+    # ask for their values, as anchors of detectors do.
+    for mode in (torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True), contextlib.nullcontext()):
+        with torch.no_grad(), _nothing_computed(), torch.random.fork_rng(devices=[]):
+            try:
+                model = make()
+                given = args, kwargs
+                if isinstance(mode, torch.device):
+                    model = model.to(mode)
+                    given = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
+                # Statistics move.
+                buffers = {name: each.clone() for name, each in model.named_buffers()}
+                with mode:
+                    results = torch.func.functional_call(model, buffers, *given)
+                leaves, spec = pytree.tree_flatten(results)
+            except Exception:  # noqa: BLE001 - the user's model may raise anything
+                continue
+        return spec, [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    return None
+
+
+@caches_left_alone()
+def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
+    """A model's program for a batch of any size, and what its sizes are.
+
+    Args:
+        args, kwargs: with `EXAMPLES` examples; the first axis of every tensor is the batch.
+
+    Raises:
+        CaptureError: PyTorch cannot export it, or what it computes depends on the number of examples.
+    """
+    shapes = torch.export.ShapesCollection()
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    for tensor in given:
+        shapes[tensor] = {0: torch.export.Dim.AUTO}
+    try:
+        with (
+            _nothing_computed(),
+            checkpoints_run_once(),
+            # It chooses an order of products by the sizes as numbers.
+            torch.backends.opt_einsum.flags(enabled=False),
+            # What PyTorch notes about sizes carries the place in the user's files.
+            mock.patch.object(symbolic_shapes, "uninteresting_files", _Plain),
+        ):
+            dynamic = shapes.dynamic_shapes(model, args, kwargs or None)
+            program = torch.export.export(model, args, kwargs or None, dynamic_shapes=dynamic, strict=False)
+    except Exception as error:
+        if "fake tensor" in str(error):
+            raise CaptureError(f"the model cannot be captured: {NOT_FOLLOWED}") from None
+        raise CaptureError(_explained(model, error)) from error
+    inputs = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]
+    tensors = [node.meta["val"] for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    sizes = Sizes(tensors)
+    environment = tensors[0].fake_mode.shape_env
+    if (size := next((int(t.shape[0]) for t in tensors if not sizes.is_free(t.shape[0])), None)) is not None:
+        raise CaptureError(f"the model cannot be captured: {_made_a_number(environment, size)}")
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    if (branch := sizes.branch(environment.guards, (t for t in values if isinstance(t, torch.Tensor)))) is not None:
+        guard, examples = branch
+        raise CaptureError(
+            f"the model cannot be captured: {_place_of(guard.sloc)}: what it computes depends on the number of "
+            f"examples in the batch: PyTorch assumes {guard.expr}, where {' and '.join(sizes.rows)} is the size of the "
+            f"batch, which does not hold for {examples}; the device computes every example by itself"
+        )
+    return program, sizes
+
+
+def _made_a_number(environment: Any, size: int) -> str:
+    guards = (each for each in environment.guards if size in {n for n in each.expr.atoms() if n.is_Integer})
+    place = next((_place_of(each.sloc) for each in guards), Place(""))
+    return (
+        f"{place}: it needs the number of examples in the batch as a plain number, as len(...), int(...), range(...), "
+        "loops that go through the examples one by one and recurrent layers along the batch (without "
+        "batch_first=True) do; the device computes every example by itself: compute sizes from x.shape[0] with *, // "
+        "and math.floor"
+    )
+
+
+# What runs before and after a checkpointed function: since PyTorch 2.15 another one.
+_WITHOUT_REENTRANCE = "_checkpoint_without_reentrant_generator"
+if hasattr(torch.utils.checkpoint, f"{_WITHOUT_REENTRANCE}_impl"):
+    _WITHOUT_REENTRANCE += "_impl"
+
+
+@contextlib.contextmanager
+def checkpoints_run_once() -> Iterator[None]:
+    """What checkpoints are given runs where they are called, and not again in the backward pass."""
+
+    def without_reentrance(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    checkpoint = torch.utils.checkpoint
+    with (
+        mock.patch.object(checkpoint.CheckpointFunction, "apply", lambda run, preserve, *given: run(*given)),
+        mock.patch.object(checkpoint, _WITHOUT_REENTRANCE, without_reentrance),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _nothing_computed() -> Iterator[None]:
+    """What a model runs under that is followed without values.
+
+    PyTorch prints the graph and its advice on its own exceptions; ours says what matters. What torch.compile has made
+    runs as it was written: what is compiled once calls something else next time.
+    """
+    logger, silence = logging.getLogger("torch"), io.StringIO()
+    level = logger.level
+    compiler = sys.modules.get("torch._dynamo")
+    eager = contextlib.nullcontext() if compiler is None else torch.compiler.set_stance("force_eager")
+    try:
+        logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+            warnings.simplefilter("ignore")
+            with eager, _states_of_lstm(), _Finite():
+                yield
+    finally:
+        logger.setLevel(level)
+
+
+def _states_of_lstm() -> Any:
+    """PyTorch before 2.12 says of `nn.LSTM`'s last states, where it only follows shapes, that they have a dimension
+    more than they have when it runs, unless the batch has one example: `[layers, 1, batch, units]`."""
+    original = getattr(decompositions, "one_layer_lstm", None)
+    if original is None:
+        return contextlib.nullcontext()
+
+    def corrected(*args: Any, **kwargs: Any) -> Any:
+        sequence, states = original(*args, **kwargs)
+        return sequence, tuple(state.reshape(state.shape[-2:]) for state in states)
+
+    return mock.patch.object(decompositions, "one_layer_lstm", corrected)
+
+
+def _explained(model: nn.Module, error: BaseException) -> str:
+    """Why an export failed, where in the user's code, and what to do."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    file, line, code, path = "", 0, "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in paths:
+            path = paths[id(owner)]
+        if not name.startswith((*NOT_USERS, "<")):
+            file, line = name, number
+            code = linecache.getline(name, number).strip()
+    place = Place(path, file, line)
+    text = first_line(error)
+    kind = type(error).__name__
+    if isinstance(error, Refused):
+        reason = text
+    elif "DataDependent" in kind or "data-dependent" in text or "dynamo.exc" in type(error).__module__:
+        reason = (
+            "what it does depends on the values of a tensor; a network that is deployed does the same for every input: "
+            "take the branch or the number out of forward (torch.where, a mask, a constant)"
+        )
+    elif "register a pytree" in text:
+        reason = (
+            f"{text.split(',')[0]}: return tensors, tuples, lists, dictionaries or named tuples, or register the class "
+            "(torch.export.register_dataclass) before"
+        )
+    else:
+        reason = f"{kind}: {text}"
+    return f"the model cannot be captured: {place}{f': {shortened(code, 100)}' if code else ''}: {reason}"

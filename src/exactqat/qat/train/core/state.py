@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of a network while it runs: the user's tensors, the grids with their ranges, batch norms' statistics.
+
+A `State` reads and moves the arrays of one run of pure functions. PyTorch's is bound to modules and stays
+(`train.torch.state`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ....kit.planning.fitting import constant_limits
+from ....kit.planning.plans import BatchNorm, Derived, PlanStep, Weights
+from . import primitives_numpy
+from .arrays import ENDS, Arrays, Mode, is_learned, weights_of
+from .primitives import FunctionalPrimitives, NumberPrimitives
+from .ranges import (
+    FOLLOWING,
+    above_zero,
+    below_zero,
+    grid_steps,
+    learned_start,
+    observed,
+    rank_of_ends,
+    usable,
+    with_zero,
+)
+from .weights import (
+    constant_rule,
+    extremes,
+    factor_and_offset,
+    folded_weight,
+    folds,
+    limited_magnitude,
+    per_channel,
+    step_width,
+    weight_ends,
+)
+
+if TYPE_CHECKING:
+    from .engine import Functional
+
+
+class StoredGrid:
+    """A grid with its current range. Calling it with a tensor shows the tensor to the range, and quantizes it.
+
+    Attributes:
+        rule, bits: of the tensors on it.
+        indices: integers pass unchanged.
+    """
+
+    def __init__(self, state: State, name: str) -> None:
+        grid = state.functional.grids[name]
+        self.state, self.name, self.declared = state, name, grid
+        self.rule, self.bits, self.indices = grid.rule, grid.bits, bool(grid.indices)
+        self.writers = state.functional.writers[name]
+
+    @property
+    def quantizing(self) -> bool:
+        """Off for the float network."""
+        return self.state.mode.quantizing
+
+    @property
+    def observes(self) -> bool:
+        """Whether the next tensor moves the range."""
+        mode = self.state.mode
+        follows = mode.training and mode.quantizing and not mode.frozen
+        return mode.observing or (follows and self.rule.ranges in FOLLOWING)
+
+    def __call__(self, x: Any, /) -> Any:
+        if self.observes:
+            self.observe(x)
+        return self.quantize(x) if self.state.mode.quantizing and not self.indices else x
+
+    def quantize(self, x: Any) -> Any:
+        """The values on the current grid."""
+        low, high = self.ends()
+        return self.state.primitives.fake_quantize(x, low, high, self.bits, False)
+
+    def end(self, end: str) -> Any:
+        """One end, which training may have moved beyond zero."""
+        state, p = self.state, self.state.primitives
+        if end not in state.learned.get(self.name, {}):
+            return p.stop_gradient(state.ranges[self.name][end])
+        value = state.learned[self.name][end]
+        value = p.stop_gradient(value) if state.mode.frozen else value
+        return below_zero(p, value) if end == "minimum" else above_zero(p, value)
+
+    def ends(self) -> tuple[Any, Any]:
+        """(min, max) as fake quantization takes them, rank 0: wide enough to have a scale."""
+        return usable(self.state.primitives, self.end("minimum"), self.end("maximum"), self.rule.is_int16)
+
+    def scale(self) -> Any:
+        """The width of one step, rank 0."""
+        return step_width(self.ends(), self.bits, False)
+
+    def so_far(self) -> tuple[Any, Any]:
+        """The width of a step, without gradients, and whether the range has seen data, without which it means
+        nothing."""
+        known = self.state.mode.frozen or self.rule.ranges == "fixed"
+        seen = True if known else self.state.ranges[self.name]["batches"] > 0
+        return self.state.primitives.stop_gradient(self.scale()), seen
+
+    def observe(self, x: Any) -> None:
+        """Takes a stored tensor into account; see `observed`."""
+        state, rule, p, name = self.state, self.rule, self.state.primitives, self.name
+        if rule.ranges == "fixed":
+            return
+        shown = state.shown.setdefault(name, [])
+        shown.append(p.extremes_of_replicas(*self._asked(p.stop_gradient(x))))
+        finite = None
+        # Calibration refuses NaN, which the largest value does not reveal: XLA's maximum skips it on a CPU.
+        if state.mode.observing:
+            finite = p.amin(p.where(abs(x) < math.inf, 1.0, 0.0), tuple(range(len(x.shape))))
+            finite = p.extremes_of_replicas(finite, finite)[0] > 0
+        trees = [state.learned if is_learned(self.declared, end) else state.ranges for end in ENDS]
+        before = [getattr(state.arrays, "learned" if tree is state.learned else "ranges")[name] for tree in trees]
+        low, high = (p.stop_gradient(tree[end]) for tree, end in zip(before, ENDS, strict=True))
+        count = state.arrays.ranges[name]["batches"]
+        *ends, batches = observed(p, rule.ranges, rule.ema_decay, shown, self.writers, (low, high), count, finite)
+        for tree, end, value in zip(trees, ENDS, ends, strict=True):
+            tree[name][end] = value
+        if batches is not count:
+            state.ranges[name]["batches"] = batches
+
+    def _asked(self, x: Any) -> tuple[Any, Any]:
+        """What one tensor of one batch asks for: low <= 0 <= high."""
+        p, rule, nonnegative = self.state.primitives, self.rule, self.declared.nonnegative
+        if rule.ranges == "percentile":
+            values = p.sorted_values(x)
+            size = int(values.shape[0])
+            rank = rank_of_ends(rule.percentile, size)
+            low, high = values[rank - 1], values[size - rank]
+        else:
+            axes = tuple(range(len(x.shape)))
+            high = p.amax(x, axes)
+            low = high if nonnegative else p.amin(x, axes)
+        low, high = with_zero(p, low, high, nonnegative)
+        if rule.ranges != "learned":
+            return low, high
+        return learned_start(p, x, low, high, rule.activation_bits, rule.is_int16)
+
+
+class WeightGrid:
+    """The grid of a weight, with one scale per output channel (or a single one, by the rule). Calling it with the
+    weight quantizes it.
+
+    Attributes:
+        channel_axis: the weight's axis of output channels.
+    """
+
+    def __init__(self, state: State, path: str, weights: Weights) -> None:
+        """path: of a step that has the weight."""
+        self.state, self.rule, self.channel_axis = state, weights.rule, weights.channel_axis
+        self.owner = weights_of(state.functional.weight_owner[path])
+
+    def learned(self) -> Any:
+        """The learned ends; None if the range is the weight's largest magnitude."""
+        learned = self.state.learned.get(self.owner)
+        if learned is not None and self.state.mode.frozen:
+            return {end: self.state.primitives.stop_gradient(value) for end, value in learned.items()}
+        return learned
+
+    def __call__(self, weight: Any, /) -> Any:
+        if not self.state.mode.quantizing:
+            return weight
+        p, rule = self.state.primitives, self.rule
+        channels_last = p.moveaxis(weight, self.channel_axis, -1)
+        low, high = weight_ends(p, rule, channels_last, self.learned())
+        quantized = p.fake_quantize(channels_last, low, high, rule.weight_bits, rule.narrow_range)
+        return p.moveaxis(quantized, -1, self.channel_axis)
+
+    def scale(self, weight: Any, /) -> Any:
+        """The step width for every output channel, [channels]; 0 for a channel whose range is zero."""
+        ones = np.ones(weight.shape[self.channel_axis], np.float32)
+        return self._width(weight) * self.state.primitives.array(ones, weight)
+
+    def _width(self, weight: Any) -> Any:
+        """The step width, [channels] or rank 0."""
+        p, rule = self.state.primitives, self.rule
+        ends = weight_ends(p, rule, p.moveaxis(weight, self.channel_axis, -1), self.learned())
+        return step_width(ends, rule.weight_bits, rule.narrow_range)
+
+
+class Normalization:
+    """A step's batch norm. Calling it with a tensor and its channel axis normalizes; in training with the batch's
+    statistics, which move the running ones."""
+
+    def __init__(self, state: State, step: PlanStep, norm: BatchNorm) -> None:
+        self.state, self.step, self.norm = state, step, norm
+
+    @property
+    def epsilon(self) -> float:
+        """Added to the variance."""
+        return self.norm.epsilon
+
+    @property
+    def training(self) -> bool:
+        """Whether it uses the batch's statistics."""
+        mode = self.state.mode
+        return mode.training and self.norm.training and not mode.frozen
+
+    def __call__(self, x: Any, channel_axis: int, /) -> Any:
+        state, norm, p = self.state, self.norm, self.state.primitives
+        rank = len(x.shape)
+        axis = channel_axis % rank
+        if not self.training:
+            factor, offset = (per_channel(p, vector, rank, axis) for vector in self.factor_and_offset())
+            return x * factor + offset
+        grid = self.step.grid
+        state.ranges[grid]["trained"] = state.arrays.ranges[grid]["trained"] + 1
+        mean, variance = (p.stop_gradient(state.constant(name)) for name in (norm.mean, norm.variance))
+        weight, bias = state.optional(norm.weight), state.optional(norm.bias)
+        weight = p.ones_like(mean) if weight is None else weight
+        bias = p.zeros_like(mean) if bias is None else bias
+        share, counted = norm.momentum, None
+        if norm.counter:
+            count = state.tensors[norm.counter] + 1
+            state.tensors[norm.counter] = count
+            if share is None:
+                counted = 1.0 / count
+            elif norm.debiased:
+                counted = share / (1.0 - (1.0 - share) ** p.to_float(count))
+        # A share that follows the count is not a number the operator can take: it returns the batch's own statistics.
+        share = share if counted is None else 1.0
+        y, new_mean, new = p.batch_norm(x, weight, bias, mean, variance, norm.epsilon, share, axis)
+        if norm.biased and share is not None:
+            rows = math.prod(size for at, size in enumerate(x.shape) if at != axis) * p.count_of_replicas()
+            kept = variance * (1.0 - share)
+            new = kept + (new - kept) * ((rows - 1) / rows if rows > 1 else 1.0)
+        if counted is not None:
+            new_mean, new = mean + (new_mean - mean) * counted, variance + (new - variance) * counted
+        state.tensors[norm.mean], state.tensors[norm.variance] = new_mean, new
+        return y
+
+    def factor_and_offset(self) -> tuple[Any, Any]:
+        """Batch norm in evaluation as ``factor * x + offset``, both [channels]."""
+        return self.state.factor_and_offset(self.norm)
+
+    def beta_and_variance(self) -> tuple[Any, Any]:
+        """The trained offset, or None, and the running variance; [channels]."""
+        variance = self.state.primitives.stop_gradient(self.state.constant(self.norm.variance))
+        return self.state.optional(self.norm.bias), variance
+
+    def stored(self, x: Any, activation: str, grid: Any, channel_axis: int, /) -> Any:
+        """Batch norm in training, the activation and the grid in one operator: the same bits as one by one. None if
+        there is no such operator."""
+        return None
+
+
+class ConstantOperand:
+    """An operand that is not computed, on its grid when it is called.
+
+    Its range is its largest magnitude, whatever rules say about ranges: they concern what is stored.
+
+    Attributes:
+        shared: the grid of a tensor that it is stored on; None: it has a grid of its own, of `bits`.
+    """
+
+    def __init__(self, state: State, step: PlanStep, position: int) -> None:
+        self.state, self.source = state, state.source(step.operands[position])
+        shared = state.plan.grid_of_constant(step, position)
+        self.shared = state.grid(shared) if shared else None
+        grid = state.plan.grids[step.grid]
+        self.rule, self.bits = constant_rule(grid.rule), grid.constant_bits
+        self._limited = None if shared else constant_limits(state.plan, step, position)
+        if self._limited is not None:
+            self._others = state.grid(self._limited[1]), state.grid(step.grid)
+
+    def __call__(self) -> Any:
+        value = self.source()
+        if self.shared is not None:
+            return self.shared(value)
+        if not self.state.mode.quantizing:
+            return value
+        return self.state.primitives.fake_quantize(value, *self.bounds(value), self.bits, self.rule.narrow_range)
+
+    def bounds(self, value: Any, within_limits: bool = True) -> tuple[Any, Any]:
+        """Its range. within_limits: as far as the operator accepts its scale, given those of the other operand and of
+        the result."""
+        p = self.state.primitives
+        low, high = extremes(p, self.rule, p.stop_gradient(value))
+        if self._limited is None or not (within_limits and self.rule.symmetric):
+            return low, high
+        (other, other_seen), (result, result_seen) = (grid.so_far() for grid in self._others)
+        steps = grid_steps(self.bits, self.rule.narrow_range)
+        high = limited_magnitude(p, high, steps, self._limited[0], (other, result), other_seen & result_seen)
+        return -high, high
+
+
+class State:
+    """The arrays of one run, and what steps read and move of them."""
+
+    def __init__(
+        self, functional: Functional, arrays: Arrays, mode: Mode, primitives: NumberPrimitives | None = None
+    ) -> None:
+        """primitives: others than `functional`'s. NumPy's few suffice if only integers are computed."""
+        self.functional = functional
+        self.plan = functional.plan
+        self.primitives = cast(FunctionalPrimitives, functional.primitives if primitives is None else primitives)
+        self.arrays = arrays
+        self.mode = mode
+        self.tensors = dict(arrays.tensors)
+        self.learned = {name: dict(ends) for name, ends in arrays.learned.items()}
+        self.ranges = {name: dict(ends) for name, ends in arrays.ranges.items()}
+        self.shown: dict[str, list[tuple[Any, Any]]] = {}
+        self.constants: dict[str, Any] = {}
+        self._grids: dict[str, Any] = {}
+
+    def grid(self, name: str) -> Any:
+        """The grid of that name, a `StoredGrid`."""
+        if name not in self._grids:
+            self._grids[name] = self.new_grid(name)
+        return self._grids[name]
+
+    def new_grid(self, name: str) -> StoredGrid:
+        return StoredGrid(self, name)
+
+    def weight_grid(self, path: str, weights: Weights) -> WeightGrid:
+        """The grid of a step's weight."""
+        return WeightGrid(self, path, weights)
+
+    def normalization(self, step: PlanStep, norm: BatchNorm) -> Normalization:
+        return Normalization(self, step, norm)
+
+    # --- constants ----------------------------------------------------------------------------------------------------
+
+    def source(self, name: str) -> Callable[[], Any]:
+        """What returns a constant at its current value."""
+        return partial(self.constant, name)
+
+    def constant(self, name: str) -> Any:
+        """A parameter, a buffer or what is computed from them."""
+        if name in self.tensors:
+            return self.tensors[name]
+        constant = self.plan.constants[name]
+        if name not in self.constants:
+            if isinstance(constant.expression, Derived):
+                operands = [self.constant(operand) for operand in constant.expression.operands]
+                value = self._computed(constant.expression.function, operands)
+            elif constant.expression is not None:
+                value = constant.expression(*(self.tensors[path] for path in constant.sources))
+            else:
+                assert constant.data is not None, f"{name!r} is a tensor of the user's that was not given"
+                value = np.asarray(constant.data, np.float32)
+            in_numpy = self.primitives is primitives_numpy
+            self.constants[name] = np.asarray(value) if in_numpy else self.as_array(value)
+        return self.constants[name]
+
+    def _computed(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """A function of arrays with NumPy's methods, which not all frameworks' arrays have by themselves."""
+        wrapped = getattr(self.primitives, "WithMethods", None)
+        return function(*operands) if wrapped is None else function(*map(wrapped, operands)).tensor
+
+    def as_array(self, value: Any) -> Any:
+        """NumPy values as the framework's."""
+        return self.primitives.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+    def optional(self, name: str | None) -> Any:
+        return None if not name else self.constant(name)
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def stored_weight(self, weights: Weights) -> Any:
+        """What is quantized: the weight, under `Rule.fold_batch_norm` times batch norm's factor."""
+        weight, norm = self.constant(weights.weight), weights.batch_norm
+        if norm is None or not folds(weights):
+            return weight
+        return folded_weight(self.primitives, weight, self.factor_and_offset(norm), weights.channel_axis)
+
+    def quantized_weight(self, path: str, weights: Weights) -> tuple[Any, Any]:
+        """The weight on its grid, and the step width for each output channel. path: of a step that has it."""
+        grid, weight = self.weight_grid(path, weights), self.stored_weight(weights)
+        return grid(weight), grid.scale(weight)
+
+    def factor_and_offset(self, norm: BatchNorm) -> tuple[Any, Any]:
+        """Batch norm in inference as ``factor * x + offset``, both [channels]."""
+        weight, bias = self.optional(norm.weight), self.optional(norm.bias)
+        mean, variance = (self.primitives.stop_gradient(self.constant(name)) for name in (norm.mean, norm.variance))
+        epsilon = self.functional.epsilons.get(norm.mean, norm.epsilon)
+        return factor_and_offset(self.primitives, weight, bias, mean, variance, epsilon)
+
+    def statistics(self, raw: Any, axes: Sequence[int], channel_axis: int) -> tuple[Any, Any]:
+        """Mean and biased variance of each channel of a batch, over `axes` and all of its replicas."""
+        p, rank = self.primitives, len(raw.shape)
+        mean = p.mean_of_replicas(p.mean(raw, axes))
+        deviations = p.square(raw - per_channel(p, mean, rank, channel_axis % rank))
+        return mean, p.mean_of_replicas(p.mean(deviations, axes))

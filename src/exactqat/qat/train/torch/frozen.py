@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the device computes, in PyTorch: the forward pass of a frozen network, integer for integer.
+
+Layers with weights in eight bits are sums of whole steps from real 0 (codes less the zero point), as in all frameworks
+(`core.accumulators`); the host computes all other steps. Gradients are those of the same layers in real numbers,
+straight through all roundings (`docs/decisions/frozen.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from exactqat.operators.torch import is_plain
+
+from ....kit.device import profile_named
+from ....kit.planning.plans import Numbers, PlanStep
+from ..core.accumulators import BrokenExamples, layer_steps
+from ..core.on_device import DeviceNetwork, DeviceStep, DeviceSteps, bits_of
+from ..core.steps import Input, Step, WeightedStep
+from . import primitives as p
+from .primitives import straight_through, to_numpy, unwrapped
+from .state import ModuleState, Outside, TrainingOnly
+
+# What multiplies float32 and may be allowed to use lower precision.
+_on_cpu: Any = torch.backends.mkldnn
+_UNITS: tuple[Any, ...] = (torch.backends.cuda.matmul, _on_cpu.matmul, _on_cpu.conv)
+
+
+class OnGrid:
+    """A stored tensor, in whole steps from real 0 or in real numbers, float32; the other one is computed when it is
+    asked for.
+
+    Attributes:
+        scale: the size of one step.
+    """
+
+    def __init__(self, scale: np.float32, steps: Tensor | None = None, real: Tensor | None = None) -> None:
+        self.scale, self._steps, self._real = float(scale), steps, real
+
+    @property
+    def real(self) -> Tensor:
+        """The real numbers."""
+        if self._real is None:
+            self._real = cast(Tensor, self._steps) * self.scale
+        return self._real
+
+    @property
+    def steps(self) -> Tensor:
+        """Whole numbers, 0 for real 0."""
+        if self._steps is None:
+            real = cast(Tensor, self._real)
+            steps = (real.detach() / self.scale).round_()
+            self._steps = straight_through(steps, real * (1 / self.scale)) if is_differentiated(real) else steps
+        return self._steps
+
+
+Value = OnGrid | Tensor  # a plain tensor is off all grids: training's noise, NaN, or indices
+
+
+def real(value: Value) -> Tensor:
+    """Real numbers of a tensor on a grid or off all of them."""
+    return value.real if isinstance(value, OnGrid) else value
+
+
+def is_differentiated(tensor: Tensor) -> bool:
+    return (torch.is_grad_enabled() and tensor.requires_grad) or forward_ad._current_level >= 0
+
+
+class Device:
+    """Runs a frozen plan as the device would.
+
+    Attributes:
+        profile: whose integers; None if no device is to be computed.
+        exists: whether there is one for the plan's rules.
+    """
+
+    def __init__(self, state: ModuleState, profile: str | None) -> None:
+        self.state, self.plan, self.grids = state, state.plan, state.grids()
+        self.change_profile(profile)
+
+    def change_profile(self, profile: str | None) -> None:
+        """Computes as another device does from here on."""
+        self.profile = None if profile is None else profile_named(profile).name
+        self.exists = self.plan.has_a_device and profile is not None
+        self._ends: Tensor | None = None
+        self._placed: DeviceSteps | None = None
+        self._steps: dict[str, DeviceStep] = {}
+        self._network: DeviceNetwork | None = None
+
+    def ready(self) -> bool:
+        """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
+        mode = self.state.mode
+        return self.exists and mode.quantizing and not mode.observing
+
+    def refresh(self) -> None:
+        """Follows the ranges, in case others have been set.
+
+        Their values are compared, all at once: neither a tensor's identity nor its version reveals writes through
+        ``.data``.
+        """
+        with torch.no_grad():
+            ends = torch.stack([unwrapped(end) for grid in self.grids.values() for end in grid.held()[:2]])
+        if self._ends is not None and self._ends.device == ends.device and torch.equal(ends, self._ends):
+            return
+        grids = {name: grid.scale_and_zero_point() for name, grid in self.grids.items()}
+        if self._placed is None or grids != self._placed.grids:
+            self.change_profile(self.profile)
+            self._placed = DeviceSteps(self.plan, grids, cast(str, self.profile))
+        self._ends = ends
+
+    # --- a whole network ----------------------------------------------------------------------------------------------
+
+    @torch.compiler.disable  # fusing or reordering sums would change the numbers
+    def run(
+        self,
+        steps: Mapping[str, Any],
+        order: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]],
+        inputs: Mapping[str, Tensor],
+        seen: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        """Real numbers of what remains when all steps are done.
+
+        Args:
+            steps: by path.
+            order: path, computed operands and results no longer needed, for each step.
+            inputs: float32.
+            seen: gets every tensor, if given.
+        """
+        self.refresh()
+        values: dict[str, Value] = {}
+        broken = BrokenExamples(self.state)
+
+        def keep(path: str, value: Value) -> None:
+            values[path] = value
+            if seen is not None:
+                seen[path] = broken.marked(path, real(value))
+
+        with in_full_float32(next(iter(inputs.values())).device.type):
+            for path, given in inputs.items():
+                missing = given.isnan()
+                if missing.any():
+                    broken.look_for_nan(path, given)
+                    given = given.masked_fill(missing, 0.0)
+                keep(path, self.step(path, steps[path], [given]))
+            for path, operands, finished in order:
+                broken.spread(cast(PlanStep, self.plan.stored(path)))
+                keep(path, self.step(path, steps[path], [values[name] for name in operands]))
+                for name in finished:
+                    del values[name]
+            return {path: broken.marked(path, real(value)) for path, value in values.items()}
+
+    @torch.compiler.disable
+    def run_whole(self, steps: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """As `run`, by the compiled graph: several times as fast. None if more than the results is wanted
+        (gradients, noise), or weights have changed since the last call, so that preparing the graph may not pay off."""
+        plain = all(is_plain(each) and each.device.type == "cpu" for each in inputs.values())
+        # Whatever records PyTorch's operations, or replaces them, is to see them.
+        watched = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() or torch.jit.is_tracing()
+        noisy = any(isinstance(step, TrainingOnly) and step.noisy for step in steps.values())
+        if torch.is_grad_enabled() or not plain or watched or noisy:
+            return None
+        self.refresh()
+        if self._network is None:
+            state = self.state
+            numbers_of = state.functional.numbers
+            self._network = DeviceNetwork(self.plan, cast(str, self.profile), lambda _: numbers_of(state.in_numpy()))
+        network, arrays = self._network, self.state.all_in_numpy(self.plan.steps)
+        if not network.knows(arrays):
+            return None
+        features = [steps[path].compose(each).numpy() for path, each in inputs.items()]
+        if any(np.isnan(feature).any() for feature in features):
+            return None
+        try:
+            results = network(arrays, features)
+        except ValueError:  # reported by the steps themselves, if they cannot be computed either
+            return None
+        values: dict[str, Value] = dict(zip(network.wanted, map(torch.from_numpy, results), strict=True))
+        for path in network.after:
+            operands = cast(PlanStep, self.plan.stored(path)).operands
+            values[path] = self.step(path, steps[path], [values[name] for name in operands if name in values])
+        return {path: real(values[path]) for path in self.plan.outputs}
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def step(self, path: str, step: Any, operands: Sequence[Value]) -> Value:
+        """What one step of the plan computes from its operands."""
+        if isinstance(step, TrainingOnly):
+            (x,) = operands
+            if isinstance(x, OnGrid) and not step.noisy:
+                return OnGrid(np.float32(x.scale), steps=x.steps.detach()) if step.stop_gradient else x
+            return step(real(x))
+        if isinstance(step, Outside):
+            return step(real(operands[0]))
+        if isinstance(step, Input) or not all(isinstance(each, OnGrid) for each in operands):
+            # In real numbers; its result is stored like any other. NaN has no code: it propagates for the user to see.
+            result = step.compose(*map(real, operands))
+            moved = not isinstance(step, Input) and step.operator.same_quantization
+            return result if moved or result.isnan().any() else self.on_grid(path, result)
+        return self.compute(path, step, cast(Sequence[OnGrid], operands))
+
+    def on_grid(self, path: str, values: Tensor) -> OnGrid:
+        """Real numbers from a quantizer, or from the device; indices are their own steps."""
+        if not values.is_floating_point():
+            return OnGrid(np.float32(1), values, values)
+        return OnGrid(self._placement.scale(path), real=values)
+
+    @property
+    def _placement(self) -> DeviceSteps:
+        """On the grids that `refresh` has found."""
+        assert self._placed is not None
+        return self._placed
+
+    def compute(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> Value:
+        """The device's result for operands on their grids."""
+        step = cast(PlanStep, self.plan.stored(path))
+        if layer.operator.moves_codes:
+            return self._moved(path, layer, operands)
+        stored = [name for name in (path, *step.operands) if self.plan.is_stored(name)]
+        if isinstance(layer, WeightedStep) and all(bits_of(self.plan, name) <= 8 for name in stored):
+            return self._weighted(step, layer, operands[0])
+        result = self._on_host(step, operands)
+        trained = torch.is_grad_enabled() and (isinstance(layer, WeightedStep) or layer.constants)
+        if trained or any(is_differentiated(each.real) for each in operands):
+            result = straight_through(result, layer.compose(*(each.real for each in operands)))
+        return self.on_grid(path, result)
+
+    def _moved(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> OnGrid:
+        scale = self._placement.scale(path)
+        moved = [each.steps for each in operands]
+        for position in sorted(layer.constants):
+            moved.insert(position, OnGrid(scale, real=layer.constants[position]()).steps)
+        return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes))
+
+    def _weighted(self, step: PlanStep, layer: WeightedStep, x: OnGrid) -> Value:
+        numbers = torch.from_numpy(self._placement.rounded_by(step))
+
+        def on_host(sums: Tensor) -> Tensor:
+            # Weights that are not finite have no codes.
+            return layer.compose(x.real) if sums.isnan().any() else self._on_host(step, [x])
+
+        steps = layer_steps(layer, x.steps, numbers, cast(str, self.profile), on_host)
+        return OnGrid(self._placement.scale(step.path), steps=steps)
+
+    def _on_host(self, step: PlanStep, operands: Sequence[OnGrid]) -> Tensor:
+        """What the declarations compute, in real numbers."""
+        if step.path not in self._steps:
+            state, grids = self.state, self._placement.grids
+
+            def numbers(trained: Sequence[np.ndarray]) -> Numbers:
+                return state.functional.numbers_of(step, state.in_numpy([step]), grids)
+
+            self._steps[step.path] = DeviceStep(self.plan, step, cast(str, self.profile), numbers)
+        arrays = self.state.all_in_numpy([step]) if self.state.functional.tensors_read(step) else []
+        result = self._steps[step.path](arrays, [to_numpy(each.real) for each in operands])
+        return torch.from_numpy(result).to(operands[0].real.device)
+
+
+@contextmanager
+def in_full_float32(device_type: str) -> Iterator[None]:
+    """True float32, in which sums of whole numbers are exact: without autocast, matrix products in TF32 or bfloat16,
+    and convolutions by NNPACK and cuDNN, which may transform (Winograd, Fourier) before they sum."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(device_type, enabled=False))
+        stack.enter_context(torch.backends.nnpack.flags(enabled=False))
+        if device_type == "cuda":
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        for unit in _UNITS:
+            given = unit.fp32_precision
+            if given not in ("none", "ieee"):
+                stack.callback(setattr, unit, "fp32_precision", given)
+                unit.fp32_precision = "ieee"
+        yield
+
+
+__all__ = ["Device", "OnGrid", "in_full_float32", "is_differentiated", "real"]
