@@ -290,14 +290,18 @@ def test_what_training_alone_computes_is_refused_and_evaluation_is_trained(funct
     assert not torch.equal(before, prepared.state_dict()["norm.running_mean"])
 
 
-def test_inputs_far_beyond_the_example_are_compared() -> None:
+def test_inputs_far_beyond_the_example_and_at_the_models_numbers_are_compared() -> None:
     class Bounded(nn.Module):
         def forward(self, x: Any) -> Any:
             return x.clamp(-20000, 300).sum(1, keepdim=True)
 
     prepared = qat.prepare(Bounded(), torch.randn(4, 3))
     trials = [trial for trial in prepared.proof.trials if trial.results_only]
-    assert [trial.scale for trial in trials] == [10, 1e3, 1e6]
+    assert [trial.scale for trial in trials if not trial.corners] == [10, 1e3, 1e6]
+    assert [trial.corners for trial in trials if trial.corners] == [(-20000.0, 300.0)]
+    (clamp,) = (step for step in prepared.plan.network.steps if step.kind == "clamp")
+    numbers = example_rows(np.zeros((2, 500), np.float32), "x", 2, Trial(False, 2, corners=(-20000.0, 300.0)))
+    assert (numbers < -20000).any() and (np.abs(numbers) > 300).any() and (np.abs(numbers) < 300).any()
 
 
 class Reverse(torch.autograd.Function):

@@ -2,9 +2,9 @@
 """The self-check of `prepare`: the user's original model beside the network that was captured from it.
 
 Both run on the same numbers, quantization and randomness switched off, in training and in evaluation, with several
-numbers of examples, and in evaluation far beyond the example's values. Results, gradients of every parameter and of the
-inputs, the buffers that training moves, and what evaluation makes of those must be equal to float32's rounding. Nothing
-here knows a framework: a `Subject` runs both sides.
+numbers of examples, and in evaluation far beyond the example's values and at the numbers of the model's own. Results,
+gradients of every parameter and of the inputs, the buffers that training moves, and what evaluation makes of those must
+be equal to float32's rounding. Nothing here knows a framework: a `Subject` runs both sides.
 
 How much rounding explains is measured, not guessed: where a tensor differs by more than `FLOOR`, the original runs
 again with inputs and parameters moved by a few units of float32's last place. What changes then is what rounding can
@@ -21,7 +21,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -65,6 +65,7 @@ class Trial:
         scale: of the inputs; small ones show what is added inside of roots and quotients, large ones where functions
             are cut off.
         gradients: whether they are compared, too.
+        corners: numbers of the model's own; inputs are at and beside them.
         results_only: nothing else is compared: far from the example, gradients are 0 or infinite.
         draw: which of the inputs.
     """
@@ -73,6 +74,7 @@ class Trial:
     examples: int
     scale: float = 1.0
     gradients: bool = True
+    corners: tuple[float, ...] = ()
     results_only: bool = False
     draw: int = 0
 
@@ -84,6 +86,7 @@ class Trial:
     def __str__(self) -> str:
         mode = "training" if self.training else "evaluation"
         small = "" if self.scale == 1 else f", inputs {self.scale:g} times as large"
+        small += ", inputs at numbers that the model compares with" if self.corners else ""
         return f"{mode}, {self.examples} example{'s' * (self.examples != 1)}{small}"
 
 
@@ -159,7 +162,7 @@ class Subject:
 
     def trials(self) -> list[Trial]:
         """All comparisons, in order: the example's number of examples as far as it is cheap, another one, and one; then
-        inputs far beyond the example's."""
+        inputs far beyond the example's, and at the numbers that the network compares with."""
         numbers = sum(array.size for array in self.inputs) // max(self.examples, 1)
         first = max(2, min(self.examples, 8, _ENOUGH // max(numbers, 1)))
         second = 3 if first != 3 else 2
@@ -172,6 +175,8 @@ class Subject:
         if any(array.dtype.kind == "f" and not hides(array) for array in self.inputs):
             far = Trial(False, min(self.examples, 3), gradients=False, results_only=True)
             trials += [replace(far, scale=scale) for scale in FAR]
+            if corners := corners_of(self.network):
+                trials.append(replace(far, corners=corners))
         return trials
 
     def arrays(self, trial: Trial, nudge: int = 0) -> list[np.ndarray]:
@@ -200,11 +205,12 @@ class Subject:
 
 # What the results of an evaluation right after a step of training are called.
 AFTERWARDS = " (evaluated after a step)"
+Array = TypeVar("Array")
 # Of variables by name, inputs, and whether it trains: results, and variables afterwards.
-Run = Callable[[Mapping[str, Any], Sequence[Any], bool], tuple[Any, Mapping[str, Any]]]
+Run = Callable[[Mapping[str, Array], Sequence[Array], bool], tuple[Any, Mapping[str, Array]]]
 
 
-class FunctionalSubject(Subject):
+class FunctionalSubject(Subject, Generic[Array]):
     """Of a framework in which a model is a function of its variables.
 
     Attributes:
@@ -231,11 +237,11 @@ class FunctionalSubject(Subject):
             for trial in trials
         ]
 
-    def named(self, results: Any) -> dict[str, Any]:
+    def named(self, results: Any) -> dict[str, Array]:
         """A model's results by their places."""
         raise NotImplementedError
 
-    def weighted_sum(self, results: Mapping[str, Any]) -> Any:
+    def weighted_sum(self, results: Mapping[str, Array]) -> Any:
         """The sum of all real results times their cotangents."""
         raise NotImplementedError
 
@@ -254,14 +260,14 @@ class FunctionalSubject(Subject):
         """
         raise NotImplementedError
 
-    def array(self, value: Any) -> np.ndarray:
+    def array(self, value: Array) -> np.ndarray:
         """In NumPy, real numbers in float32."""
         raise NotImplementedError
 
     def evidence(
         self,
         side: str,
-        run: Run,
+        run: Run[Array],
         values: Mapping[str, Any],
         trained: Collection[str],
         statistics: Collection[str],
@@ -281,7 +287,7 @@ class FunctionalSubject(Subject):
         leaves |= {name: array for name, array in given.items() if name in followed}
         others = {name: value for name, value in {**values, **given}.items() if name not in leaves}
 
-        def step(leaves: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
+        def step(leaves: Mapping[str, Array], others: Mapping[str, Array]) -> Any:
             known = {**leaves, **others}
             arrays = [known.pop(name) for name in names]
             results, after = run(known, arrays, trial.training)
@@ -404,6 +410,10 @@ def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial, table: i
     if array.dtype.kind != "f" or hides(array):
         return values
     values, noise = values.astype(np.float32), random.standard_normal(values.shape).astype(np.float32)
+    if trial.corners:
+        beside = np.outer(trial.corners, [-1.0, 0.5, 0.999, 1.0, 1.001, 1.5]).reshape(-1)
+        drawn = _generator(f"corners {name} {trial.draw}").choice(beside, values.shape).astype(np.float32)
+        return np.where(np.isfinite(values), drawn, values)
     finite = array[np.isfinite(array)]
     spread = float(finite.std()) if finite.size else 0.0
     if not 1e-30 < spread < 1e6 or not np.abs(finite).max() < 1e6:
@@ -415,6 +425,23 @@ def example_rows(array: np.ndarray, name: str, rows: int, trial: Trial, table: i
 
 def _generator(seed: str) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(seed.encode()))
+
+
+def corners_of(network: Network) -> tuple[float, ...]:
+    """Numbers that a network compares with: bounds, thresholds, operands of extremes and comparisons."""
+    numbers: set[float] = set()
+    for step in network.steps:
+        if step.kind in _COMPARING:
+            numbers.update(each for each in (*step.attributes.values(), *step.inputs) if isinstance(each, int | float))
+            for _, operands, parameters in step.attributes.get("instructions", ()):
+                numbers.update(each for each in (*operands, *parameters) if isinstance(each, float))
+    return tuple(sorted(float(number) for number in numbers if number and abs(number) < _HUGE))
+
+
+# Kinds of steps whose numbers are places where they turn.
+_COMPARING = (
+    *("clamp", "threshold", "hardshrink", "softshrink", "softplus", "minimum", "maximum", "compare", "composition"),
+)
 
 
 def prove(subject: Subject) -> Proof:

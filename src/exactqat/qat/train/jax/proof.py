@@ -20,7 +20,7 @@ from .prepared import Prepared
 from .programs import program
 
 
-class _Sides(FunctionalSubject):
+class _Sides(FunctionalSubject[Any]):
     """The user's model, and what `prepare` made from it."""
 
     compiles = True

@@ -32,7 +32,7 @@ _CONSTANT = 0.25
 _EXAMPLES = 4
 
 
-class _Sides(FunctionalSubject):
+class _Sides(FunctionalSubject[Any]):
     """The user's model, and what `prepare` made from it.
 
     Attributes:
