@@ -33,6 +33,7 @@ from exactqat.deploy.runtimes import emulation
 MLPERF_TINY = {
     "dscnn": ((1, 49, 10), 12),
     "resnet8": ((3, 32, 32), 10),
+    "autoencoder": ((640,), 640),
     "mobilenet_v1": ((3, 96, 96), 2),
 }
 PRECISIONS = ((8, 8), (4, 4), (4, 8))

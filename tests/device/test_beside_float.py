@@ -91,7 +91,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert not end.value.code
     output = " ".join(capsys.readouterr().out.split())
     assert "The first layer below 10 dB beside the float network is CONV_2D 'y'" in output
-    assert "Beside the float network" in output and "1 of 2" in output
+    assert "dB so far" in output and "1 of 2" in output
     (tmp_path / "none.tflite").write_bytes(b"nothing")
     for other, words in ((path, "it must take 1 inputs in float32"), (tmp_path / "none.tflite", "not a .tflite file")):
         with pytest.raises(Refusal, match=words):

@@ -186,24 +186,31 @@ NETWORKS = {
     "dscnn": (1, 25, 10),
     "mobilenet_v1": (3, 33, 33),
     "mobilenet_v2": (3, 33, 33),
-    "mobilenet_v3_small": (3, 33, 33),
     "resnet8": (3, 16, 16),
     "autoencoder": (40,),
 }
+# Of tests/plain_networks.py: gates and hard functions.
+PLAIN = ("squeeze_excite_net", "activations_hard")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_jobs_networks(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*NETWORKS, *PLAIN])
+def test_networks(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
+    import plain_networks
+
     from exactqat import qat
     from exactqat.application.job import models
     from exactqat.deploy.lower import lower
     from exactqat.deploy.values import device_codes
 
     torch.manual_seed(0)
-    batch = torch.randn(16, *NETWORKS[name])
-    network = models.network(name, NETWORKS[name], 5)
+    if name in PLAIN:
+        network, (example,) = plain_networks.NETWORKS[name]()
+        batch = torch.randn(16, *example.shape[1:])
+    else:
+        batch = torch.randn(16, *NETWORKS[name])
+        network = models.network(name, NETWORKS[name], 5)
     for norm in network.modules():
         if isinstance(norm, torch.nn.BatchNorm2d | torch.nn.BatchNorm1d):
             norm.momentum = None

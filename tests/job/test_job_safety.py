@@ -545,7 +545,7 @@ def test_output_that_leads_nowhere(folder: Path, redirection: str, status: int) 
 def test_a_disk_that_is_full_at_the_end_costs_the_pictures_only(folder: Path, call: Call) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
         status, output, errors = call("train", "--out", "other", "--data", "data.npz", *fuzz_jobs.SETTINGS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -695,9 +695,8 @@ def test_the_command_says_where_the_old_job_is(folder: Path, call: Call) -> None
     for number in (1, 2):
         status, output, _ = call(*arguments, "--restart")
         assert status == 0 and f"The previous job in job is now in {folder.resolve() / f'job.{number}'}" in output
-    others = before.pop("notes.txt")
     assert fuzz_jobs.contents(folder / "job.1") == before
-    assert fuzz_jobs.contents(folder / "job")["notes.txt"] == others
+    assert "notes.txt" in before and "notes.txt" not in fuzz_jobs.contents(folder / "job")
 
 
 @pytest.mark.parametrize("member", ["x", "x.npy", "y.npy", "README.txt"])

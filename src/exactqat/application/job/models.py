@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -172,8 +173,19 @@ def resnet8(shape: Shape, classes: int) -> nn.Module:
     return ImageClassifier(nn.Sequential(convolution(shape[0], 16, 3, 1, nn.ReLU), *blocks), 64, classes)
 
 
+def autoencoder(shape: Shape, classes: int) -> nn.Module:
+    """Dense layers down to eight numbers and up again, as in MLPerf Tiny's anomaly detection: shape (640,), and 640 in
+    place of `classes` to reconstruct it."""
+    sizes = [math.prod(shape), 128, 128, 128, 128, 8, 128, 128, 128, 128]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for size, following in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(size, following), nn.BatchNorm1d(following), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(128, classes))
+
+
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    function.__name__: function for function in (small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, resnet8)
+    function.__name__: function
+    for function in (small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, resnet8, autoencoder)
 }
 
 

@@ -259,8 +259,8 @@ class Settings:
     model: str = _NETWORK(
         "small_mobilenet",
         text,
-        "small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2 or resnet8; timm/NAME or torchvision/NAME, if that package "
-        "is installed; or module:function that builds a network.",
+        "small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, resnet8 or autoencoder; timm/NAME or torchvision/NAME, if "
+        "that package is installed; or module:function that builds a network.",
     )
     weights: str | None = _NETWORK(
         None,

@@ -95,7 +95,7 @@ def _composite(c: Converter, operation: Operation, *operands: Any) -> Item:
     return c.emit(kind, [each for each in (before, x, after) if each is not None], shape, samples=samples)
 
 
-# Steps one after another, each with a number before or behind its operand.
+# Steps one after another, each with a number before or after its operand.
 _COMPOSITES: dict[str, list[tuple[str, float | None, float | None]]] = {
     "expm1": [("exp", None, None), ("sub", None, 1.0)],
     "log1p": [("add", None, 1.0), ("log", None, None)],
