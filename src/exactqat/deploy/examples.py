@@ -87,7 +87,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
         return 1 if self._single is not None else len(self._members)
 
     def _place(self, info: zipfile.ZipInfo) -> int:
-        """Where the content of a member begins: behind its header, which ends with a name and extra fields."""
+        """Where the content of a member begins: after its header, which ends with a name and extra fields."""
         with self.path.open("rb") as file:
             file.seek(info.header_offset + 26)
             name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))

@@ -240,7 +240,7 @@ def read_subject(path: str | os.PathLike[str], signature: str = "") -> Subject:
         return subject_of_tflite(read_content(path.read_bytes(), path.name, signature), path.name)
     if signature:
         raise ValueError(f"signature is for .tflite files, and {shortened(path.name)} is an .onnx file")
-    # Its integers are those of the network that would be trained from it, which stands above this room.
+    # Its integers are those of the network that would be trained from it; `qat` imports `deploy`, so not at the top.
     files: Any = import_module("exactqat.qat.train.files")
     return subject_of_onnx(files.OpenedFile(read_onnx(path)).on_onnxruntime())
 
