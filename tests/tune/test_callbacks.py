@@ -43,7 +43,7 @@ def require_best(gate: tune.Gate, verdicts: Any, model: Any, count: int) -> None
     """The model has the weights of its best checkpoint on the device, which is not the last one."""
     assert len(verdicts) == count and gate.best is not None
     assert gate.best.score == max(each.score for each in verdicts) > verdicts[-1].score
-    assert tune.gate(model, DATA).score == gate.best.score
+    assert tune.Gate(DATA)(model).score == gate.best.score
 
 
 def ruin(model: Any) -> None:
@@ -60,6 +60,31 @@ def test_a_plain_function() -> None:
     assert gate.best is not None and gate.best.step in (0, 1)
 
 
+def lightning_module(model: Any) -> Any:
+    lightning: Any = pytest.importorskip(
+        "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
+    )
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model
+
+        def training_step(self, batch: Any, at: int) -> Any:
+            if self.current_epoch == 1:
+                ruin(self.network)
+            return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, at: int) -> None:
+            loss = torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+            self.log("loss", loss, sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 1e-4)
+
+    return Module()
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("pytorch_lightning") is None and importlib.util.find_spec("lightning") is None,
     reason="needs PyTorch Lightning",
@@ -68,41 +93,20 @@ def test_lightning(tmp_path: Path) -> None:
     lightning: Any = pytest.importorskip(
         "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
     )
-
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self, network: Any) -> None:
-            super().__init__()
-            self.network = network
-
-        def training_step(self, batch: Any, at: int) -> Any:
-            if self.current_epoch == 1:
-                ruin(self.network)
-            return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any, at: int) -> None:
-            self.log("loss", torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1]))
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 1e-4)
-
     gate, model = tune.Gate(DATA), prepared()
     checkpoint = tune.callbacks.lightning.DeviceCheckpoint(gate)
     trainer = lightning.Trainer(
         max_epochs=2, limit_train_batches=1, accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[checkpoint], default_root_dir=tmp_path,
     )  # fmt: skip
-    trainer.fit(Module(model), batches(), batches())
+    trainer.fit(lightning_module(model), batches(), batches())
     assert float(trainer.callback_metrics["device_score"]) == pytest.approx(checkpoint.verdicts[-1].score)
     require_best(gate, checkpoint.verdicts, model, 2)
 
 
-@needs("transformers")
-@needs("accelerate")
-def test_hugging_face(tmp_path: Path) -> None:
-    import transformers
-
+def classifier(network: Any) -> Any:
     class Classifier(torch.nn.Module):
-        def __init__(self, network: Any) -> None:
+        def __init__(self) -> None:
             super().__init__()
             self.network, self.calls = network, 0
 
@@ -114,8 +118,19 @@ def test_hugging_face(tmp_path: Path) -> None:
             logits = self.network(images)
             return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
+    return Classifier()
+
+
+def rows() -> list[dict[str, Any]]:
     images, classes = examples(64, 3)
-    rows = [{"images": image, "labels": int(label)} for image, label in zip(images, classes, strict=True)]
+    return [{"images": image, "labels": int(label)} for image, label in zip(images, classes, strict=True)]
+
+
+@needs("transformers")
+@needs("accelerate")
+def test_hugging_face(tmp_path: Path) -> None:
+    import transformers
+
     gate, model = tune.Gate(DATA), prepared()
     checkpoint = tune.callbacks.hugging_face.DeviceCheckpoint(gate)
     arguments = transformers.TrainingArguments(
@@ -123,10 +138,24 @@ def test_hugging_face(tmp_path: Path) -> None:
         per_device_train_batch_size=32, learning_rate=1e-5, use_cpu=True, report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = transformers.Trainer(
-        Classifier(model), arguments, train_dataset=rows, eval_dataset=rows, callbacks=[checkpoint]
+        classifier(model), arguments, train_dataset=rows(), eval_dataset=rows(), callbacks=[checkpoint]
     )
     trainer.train()
     require_best(gate, checkpoint.verdicts, model, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loop", "package"), [("lightning", "lightning"), ("hugging_face", "transformers"), ("accelerate", "accelerate")]
+)
+def test_two_processes(loop: str, package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        str(Path(__file__).with_name("two_processes.py")), loop, str(tmp_path),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs("accelerate")
@@ -175,7 +204,7 @@ history = prepared.fit(inputs, classes, epochs=3, verbose=0, callbacks=[Ruin(), 
 scores = [verdict.score for verdict in checkpoint.verdicts]
 assert history.history["device_score"] == scores, (history.history, scores)
 assert len(scores) == 3 and gate.best.score == max(scores) > scores[-1], scores
-assert tune.gate(prepared, (inputs, classes)).score == gate.best.score
+assert tune.gate(prepared, (inputs, classes), minimum=0).score == gate.best.score
 """
 
 
@@ -194,4 +223,4 @@ def test_a_module_without_a_prepared_model_is_refused() -> None:
     assert prepared_in(model) is model and prepared_in(torch.nn.Sequential(model)) is model
     with pytest.raises(TypeError, match="must be or hold one model that exactqat.qat.prepare made, it holds 0"):
         prepared_in(trained())
-    assert np.isfinite(tune.gate(model, DATA).score)
+    assert np.isfinite(tune.Gate(DATA)(model).score)

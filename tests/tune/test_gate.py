@@ -59,19 +59,19 @@ def test_what_passes_on_x86_and_fails_on_micro_is_caught(tmp_path: Path) -> None
     assert not differing.passes and "outputs differ from xnnpack-x86, 0 may" in differing.failures[0]
     assert tune.gate(model, data, devices=["micro"], max_differ=10**6).passes
     path = deploy.write_tflite(deploy.lower(model), tmp_path / "m.tflite")
-    assert tune.gate(path, data, devices="micro").score == 0
+    assert tune.gate(path, data, devices="micro", minimum=0).score == 0
 
 
 def test_scores_are_those_of_the_file(tmp_path: Path) -> None:
     model = calibrated(trained(), torch.from_numpy(DATA[0]))
-    verdict = tune.gate(model, DATA, devices=["xnnpack-x86"])
+    verdict = tune.gate(model, DATA, devices=["xnnpack-x86"], minimum=0)
     qat.freeze(model)
     graph = deploy.lower(model)
     outputs = deploy.simulate(graph, deploy.input_codes(graph, DATA[0]), "xnnpack-x86")
     (values,) = deploy.output_values(graph, outputs).values()
     assert verdict.score == tune.accuracy(values, DATA[1])
     # An unfrozen network is scored as the frozen one.
-    assert tune.gate(model, DATA, devices=["xnnpack-x86"]).score == verdict.score
+    assert tune.gate(model, DATA, devices=["xnnpack-x86"], minimum=0).score == verdict.score
 
 
 def test_the_best_network_on_the_device_is_kept(tmp_path: Path) -> None:
@@ -91,7 +91,8 @@ def test_the_best_network_on_the_device_is_kept(tmp_path: Path) -> None:
     assert seen == [step for step in range(3) if scores[step] > max([-1.0, *scores[:step]])]
     written = json.loads((tmp_path / "kept" / "best.json").read_text())
     assert written["step"] == 2 and written["score"] == max(scores)
-    assert tune.gate(tmp_path / "kept" / "best.tflite", DATA, devices=["xnnpack-x86"]).score == max(scores)
+    kept_file = tmp_path / "kept" / "best.tflite"
+    assert tune.gate(kept_file, DATA, devices=["xnnpack-x86"], minimum=0).score == max(scores)
 
 
 def test_errors_are_better_when_lower() -> None:
@@ -119,7 +120,9 @@ def test_bad_settings_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             tune.Gate(DATA, **settings)
     with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare"):
-        tune.gate(trained(), DATA)
+        tune.gate(trained(), DATA, minimum=0.5)
+    with pytest.raises(ValueError, match="give minimum, maximum or max_differ"):
+        tune.gate(trained(), DATA, devices=["micro"])
     assert isinstance(Candidate.of(calibrated(trained(), torch.from_numpy(DATA[0]))).graph(), deploy.Graph)
 
 
@@ -131,13 +134,13 @@ def test_bounds_that_nothing_reaches_and_other_inputs_are_named() -> None:
         ({"keep": ""}, "keep is empty; name a folder"),
     ):
         with pytest.raises(ValueError, match=said):
-            tune.gate(model, DATA, **settings)  # type: ignore[arg-type]
+            tune.gate(model, DATA, **{"minimum": 0.0, **settings})  # type: ignore[arg-type]
     assert tune.gate(model, DATA, lambda outputs, targets: 96.0, minimum=95).passes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tune.gate(model, DATA)
+        tune.gate(model, DATA, minimum=0)
     not_divided = (DATA[0] * 255, DATA[1])
     with pytest.warns(UserWarning, match="lie far beyond its range on the device"):
-        tune.gate(model, not_divided)
+        tune.gate(model, not_divided, minimum=0)
     with pytest.warns(UserWarning, match="divided by 255"):
         tune.search(model, not_divided, budget=1, progress=False)

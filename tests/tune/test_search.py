@@ -70,8 +70,8 @@ def test_a_network_is_better_afterwards(bits: int) -> None:
     before = {name: value.clone() for name, value in prepared.state_dict().items() if hasattr(value, "clone")}
     found = tune.search(prepared, examples(512, 5))
     test = examples(1000, 9)
-    plain = tune.gate(prepared, test).score
-    assert tune.gate(found.graph, test).score >= plain + (0.3 if bits == 4 else 0)
+    plain = tune.gate(prepared, test, minimum=0).score
+    assert tune.gate(found.graph, test, minimum=0).score >= plain + (0.3 if bits == 4 else 0)
     assert found.after.decibels > found.before.decibels + 10
     assert found.trials[0].name == "as calibrated" and found.trials[0].kept
     assert {trial.name for trial in found.trials} >= {"ranges", "equalization", "biases"}
@@ -178,7 +178,7 @@ def test_bad_metrics_and_data_are_refused_by_name() -> None:
         (lambda outputs, targets: float("nan"), "metric must return a finite number, got nan"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
-            tune.gate(prepared, DATA, metric)
+            tune.gate(prepared, DATA, metric, minimum=0)
     for data, message in (
         ((images, classes + 0.5), r"targets must be classes from 0 to 3, integers, got \[0.5, 1.5"),
         ((images, classes + 4), r"targets must be classes from 0 to 3, integers, got \[4, 5, 6, 7\]"),
@@ -188,10 +188,10 @@ def test_bad_metrics_and_data_are_refused_by_name() -> None:
         ("digits", "data must be .inputs, targets., or a loader of such pairs, got str"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
-            tune.gate(prepared, data)
+            tune.gate(prepared, data, minimum=0)
     # A list of two batches is a loader, not inputs and targets.
     batches = [(images[:8], classes[:8]), (images[8:16], classes[8:16])]
-    assert tune.gate(prepared, batches).score == tune.gate(prepared, (images[:16], classes[:16])).score
+    assert tune.Gate(batches)(prepared).score == tune.Gate((images[:16], classes[:16]))(prepared).score
     with pytest.raises(ValueError, match="keep names 'nothing', which matches no layer; there are input"):
         tune.plan(prepared, DATA, max_drop=0.1, keep=["nothing"])
 

@@ -319,7 +319,7 @@ def test_findings_are_no_conditions() -> None:
     assert "\n" not in repr(found) and len(repr(found)) < 400 and str(found) == found.text()
     with pytest.raises(TypeError, match="a Sensitivity is neither true nor false"):
         assert found
-    scores = tune.gate(calibrated(trained()), DATA)
+    scores = tune.Gate(DATA)(calibrated(trained()))
     with pytest.raises(ValueError, match="nothing is asked"):
         assert scores
     assert not tune.gate(calibrated(trained()), DATA, minimum=1.0) and tune.gate(calibrated(trained()), DATA, minimum=0)

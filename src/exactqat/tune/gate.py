@@ -27,6 +27,7 @@ from .network import Candidate
 TOGETHER = 64
 # Files in the folder where the best network is kept.
 BEST, VERDICT = "best.tflite", "best.json"
+NOTHING_ASKED = "nothing is asked of the network: give minimum, maximum or max_differ"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Verdict(Finding):
             ValueError: there is none.
         """
         if not self.asked:
-            raise ValueError("nothing is asked of the network: give minimum, maximum or max_differ")
+            raise ValueError(NOTHING_ASKED)
         return not self.failures
 
     def __bool__(self) -> bool:
@@ -234,13 +235,18 @@ def _rank(verdict: Verdict) -> tuple[bool, float]:
 
 
 def gate(network: Any, data: Any, metric: Metric = accuracy, **settings: Any) -> Verdict:
-    """Scores a network on devices' integers, once; see `Gate` for the settings. Without minimum, maximum or max_differ
-    there are scores, but asking the verdict whether the network passes is an error.
+    """Whether a network meets its requirements on its devices' integers; see `Gate` for the settings, and for scores
+    without a requirement.
 
     Args:
         network: a prepared model (for JAX ``(prepared, params, state)``), a `deploy.Graph`, or the path of a .tflite
             file.
+
+    Raises:
+        ValueError: nothing is asked: there is no minimum, maximum or max_differ.
     """
+    if all(settings.get(name) is None for name in ("minimum", "maximum", "max_differ")):
+        raise ValueError(NOTHING_ASKED)
     return Gate(data, metric, **settings)(network)
 
 

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..gate import Gate, Verdict
 
+if TYPE_CHECKING:
+    from torch.nn import Module
 
-def prepared_in(module: Any) -> Any:
+# Returns the first process's object in all processes; all have to call it.
+Broadcast = Callable[[Any], Any]
+
+
+def prepared_in(module: Module) -> Module:
     """The prepared model that a module is or holds.
 
     Raises:
@@ -23,10 +30,10 @@ def prepared_in(module: Any) -> Any:
 
 
 class Checkpoint:
-    """Scores the prepared model in a module, and restores its best state.
+    """Scores the prepared model in a module in the first process, and restores its best state in all of them.
 
     Attributes:
-        verdicts: one for each time.
+        verdicts: one for each time, the same in all processes.
     """
 
     def __init__(self, gate: Gate, restore_best: bool = True) -> None:
@@ -36,18 +43,25 @@ class Checkpoint:
         self.verdicts: list[Verdict] = []
         self._state: dict[str, Any] | None = None
 
-    def _score(self, module: Any, step: int) -> Verdict:
-        model = prepared_in(module)
-        verdict = self._gate(model, step)
-        self.verdicts.append(verdict)
-        if verdict.best:
-            state = model.state_dict().items()
-            self._state = {name: value.clone() if hasattr(value, "clone") else value for name, value in state}
-        return verdict
+    def _score(self, module: Module, step: int, is_first: bool, broadcast: Broadcast) -> Verdict:
+        verdict = None
+        if is_first:
+            model = prepared_in(module)
+            verdict = self._gate(model, step)
+            if verdict.best:
+                # On the CPU: other processes have other devices.
+                self._state = {
+                    name: value.detach().cpu().clone() if hasattr(value, "detach") else value
+                    for name, value in model.state_dict().items()
+                }
+        shared: Verdict = broadcast(verdict)
+        self.verdicts.append(shared)
+        return shared
 
-    def _give_back(self, module: Any) -> None:
-        if self._restore and self._state is not None:
-            prepared_in(module).load_state_dict(self._state)
+    def _give_back(self, module: Module, broadcast: Broadcast) -> None:
+        state = broadcast(self._state) if self._restore else None
+        if state is not None:
+            prepared_in(module).load_state_dict(state)
 
 
-__all__ = ["Checkpoint", "prepared_in"]
+__all__ = ["Broadcast", "Checkpoint", "prepared_in"]

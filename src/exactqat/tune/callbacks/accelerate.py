@@ -3,10 +3,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import broadcast_object_list
 
 from ..gate import Gate, Verdict
 from ._modules import Checkpoint
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.nn import Module
+
+
+def broadcast(value: Any) -> Any:
+    """The first process's object, in all processes."""
+    (shared,) = broadcast_object_list([value])
+    return shared
 
 
 class DeviceCheckpoint(Checkpoint):
@@ -21,26 +33,19 @@ class DeviceCheckpoint(Checkpoint):
     The score is logged as ``device_score`` where trackers are set up. All processes must call it.
     """
 
-    def __init__(self, gate: Gate, accelerator: Any) -> None:
+    def __init__(self, gate: Gate, accelerator: Accelerator) -> None:
         super().__init__(gate)
         self._accelerator = accelerator
 
-    def __call__(self, model: Any, step: int) -> Verdict | None:
-        """The verdict, None in other processes."""
-        verdict = None
-        if self._accelerator.is_main_process:
-            verdict = self._score(self._accelerator.unwrap_model(model), step)
-            self._accelerator.log({"device_score": verdict.score}, step=step)
-        self._accelerator.wait_for_everyone()
+    def __call__(self, model: Module, step: int) -> Verdict:
+        """The verdict, in all processes."""
+        verdict = self._score(model, step, self._accelerator.is_main_process, broadcast)
+        self._accelerator.log({"device_score": verdict.score}, step=step)
         return verdict
 
-    def restore(self, model: Any) -> None:
+    def restore(self, model: Module) -> None:
         """Gives the model the best state, in all processes."""
-        if self._accelerator.num_processes > 1:
-            from accelerate.utils import broadcast_object_list
-
-            (self._state,) = broadcast_object_list([self._state])
-        self._give_back(self._accelerator.unwrap_model(model))
+        self._give_back(model, broadcast)
 
 
-__all__ = ["DeviceCheckpoint"]
+__all__ = ["DeviceCheckpoint", "broadcast"]

@@ -6,8 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._modules import Checkpoint
+from .accelerate import broadcast
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     TrainerCallback: Any = object
 else:
     from transformers import TrainerCallback
@@ -20,14 +23,15 @@ class DeviceCheckpoint(Checkpoint, TrainerCallback):
     The score is in the metrics as ``eval_device_score``, which ``metric_for_best_model`` may name.
     """
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any, metrics: Any = None, **others: Any) -> None:
-        if state.is_world_process_zero:
-            verdict = self._score(model, state.global_step)
-            if metrics is not None:
-                metrics["eval_device_score"] = verdict.score
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, model: Module, metrics: dict[str, float] | None = None, **others: Any
+    ) -> None:
+        verdict = self._score(model, state.global_step, state.is_world_process_zero, broadcast)
+        if metrics is not None:
+            metrics["eval_device_score"] = verdict.score
 
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **others: Any) -> None:
-        self._give_back(model)
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Module, **others: Any) -> None:
+        self._give_back(model, broadcast)
 
 
 __all__ = ["DeviceCheckpoint"]

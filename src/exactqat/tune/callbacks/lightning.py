@@ -24,12 +24,13 @@ class DeviceCheckpoint(Checkpoint, Callback):
     """
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if not trainer.sanity_checking and trainer.is_global_zero:
-            verdict = self._score(pl_module, trainer.current_epoch)
-            pl_module.log("device_score", verdict.score, rank_zero_only=True)
+        if not trainer.sanity_checking:
+            verdict = self._score(pl_module, trainer.current_epoch, trainer.is_global_zero, trainer.strategy.broadcast)
+            # All processes log the same score: their maximum is exact, a mean might round.
+            pl_module.log("device_score", verdict.score, sync_dist=True, reduce_fx="max")
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        self._give_back(pl_module)
+        self._give_back(pl_module, trainer.strategy.broadcast)
 
 
 __all__ = ["DeviceCheckpoint"]
