@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo     train, quantize and verify a network on letters that it renders; writes $(OUT)/report.html,"
 	@echo "              an earlier demo moves to $(OUT).1 and so on"
-	@echo "make test     build, install and run a sample of all tests, one in eighteen cases of each, without the slow ones"
+	@echo "make test     build, install and run a sample of all tests, one in twenty-four cases of each, without the slow ones"
 	@echo "make quick    tests chosen by name, whole, in a minute; make lines counts the lines of src by room"
 	@echo "make test-all build, install and run all tests, those that do not compare operators with one in fourteen of their cases"
 	@echo "              both take TESTS='tests/kit tests/device' for some folders"

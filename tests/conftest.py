@@ -45,7 +45,7 @@ LONG = [
 
 
 # Of a test with many cases, `--cases` runs one in so many, and at least one.
-SHARES = {"few": 18, "most": 14, "every": 1}
+SHARES = {"few": 24, "most": 14, "every": 1}
 # What is compared with TensorFlow's goldens and with the reference is cheap, and `most` runs it whole: all operators
 # but not where kernels are interpreted, and not what compiles each case or draws it at random.
 WHOLE = "tests/operators/"
