@@ -196,6 +196,11 @@ def random_reduction(rng: Random, builder: Builder, kind: str) -> str:
         spread = np.sqrt(count) * random_scale(rng, -2, 3)
         scale = tensor.quantization.scale[0] * (random_scale(rng, 0, 5) if rng.integers(2) else spread)
         output = random_quantization(rng, scale)
+    elif kind == "REDUCE_PROD":
+        # Of a product whose factors are some steps each; more than a few are 0, or leave any range.
+        factor = float(tensor.quantization.scale[0] * random_scale(rng, 0, 6))
+        scale = 2.0 ** np.clip(int(count) * np.log2(factor) - rng.uniform(0, 8), -100, 100)
+        output = random_quantization(rng, np.float32(scale))
     return builder.operator(kind, ["x"], output, name="y", axes=axes, keep_dims=keep)
 
 
@@ -759,6 +764,7 @@ CASES: dict[str, Case] = {
     "SUM": partial(random_reduction, kind="SUM"),
     "REDUCE_MAX": partial(random_reduction, kind="REDUCE_MAX"),
     "REDUCE_MIN": partial(random_reduction, kind="REDUCE_MIN"),
+    "REDUCE_PROD": partial(random_reduction, kind="REDUCE_PROD"),
     "ARG_MAX": partial(random_index, kind="ARG_MAX"),
     "ARG_MIN": partial(random_index, kind="ARG_MIN"),
     "TRANSPOSE_CONV": random_transpose_conv,
@@ -841,7 +847,8 @@ def in_int16(rng: Random, graph: Graph) -> Graph:
         elif data is not None:
             data = (data.astype(np.int64) * 256 + rng.integers(0, 256, data.shape)).astype(np.int16)
         # All codes of a function of one operand.
-        every = len(graph.tensors) == 2 and tensor.shape == (1, 16, 16) and not kinds[0].same_quantization
+        of_one = not kinds[0].same_quantization and not kinds[0].axis_attributes
+        every = len(graph.tensors) == 2 and tensor.shape == (1, 16, 16) and of_one
         shape = (1, 256, 256) if every else tensor.shape
         tensors[name] = Tensor(name, shape, dtype, quantization, data)
     result = Graph(tensors, graph.operators, graph.inputs, graph.outputs)

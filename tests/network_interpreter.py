@@ -85,6 +85,10 @@ class Run:
             return BINARY[kind](*(torch.as_tensor(v, dtype=self.dtype) for v in inputs))
         if kind in REDUCTIONS:
             return REDUCTIONS[kind](x, dim=a["axes"], keepdim=a["keep_dims"])
+        if kind == "prod":  # PyTorch's is over one axis
+            for axis in sorted(a["axes"], reverse=True):
+                x = x.prod(axis, keepdim=a["keep_dims"])
+            return x
         return getattr(self, f"do_{kind}")(step, a, *inputs)
 
     def do_conv(self, step, a, x, weight, bias):

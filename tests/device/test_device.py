@@ -84,6 +84,9 @@ FURTHER_APART = {
     "LOG_SOFTMAX": 5,
     "LOGISTIC": 5,
     "SUM": 255,
+    # Scaled after each factor by 15 bits; LiteRT's default kernel copies the code of an only factor.
+    "REDUCE_PROD": 255,
+    "REDUCE_PROD:int16": 65535,
     "RESIZE_BILINEAR": 90,
     "RESIZE_NEAREST_NEIGHBOR": 255,
     # Fixed point of 16 bits, where a scale is near a power of two, beside a table.

@@ -473,7 +473,7 @@ def function(kind: str, low: float = -2.0, **how: object) -> Callable[[Sketch], 
 MEANINGS: dict[str, Callable[[Sketch], str]] = {
     **{
         f"{kind} {axes} {keep}": reduction(kind, axes, keep)
-        for kind in ("mean", "sum", "amax", "amin")
+        for kind in ("mean", "sum", "amax", "amin", "prod")
         for axes, keep in (((2, 3), True), ((1,), False), ((1, 2, 3), True), ((3,), False))
     },
     "var": reduction("var", (2, 3), False, correction=1),

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import mul
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from .arithmetic import (
     fixed_point,
     fused_multiply_add,
     multiply_fixed_point,
+    multiply_wide,
     scale_of,
     zero_point_of,
 )
@@ -188,6 +191,50 @@ class Sum(Reduction):
             return np.clip(steps + zero_point_of(call.output), 0, 255).astype(np.uint8).view(np.int8)
         total = centered(call.codes[0], call.inputs[0]).sum(axes, keepdims=keep)
         return finish(multiply_fixed_point(total, significand, exponent), call.output, call.attributes, call.profile)
+
+
+@register
+class ReduceProd(Reduction):
+    """The product.
+
+    The kernels scale after every factor, the first one as well, by a multiplier that the codes' scale and the root of
+    the result's make, and keep 32 bits between them.
+    """
+
+    kind = "REDUCE_PROD"
+    float_kind = "prod"
+    floats = True
+    dtypes = ("int8", "int16")
+    wide_version = 2
+    onnx_kind = "ReduceProd"
+
+    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+        (x,) = operands
+        for axis in attributes["axes"]:
+            x = reduce(mul, (primitives.gather(x, [place], axis) for place in range(x.shape[axis])))
+        # What is left of the axes has one value.
+        return x if attributes["keep_dims"] else primitives.sum(x, attributes["axes"], False)
+
+    def integers(self, call: Call) -> np.ndarray:
+        axes, keep = tuple(sorted(call.attributes["axes"])), bool(call.attributes["keep_dims"])
+        if call.profile.rounds_as_onnx:
+            (real,) = as_onnx.operands(call.codes, call.inputs)
+            return as_onnx.quantized(real.prod(axes, keepdims=keep), call.output, call.attributes)
+        count = reduced_count(call.inputs[0], call.attributes)
+        if count == 1 and call.profile.delegates:
+            # LiteRT's default kernel takes axes of one value for none, and copies the codes whatever their scales.
+            return call.codes[0] if keep else call.codes[0].squeeze(axes)
+        root = float(scale_of(call.output)) ** (1.0 / count)
+        significand, exponent = fixed_point(float(scale_of(call.inputs[0])) / root)
+        steps = np.moveaxis(centered(call.codes[0], call.inputs[0]), axes, range(len(axes)))
+        factors = steps.reshape(count, *steps.shape[len(axes) :])
+
+        def scaled(product: np.ndarray) -> np.ndarray:
+            return multiply_wide(product, significand, exponent).astype(np.int32).astype(np.int64)
+
+        product = scaled(reduce(lambda product, factor: scaled(product * factor), factors))
+        kept = np.expand_dims(product, axes) if keep else product
+        return finish(kept, call.output, call.attributes, call.profile)
 
 
 class ReduceExtreme(Reduction):

@@ -151,7 +151,7 @@ _DECLARED: dict[str, tuple[str, Mapping[str, Attribute]]] = {
     # By its length, which is at least epsilon.
     "normalize": ("x", {"axis": INTEGER, "epsilon": NUMBER}),
     # Over axes.
-    **dict.fromkeys(("mean", "sum", "amax", "amin"), ("x", AXES)),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "prod"), ("x", AXES)),
     **dict.fromkeys(("var", "std"), ("x", DEVIATION)),
     # order 1 or 2
     "norm": ("x", {**AXES, "order": NUMBER}),

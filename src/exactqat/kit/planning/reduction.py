@@ -46,12 +46,14 @@ def sum_of(
     return maker.affine(average, float(_count(x, axes)), 0.0, part, nonnegative=nonnegative)
 
 
-@handles("amax", "amin")
-def extreme(planner: Planner, step: Step) -> Stored:
+@handles("amax", "amin", "prod")
+def extreme_or_product(planner: Planner, step: Step) -> Stored:
     x = planner.tensor(step)
     axes, keep = _axes(step)
-    maker = Maker(planner, step, "max" if step.kind == "amax" else "min")
-    return maker.reduce("REDUCE_MAX" if step.kind == "amax" else "REDUCE_MIN", x, axes, keep)
+    word, kind = {"amax": ("max", "REDUCE_MAX"), "amin": ("min", "REDUCE_MIN"), "prod": ("prod", "REDUCE_PROD")}[
+        step.kind
+    ]
+    return Maker(planner, step, word).reduce(kind, x, axes, keep)
 
 
 @handles("var", "std")

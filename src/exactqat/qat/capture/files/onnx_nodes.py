@@ -283,7 +283,10 @@ def _softmax(c: Any, node: Any) -> Any:
 
 # --- over axes and windows --------------------------------------------------------------------------------------------
 
-_REDUCTIONS = {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "amax", "ReduceMin": "amin"}
+_REDUCTIONS = {
+    f"Reduce{word}": kind
+    for word, kind in (("Mean", "mean"), ("Sum", "sum"), ("Max", "amax"), ("Min", "amin"), ("Prod", "prod"))
+}
 
 
 @handles(*_REDUCTIONS, "ReduceL1", "ReduceL2", "ReduceSumSquare")

@@ -13,7 +13,7 @@ from ..core.windows import windows
 from .converter import Converter, Operation, handles
 from .items import Item
 
-_REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin"}
+_REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin", "reduce_prod": "prod"}
 
 
 @handles(*_REDUCTIONS)

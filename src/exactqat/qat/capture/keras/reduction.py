@@ -24,7 +24,7 @@ def axes_of(axis: Any, rank: int) -> tuple[int, ...]:
 
 # By the name of Keras' operation: the kind of step, and what it has besides the axes.
 _REDUCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{"Mean": ("mean", {}), "Sum": ("sum", {}), "Max": ("amax", {}), "Min": ("amin", {})},
+    **{"Mean": ("mean", {}), "Sum": ("sum", {}), "Max": ("amax", {}), "Min": ("amin", {}), "Prod": ("prod", {})},
     **{"Amax": ("amax", {}), "Amin": ("amin", {}), "All": ("amin", {}), "Any": ("amax", {})},
     **{"Var": ("var", {"correction": 0}), "Std": ("std", {"correction": 0})},
 }

@@ -29,7 +29,7 @@ def _axes(c: Converter, x: Item, given: Any) -> tuple[int, ...]:
     return axes
 
 
-@handles("mean", "sum", "amax", "amin", "max.default", "min.default")
+@handles("mean", "sum", "amax", "amin", "prod", "max.default", "min.default")
 def _reduce(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     name = base_name(c.applied)
     axes = _axes(c, a.self, getattr(a, "dim", None))
