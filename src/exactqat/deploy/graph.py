@@ -29,28 +29,10 @@ from ..kit.device import (
 )
 from ..kit.device.arithmetic import same_padding
 from ..kit.device.operator import BOOL, FLOAT, REQUIRED, DeviceOperator, Refusal, in_float, in_int16, need
+from ..kit.device.operator import Operator as Operator
 from ..kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
 from ..kit.display import listed, table_of
 from .signature import Port, Signature, plain_signature
-
-
-@dataclass(frozen=True, eq=False)
-class Operator:
-    """One operator: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes as declared.
-
-    built_in: the file that it was read from computes its sizes when it runs. LiteRT's delegates leave such an operator
-    to the built-in kernels, which round single codes differently: it is simulated as the reference kernel, and claimed
-    to be exact only on devices without delegates. A file that this library writes states all sizes.
-    unsigned: the file that it was read from holds its codes in uint8, as TensorFlow 1 did; they are 128 above the
-    graph's. Such a filter may have a zero point.
-    """
-
-    kind: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    built_in: bool = False
-    unsigned: bool = False
 
 
 def require_graph(graph: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..kit.device import OPERATORS
-from ..kit.device.operator import DeviceOperator, Layout
+from ..kit.device.operator import DeviceOperator, Layout, LoweredTensor
 from ..kit.device.tensor import INDICES
 from ..kit.planning.plans import Numbers, Plan, PlanInput, PlanStep
 from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without, without_units
@@ -29,21 +29,13 @@ from .unequal import warn_of_unequal_parts
 TRANSPOSED_AXES = 5
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of the graph and the positions of the user's axes."""
-
-    name: str
-    layout: Layout
-
-
 @dataclass
 class _Result:
     """What one step stores, in all forms requested by readers."""
 
     shape: tuple[int, ...]
     batch_axis: int
-    first: Stored | None = None
+    first: LoweredTensor | None = None
     forms: dict[tuple[int, ...], str] = field(default_factory=dict)
     # Pure reshapes are made when a reader asks for them: some take their features in the device's order.
     pending: PlanStep | None = None
@@ -99,7 +91,7 @@ class LoweredStep:
 
     graph: Graph
     layouts: Mapping[str, Layout]
-    stored: Stored
+    stored: LoweredTensor
 
 
 def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
@@ -164,7 +156,7 @@ class Lowering:
                 found[path] = result.first.layout
         return found
 
-    def stored(self, path: str) -> Stored:
+    def stored(self, path: str) -> LoweredTensor:
         """The tensor of the graph that holds a result, once it is lowered."""
         return self._first(path)
 
@@ -250,7 +242,7 @@ class Lowering:
             return self.placement(step.operands[0])
         return self.stored_placement(step) if operator.same_quantization else self.placements(step)[-1]
 
-    def lower_described(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+    def lower_described(self, operator: DeviceOperator, step: PlanStep) -> LoweredTensor:
         """Lowers as the attributes of a declaration say: see `DeviceOperator`."""
         if step.weights is not None:
             return self.weighted(operator, step)
@@ -258,14 +250,14 @@ class Lowering:
             return self._spatial(operator, step)
         return self._alike(operator, step)
 
-    def looked_up(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+    def looked_up(self, operator: DeviceOperator, step: PlanStep) -> LoweredTensor:
         """Rows of a constant table: the axes of the indices, then the table's own."""
         path = step.operands[0]
         layout = Layout(tuple(axis for axis in self.layout(path).axes if axis >= 0))
         operands = self.operand(path, layout), self.constant(step, 1, Layout((0, 1)), 2)
         name = self.name(step.path)
         result = self.builder.operator(operator.kind, operands, self.stored_placement(step), name=name)
-        return Stored(str(result), Layout((*layout.axes, len(self.shape(path)))))
+        return LoweredTensor(str(result), Layout((*layout.axes, len(self.shape(path)))))
 
     def name(self, wanted: str) -> str:
         """A free name for a tensor."""
@@ -315,7 +307,7 @@ class Lowering:
 
     # --- the ways of describing an operator -------------------------------------------------------------------------
 
-    def lower_joined(self, operator: DeviceOperator, step: PlanStep, most: int) -> Stored:
+    def lower_joined(self, operator: DeviceOperator, step: PlanStep, most: int) -> LoweredTensor:
         """As `lower_described`, for an operator with one operand that leaves most axes as they are: those are merged,
         so that at most `most` remain; if that is not enough, one axis is changed after the other."""
         path = step.operands[0]
@@ -342,9 +334,9 @@ class Lowering:
             shape = tuple(whole[groups.index([axis])] if axis in axes else size for axis, size in enumerate(shape))
             last = axes is rounds[-1]
             name = self._reshape(name, shape, step.path if last else "")
-        return Stored(name, layout)
+        return LoweredTensor(name, layout)
 
-    def _alike(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+    def _alike(self, operator: DeviceOperator, step: PlanStep) -> LoweredTensor:
         """Operands broadcast, or have the same layout; axes are in the attributes."""
         computed = [path for path in step.operands if path in self.results]
         rank = max(
@@ -364,7 +356,7 @@ class Lowering:
                 names.append(self.constant(step, position, layout, rank))
         attributes = self._device_attributes(operator, step, layout)
         name = self.emit(operator, step, names, attributes)
-        return Stored(name, without(layout, operator.removed_axes(step.attributes)))
+        return LoweredTensor(name, without(layout, operator.removed_axes(step.attributes)))
 
     def _whole(self, layout: Layout, result: _Result, rank: int) -> Layout:
         """The layout in terms of the axes of a result of `rank` axes, to which the operand's are aligned at the end."""
@@ -374,14 +366,14 @@ class Lowering:
         axes = [axis + shift if axis >= 0 else -1 for axis in layout.axes]
         return Layout((axes[0], *range(shift), *axes[1:]))
 
-    def _spatial(self, operator: DeviceOperator, step: PlanStep) -> Stored:
+    def _spatial(self, operator: DeviceOperator, step: PlanStep) -> LoweredTensor:
         path = step.operands[0]
         layout = self.channels_last(path, step.attributes["channel_axis"])
         source = self.operand(path, layout)
         attributes = self._device_attributes(operator, step, layout)
         if "padding" in attributes:
             source, attributes["padding"] = self._padding(source, step, attributes)
-        return Stored(self.emit(operator, step, [source], attributes), layout)
+        return LoweredTensor(self.emit(operator, step, [source], attributes), layout)
 
     def weighted(
         self,
@@ -389,7 +381,7 @@ class Lowering:
         step: PlanStep,
         attributes: Mapping[str, Any] | None = None,
         name: str | None = None,
-    ) -> Stored:
+    ) -> LoweredTensor:
         """A step with weights.
 
         Args:
@@ -428,7 +420,7 @@ class Lowering:
             **attributes,
             **({"activation": step.activation} if "activation" in operator.attributes else {}),
         )
-        return Stored(result, layout)
+        return LoweredTensor(result, layout)
 
     def _device_attributes(self, operator: DeviceOperator, step: PlanStep, layout: Layout) -> dict[str, Any]:
         """The attributes of a step with axes as on the device."""
@@ -472,20 +464,20 @@ class Lowering:
 
     # --- moving axes ------------------------------------------------------------------------------------------------
 
-    def rename_axes(self, step: PlanStep, axes: Sequence[int]) -> Stored:
+    def rename_axes(self, step: PlanStep, axes: Sequence[int]) -> LoweredTensor:
         """A permutation: nothing moves, the user only numbers the axes of the same tensor differently."""
         first = self._first(step.operands[0])
         moved = tuple(axes.index(axis) if axis >= 0 else -1 for axis in first.layout.axes)
-        return Stored(first.name, Layout(moved))
+        return LoweredTensor(first.name, Layout(moved))
 
-    def reshape(self, step: PlanStep) -> Stored | None:
+    def reshape(self, step: PlanStep) -> LoweredTensor | None:
         """Another shape of the same elements, made when it is read."""
         source = self.results[step.operands[0]].first
         if source is not None and source.layout.order is not None:  # made for this reader
             layout = self._asked_layout(step)
             assert layout is not None
             shape = tuple(step.shape[axis] if axis >= 0 else 1 for axis in layout.axes)
-            return Stored(self._reshape(source.name, shape, f"{source.name}/{_last(step.path)}"), layout)
+            return LoweredTensor(self._reshape(source.name, shape, f"{source.name}/{_last(step.path)}"), layout)
         self.results[step.path] = _Result(step.shape, step.batch_axis, pending=step)
         return None
 
@@ -515,7 +507,7 @@ class Lowering:
             return None
         return _channels_last(rank, int(step.batch_axis or 0), axis)
 
-    def _first(self, path: str) -> Stored:
+    def _first(self, path: str) -> LoweredTensor:
         result = self.results[path]
         if result.first is None:
             assert result.pending is not None
@@ -523,7 +515,7 @@ class Lowering:
             result.forms[result.first.layout.axes] = result.first.name
         return result.first
 
-    def _reshaped(self, result: _Result, pending: PlanStep) -> Stored:
+    def _reshaped(self, result: _Result, pending: PlanStep) -> LoweredTensor:
         path = pending.operands[0]
         source, stored = self.results[path], self._first(path)
         groups = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
@@ -547,9 +539,9 @@ class Lowering:
                 axes.insert(min(following, default=len(axes)), axis)
         layout = Layout(tuple(axes))
         shape = tuple(result.shape[axis] for axis in axes)
-        return Stored(self._reshape(name, shape, f"{name}/{_last(pending.path)}"), layout)
+        return LoweredTensor(self._reshape(name, shape, f"{name}/{_last(pending.path)}"), layout)
 
-    def _move(self, result: _Result, first: Stored, layout: Layout) -> str:
+    def _move(self, result: _Result, first: LoweredTensor, layout: Layout) -> str:
         """TRANSPOSE if axes with more than one element change places, RESHAPE if only others do."""
 
         def sizes(axes: Sequence[int]) -> tuple[int, ...]:
@@ -628,20 +620,20 @@ class Lowering:
         axis = step.attributes.get("axis")
         return step.kind if axis is None else f"{step.kind} over axis {axis}"
 
-    def _indices(self, step: PlanStep) -> Stored:
+    def _indices(self, step: PlanStep) -> LoweredTensor:
         """The device's last operator, if its results are integers without a grid."""
         operator, (path,) = OPERATORS[step.device_kind], step.operands
         layout = self.layout(path)
         attributes = self._device_attributes(operator, step, layout)
         attributes["output_type"] = "int32"  # TFLite-Micro knows no other
         name = operator.build(self.builder, self.operand(path, layout), name=self.name(step.path), **attributes)
-        return Stored(name, without(layout, operator.removed_axes(step.attributes)))
+        return LoweredTensor(name, without(layout, operator.removed_axes(step.attributes)))
 
     def _input(self, given: PlanInput) -> None:
         layout = self._input_layout(given)
         shape = tuple(given.shape[axis] if axis >= 0 else 1 for axis in layout.axes)
         name = self.builder.input(self.name(given.path), shape, self.placements(given)[-1])
-        self._enter(given.path, given.shape, given.batch_axis, Stored(name, layout))
+        self._enter(given.path, given.shape, given.batch_axis, LoweredTensor(name, layout))
 
     def _input_layout(self, given: PlanInput) -> Layout:
         """The contract's (`planning.files`). For part of a network: channels last if the first operator that cares
@@ -677,7 +669,7 @@ class Lowering:
             layout = _batch_first(len(result.shape), result.batch_axis)
         return self.operand(path, layout)
 
-    def _enter(self, path: str, shape: tuple[int, ...], batch_axis: int, stored: Stored) -> None:
+    def _enter(self, path: str, shape: tuple[int, ...], batch_axis: int, stored: LoweredTensor) -> None:
         result = _Result(shape, batch_axis, stored)
         result.forms[stored.layout.axes] = stored.name
         self.results[path] = result

@@ -856,7 +856,9 @@ class _Reader:
         alone = [tensor for tensor in others if tensor is not None and tensor.variable and not tensor.successor]
         if any(tensor.name not in states for tensor in alone):
             raise Unreadable(f"{word} with a variable, which it is not known to have")
-        attributes |= {name: declaration.attributes[name] for name, value in attributes.items() if value is None}
+        attributes = {
+            name: declaration.attributes[name] if value is None else value for name, value in attributes.items()
+        }
         filled = computed or any(tensor.name in self.folded for tensor in operands)
         if filled and not leading and self.fold(declaration, operands, attributes, step.outputs, computed):
             return 1, None

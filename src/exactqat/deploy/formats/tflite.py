@@ -377,13 +377,12 @@ class _Writer:
             results = [made[step.name]]
         else:
             results = [self.indices[name] for name in operator.outputs]
-        fields = {}
+        fields: dict[str, Any] = {}
         for name, value in step.fields.items():
-            enumeration = isinstance(value, tuple)
             if value == _RELU6 and 6 / float(output.quantization.scale[0]) >= 2.0**31:
                 # No code of a grid this fine comes near 6, and the code of 6 exceeds LiteRT's int32.
                 value = _RELU
-            fields[name] = getattr(getattr(schema, value[0]), value[1]) if enumeration else value
+            fields[name] = getattr(getattr(schema, value[0]), value[1]) if isinstance(value, tuple) else value
         entry = self.table(
             "Operator",
             opcodeIndex=self.codes.setdefault((step.kind, step.version), len(self.codes)),

@@ -24,15 +24,18 @@ from .arithmetic import (
     scales_for,
     zero_point_of,
 )
-from .functions import FUNCTIONS, TINY, NumPyPrimitives, off_the_pole
+from .contexts import NetworkContext, OnnxWriter, PlanContext
+from .functions import FUNCTIONS, TINY, off_the_pole
 from .operator import (
     OPERATORS,
     REQUIRED,
     Attributes,
     Call,
     DeviceOperator,
+    Fields,
     FileOperator,
     FileStep,
+    Operator,
     Refusal,
     ScaleLimits,
     Shape,
@@ -40,6 +43,7 @@ from .operator import (
     need,
     register,
 )
+from .primitives import NUMPY, A, RealPrimitives, ResultGrid
 from .profile import ONNXRUNTIME_X86, REFERENCE, Profile
 from .tensor import INDICES, INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, Tensor, code_range, dequantize, quantize
 
@@ -51,7 +55,7 @@ class Unary(DeviceOperator):
 
     pointwise = True
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return FUNCTIONS[self.float_kind](primitives, operands[0])
 
     def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
@@ -81,7 +85,7 @@ def within_int8(codes: np.ndarray) -> np.ndarray:
     return np.clip(codes, INT8_MIN, INT8_MAX).astype(np.int8)
 
 
-def onnx_lookup(writer: Any, operator: Any, output: Tensor, table: np.ndarray) -> None:
+def onnx_lookup(writer: OnnxWriter, operator: Operator, output: Tensor, table: np.ndarray) -> None:
     """A table of all codes in ONNX: exact, because nothing in it is rounded."""
     name = output.name
     kind = {"to": writer.onnx.TensorProto.INT32}
@@ -127,7 +131,7 @@ class Tabulated(Unary):
         """Of all codes the results in float64 steps of the grid, and by how much onnxruntime's may differ."""
         x = dequantize(CODES, source.quantization).astype(np.float64)
         with np.errstate(over="ignore"):
-            real = np.asarray(self.real(NumPyPrimitives, [x], attributes))
+            real = np.asarray(self.real(NUMPY, [x], attributes))
         scale = float(scale_of(output))
         return real / scale, as_onnx.DOUBT * self.onnx_magnitude(x, real) / scale
 
@@ -141,7 +145,7 @@ class Tabulated(Unary):
         steps, _ = self.onnx_steps(source, output, attributes)
         return within_int8(np.rint(steps) + zero_point_of(output))
 
-    def onnx_function(self, writer: Any, operator: Any, output: Tensor, kind: str, **words: Any) -> None:
+    def onnx_function(self, writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, **words: Any) -> None:
         """The function where all codes are sure, else a table."""
         source = writer.graph.tensors[operator.inputs[0]]
         if output.dtype == "int8" and not as_onnx.is_settled(*self.onnx_steps(source, output, operator.attributes)):
@@ -249,7 +253,7 @@ class Logistic(Tabulated):
     def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
         return interpolated.logistic(codes, scale_of(call.inputs[0]), call.profile)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         self.onnx_function(writer, operator, output, "Sigmoid")
 
 
@@ -279,7 +283,7 @@ class Tanh(Tabulated):
     def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
         return interpolated.tanh(codes, scale_of(call.inputs[0]), call.profile)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         self.onnx_function(writer, operator, output, "Tanh")
 
 
@@ -307,10 +311,10 @@ class Gelu(OfTheLibrary):
     attributes = {"approximate": False}
     options = "GeluOptions"
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"approximate": "tanh" if attributes["approximate"] else "none"}
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return FUNCTIONS["gelu"](primitives, operands[0], attributes.get("approximate", False))
 
     def library(self, x: np.ndarray, attributes: Attributes) -> np.ndarray:
@@ -321,13 +325,13 @@ class Gelu(OfTheLibrary):
     def around(self, x: np.ndarray, found: np.ndarray, attributes: Attributes) -> np.ndarray:
         return np.float32(0.5) * x * (np.float32(1) + found if attributes["approximate"] else found)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"approximate": bool(attributes["approximate"])}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"approximate": read.option("approximate")}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         words = {"approximate": "tanh" if operator.attributes["approximate"] else "none"}
         self.onnx_function(writer, operator, output, "Gelu", **words)
 
@@ -350,7 +354,7 @@ class Exp(OfTheLibrary):
     def around(self, x: np.ndarray, found: np.ndarray, attributes: Attributes) -> np.ndarray:
         return found
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         self.onnx_function(writer, operator, output, "Exp")
 
     def onnx_magnitude(self, x: np.ndarray, real: np.ndarray) -> np.ndarray:
@@ -379,12 +383,12 @@ class Table(Unary):
         need(known, f"function must be one of {', '.join(FUNCTIONS)}, got {attributes['function']!r}")
         try:
             with np.errstate(all="ignore"):
-                FUNCTIONS[attributes["function"]](NumPyPrimitives, np.ones(1), *attributes["parameters"])
+                FUNCTIONS[attributes["function"]](NUMPY, np.ones(1), *attributes["parameters"])
         except (TypeError, ValueError, LookupError):
             message = f"parameters do not fit the function {attributes['function']!r}: {attributes['parameters']}"
             raise Refusal(message) from None
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: also `operand_scale`, where training knows it."""
         (x,), function, parameters = operands, attributes["function"], attributes.get("parameters", ())
         scale = attributes.get("operand_scale")
@@ -396,7 +400,7 @@ class Table(Unary):
         x = dequantize(codes, source.quantization).astype(np.float64)
         with np.errstate(over="ignore"):
             scaled = {**attributes, "operand_scale": float(scale_of(source))}
-            return quantize(self.real(NumPyPrimitives, [x], scaled), output.quantization)
+            return quantize(self.real(NUMPY, [x], scaled), output.quantization)
 
     def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
         return self.table(call.inputs[0], call.output, call.attributes, call.profile)[codes - INT16_MIN]
@@ -404,7 +408,7 @@ class Table(Unary):
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         return looked_up(self.table(inputs[0], output, attributes, REFERENCE), output)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         source = writer.graph.tensors[operator.inputs[0]]
         onnx_lookup(writer, operator, output, self.table(source, output, operator.attributes, REFERENCE))
 
@@ -432,7 +436,7 @@ class Lookup(Unary):
     attributes = {"codes": REQUIRED}
     other_forms = (("CAST", "ADD", "GATHER"),)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: also `grids`, (scale, zero point) of the operand and of the result: those of the file."""
         (x,), ((step, zero_point), (scale, zero)) = operands, attributes["grids"]
         codes = np.asarray(attributes["codes"], np.int64)
@@ -448,7 +452,7 @@ class Lookup(Unary):
         )
         return primitives.straight_through(found, x * primitives.stop_gradient(slope))
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         (source,), (output,) = context.tensors(operator)
         name = self.made_of(source, output, operator.attributes)
         if name:
@@ -487,7 +491,7 @@ class Lookup(Unary):
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         return looked_up(np.asarray(attributes["codes"], output.dtype), output)
 
-    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         cast, _, gather = steps
         source, output, table = cast.operand(0), gather.output, gather.operand(0)
         if source.dtype not in self.dtypes or source.dtype != output.dtype or table.data is None:
@@ -497,7 +501,7 @@ class Lookup(Unary):
         written = looked_up(table.data, output)
         return ((source,), {"codes": tuple(table.data.tolist())}) if are_steps(steps, written) else None
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         onnx_lookup(writer, operator, output, np.asarray(operator.attributes["codes"], output.dtype))
 
 
@@ -543,7 +547,7 @@ class Relu(Unary):
     def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
         return np.maximum(rescaled(codes, ratio_of(call.inputs[0], call.output, call.profile)), 0)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         real = writer.operands(operator)[0]
         if output.dtype != "int8":
             writer.result(operator, output, writer.node("Relu", [real], f"{output.name}/computed"))
@@ -576,13 +580,15 @@ class LeakyRelu(Unary):
         for what, factor in (("", positive), (" * alpha", positive * np.float32(attributes["alpha"]))):
             need(bool(factor < 2**31), f"input scale / output scale{what} must be below 2**31, got {factor:g}")
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"slope": float(attributes["alpha"])}
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return FUNCTIONS["leaky_relu"](primitives, operands[0], attributes["alpha"])
 
-    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+    def real_on_grid(
+        self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes, grid: ResultGrid[A]
+    ) -> A | None:
         # The factors' eight fractional bits would show in one result of thirty. Every number here is a whole one that
         # float32 holds.
         if "operand_scale" not in attributes:
@@ -621,13 +627,13 @@ class LeakyRelu(Unary):
         """Whether XNNPACK takes it: eight fractional bits have to do for both factors."""
         return bool(2**-8 <= positive <= 2**7 and 2**-8 <= negative <= 2**7)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"alpha": float(attributes["alpha"])}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"alpha": read.option("alpha")}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         slope = {"alpha": float(operator.attributes["alpha"])}
         computed = writer.node("LeakyRelu", writer.operands(operator), f"{output.name}/computed", **slope)
         writer.result(operator, output, computed)
@@ -658,7 +664,7 @@ class PRelu(DeviceOperator):
                               (ScaleLimits("product", highest=2.0**31), inputs)):  # fmt: skip
             limits.need(among, output)
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         x, slope = context.operands(operator)
         single = slope.shape[-1:] if len(slope.shape) and math.prod(slope.shape) == slope.shape[-1] else ()
         need(bool(single), f"its slopes must be one for each channel, got {list(slope.shape)}")
@@ -666,7 +672,7 @@ class PRelu(DeviceOperator):
         axis = len(x.shape) - 1
         context.give(operator, context.step("prelu", [x, weight], context.results(operator)[0], channel_axis=axis))
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         x, slope = operands
         return primitives.where(x >= 0, x, x * slope)
 
@@ -680,7 +686,7 @@ class PRelu(DeviceOperator):
         result = np.where(steps >= 0, rescaled(steps, positive), rescaled(steps * slopes, negative))
         return within_int8(result + zero_point_of(call.output))
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
         writer.result(operator, output, writer.node("PRelu", operands, f"{output.name}/computed"))
 
@@ -747,7 +753,7 @@ class HardSwish(Unary):
         gate = np.clip(x * np.float32(1 / 6) + np.float32(0.5), 0, 1).astype(np.float32)
         return as_onnx.quantized(x * gate, output, {})
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         writer.result(operator, output, writer.node("HardSwish", writer.operands(operator), f"{output.name}/computed"))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .operator import Attributes, Refusal, Shape, need
+from .primitives import A, RealPrimitives
 from .profile import Profile
 from .tensor import Tensor, code_range
 
@@ -222,7 +223,7 @@ def need_rows(inputs: Tensors, output: Tensor) -> None:
             need(fits, f"{tensor.name!r} {tensor.shape} is a constant, which cannot differ along the batch")
 
 
-def activate(primitives: Any, x: Any, attributes: Attributes) -> Any:
+def activate(primitives: RealPrimitives[A], x: A, attributes: Attributes) -> A:
     """The fused activation in real numbers."""
     activation = attributes.get("activation", "NONE")
     if activation == "NONE":

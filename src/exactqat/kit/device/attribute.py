@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 REQUIRED: Any = object()
+# By name; what the attributes of a kind hold, its declaration says.
+Attributes = Mapping[str, Any]
 
 
 def _is_number(value: Any) -> bool:
@@ -74,4 +76,4 @@ class Attribute:
 
 NUMBER = Attribute("a number")
 
-__all__ = ["NUMBER", "REQUIRED", "TYPES", "Attribute"]
+__all__ = ["NUMBER", "REQUIRED", "TYPES", "Attribute", "Attributes"]

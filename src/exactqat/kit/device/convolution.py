@@ -22,8 +22,22 @@ from .arithmetic import (
     zero_point_of,
 )
 from .blocks import repeated, rows_of_block, scratch, share
+from .contexts import LoweringContext, OnnxWriter, PlannedStep
 from .file_forms import Unreadable
-from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, need, register
+from .operator import (
+    REQUIRED,
+    Attributes,
+    Call,
+    Fields,
+    FileConstant,
+    FileOperator,
+    LoweredTensor,
+    Operator,
+    Shape,
+    need,
+    register,
+)
+from .primitives import A, RealPrimitives
 from .profile import Profile
 from .tensor import Tensor
 from .weighted import Requantization, Weighted, bias_option, filter_reach, real_multiplier
@@ -38,38 +52,40 @@ class Convolution(Weighted):
     version = 3
     float_kind = "conv"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: strides, padding in pairs, dilations, groups, channel_axis; weight [out, in / groups, ...]."""
         x, weight, bias = operands
         names = ("strides", "padding", "dilations", "groups", "channel_axis")
         result = primitives.conv(x, weight, bias, **{name: attributes[name] for name in names})
         return activate(primitives, result, attributes)
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return self.step_attributes(shapes, attributes)
 
     def groups(self, inputs: int, filter: Shape) -> int:
         """Of a filter on the device."""
         return inputs // filter[3]
 
-    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         first, filter = shapes[:2]
-        found = super().step_attributes(shapes, attributes)
+        found = dict(super().step_attributes(shapes, attributes))
         pads: tuple[tuple[int, int], ...] = ((0, 0), (0, 0))
         if attributes["padding"] == "SAME":
             axes = zip(first[1:3], filter[1:3], attributes["strides"], attributes["dilations"], strict=True)
             pads = tuple(same_padding(*axis) for axis in axes)
         return {**found, "padding": pads, "groups": self.groups(first[3], filter)}
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         options = {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
         return {**options, **bias_option(inputs)}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         dilations = (read.option("dilationHFactor"), read.option("dilationWFactor"))
         return {**read_window(read), "dilations": dilations, "activation": read.activation()}
 
-    def convolve_in_onnx(self, writer: Any, operator: Any, output: Tensor, weights: list[str], groups: int) -> None:
+    def convolve_in_onnx(
+        self, writer: OnnxWriter, operator: Operator, output: Tensor, weights: list[str], groups: int
+    ) -> None:
         filter_size = writer.graph.tensors[operator.inputs[1]].shape[1:3]
         input_shape = writer.graph.tensors[operator.inputs[0]].shape
         window = onnx_window(input_shape, filter_size, operator.attributes)
@@ -132,7 +148,7 @@ class Conv2D(Convolution):
                 sums[..., group, :] += values @ filter[group, :, i, j].T
         return sums.reshape(x.shape[0], *output.shape[1:])
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
         weights = self.onnx_weights(writer, operator, (0, 3, 1, 2), (outputs, inputs, height, width))
         groups = writer.graph.tensors[operator.inputs[0]].shape[3] // inputs
@@ -205,12 +221,12 @@ class DepthwiseConv2D(Convolution):
             sums += met[:, :, :, i, j, :, None] * taps[i, j]
         return sums.reshape(x.shape[0], *output.shape[1:])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
-        options = super().tflite_options(inputs, output, attributes)
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
+        options = dict(super().tflite_options(inputs, output, attributes))
         options.pop("quantizedBiasType", None)
         return {**options, "depthMultiplier": inputs[1].shape[3] // inputs[0].shape[3]}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         """Some runtimes take the multiplier of the options, others that of the shapes."""
         multiplier, (input, filter) = read.option("depthMultiplier"), (read.operand(0), read.operand(1))
         channels = [each.shape[3] for each in (input, filter) if len(each.shape) == 4]
@@ -220,7 +236,7 @@ class DepthwiseConv2D(Convolution):
             )
         return super().read_attributes(read)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         _, height, width, outputs = writer.graph.tensors[operator.inputs[1]].shape
         weights = self.onnx_weights(writer, operator, (3, 0, 1, 2), (outputs, 1, height, width))
         groups = writer.graph.tensors[operator.inputs[0]].shape[3]
@@ -248,13 +264,13 @@ class TransposeConv(Weighted):
     plan_axis = 1
     float_kind = "conv_transpose"
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {**self.step_attributes(shapes, attributes), "dilations": (1, 1), "groups": 1}
 
-    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         """A plan crops a number of rows and columns, or adds some."""
         first, filter = shapes[:2]
-        found = super().step_attributes(shapes, attributes)
+        found = dict(super().step_attributes(shapes, attributes))
         beyond = [
             (size - 1) * stride + window - result
             for size, result, window, stride in zip(
@@ -291,7 +307,7 @@ class TransposeConv(Weighted):
     def multiply_accumulates(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> int:
         return math.prod(inputs[0].shape[:-1]) * math.prod(inputs[1].shape)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: strides, padding in pairs, output_padding, channel_axis; weight [in, out, *window]."""
         x, weight, bias = operands
         strides, dilations = attributes["strides"], (1,) * len(attributes["strides"])
@@ -344,7 +360,7 @@ class TransposeConv(Weighted):
             steps[..., whole] = multiply_half_up(accumulator[..., whole], significand[whole], exponent[whole])
         return steps
 
-    def lower(self, context: Any, step: Any) -> Any:
+    def lower(self, context: LoweringContext, step: PlannedStep) -> LoweredTensor | None:
         """A plan crops as SAME does, or with a slice after VALID."""
         path, axis = step.operands[0], step.attributes["channel_axis"]
         codes = context.numbers.weights[step.path].codes
@@ -371,7 +387,7 @@ class TransposeConv(Weighted):
         name = context.builder.strided_slice(
             stored.name, name=context.name(step.path), begin=(0, *cut, 0), end=(None, *end, None), steps=(1,) * 4
         )
-        return type(stored)(str(name), stored.layout)
+        return LoweredTensor(str(name), stored.layout)
 
     def device_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(0, 2, 3, 1)
@@ -379,18 +395,18 @@ class TransposeConv(Weighted):
     def plan_filter(self, codes: np.ndarray) -> np.ndarray:
         return codes.transpose(0, 3, 1, 2)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         options = {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
         return {**options, **bias_option(inputs)}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("output_shape", list(output.shape)),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         size = read.integers(3)
         return {**read_window(read), "output_size": size[1:3], "activation": read.activation()}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         outputs, height, width, inputs = writer.graph.tensors[operator.inputs[1]].shape
         filter, bias = self.onnx_weights(writer, operator, (3, 0, 1, 2), (inputs, outputs, height, width), 1)
         source, strides = writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["strides"]
@@ -399,14 +415,14 @@ class TransposeConv(Weighted):
             total = (size - 1) * stride + window - result
             pads.append((max(total, 0) // 2, max(total, 0) - max(total, 0) // 2))
             more.append(max(-total, 0))
-        window = {
+        words = {
             "kernel_shape": [height, width],
             "strides": list(strides),
             "pads": [before for before, _ in pads] + [after for _, after in pads],
             "output_padding": more,
         }
         operands = [*writer.operands(operator), filter, bias]
-        writer.result(operator, output, writer.node("ConvTranspose", operands, f"{output.name}/computed", **window))
+        writer.result(operator, output, writer.node("ConvTranspose", operands, f"{output.name}/computed", **words))
 
 
 def depthwise(steps: np.ndarray, taps: np.ndarray, attributes: Attributes, out: np.ndarray) -> None:

@@ -7,13 +7,12 @@ Computed in real numbers, as the runtimes do; their exponentials are their own, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from .arithmetic import Tensors
 from .floating import Floating
-from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, Unreadable, need, register
+from .operator import REQUIRED, Attributes, Call, Fields, FileOperator, Shape, Unreadable, need, register
 from .tensor import Tensor
 
 # Of results, which a small file may ask for.
@@ -92,11 +91,11 @@ class DetectionPostprocess(Floating):
             for column, shape in zip(zip(*rows, strict=True), shapes, strict=True)
         )
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         scales = {f"{name}_scale": float(scale) for name, scale in zip("yxhw", attributes["scales"], strict=True)}
         return {**{field: attributes[name] for name, field in FIELDS.items()}, **scales}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         found = {name: read.option(field) for name, field in FIELDS.items()}
         scales = tuple(read.option(f"{name}_scale") for name in "yxhw")
         named = {name for name, default in self.attributes.items() if default is REQUIRED}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,11 +26,14 @@ from .arithmetic import (
     scales_for,
     zero_point_of,
 )
+from .contexts import NetworkContext, OnnxWriter
 from .operator import (
     Attributes,
     Call,
     DeviceOperator,
+    Fields,
     FileOperator,
+    Operator,
     Refusal,
     ScaleLimits,
     Shape,
@@ -38,6 +41,7 @@ from .operator import (
     need,
     register,
 )
+from .primitives import A, RealPrimitives
 from .profile import REFERENCE, Profile
 from .tensor import Tensor
 
@@ -72,7 +76,7 @@ class Binary(DeviceOperator):
         need_rows(inputs, output)
         super().check(inputs, output, attributes)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
         writer.result(operator, output, writer.node(self.onnx_kind, operands, f"{output.name}/computed"))
 
@@ -83,10 +87,10 @@ class FusedBinary(Binary):
     attributes = {"activation": "NONE"}
     version = 2
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"activation": read.activation()}
 
 
@@ -119,7 +123,7 @@ class Add(FusedBinary):
         scale = scale_of(output)
         need(bool(scale < 2.0**108), f"output scale must be below 2**108, got {scale:g}")
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         first, second = operands
         return activate(primitives, first + second if self.sign > 0 else first - second, attributes)
 
@@ -186,11 +190,11 @@ class Add(FusedBinary):
         )
         return finish(steps, call.output, call.attributes, call.profile)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         # The schema's default asks for kernels that take powers of two only.
         return {**super().tflite_options(inputs, output, attributes), "potScaleInt16": output.dtype != "int16"}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         # Where one of the grids is no power of two, kernels do not follow the option.
         tensors = (read.operand(0), read.operand(1), read.output)
         powers = all(is_power_of_two(scale_of(tensor)) for tensor in tensors)
@@ -226,7 +230,7 @@ class Multiply(FusedBinary):
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("product", 2.0**-31, 1) if dtypes[-1] == "int16" else ScaleLimits("product", 2.0**-16, 256)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return activate(primitives, operands[0] * operands[1], attributes)
 
     def integers(self, call: Call) -> np.ndarray:
@@ -297,7 +301,7 @@ class Maximum(Extreme):
     float_kind = "maximum"
     onnx_kind = "Max"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.maximum(*operands)
 
     def integers(self, call: Call) -> np.ndarray:
@@ -312,7 +316,7 @@ class Minimum(Extreme):
     float_kind = "minimum"
     onnx_kind = "Min"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.minimum(*operands)
 
     def integers(self, call: Call) -> np.ndarray:
@@ -337,12 +341,12 @@ class SquaredDifference(Binary):
         ratio = max(float(scale_of(tensor)) for tensor in inputs) ** 2 / float(scale_of(output))
         need(ratio < 2**12, f"the larger input scale ** 2 / output scale must be below 2**12, got {ratio:g}")
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (shape,) = context.results(operator)
         difference = context.step("sub", context.operands(operator), shape)
         context.give(operator, context.step("square", [difference], shape))
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         difference = operands[0] - operands[1]
         return difference * difference
 
@@ -360,7 +364,7 @@ class SquaredDifference(Binary):
         multiplier = (twice_larger * twice_larger) / ((1 << 14) * float(scale_of(call.output)))
         return finish(multiply_fixed_point(square, *fixed_point(multiplier)), call.output, call.attributes, REFERENCE)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
         difference = writer.node("Sub", operands, f"{output.name}/difference")
         writer.result(operator, output, writer.node("Mul", [difference, difference], f"{output.name}/computed"))
@@ -372,7 +376,7 @@ class Unary(DeviceOperator):
     pointwise = True
     onnx_kind: ClassVar[str]
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         computed = writer.node(self.onnx_kind, writer.operands(operator), f"{output.name}/computed")
         writer.result(operator, output, computed)
 
@@ -394,7 +398,7 @@ class Absolute(Unary):
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=2.0**31)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.abs(operands[0])
 
     def integers(self, call: Call) -> np.ndarray:
@@ -430,7 +434,7 @@ class Divide(FusedBinary):
     float_kind = "div"
     purpose = "files: a plan multiplies by a table of reciprocals, which rounds alike on all devices"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return activate(primitives, operands[0] / operands[1], attributes)
 
     def check(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> None:
@@ -439,7 +443,7 @@ class Divide(FusedBinary):
         need(2.0**-20 <= ratio < 2.0**15, "input scale / (input scale * output scale) must be in [2**-20, 2**15), got "
                                           f"{ratio:g}")  # fmt: skip
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         raise Refusal(f"{self.kind} has no form in ONNX here")
 
     def integers(self, call: Call) -> np.ndarray:

@@ -5,12 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from .arithmetic import Tensors, scale_of, zero_point_of
-from .operator import Attributes, Call, DeviceOperator, FileOperator, FileStep, Shape, are_steps, need, register
+from .contexts import LoweringContext, OnnxWriter, PlannedStep
+from .operator import (
+    Attributes,
+    Call,
+    DeviceOperator,
+    Fields,
+    FileOperator,
+    FileStep,
+    LoweredTensor,
+    Operator,
+    Shape,
+    are_steps,
+    need,
+    register,
+)
+from .primitives import A, RealPrimitives
 from .tensor import INDICES, Tensor
 
 # Classes of ONE_HOT, whose table has as many rows and columns.
@@ -56,7 +71,7 @@ class Embedding(DeviceOperator):
     def rows(self, inputs: Tensors) -> int:
         return inputs[1].shape[0]
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: fixed_row: the row that training leaves as it is, if there is one."""
         indices, table = operands
         return primitives.embedding(indices, table, attributes.get("fixed_row"))
@@ -65,17 +80,17 @@ class Embedding(DeviceOperator):
         indices, table = call.codes
         return table[indices]
 
-    def lower(self, context: Any, step: Any) -> Any:
+    def lower(self, context: LoweringContext, step: PlannedStep) -> LoweredTensor | None:
         return context.looked_up(self, step)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"axis": 0}
 
     def tflite_steps(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         (step,) = super().tflite_steps(inputs, output, attributes)
         return (replace(step, kind="GATHER"),)
 
-    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         lookup, first = steps[len(steps) // 2], steps[0].operand(0)
         if len(lookup.inputs) == 4:
             return _one_hot(lookup)
@@ -95,8 +110,9 @@ class Embedding(DeviceOperator):
             indices = first
         return ((indices, table), {}) if indices.quantization.equals(INDICES) else None
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         table = writer.graph.tensors[operator.inputs[1]]
+        assert table.data is not None
         operands = [writer.dequantized(table, table.data, None), *writer.operands(operator)]
         computed = writer.node("Gather", operands, f"{output.name}/computed", axis=0)
         writer.result_in_graph_order(operator, output, computed)
@@ -122,7 +138,7 @@ class CodedEmbedding(Embedding):
         scale = float(scale_of(inputs[0]))
         need(scale == 1, f"{inputs[0].name!r} must be whole numbers on a grid of scale 1, got scale {scale:g}")
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         x, table = operands
         index = primitives.clip(primitives.round(primitives.stop_gradient(x)), 0.0, float(table.shape[0] - 1))
         return super().real(primitives, (index, table), attributes)
@@ -149,7 +165,7 @@ class CodedEmbedding(Embedding):
             replace(gather, operands=(1, "row"), version=2 if output.dtype == "int8" else self.wide_version),
         )
 
-    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         x, gather = steps[0].operand(0), steps[-1]
         table, output = gather.operand(0), gather.output
         if x.dtype not in self.index_dtypes or table.data is None or len(table.shape) != 2:
@@ -158,19 +174,20 @@ class CodedEmbedding(Embedding):
         written = self.tflite_steps((x, table), output, {})
         return ((x, table), {}) if fits and are_steps(steps, written) else None
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         name, table = output.name, writer.graph.tensors[operator.inputs[1]]
         real = writer.in_graph_order(operator.inputs[0], f"{name}/numbers")
         ends = {"first_row": 0, "last_row": table.shape[0] - 1}
         limits = [writer.constant(f"{name}/{word}", np.float32(end)) for word, end in ends.items()]
         row = writer.node("Clip", [real, *limits], f"{name}/row")
         row = writer.node("Cast", [row], f"{name}/index", to=writer.onnx.TensorProto.INT64)
+        assert table.data is not None
         operands = [writer.dequantized(table, table.data, None), row]
         computed = writer.node("Gather", operands, f"{name}/computed", axis=0)
         writer.result_in_graph_order(operator, output, computed)
 
 
-def _one_hot(read: FileOperator) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+def _one_hot(read: FileOperator) -> tuple[tuple[Tensor, ...], Attributes] | None:
     """ONE_HOT along a new last axis: rows of a square table."""
     indices, axis = read.operand(0), read.option("axis")
     if indices.data is not None or indices.dtype != "int32" or axis not in (-1, len(indices.shape)):

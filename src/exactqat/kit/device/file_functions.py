@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .functions import NumPyPrimitives
 from .operator import FLOAT, Attributes, Call, DeviceOperator, ScaleLimits, Shape, need, register
+from .primitives import A, NumPyPrimitives, RealPrimitives
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor, dequantize
 
@@ -49,7 +49,7 @@ class InverseSquareRoot(OfFiles, Unary):
     float_kind = "rsqrt"
     version = 2
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.rsqrt(primitives.maximum(operands[0], LEAST))
 
     def of_real(self, x: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ class SquareRoot(OfFiles, Unary):
     kind = "SQRT"
     float_kind = "sqrt"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.sqrt(primitives.maximum(operands[0], LEAST))
 
     def of_real(self, x: np.ndarray) -> np.ndarray:
@@ -111,7 +111,7 @@ class Logarithm(OfFiles, Tabulated):
     kind = "LOG"
     float_kind = "log"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         return primitives.where(x > 0, primitives.log(primitives.maximum(x, LEAST)), BELOW_ALL)
 
@@ -140,10 +140,10 @@ class ExponentialLinear(OfFiles, Tabulated):
         # TFLite-Micro's kernel makes a whole number of 32 bits of the result before it saturates.
         return ScaleLimits("each", highest=2.0**22)
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         return primitives.where(x < 0, primitives.expm1(primitives.minimum(x, 0.0)), x)
 
@@ -174,10 +174,10 @@ class Bounded(OfFiles, Unary):
     def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
         return ScaleLimits("each", highest=2.0**31)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.clip(operands[0], *self.bounds)
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"min": self.bounds[0], "max": self.bounds[1]}
 
     def float_results(self, call: Call) -> np.ndarray:

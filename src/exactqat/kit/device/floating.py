@@ -9,11 +9,12 @@ DEQUANTIZE and QUANTIZE, is exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from .arithmetic import Tensors, broadcast_shape
+from .contexts import NetworkContext
 from .functions import FUNCTIONS
 from .operator import (
     BOOL,
@@ -23,7 +24,10 @@ from .operator import (
     Attributes,
     Call,
     DeviceOperator,
+    Fields,
+    FileConstant,
     FileOperator,
+    Operator,
     Shape,
     need,
     register,
@@ -78,12 +82,12 @@ class Cast(DeviceOperator):
         with np.errstate(invalid="ignore"):
             return call.codes[0].astype(call.attributes["to"])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         types = (inputs[0].dtype, attributes["to"])
         names = ("inDataType", "outDataType")
         return {name: ("TensorType", dtype.upper()) for name, dtype in zip(names, types, strict=True)}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"to": read.output.dtype}
 
 
@@ -100,7 +104,7 @@ class FloatUnary(Floating):
 
     function: ClassVar[Callable[[np.ndarray], np.ndarray]]
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         # Networks have some of these under the same word.
         function = FUNCTIONS.get(self.kind.lower())
         need(function is not None and function.is_kind, f"no network has a step for {self.kind}")
@@ -118,7 +122,7 @@ class FloatBinary(Floating):
     constants = True
     function: ClassVar[Callable[[np.ndarray, np.ndarray], np.ndarray]]
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         # Networks have one of these, as a function of the first operand.
         x, second = context.operands(operator)
         function, number = FUNCTIONS.get(self.kind.lower()), getattr(second, "number", None)
@@ -184,13 +188,13 @@ class CumulativeSum(Floating):
             sums = sums - x
         return np.flip(sums, axis).copy() if call.attributes["reverse"] else sums
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {name: attributes[name] for name in ("exclusive", "reverse")}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("axis", np.array(attributes["axis"], np.int32)),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         (axis,) = read.integers(1)
         flags = {name: bool(read.option(name)) for name in ("exclusive", "reverse")}
         return {"axis": read.axis(axis), **flags}
@@ -205,7 +209,7 @@ class AddN(Floating):
     constants = True
     options = "AddNOptions"
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         first, *others = context.operands(operator)
         (shape,) = context.results(operator)
         for each in others:
@@ -250,10 +254,10 @@ class LocalResponseNormalization(Floating):
         whole = np.float32(call.attributes["bias"]) + np.float32(call.attributes["alpha"]) * near
         return np.asarray(x * np.power(whole, -np.float32(call.attributes["beta"])), np.float32)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return dict(attributes)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {name: read.option(name) for name in self.attributes}
 
 

@@ -13,16 +13,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
+from .attribute import NUMBER, Attribute, Attributes
+from .primitives import A, Array, RealPrimitives
 
-from .attribute import NUMBER, Attribute
+# Of (primitives, x, *parameters), in real numbers.
+Real = Callable[..., Array]
 
-erf = np.vectorize(math.erf, otypes=[np.float64])
 
-
-def _given(attributes: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _given(attributes: Attributes, names: Sequence[str]) -> dict[str, float | None]:
     values = ((name, attributes.get(name)) for name in names)
     return {name: None if value is None else float(value) for name, value in values}
 
@@ -45,19 +45,19 @@ class Function:
     """
 
     name: str
-    real: Callable[..., Any]
+    real: Real
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     operator: str = ""
-    arguments: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    arguments: Callable[[Attributes], Attributes] | None = None
     nonnegative: bool = False
     is_kind: bool = True
-    recognized: tuple[Mapping[str, Any], ...] = ()
+    recognized: tuple[Attributes, ...] = ()
     aten: tuple[str, ...] = ()
     keras: tuple[str, ...] = ()
     jax: tuple[str, ...] = ()
     onnx: tuple[str, ...] = ()
 
-    def of_step(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    def of_step(self, attributes: Attributes) -> Attributes:
         """The arguments for a step with these attributes."""
         return _given(attributes, tuple(self.attributes)) if self.arguments is None else self.arguments(attributes)
 
@@ -66,8 +66,8 @@ class Function:
         """Whether a plan makes a table of it."""
         return self.operator == "TABLE"
 
-    def __call__(self, primitives: Any, x: Any, *parameters: Any) -> Any:
-        return self.real(primitives, x, *parameters)
+    def __call__(self, primitives: RealPrimitives[A], x: A, *parameters: float) -> A:
+        return cast(A, self.real(primitives, x, *parameters))
 
 
 _FUNCTIONS: dict[str, Function] = {}
@@ -92,79 +92,80 @@ def named_by(framework: str) -> dict[str, str]:
 TINY = 1e-12
 
 
-def _softplus(primitives: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+def _softplus(primitives: RealPrimitives[A], x: A, beta: float = 1.0, threshold: float = 20.0) -> A:
     scaled = beta * x
     smooth = primitives.maximum(x, 0.0) + primitives.log1p(primitives.exp(-primitives.abs(scaled))) / beta
     return primitives.where(scaled > threshold, x, smooth)
 
 
-def _elu(primitives: Any, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+def _elu(primitives: RealPrimitives[A], x: A, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> A:
     negative = primitives.expm1(primitives.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
     return primitives.where(x > 0, x * scale, negative)
 
 
-def _gelu(primitives: Any, x: Any, approximate: bool = False) -> Any:
+def _gelu(primitives: RealPrimitives[A], x: A, approximate: bool = False) -> A:
     if approximate:
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
         return 0.5 * x * (1 + primitives.tanh(inner))
     return 0.5 * x * (1 + primitives.erf(x * math.sqrt(0.5)))
 
 
-def _pow(primitives: Any, x: Any, exponent: float) -> Any:
+def _pow(primitives: RealPrimitives[A], x: A, exponent: float) -> A:
     if exponent != int(exponent):
         return primitives.exp(exponent * primitives.log(primitives.maximum(x, TINY)))
     return x ** int(exponent) if exponent >= 0 else (1.0 / x) ** int(-exponent)
 
 
-def _clamp(primitives: Any, x: Any, low: float | None = None, high: float | None = None) -> Any:
+def _clamp(primitives: RealPrimitives[A], x: A, low: float | None = None, high: float | None = None) -> A:
     return primitives.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
 
 
-def _asinh(primitives: Any, x: Any) -> Any:
+def _asinh(primitives: RealPrimitives[A], x: A) -> A:
     size = primitives.where(x < 0, -x, x)  # its slope at 0 is 1, and that of `abs` is 0
     grown = primitives.log1p(size + size * size / (1.0 + primitives.sqrt(size * size + 1.0)))
     return primitives.where(x < 0, -grown, grown)
 
 
 # In float32, infinity is not far.
-def _cosh(primitives: Any, x: Any) -> Any:
-    return sum(primitives.exp(primitives.minimum(sign * x, 80.0)) / 2 for sign in (1, -1))
+def _cosh(primitives: RealPrimitives[A], x: A) -> A:
+    first, second = (primitives.exp(primitives.minimum(sign * x, 80.0)) / 2 for sign in (1, -1))
+    return first + second
 
 
-def _exp(primitives: Any, x: Any) -> Any:
+def _exp(primitives: RealPrimitives[A], x: A) -> A:
     return primitives.exp(primitives.minimum(x, 80.0))
 
 
-def _hardshrink(primitives: Any, x: Any, width: float = 0.5) -> Any:
+def _hardshrink(primitives: RealPrimitives[A], x: A, width: float = 0.5) -> A:
     return primitives.where(primitives.abs(x) > width, x, 0.0 * x)
 
 
-def _softshrink(primitives: Any, x: Any, width: float = 0.5) -> Any:
+def _softshrink(primitives: RealPrimitives[A], x: A, width: float = 0.5) -> A:
     return x - primitives.clip(x, -width, width)
 
 
-def _hardsigmoid(primitives: Any, x: Any) -> Any:
+def _hardsigmoid(primitives: RealPrimitives[A], x: A) -> A:
     return primitives.clip(x / 6 + 0.5, 0.0, 1.0)
 
 
-def _hardswish(primitives: Any, x: Any) -> Any:
+def _hardswish(primitives: RealPrimitives[A], x: A) -> A:
     return x * primitives.clip(x / 6 + 0.5, 0.0, 1.0)
 
 
-def _rsqrt(primitives: Any, x: Any, epsilon: float = 0.0) -> Any:
+def _rsqrt(primitives: RealPrimitives[A], x: A, epsilon: float = 0.0) -> A:
     return primitives.rsqrt(x + epsilon)
 
 
-def _selu(primitives: Any, x: Any) -> Any:
+def _selu(primitives: RealPrimitives[A], x: A) -> A:
     return _elu(primitives, x, 1.6732632423543772, 1.0507009873554805)
 
 
 # Its slope at 0 is infinite.
-def _sqrt(primitives: Any, x: Any) -> Any:
+def _sqrt(primitives: RealPrimitives[A], x: A) -> A:
     return primitives.sqrt(primitives.maximum(x, TINY))
 
 
-def _threshold(primitives: Any, x: Any, least: float, value: float) -> Any:
+def _threshold(primitives: RealPrimitives[A], x: A, least: float, value: float) -> A:
     return primitives.where(x > least, x, 0.0 * x + value)
 
 
@@ -191,11 +192,13 @@ COMBINATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _off_zero(primitives: Any, x: Any) -> Any:
+def _off_zero(primitives: RealPrimitives[A], x: A) -> A:
     return off_the_pole(primitives, x, TINY, "reciprocal", ())
 
 
-def _composition(primitives: Any, x: Any, *instructions: tuple[str, Sequence[int | float], Sequence[Any]]) -> Any:
+def _composition(
+    primitives: RealPrimitives[A], x: A, *instructions: tuple[str, Sequence[int | float], Sequence[float]]
+) -> A:
     """The last of (name, operands, parameters), names of `FUNCTIONS` or `COMBINATIONS`. An operand that is an int is
     the result of that number, 0 the operand itself; a float is a number."""
     results = [x]
@@ -205,7 +208,9 @@ def _composition(primitives: Any, x: Any, *instructions: tuple[str, Sequence[int
     return results[-1]
 
 
-def instruction(primitives: Any, name: str, operands: Sequence[Any], parameters: Sequence[Any], like: Any) -> Any:
+def instruction(
+    primitives: RealPrimitives[A], name: str, operands: Sequence[Any], parameters: Sequence[float], like: A
+) -> A:
     """One of a composition, of arrays of the type of `like`, and numbers."""
     if name not in COMBINATIONS:
         # What is not chosen is computed too, and infinity times a gradient of 0 is none.
@@ -218,20 +223,20 @@ def instruction(primitives: Any, name: str, operands: Sequence[Any], parameters:
 
 NUMBER_OR_NONE = Attribute("a number", optional=True)
 # Recognised as it is, without attributes.
-PLAIN: tuple[Mapping[str, Any], ...] = ({},)
+PLAIN: tuple[Attributes, ...] = ({},)
 FRAMEWORKS = ("aten", "keras", "jax", "onnx")
 
 
-def _primitive(name: str) -> Callable[[Any, Any], Any]:
+def _primitive(name: str) -> Real:
     """The function that frameworks' primitives have under this name."""
 
-    def real(primitives: Any, x: Any) -> Any:
-        return getattr(primitives, name)(x)
+    def real(primitives: RealPrimitives[A], x: A) -> A:
+        return cast(A, getattr(primitives, name)(x))
 
     return real
 
 
-def _named(name: str, real: Callable[..., Any], frameworks: Sequence[str] = FRAMEWORKS, **settings: Any) -> None:
+def _named(name: str, real: Real, frameworks: Sequence[str] = FRAMEWORKS, **settings: Any) -> None:
     """Declares a function that frameworks call as it is called here (`log_sigmoid`, in Keras and ONNX `LogSigmoid`),
     unless settings say otherwise."""
     with_capitals = "".join(word.capitalize() for word in name.split("_"))
@@ -239,11 +244,11 @@ def _named(name: str, real: Callable[..., Any], frameworks: Sequence[str] = FRAM
     declare(Function(name, real, **{**names, **settings}))
 
 
-def _instructions(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _instructions(attributes: Attributes) -> Attributes:
     return {str(place): each for place, each in enumerate(attributes["instructions"])}
 
 
-def _table(name: str, real: Callable[..., Any], frameworks: Sequence[str] = FRAMEWORKS, **settings: Any) -> None:
+def _table(name: str, real: Real, frameworks: Sequence[str] = FRAMEWORKS, **settings: Any) -> None:
     """Likewise one that becomes a table, and is recognised."""
     _named(name, real, frameworks, **{"operator": "TABLE", "recognized": PLAIN, **settings})
 
@@ -316,7 +321,9 @@ _named("tanh", _primitive("tanh"), operator="TANH", recognized=PLAIN)
 declare(Function("threshold", _threshold, attributes={"least": NUMBER, "value": NUMBER}, operator="TABLE"))
 
 
-def off_the_pole(primitives: Any, x: Any, least: Any, function: str, parameters: Sequence[Any]) -> Any:
+def off_the_pole(
+    primitives: RealPrimitives[A], x: A, least: A | float, function: str, parameters: Sequence[float]
+) -> A:
     """x, but at least `least` away from where the function is infinite; there it has no slope either.
 
     Code 0 of a grid represents everything below half a step, so `least` is half a step: values closer to the pole
@@ -330,29 +337,3 @@ def off_the_pole(primitives: Any, x: Any, least: Any, function: str, parameters:
     if exponent == int(exponent):  # defined on both sides
         return primitives.where(primitives.abs(x) < least, least, x)
     return primitives.maximum(x, least)
-
-
-class NumPyPrimitives:
-    """The functions of one operand among the primitives, in NumPy."""
-
-    abs, exp, expm1, log, log1p, sqrt = np.abs, np.exp, np.expm1, np.log, np.log1p, np.sqrt
-    sin, cos, tanh, sign = np.sin, np.cos, np.tanh, np.sign
-    ceil, floor, round = np.ceil, np.floor, np.rint
-    maximum, minimum, where, clip = np.maximum, np.minimum, np.where, np.clip
-    erf = staticmethod(erf)
-
-    @staticmethod
-    def rsqrt(x: np.ndarray) -> np.ndarray:
-        return 1 / np.sqrt(x)
-
-    @staticmethod
-    def array(values: Any, like: np.ndarray) -> np.ndarray:
-        return np.asarray(values, like.dtype)
-
-    @staticmethod
-    def stop_gradient(x: np.ndarray) -> np.ndarray:
-        return x
-
-    @staticmethod
-    def sigmoid(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,21 @@ from .arithmetic import (
     scales_for,
     zero_point_of,
 )
-from .operator import Attributes, Call, DeviceOperator, FileOperator, ScaleLimits, Shape, Unreadable, need, register
+from .contexts import NetworkContext, OnnxWriter, PlanContext
+from .operator import (
+    Attributes,
+    Call,
+    DeviceOperator,
+    Fields,
+    FileOperator,
+    Operator,
+    ScaleLimits,
+    Shape,
+    Unreadable,
+    need,
+    register,
+)
+from .primitives import A, RealPrimitives
 from .profile import Profile
 from .tensor import Tensor
 from .weighted import HIGHEST_MULTIPLIER, Weighted, bias_option, real_multiplier
@@ -61,21 +74,21 @@ class FullyConnected(Weighted):
         need(bias == filter[:1], f"bias must have shape {filter[:1]}, got {bias}")
         return (*first[:-1], filter[0]) if kept else (rows, filter[0])
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         x, weight, bias = context.operands(operator)
         (shape,) = context.results(operator)
         if not operator.attributes["keep_axes"]:
             x = context.reshaped(x, (*shape[:-1], weight.shape[1]))
         context.give(operator, context.step(self.float_kind, [x, context.weight(weight), bias], shape))
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         (shape,), (x, filter, _) = context.results(operator), context.shapes(operator)
         rows, operand = (*shape[:-1], filter[1]), context.paths.get(operator.inputs[0], "")
         if operand and rows != x and not operator.attributes["keep_axes"]:
             operand = context.part(operator, "RESHAPE", operand, {"new_shape": rows}, rows)
         context.weighted(operator, operand)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         x, filter, bias = operands
         if not attributes.get("keep_axes", True):
             x = primitives.reshape(x, (-1, int(filter.shape[1])))
@@ -103,7 +116,7 @@ class FullyConnected(Weighted):
         # Rounded once, unlike in LiteRT's convolutions.
         return lambda whole: round_half_away(whole * multiplier).astype(np.int64)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         options = {
             "fusedActivationFunction": ("ActivationFunctionType", attributes["activation"]),
             **bias_option(inputs),
@@ -111,7 +124,7 @@ class FullyConnected(Weighted):
         kept = attributes["keep_axes"] and len(output.shape) > 2
         return {**options, "keepNumDims": True} if kept else options
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         layout = read.word("weightsFormat", "FullyConnectedOptionsWeightsFormat")
         if layout != "DEFAULT":
             raise Unreadable(f"weights in the format {layout} are not supported")
@@ -140,7 +153,7 @@ class FullyConnected(Weighted):
             return super().wide_steps(accumulator, inputs, output, profile)
         return round_half_away(accumulator * real_multiplier(inputs, output)).astype(np.int64)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # Rows of any number of axes as the rows of one Gemm, which has a kernel for integers and a bias.
         outputs, inputs = writer.graph.tensors[operator.inputs[1]].shape
         source, name = writer.graph.tensors[operator.inputs[0]], output.name
@@ -226,10 +239,11 @@ class BatchMatrixMultiply(DeviceOperator):
     def trailing(self, rank: int, attributes: Attributes) -> Shape:
         return rank - 2, rank - 1
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         turned = []
         for x, name in zip(operands, ("adj_x", "adj_y"), strict=True):
-            axes = [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]
+            rank = len(x.shape)
+            axes = [*range(rank - 2), rank - 1, rank - 2]
             turned.append(primitives.transpose(x, axes) if attributes[name] else x)
         return primitives.matmul(*turned)
 
@@ -252,10 +266,10 @@ class BatchMatrixMultiply(DeviceOperator):
             )
         return finish(steps, call.output, call.attributes, call.profile)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         operands = []
         for x, name in zip(context.operands(operator), ("adj_x", "adj_y"), strict=True):
             axes = list(range(len(x.shape)))
@@ -263,7 +277,7 @@ class BatchMatrixMultiply(DeviceOperator):
             operands.append(context.permute(x, axes))
         context.give(operator, context.step("matmul", operands, context.results(operator)[0]))
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"adj_x": read.option("adjX"), "adj_y": read.option("adjY")}
 
     def wide_integers(self, call: Call) -> np.ndarray:
@@ -277,7 +291,7 @@ class BatchMatrixMultiply(DeviceOperator):
             multiply_wide((first @ second).astype(np.int64), *multiplier), call.output, call.attributes, call.profile
         )
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         name, operands = output.name, []
         for position, source in enumerate(operator.inputs):
             tensor, label = writer.graph.tensors[source], f"{name}/operand_{position}"

@@ -10,14 +10,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .arithmetic import Tensors, scale_of, zero_point_of
+from .contexts import GraphBuilder, LoweringContext, NetworkContext, OnnxWriter, PlannedStep
 from .operator import (
     FLOAT,
     REQUIRED,
     Attributes,
     Call,
     DeviceOperator,
+    Fields,
+    FileConstant,
     FileOperator,
     FileStep,
+    LoweredTensor,
+    Operator,
     Refusal,
     Shape,
     Unreadable,
@@ -25,6 +30,7 @@ from .operator import (
     need,
     register,
 )
+from .primitives import A, RealPrimitives
 from .profile import Profile
 from .tensor import INDICES, Quantization, Tensor, code_range
 
@@ -52,7 +58,7 @@ class Pad(Movement):
     wide_version = 3
     options = "PadOptions"
 
-    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+    def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
         input, paddings = (*arguments, *attributes.values())
         pairs = tuple((int(before), int(after)) for before, after in paddings)
         return str(builder.operator(self.kind, [input], None, name=name, paddings=pairs))
@@ -60,22 +66,22 @@ class Pad(Movement):
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         return padded_shape(shapes[0], attributes["paddings"])
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"padding": attributes["paddings"], "mode": "constant", "value": 0.0}
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.pad(operands[0], attributes["paddings"], 0.0)
 
     def integers(self, call: Call) -> np.ndarray:
         return np.pad(call.codes[0], call.attributes["paddings"], constant_values=zero_point_of(call.output))
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("paddings", attributes["paddings"]),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"paddings": read.pairs(1)}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         amounts = onnx_paddings(writer, operator, output)
         writer.result(
             operator, output, writer.node("Pad", [*writer.operands(operator), amounts], f"{output.name}/computed")
@@ -90,7 +96,7 @@ def padded_shape(shape: Shape, paddings: Sequence[Sequence[int]]) -> Shape:
     return tuple(size + before + after for size, (before, after) in zip(shape, paddings, strict=True))
 
 
-def onnx_paddings(writer: Any, operator: Any, output: Tensor) -> str:
+def onnx_paddings(writer: OnnxWriter, operator: Operator, output: Tensor) -> str:
     """The paddings as ONNX's operand."""
     pairs = writer.in_order(operator.attributes["paddings"])
     amounts = [before for before, _ in pairs] + [after for _, after in pairs]
@@ -108,7 +114,7 @@ class Concatenation(Movement):
     axis_attributes = ("axis",)
     float_kind = "concat"
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"axis": attributes["axis"]}
 
     def absent_from(self, profile: Profile, name: str, operands: int) -> str:
@@ -122,7 +128,7 @@ class Concatenation(Movement):
     wide_version = 3
     options = "ConcatenationOptions"
 
-    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+    def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
         """inputs: names; output: where the result is stored.
 
         An operand in another quantization than the result's gets a QUANTIZE in front. With two placements every operand
@@ -132,7 +138,7 @@ class Concatenation(Movement):
 
     def _build(
         self,
-        builder: Any,
+        builder: GraphBuilder,
         inputs: Sequence[str],
         output: Quantization | Sequence[Quantization],
         *,
@@ -154,7 +160,7 @@ class Concatenation(Movement):
         need(len(others) == 1, f"operands differ outside axis {axis}: {list(shapes)}")
         return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.concatenate(list(operands), attributes["axis"])
 
     def integers(self, call: Call) -> np.ndarray:
@@ -165,14 +171,14 @@ class Concatenation(Movement):
         ]
         return np.concatenate(parts, call.attributes["axis"])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"axis": attributes["axis"]}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         read.need_no_activation()
         return {"axis": read.axis(read.option("axis"))}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         axis = writer.axis(operator.attributes["axis"], len(output.shape))
         computed = writer.node("Concat", writer.operands(operator), f"{output.name}/computed", axis=axis)
         writer.result(operator, output, computed)
@@ -195,14 +201,14 @@ class Reshape(Movement):
         need(fits, f"new_shape {new_shape} must keep the number of elements of {shapes[0]}")
         return new_shape
 
-    def lower(self, context: Any, step: Any) -> Any:
+    def lower(self, context: LoweringContext, step: PlannedStep) -> LoweredTensor | None:
         return context.reshape(step)
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,), (shape,) = context.operands(operator), context.results(operator)
         context.give(operator, context.reshaped(x, shape))
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: new_shape with -1 for the batch's axis."""
         return primitives.reshape(operands[0], attributes["new_shape"])
 
@@ -210,17 +216,17 @@ class Reshape(Movement):
         examples = call.codes[0].shape[0] // call.inputs[0].shape[0]
         return call.codes[0].reshape(examples * call.output.shape[0], *call.output.shape[1:])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"newShape": [-1, *output.shape[1:]]}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("new_shape", [-1, *output.shape[1:]]),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         given = len(read.inputs) > 1 and read.inputs[1] is not None
         return {"new_shape": whole_shape(read.integers(1) if given else read.option("newShape"), read.operand(0).shape)}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # The graph's order of elements is that of channels last.
         name = output.name
         codes = writer.codes_in_graph_order(operator.inputs[0], f"{name}/channels_last")
@@ -256,26 +262,26 @@ class Transpose(Movement):
         need(fits, f"permutation must hold the axes of {first}, 0 first, got {permutation}")
         return tuple(first[axis] for axis in permutation)
 
-    def lower(self, context: Any, step: Any) -> Any:
+    def lower(self, context: LoweringContext, step: PlannedStep) -> LoweredTensor | None:
         return context.rename_axes(step, step.attributes["permutation"])
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,) = context.operands(operator)
         context.give(operator, context.permute(x, operator.attributes["permutation"]))
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.transpose(operands[0], attributes["permutation"])
 
     def integers(self, call: Call) -> np.ndarray:
         return np.ascontiguousarray(call.codes[0].transpose(call.attributes["permutation"]))
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("permutation", list(attributes["permutation"])),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"permutation": read.axes(1)}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         order = writer.order(len(output.shape))
         # ONNX's axis k is the graph's axis order[k].
         permutation = [order.index(operator.attributes["permutation"][axis]) for axis in order]
@@ -299,7 +305,7 @@ class StridedSlice(Movement):
     # TFLite-Micro's kernel takes no more; LiteRT's takes one more.
     axes_everywhere: ClassVar[int] = 4
 
-    def lower(self, context: Any, step: Any) -> Any:
+    def lower(self, context: LoweringContext, step: PlannedStep) -> LoweredTensor | None:
         if len(step.shape) <= self.axes_everywhere:
             return context.lower_described(self, step)
         return context.lower_joined(self, step, self.axes_everywhere)
@@ -320,12 +326,12 @@ class StridedSlice(Movement):
         need(fits, f"shrink_axes must be axes of {sizes} with one entry beside the batch, got {shrunk}")
         return tuple(size for axis, size in enumerate(sizes) if axis not in shrunk)
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,), (shape,) = context.operands(operator), context.results(operator)
         columns = (operator.attributes[name] for name in ("begin", "end", "steps"))
         context.give(operator, context.reshaped(context.sliced(x, list(zip(*columns, strict=True))), shape))
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         columns = [attributes[name] for name in ("begin", "end", "steps")]
         for axis, (begin, end, step) in enumerate(zip(*columns, strict=True)):
@@ -342,16 +348,16 @@ class StridedSlice(Movement):
         taken = call.codes[0][tuple(slice(*entry) for entry in zip(*columns, strict=True))]
         return taken.reshape(len(taken), *call.output.shape[1:]).copy()
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         # The whole batch, whatever it is.
         return {"beginMask": 1, "endMask": 1, "shrinkAxisMask": sum(1 << axis for axis in attributes["shrink_axes"])}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         sizes = zip(inputs[0].shape, attributes["end"], strict=True)
         end = [size if end is None else end for size, end in sizes]
         return ("begin", list(attributes["begin"])), ("end", end), ("strides", list(attributes["steps"]))
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         for name in ("ellipsisMask", "newAxisMask", "offset"):
             if read.option(name):
                 raise Unreadable(f"{name} is not supported")
@@ -377,7 +383,7 @@ class StridedSlice(Movement):
         axes = tuple(axis for axis in range(len(shape)) if shrunk >> axis & 1)
         return {**dict(zip(("begin", "end", "steps"), zip(*rows, strict=True), strict=True)), "shrink_axes": axes}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         attributes, source = operator.attributes, writer.graph.tensors[operator.inputs[0]]
         need(not attributes["shrink_axes"], f"{self.kind} without axes has no form in ONNX here")
         ends = [size if end is None else end for size, end in zip(source.shape, attributes["end"], strict=True)]
@@ -406,7 +412,7 @@ class PadV2(Movement):
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         return padded_shape(shapes[0], attributes["paddings"])
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"padding": attributes["paddings"], "mode": "constant", "value": self.value(attributes)}
 
     @staticmethod
@@ -414,7 +420,7 @@ class PadV2(Movement):
         """Of real numbers."""
         return -math.inf if attributes["value"] is None else float(attributes["value"])
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.pad(operands[0], attributes["paddings"], self.value(attributes))
 
     def integers(self, call: Call) -> np.ndarray:
@@ -441,7 +447,7 @@ class PadV2(Movement):
         code = np.array([self.value(attributes) if in_reals else self.code(output, attributes)], output.dtype)
         return ("paddings", attributes["paddings"]), Tensor("value", (1,), output.dtype, output.quantization, code)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         value, grid = read.operand(2), read.output.quantization
         if read.output.dtype == FLOAT:
             if value.data is None or value.data.size != 1:
@@ -457,7 +463,7 @@ class PadV2(Movement):
         real = None if code == lowest else float(np.float32(code - zero_point_of(read.output)) * grid.scale[0])
         return {"paddings": read.pairs(1), "value": real}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         amounts = onnx_paddings(writer, operator, output)
         real = np.float32(self.code(output, operator.attributes) - zero_point_of(output)) * scale_of(output)
         operands = [*writer.operands(operator), amounts, writer.constant(f"{output.name}/value", real)]
@@ -488,7 +494,7 @@ class MirrorPad(Movement):
             need(max(pair) <= most, f"an axis of {size} can be mirrored by {most} at most, got {pair}")
         return padded
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,), attributes = context.operands(operator), operator.attributes
         shape = list(x.shape)
         for axis, pair in enumerate(attributes["paddings"]):
@@ -498,22 +504,22 @@ class MirrorPad(Movement):
                 x = context.step("gather", [x], context.for_one(shape), axis=axis, indices=tuple(indices.tolist()))
         context.give(operator, x)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.pad_reflect(operands[0], attributes["paddings"], attributes["mode"])
 
     def integers(self, call: Call) -> np.ndarray:
         return mirrored(call.codes[0], call.attributes["paddings"], call.attributes["mode"])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"mode": ("MirrorPadMode", attributes["mode"])}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"paddings": read.pairs(1), "mode": read.word("mode", "MirrorPadMode")}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("paddings", attributes["paddings"]),)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # ONNX has no SYMMETRIC: rows are gathered, which serves both.
         real, name, source = writer.operands(operator)[0], output.name, writer.graph.tensors[operator.inputs[0]]
         mode = operator.attributes["mode"]
@@ -550,11 +556,11 @@ class Blocks(Movement):
     spatial = True
     other_forms = (("RESHAPE", "TRANSPOSE", "RESHAPE"),)
 
-    def moved(self, primitives: Any, x: Any, block: int) -> Any:
+    def moved(self, primitives: RealPrimitives[A], x: A, block: int) -> A:
         """The result for images [batch, channels, height, width]."""
         raise NotImplementedError
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: block_size, channel_axis: 1, or 3 of images [batch, height, width, channels]."""
         (x,), block = operands, attributes["block_size"]
         if attributes.get("channel_axis", 1) == 1:
@@ -562,13 +568,13 @@ class Blocks(Movement):
         turned = self.moved(primitives, primitives.transpose(x, (0, 3, 1, 2)), block)
         return primitives.transpose(turned, (0, 2, 3, 1))
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"blockSize": attributes["block_size"]}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"block_size": read.option("blockSize")}
 
-    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         source, output = steps[0].operand(0), steps[-1].output
         if source.dtype != "int16" or len(source.shape) != 4 or len(output.shape) != 4:
             return None
@@ -612,13 +618,13 @@ class SpaceToDepth(Blocks):
         need(fits, f"height and width of {first} must be multiples of a block_size of 2 or more, got {block}")
         return first[0], first[1] // block, first[2] // block, first[3] * block * block
 
-    def moved(self, primitives: Any, x: Any, block: int) -> Any:
+    def moved(self, primitives: RealPrimitives[A], x: A, block: int) -> A:
         _, channels, height, width = x.shape
         split = primitives.reshape(x, (-1, channels, height // block, block, width // block, block))
         turned = primitives.transpose(split, (0, 3, 5, 1, 2, 4))
         return primitives.reshape(turned, (-1, channels * block * block, height // block, width // block))
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,), (shape,), block = context.operands(operator), context.results(operator), operator.attributes["block_size"]
         rows, height, width, _ = shape
         split = context.reshaped(x, (rows, height, block, width, block, x.shape[3]))
@@ -630,7 +636,7 @@ class SpaceToDepth(Blocks):
         split = x.reshape(rows, height // block, block, width // block, block, channels)
         return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *call.output.shape[1:])
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         block = operator.attributes["block_size"]
         operands = writer.operands(operator)
         writer.result(
@@ -651,14 +657,14 @@ class DepthToSpace(Blocks):
         need(fits, f"channels of {first} must be a multiple of the square of a block_size of 2 or more, got {block}")
         return first[0], first[1] * block, first[2] * block, first[3] // (block * block)
 
-    def moved(self, primitives: Any, x: Any, block: int) -> Any:
+    def moved(self, primitives: RealPrimitives[A], x: A, block: int) -> A:
         _, channels, height, width = x.shape
         kept = channels // (block * block)
         split = primitives.reshape(x, (-1, block, block, kept, height, width))
         turned = primitives.transpose(split, (0, 3, 4, 1, 5, 2))
         return primitives.reshape(turned, (-1, kept, height * block, width * block))
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,), (shape,), block = context.operands(operator), context.results(operator), operator.attributes["block_size"]
         rows, height, width, channels = shape
         split = context.reshaped(x, (rows, height // block, width // block, block, block, channels))
@@ -670,7 +676,7 @@ class DepthToSpace(Blocks):
         split = x.reshape(rows, height, width, block, block, channels // (block * block))
         return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *call.output.shape[1:])
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         block = operator.attributes["block_size"]
         operands = writer.operands(operator)
         computed = writer.node("DepthToSpace", operands, f"{output.name}/computed", blocksize=block, mode="DCR")
@@ -696,27 +702,27 @@ class Gather(Movement):
         need(fits, f"indices must lie in 0..{first[axis] - 1}, got {indices[:8]}")
         return (*first[:axis], len(indices), *first[axis + 1 :])
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"axis": attributes["axis"], "indices": tuple(attributes["indices"])}
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.gather(operands[0], attributes["indices"], attributes["axis"])
 
     def integers(self, call: Call) -> np.ndarray:
         return call.codes[0].take(call.attributes["indices"], call.attributes["axis"])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"axis": attributes["axis"]}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("indices", list(attributes["indices"])),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         if read.option("batchDims") or len(read.operand(1).shape) != 1:
             raise Unreadable("indices must be one row, the same for all examples")
         return {"axis": read.axis(read.option("axis")), "indices": read.integers(1)}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         places = writer.constant(f"{output.name}/places", np.array(operator.attributes["indices"], np.int64))
         axis = writer.axis(operator.attributes["axis"], len(output.shape))
         operands = [*writer.operands(operator), places]

@@ -22,7 +22,21 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, Call, DeviceOperator, FileOperator, Refusal, ScaleLimits, Shape, need, register
+from .contexts import NetworkContext, OnnxWriter
+from .operator import (
+    Attributes,
+    Call,
+    DeviceOperator,
+    Fields,
+    FileOperator,
+    Operator,
+    Refusal,
+    ScaleLimits,
+    Shape,
+    need,
+    register,
+)
+from .primitives import A, RealPrimitives
 from .profile import Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor
 
@@ -47,18 +61,20 @@ class Row(DeviceOperator):
     def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
         return {**attributes, "axis": len(inputs[0].shape) - 1}
 
-    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {**super().step_attributes(shapes, attributes), "axis": len(shapes[0]) - 1}
 
     def check(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> None:
         super().check(inputs, output, attributes)
         need(len(output.shape) >= 2, f"the operand must have an axis beside the batch, got {output.shape}")
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"axis": len(shapes[0]) - 1}
 
     @staticmethod
-    def onnx_row(writer: Any, operator: Any, output: Tensor, kind: str, computed: str, **attributes: Any) -> None:
+    def onnx_row(
+        writer: OnnxWriter, operator: Operator, output: Tensor, kind: str, computed: str, **attributes: Any
+    ) -> None:
         """A node over the device's last axis."""
         rank = len(output.shape)
         axis = writer.axis(rank - 1, rank)
@@ -104,7 +120,7 @@ class Softmax(Row):
     options = "SoftmaxOptions"
     float_kind = "softmax"
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,), (shape,), beta = context.operands(operator), context.results(operator), operator.attributes["beta"]
         x = x if beta == 1 else context.step("mul", [x, float(beta)], shape)
         context.give(operator, context.step("softmax", [x], shape, axis=len(shape) - 1))
@@ -128,7 +144,7 @@ class Softmax(Row):
         fixed = not profile.optimized and not profile.rounds_as_onnx
         return fixed and inputs[0].dtype == "int8" and inputs[0].shape[-1] >= 512
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.softmax(operands[0] * attributes.get("beta", 1.0), attributes["axis"])
 
     def integers(self, call: Call) -> np.ndarray:
@@ -157,14 +173,14 @@ class Softmax(Row):
             call.codes[0].astype(np.int64), scale_of(call.inputs[0]), beta, call.profile
         ).astype(np.int16)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"beta": float(attributes["beta"])}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         beta = read.option("beta")
         return {"beta": 0.0 if beta is None else beta}  # as runtimes have it of a file without options
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         (real,) = writer.operands(operator)
         if operator.attributes["beta"] != 1:
             # A part of the operand's scale, so that nothing lies between DequantizeLinear and Softmax.
@@ -195,7 +211,7 @@ class LogSoftmax(Row):
         # The fixed-point sum of the reference kernel overflows there.
         need(output.shape[-1] < 2**SUM_BITS, f"a row must have fewer than {2**SUM_BITS} values, got {output.shape[-1]}")
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.log_softmax(operands[0], attributes["axis"])
 
     def integers(self, call: Call) -> np.ndarray:
@@ -222,7 +238,7 @@ class LogSoftmax(Row):
         result = rounding_shift(x - log, 31 - EXPONENT_BITS - 4) + zero_point_of(call.output)
         return np.where(inside, np.clip(result, INT8_MIN, INT8_MAX), INT8_MIN).astype(np.int8)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         self.onnx_row(writer, operator, output, "LogSoftmax", writer.operands(operator)[0])
 
 
@@ -237,14 +253,14 @@ class L2Normalization(Row):
     kind = "L2_NORMALIZATION"
     float_kind = "normalize"
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         # LiteRT divides by the root of the sum of squares, but by no less than this.
         return {**super().float_attributes(shapes, attributes), "epsilon": 1e-6}
 
     fixed_grid = (1 / 128, 0)
     options = "L2NormOptions"
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         read.need_no_activation()
         return {}
 
@@ -256,7 +272,7 @@ class L2Normalization(Row):
         super().check(inputs, output, attributes)
         need(output.shape[-1] < 2**15, f"a row must have fewer than {2**15} values, got {output.shape[-1]}")
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         least = max(attributes.get("epsilon", 0.0), 1e-12) ** 2
         return x * primitives.rsqrt(primitives.maximum(primitives.sum(x * x, (attributes["axis"],), True), least))
@@ -271,5 +287,5 @@ class L2Normalization(Row):
         result = multiply_fixed_point(*terms)
         return np.clip(result, INT8_MIN, INT8_MAX).astype(np.int8)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         self.onnx_row(writer, operator, output, "LpNormalization", writer.operands(operator)[0], p=2)

@@ -12,18 +12,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from .attribute import REQUIRED
+from .attribute import REQUIRED, Attributes
 from .file_forms import FileOperator, Unreadable
 from .presence import lacks
+from .primitives import NUMPY, A, RealPrimitives, ResultGrid
 from .profile import Profile
-from .real import FloatPrimitives, real_numbers
+from .real import real_numbers
 from .tensor import INDICES, PLAIN, Quantization, Tensor
 
-Attributes = Mapping[str, Any]
+if TYPE_CHECKING:
+    from .contexts import (
+        GraphBuilder,
+        LoweringContext,
+        NetworkContext,
+        OnnxWriter,
+        PlanContext,
+        PlannedStep,
+    )
+
+# Of an options table of files; enumerations by the name of their value, as ("Padding", "SAME").
+Fields = Mapping[str, bool | int | float | str | tuple[str, str] | Sequence[int] | bytes | None]
+# What files hold as an operand and graphs as an attribute: name and integers, int32 if they are not an array.
+FileConstant = tuple[str, np.ndarray | Sequence[int] | Sequence[Sequence[int]]]
 # The dtypes of real numbers, and of conditions.
 FLOAT, BOOL = "float32", "bool"
 Shape = tuple[int, ...]
@@ -46,6 +60,14 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class LoweredTensor:
+    """A tensor of the graph and the positions of the user's axes."""
+
+    name: str
+    layout: Layout
+
+
+@dataclass(frozen=True)
 class FileStep:
     """One operator of a .tflite file.
 
@@ -63,11 +85,30 @@ class FileStep:
     operands: tuple[int | str | Tensor | None, ...]
     version: int = 1
     options: str = ""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Fields = field(default_factory=dict)
     name: str = ""
     dtype: str = ""
     shape: Shape | None = None
     intermediates: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One operator: `kind` is TensorFlow Lite's name, inputs and outputs are tensor names, attributes as declared.
+
+    built_in: the file that it was read from computes its sizes when it runs. LiteRT's delegates leave such an operator
+    to the built-in kernels, which round single codes differently: it is simulated as the reference kernel, and claimed
+    to be exact only on devices without delegates. A file that this library writes states all sizes.
+    unsigned: the file that it was read from holds its codes in uint8, as TensorFlow 1 did; they are 128 above the
+    graph's. Such a filter may have a zero point.
+    """
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Attributes = field(default_factory=dict)
+    built_in: bool = False
+    unsigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,7 +228,7 @@ class DeviceOperator:
     """
 
     kind: ClassVar[str]
-    attributes: ClassVar[Mapping[str, Any]] = {}
+    attributes: ClassVar[Attributes] = {}
     operands: ClassVar[tuple[int, int | None]] = (1, 1)
     same_quantization: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
@@ -202,8 +243,8 @@ class DeviceOperator:
     fixed_grid: ClassVar[tuple[float, int] | None] = None
     spatial: ClassVar[bool] = False
     axis_attributes: ClassVar[tuple[str, ...]] = ()
-    per_axis_attributes: ClassVar[Mapping[str, Any]] = {}
-    per_window_attributes: ClassVar[Mapping[str, Any]] = {}
+    per_axis_attributes: ClassVar[Attributes] = {}
+    per_window_attributes: ClassVar[Attributes] = {}
     filter_axis: ClassVar[int | None] = None
     weights_follow_features: ClassVar[bool] = False
     moves_axes: ClassVar[bool] = False
@@ -327,7 +368,7 @@ class DeviceOperator:
 
     # --- what it computes -------------------------------------------------------------------------------------------
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """The result in real numbers, differentiable, before it is stored on its grid.
 
         `operands` are a framework's arrays in the user's order of axes, and so are the axes that `attributes` name;
@@ -335,7 +376,9 @@ class DeviceOperator:
         """
         raise NotImplementedError(f"{self.kind} is not differentiated")
 
-    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+    def real_on_grid(
+        self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes, grid: ResultGrid[A]
+    ) -> A | None:
         """As `real`, but rounded as the device's codes are, where the grid itself would round otherwise; else None.
 
         `grid` has the device's `scale` and int8 `zero_point` of the result. Its operands lie on their grids. Training
@@ -364,9 +407,7 @@ class DeviceOperator:
         if self.moves_codes:
             return self.integers(call)
         operands = [real_numbers(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True)]
-        return np.asarray(
-            self.real(FloatPrimitives, operands, self.real_attributes(call.inputs, call.attributes)), np.float32
-        )
+        return np.asarray(self.real(NUMPY, operands, self.real_attributes(call.inputs, call.attributes)), np.float32)
 
     def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
         """What `real` asks for, of operands whose axes are the device's."""
@@ -386,7 +427,7 @@ class DeviceOperator:
 
     # --- how it enters a graph ---------------------------------------------------------------------------------------
 
-    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+    def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
         """What `Builder.<kind in lower case>` does: operands, then the result's Quantization unless the operator keeps
         that of its operand or fixes it itself, then attributes in the order of their declaration."""
         given = list(arguments)
@@ -411,13 +452,13 @@ class DeviceOperator:
         """A weight [out, in / groups, height, width] (or [out, in]) in the device's order of axes."""
         return codes
 
-    def lower(self, context: Any, step: Any) -> Any:
+    def lower(self, context: LoweringContext, step: PlannedStep) -> LoweredTensor | None:
         """Puts the step of a plan into the graph (see `deploy.lower.Lowering`) and returns what is stored, and where
         its axes lie. The base class serves all operators that the attributes above describe.
         """
         return context.lower_described(self, step)
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         """The inverse of `lower`: what a plan does for an operator of a graph (see `deploy.trainable.Restoring`). The
         base class serves all operators that a plan has as they are.
 
@@ -428,7 +469,7 @@ class DeviceOperator:
         need(len(operator.outputs) == 1, f"it has {len(operator.outputs)} results")
         context.step(operator, self.step_attributes(context.shapes(operator), operator.attributes))
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         """What a model's network says for an operator of a file in float32 (see `capture.files.graph`). The base class
         serves operators that one step says.
 
@@ -440,24 +481,24 @@ class DeviceOperator:
         operands, (shape,) = context.operands(operator), context.results(operator)
         context.give(operator, context.step(self.float_kind, operands, shape, **attributes))
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         """The attributes of a step `float_kind`; shapes: of the operands."""
         return {}
 
-    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         """The attributes of a plan's step, of an operator whose axes are the device's; shapes: of its operands."""
         found = {name: value for name, value in attributes.items() if name != "activation"}
         return {**found, "channel_axis": len(shapes[0]) - 1} if self.spatial else found
 
     # --- how files hold it ------------------------------------------------------------------------------------------
 
-    def tflite_options(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> Fields:
         """Fields of the options table; enumerations by the name of their value, as ("Padding", "SAME")."""
         return {}
 
     def tflite_operands(
         self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
-    ) -> Sequence[tuple[str, Any] | Tensor]:
+    ) -> Sequence[FileConstant | Tensor]:
         """Operands that the file holds and the graph holds as attributes: (name, int32 values), after the others.
 
         Integer arrays of another dtype keep it; what is quantized is a constant Tensor.
@@ -493,15 +534,15 @@ class DeviceOperator:
         count = len(read.inputs) if self.operands[1] is None else self.operands[1]
         return tuple(read.operand(position) for position in range(count))
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         """Likewise its attributes: the inverse of `tflite_options` and `tflite_operands`."""
         return {}
 
-    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         """Likewise both, from operators of the file as `other_forms` lists them; None if they mean something else."""
         return None
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         """Adds its nodes in QDQ form (see `deploy.onnx`)."""
         raise Refusal(f"{self.kind} has no form in ONNX here")
 
@@ -592,6 +633,8 @@ __all__ = [
     "FileOperator",
     "FileStep",
     "Layout",
+    "LoweredTensor",
+    "Operator",
     "Quantization",
     "Refusal",
     "ScaleLimits",

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .arithmetic import Tensors, finish, same_padding, window_shape, windows, zero_point_of
+from .contexts import OnnxWriter
 from .convolution import onnx_window, read_window, window_options
-from .operator import REQUIRED, Attributes, Call, DeviceOperator, FileOperator, Shape, need, register
+from .operator import REQUIRED, Attributes, Call, DeviceOperator, Fields, FileOperator, Operator, Shape, need, register
+from .primitives import A, Array, RealPrimitives, ResultGrid
 from .tensor import INT16_MIN, Tensor, per_tensor
 
 
@@ -33,28 +35,28 @@ class Pool(DeviceOperator):
         need(len(first) == 4, f"input must be rank 4, got {first}")
         return (*window_shape(first, attributes["filter_size"], attributes), first[3])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         height, width = attributes["filter_size"]
         return {**window_options(attributes), "filterHeight": height, "filterWidth": width}
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         window, strides = attributes["filter_size"], attributes["strides"]
         padding: tuple[tuple[int, int], ...] = ((0, 0), (0, 0))
         if attributes["padding"] == "SAME":
             padding = tuple(same_padding(*axis) for axis in zip(shapes[0][1:3], window, strides, strict=True))
         return {"window": window, "strides": strides, "padding": padding, "channel_axis": 3}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         read.need_no_activation()
         return {**read_window(read), "filter_size": (read.option("filterHeight"), read.option("filterWidth"))}
 
 
-def spatial_axes(x: Any, attributes: Attributes) -> list[int]:
+def spatial_axes(x: Array, attributes: Attributes) -> list[int]:
     """The axes over which a window slides, in the user's order."""
-    return [axis for axis in range(1, x.ndim) if axis != attributes["channel_axis"]]
+    return [axis for axis in range(1, len(x.shape)) if axis != attributes["channel_axis"]]
 
 
-def window_arguments(x: Any, attributes: Attributes) -> tuple[Any, ...]:
+def window_arguments(x: Array, attributes: Attributes) -> tuple[Any, ...]:
     """window, strides, padding in pairs and channel axis, as the primitives take them."""
     window, strides, padding = (attributes[name] for name in ("filter_size", "strides", "padding"))
     if padding == "SAME":
@@ -73,11 +75,11 @@ class AveragePool2D(Pool):
     float_kind = "avg_pool"
     averages = True
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         counting = {"over": (0, 0), "count_include_pad": False, "divisor": None}
         return {**super().float_attributes(shapes, attributes), **counting}
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: filter_size, strides, channel_axis, and padding: SAME, which is not counted, or pairs of zeros
         that are values like any other."""
         (x,) = operands
@@ -90,7 +92,9 @@ class AveragePool2D(Pool):
         )
         return np.asarray(sums / counts, np.float32)
 
-    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+    def real_on_grid(
+        self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes, grid: ResultGrid[A]
+    ) -> A | None:
         # Averages of small windows are often exactly between two codes, so another rounding would show. Sums of fewer
         # than 2**16 codes: every number below is a whole one that float32 holds.
         (x,) = operands
@@ -103,23 +107,23 @@ class AveragePool2D(Pool):
         return (codes - grid.zero_point) * grid.scale
 
     @staticmethod
-    def sums(primitives: Any, x: Any, attributes: Attributes) -> Any:
+    def sums(primitives: RealPrimitives[A], x: A, attributes: Attributes) -> A:
         """The sum of every window; what is beyond the image counts as 0."""
         return primitives.sum_pool(x, *window_arguments(x, attributes))
 
-    def counts(self, primitives: Any, x: Any, attributes: Attributes) -> Any:
+    def counts(self, primitives: RealPrimitives[A], x: A, attributes: Attributes) -> A | float:
         """How many values every window counts, with an axis of 1 for the batch and the channels."""
         window, strides, padding, _ = window_arguments(x, attributes)
         if attributes["padding"] != "SAME" or not any(map(any, padding)):
             return float(math.prod(window))
-        result = np.ones((1,) * x.ndim, np.float32)
+        result = np.ones((1,) * len(x.shape), np.float32)
         for axis, side, stride, (before, after) in zip(
             spatial_axes(x, attributes), window, strides, padding, strict=True
         ):
             size = int(x.shape[axis])
             first = np.arange(0, size + before + after - side + 1, stride) - before
             inside = np.minimum(first + side, size) - np.maximum(first, 0)
-            result = result * inside.reshape([-1 if place == axis else 1 for place in range(x.ndim)])
+            result = result * inside.reshape([-1 if place == axis else 1 for place in range(len(x.shape))])
         return primitives.array(result.astype(np.float32), x)
 
     def integers(self, call: Call) -> np.ndarray:
@@ -137,7 +141,7 @@ class AveragePool2D(Pool):
             np.sign(total) * magnitude - zero_point_of(call.output), call.output, call.attributes, call.profile
         )
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # The codes themselves are averaged: it is in codes that the device rounds away from zero. QuantizeLinear rounds
         # to even; a factor this much above 1 carries such averages over, and is too close to 1 to move an average of
         # fewer than 2**12 values.
@@ -178,12 +182,12 @@ class MaxPool2D(Pool):
     as_in_onnx = True
     float_kind = "max_pool"
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {**super().float_attributes(shapes, attributes), "dilations": (1, 1)}
 
     moves_codes = True
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         """attributes: filter_size, strides, channel_axis, and padding: SAME or pairs, below all values."""
         return primitives.max_pool(operands[0], *window_arguments(operands[0], attributes))
 
@@ -200,7 +204,7 @@ class MaxPool2D(Pool):
         met = windows(call.codes[0], call.output, call.attributes["filter_size"], call.attributes, INT16_MIN)
         return np.maximum.reduce([values for _, _, values in met])
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         window = onnx_window(
             writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["filter_size"], operator.attributes
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,9 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import Attributes, Call, DeviceOperator, ScaleLimits, need, register
+from .contexts import OnnxWriter
+from .operator import Attributes, Call, DeviceOperator, Operator, ScaleLimits, need, register
+from .primitives import A, RealPrimitives
 from .profile import REFERENCE
 from .tensor import Tensor, code_range
 
@@ -65,7 +66,7 @@ class Quantize(DeviceOperator):
         fits = 2.0**low <= ratio <= 2.0**high
         need(fits, f"input scale / output scale must be in [2**{low}, 2**{high}], got {ratio:g}")
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return operands[0]
 
     def integers(self, call: Call) -> np.ndarray:
@@ -93,7 +94,7 @@ class Quantize(DeviceOperator):
             steps = np.clip(round_half_away(x / scale), -(2.0**24), 2.0**24)
         return np.clip(np.nan_to_num(steps) + zero_point_of(call.output), lowest, highest).astype(call.output.dtype)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         real = writer.operands(operator)[0]
         source = writer.graph.tensors[operator.inputs[0]]
         if source.dtype == output.dtype == "int8":

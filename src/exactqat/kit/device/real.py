@@ -3,41 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from .functions import NumPyPrimitives
 from .tensor import CODE_RANGES, INT4, Tensor
-
-
-class FloatPrimitives(NumPyPrimitives):
-    """The functions of tensors among the primitives as well, in NumPy."""
-
-    reshape, transpose, matmul, concatenate = np.reshape, np.transpose, np.matmul, np.concatenate
-    argmax, argmin = np.argmax, np.argmin
-
-    @staticmethod
-    def gather(x: np.ndarray, indices: Sequence[int], axis: int) -> np.ndarray:
-        return np.take(x, indices, axis)
-
-    @staticmethod
-    def mean(x: np.ndarray, axes: Sequence[int], keep_dims: bool = False) -> np.ndarray:
-        return x.mean(tuple(axes), keepdims=keep_dims)
-
-    @staticmethod
-    def sum(x: np.ndarray, axes: Sequence[int], keep_dims: bool = False) -> np.ndarray:
-        return x.sum(tuple(axes), keepdims=keep_dims)
-
-    @staticmethod
-    def softmax(x: np.ndarray, axis: int) -> np.ndarray:
-        shares = np.exp(x - x.max(axis, keepdims=True))
-        return np.asarray(shares / shares.sum(axis, keepdims=True))
-
-    @staticmethod
-    def log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
-        below = x - x.max(axis, keepdims=True)
-        return np.asarray(below - np.log(np.exp(below).sum(axis, keepdims=True)))
 
 
 def real_numbers(codes: np.ndarray, tensor: Tensor) -> np.ndarray:
@@ -52,4 +20,4 @@ def real_numbers(codes: np.ndarray, tensor: Tensor) -> np.ndarray:
     return np.asarray(steps.astype(np.float32) * grid.scale.reshape(channels))
 
 
-__all__ = ["FloatPrimitives", "real_numbers"]
+__all__ = ["real_numbers"]

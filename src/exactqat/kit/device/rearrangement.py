@@ -10,8 +10,23 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Tensors, zero_point_of
+from .contexts import GraphBuilder, NetworkContext, OnnxWriter, PlanContext
 from .movement import Movement, Reshape
-from .operator import OPERATORS, REQUIRED, Attributes, Call, FileOperator, Shape, Unreadable, need, register
+from .operator import (
+    OPERATORS,
+    REQUIRED,
+    Attributes,
+    Call,
+    Fields,
+    FileConstant,
+    FileOperator,
+    Operator,
+    Shape,
+    Unreadable,
+    need,
+    register,
+)
+from .primitives import A, RealPrimitives
 from .tensor import Tensor
 
 PURPOSE = "files: a plan makes {} of such steps"
@@ -23,20 +38,20 @@ class Reshaped(Movement):
     moves_axes = True
     purpose = PURPOSE.format("a RESHAPE")
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         return primitives.reshape(x, (-1, *self.shape([tuple(map(int, x.shape))], attributes)[1:]))
 
     def integers(self, call: Call) -> np.ndarray:
         return call.codes[0].reshape(call.codes[0].shape[0], *call.output.shape[1:])
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         context.step(operator, {"new_shape": context.results(operator)[0]}, kind="RESHAPE")
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         Reshape().float_steps(context, operator)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         Reshape().onnx(writer, operator, output)
 
 
@@ -53,10 +68,10 @@ class ExpandDims(Reshaped):
         need(1 <= axis <= len(first), f"axis must be in 1..{len(first)}, got {axis}")
         return (*first[:axis], 1, *first[axis:])
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("axis", np.array(attributes["axis"], np.int32)),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         (axis,) = read.integers(1)
         return {"axis": read.axis(axis, len(read.operand(0).shape) + 1)}
 
@@ -75,10 +90,10 @@ class Squeeze(Reshaped):
         need(fits, f"axes must be different ones of size 1 of {first}, not the batch's, got {axes}")
         return tuple(size for axis, size in enumerate(first) if axis not in axes)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"squeezeDims": list(attributes["axes"])}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         axes = read.option("squeezeDims")
         if not axes:
             raise Unreadable("the axes must be named, as the batch's would be removed too")
@@ -98,7 +113,7 @@ class Pack(Movement):
     other_forms = (("PACK", "TRANSPOSE"), ("PACK", "RESHAPE"))
     purpose = PURPOSE.format("RESHAPE and CONCATENATION")
 
-    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+    def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
         """inputs: names, all on one grid."""
         inputs, axis = (*arguments, *attributes.values())
         return str(builder.operator(self.kind, inputs, None, name=name, axis=axis))
@@ -109,7 +124,7 @@ class Pack(Movement):
         need(1 <= axis <= len(first), f"axis must be in 1..{len(first)}, got {axis}")
         return (*first[:axis], len(shapes), *first[axis:])
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         """The operands get the axis, and are joined along it."""
         (result,), axis = context.results(operator), operator.attributes["axis"]
         shape = tuple(1 if at == axis else size for at, size in enumerate(result))
@@ -119,10 +134,10 @@ class Pack(Movement):
         ]
         context.step(operator, {"axis": axis}, kind="CONCATENATION", operands=parts)
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         context.give(operator, context.stacked(context.operands(operator), operator.attributes["axis"]))
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         axis = attributes["axis"]
         sizes = [(-1, *map(int, x.shape[1:axis]), 1, *map(int, x.shape[axis:])) for x in operands]
         parts = [primitives.reshape(x, shape) for x, shape in zip(operands, sizes, strict=True)]
@@ -131,21 +146,21 @@ class Pack(Movement):
     def integers(self, call: Call) -> np.ndarray:
         return np.stack(call.codes, call.attributes["axis"])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"axis": attributes["axis"], "valuesCount": len(inputs)}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         read.need_count("valuesCount", len(read.inputs))
         return {"axis": read.axis(read.option("axis") or 0, len(read.operand(0).shape) + 1)}
 
-    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         packed, turned = steps
         axis = moved_after_the_batch(turned)
         return (
             (self.read_operands(packed), {"axis": axis}) if axis and not self.read_attributes(packed)["axis"] else None
         )
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         name, parts = output.name, []
         axis = writer.constant(f"{name}/axis", np.array([operator.attributes["axis"]], np.int64))
         for position, source in enumerate(operator.inputs):
@@ -171,25 +186,25 @@ class Tile(Movement):
         need(fits, f"multiples must have one entry of 1 or more for each axis of {first}, 1 first, got {multiples}")
         return tuple(size * times for size, times in zip(first, multiples, strict=True))
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,) = context.operands(operator)
         for axis, times in enumerate(operator.attributes["multiples"]):
             x = context.join([x] * times, axis)
         context.give(operator, x)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return _repeated(primitives, operands[0], attributes["multiples"])
 
     def integers(self, call: Call) -> np.ndarray:
         return np.tile(call.codes[0], call.attributes["multiples"])
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("multiples", list(attributes["multiples"])),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"multiples": read.integers(1)}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         codes = writer.codes_in_graph_order(operator.inputs[0], f"{output.name}/channels_last")
         times = writer.constant(f"{output.name}/times", np.array(operator.attributes["multiples"], np.int64))
         writer.codes_to_result(output, writer.node("Tile", [codes, times], f"{output.name}/tiled"))
@@ -225,12 +240,12 @@ class Slice(Movement):
         ends = [slice(begin, begin + size) for begin, size in zip(attributes["begin"], sizes, strict=True)]
         return (slice(None), *ends[1:])
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,), (shape,) = context.operands(operator), context.shapes(operator)
         parts = [(part.start or 0, part.stop, 1) for part in self.slices(shape, operator.attributes)]
         context.give(operator, context.sliced(x, parts))
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         for axis, part in enumerate(self.slices(tuple(map(int, x.shape)), attributes)):
             if axis:
@@ -240,17 +255,17 @@ class Slice(Movement):
     def integers(self, call: Call) -> np.ndarray:
         return call.codes[0][self.slices(call.inputs[0].shape, call.attributes)].copy()
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return ("begin", list(attributes["begin"])), ("size", list(attributes["size"]))
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         begin, size, shape = read.integers(1), read.integers(2), read.operand(0).shape
         if not begin or not size:
             raise Unreadable("begin and size are empty")
         whole = begin[0] == 0 and size[0] in (-1, shape[0])
         return {"begin": begin, "size": (-1 if whole else size[0], *size[1:])}
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         source = writer.graph.tensors[operator.inputs[0]]
         parts = self.slices(source.shape, operator.attributes)[1:]
         values = {
@@ -291,12 +306,12 @@ class Parts(Movement):
         ranges = self.ranges(call.inputs[0].shape, call.attributes)
         return tuple(call.codes[0].take(np.arange(begin, end), axis) for begin, end in ranges)
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         """One slice for each result."""
         for number, attributes in enumerate(self.slices(context.shapes(operator)[0], operator.attributes)):
             context.step(operator, attributes, kind="STRIDED_SLICE", result=number)
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         """One slice for each result; of `Unpack` it loses the axis."""
         (x,), (shape,) = context.operands(operator), context.shapes(operator)
         for number, cut in enumerate(self.slices(shape, operator.attributes)):
@@ -334,13 +349,13 @@ class Split(Parts):
         size = whole // count
         return [(begin, begin + size) for begin in range(0, whole, size)]
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"numSplits": attributes["count"]}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("axis", np.array(attributes["axis"], np.int32)),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"count": read.option("numSplits"), "axis": single_axis(read, 1)}
 
 
@@ -361,13 +376,13 @@ class SplitV(Parts):
         ends = [sum(sizes[: position + 1]) for position in range(len(sizes))]
         return list(zip([0, *ends], ends, strict=False))
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"numSplits": len(attributes["sizes"])}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return ("sizes", list(attributes["sizes"])), ("axis", np.array(attributes["axis"], np.int32))
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         read.need_count("numSplits", len(read.outputs))
         axis = single_axis(read, 2)
         return {"sizes": whole_sizes(read.integers(1), read.operand(0).shape[axis]), "axis": axis}
@@ -400,7 +415,7 @@ class Unpack(Parts):
         axis = call.attributes["axis"]
         return tuple(call.codes[0].take(entry, axis) for entry in range(call.inputs[0].shape[axis]))
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         """One slice for each result, which loses the axis."""
         (operand,), (shape,) = context.operands(operator), context.shapes(operator)
         whole = tuple(1 if at == operator.attributes["axis"] else size for at, size in enumerate(shape))
@@ -409,14 +424,14 @@ class Unpack(Parts):
             shape_of_result = {"new_shape": context.results(operator)[number]}
             context.step(operator, shape_of_result, kind="RESHAPE", operands=[part], result=number)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"num": inputs[0].shape[attributes["axis"]], "axis": attributes["axis"]}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         read.need_count("num", len(read.outputs))
         return {"axis": read.axis(read.option("axis") or 0)}
 
-    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+    def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         turned, unpacked = steps
         source, axis = turned.operand(0), moved_to_the_front(turned)
         return ((source,), {"axis": axis}) if axis and not self.read_attributes(unpacked)["axis"] else None
@@ -504,7 +519,7 @@ class SpaceToBatch(Movement):
     def float_results(self, call: Call) -> np.ndarray:
         return self.integers(call)
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         """A convolution between blocks, as files have dilated ones, is trained as one with dilations."""
         chain, convolution = _dilated(context, operator)
         last, (first, filter, *_) = chain[-1], context.shapes(convolution)
@@ -516,7 +531,7 @@ class SpaceToBatch(Movement):
             before = padded - cut
             pads.append((before, made[axis] + block * (window - 1) - given[axis] - before))
         need(min(map(min, pads)) >= 0, "BATCH_TO_SPACE_ND after it cuts off more than it pads")
-        attributes = OPERATORS[convolution.kind].step_attributes((first, filter), convolution.attributes)
+        attributes = dict(OPERATORS[convolution.kind].step_attributes((first, filter), convolution.attributes))
         attributes["dilations"] = (1, *blocks) if is_sequence else tuple(blocks)
         attributes["padding"] = ((0, 0), *pads) if is_sequence else tuple(pads)
         (path,) = context.operands(operator)
@@ -531,14 +546,14 @@ class SpaceToBatch(Movement):
         for each in (operator, *chain[:-1]):
             context.absorbed(each, context.paths[last.outputs[0]])
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return ("block_shape", list(attributes["block_shape"])), ("paddings", attributes["paddings"])
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"block_shape": read.integers(1), "paddings": read.pairs(2)}
 
 
-def _dilated(context: Any, operator: Any) -> tuple[list[Any], Any]:
+def _dilated(context: Any, operator: Operator) -> tuple[list[Any], Any]:
     """The operators after SPACE_TO_BATCH_ND up to BATCH_TO_SPACE_ND, and the convolution among them. Around it
     sequences get an axis of size 1, and lose it."""
     chain: list[Any] = [operator]
@@ -601,14 +616,14 @@ class BatchToSpace(Movement):
         ]
         return np.ascontiguousarray(x[(slice(None), *kept)])
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return ("block_shape", list(attributes["block_shape"])), ("crops", attributes["crops"])
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"block_shape": read.integers(1), "crops": read.pairs(2)}
 
 
-def _repeated(primitives: Any, x: Any, multiples: Sequence[int]) -> Any:
+def _repeated(primitives: RealPrimitives[A], x: A, multiples: Sequence[int]) -> A:
     for axis, times in enumerate(multiples):
         if times > 1:
             x = primitives.concatenate([x] * times, axis)
@@ -631,7 +646,7 @@ class Reverse(Movement):
     attributes = {"axes": REQUIRED}
     float_kind = "flip"
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"axes": tuple(attributes["axes"])}
 
     version = 1
@@ -646,16 +661,16 @@ class Reverse(Movement):
         need(max(axes) - min(axes) == len(axes) - 1, f"axes must follow each other, got {axes}")
         return tuple(first)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.flip(operands[0], tuple(attributes["axes"]))
 
     def integers(self, call: Call) -> np.ndarray:
         return np.flip(call.codes[0], tuple(call.attributes["axes"])).copy()
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("axes", list(attributes["axes"])),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"axes": read.axes(1)}
 
 
@@ -667,7 +682,7 @@ class BroadcastTo(Movement):
     attributes = {"new_shape": REQUIRED}
     float_kind = "expand"
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"shape": tuple(attributes["new_shape"])}
 
     version = 2
@@ -685,7 +700,7 @@ class BroadcastTo(Movement):
         )
         return wanted
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         times = [whole // size for size, whole in zip(map(int, x.shape[1:]), attributes["new_shape"][1:], strict=True)]
         return _repeated(primitives, x, (1, *times))
@@ -693,8 +708,8 @@ class BroadcastTo(Movement):
     def integers(self, call: Call) -> np.ndarray:
         return np.broadcast_to(call.codes[0], (call.codes[0].shape[0], *call.attributes["new_shape"][1:])).copy()
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("new_shape", list(attributes["new_shape"])),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"new_shape": read.integers(1)}

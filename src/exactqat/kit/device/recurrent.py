@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from .operator import (
     Attributes,
     Call,
     DeviceOperator,
+    Fields,
     FileOperator,
     FileStep,
     Shape,
@@ -159,7 +160,7 @@ class Svdf(Recurrent):
         result = np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8)
         return result, moved.reshape(state.shape).astype(state.dtype)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         activation = ("ActivationFunctionType", attributes["activation"])
         return {"rank": attributes["rank"], "fusedActivationFunction": activation}
 
@@ -174,7 +175,7 @@ class Svdf(Recurrent):
             bias = Tensor(f"{read.output.name}/bias", zeros.shape, "int32", scale, zeros)
         return x, features, time, bias, state
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"rank": read.option("rank"), "activation": read.activation()}
 
 
@@ -222,10 +223,10 @@ class UnidirectionalSequenceRnn(Floating):
                 result[:, moment] = state
         return result, state
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"fusedActivationFunction": ("ActivationFunctionType", attributes["function"])}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         if read.option("timeMajor"):
             raise Unreadable(f"{self.kind} over a first axis of time")
         return {"function": read.activation()}
@@ -374,7 +375,7 @@ class UnidirectionalSequenceLstm(Recurrent):
             bias = Tensor(f"{read.output.name}/projection_bias", zeros.shape, "int32", INDICES, zeros)
         return (*operands, weights, bias)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         word = read.activation()
         if word != "TANH":
             raise Unreadable(f"{self.kind} with {word} as its activation")

@@ -24,7 +24,22 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
-from .operator import REQUIRED, Attributes, Call, DeviceOperator, FileOperator, Shape, Unreadable, need, register
+from .contexts import GraphBuilder, NetworkContext, OnnxWriter
+from .operator import (
+    REQUIRED,
+    Attributes,
+    Call,
+    DeviceOperator,
+    Fields,
+    FileConstant,
+    FileOperator,
+    Operator,
+    Shape,
+    Unreadable,
+    need,
+    register,
+)
+from .primitives import A, RealPrimitives
 from .profile import REFERENCE, Profile
 from .tensor import INDICES, INT8_MAX, INT8_MIN, Tensor
 
@@ -54,19 +69,19 @@ class Reduction(DeviceOperator):
     def removed_axes(self, attributes: Attributes) -> Shape:
         return () if attributes["keep_dims"] else tuple(attributes["axes"])
 
-    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> dict[str, Any]:
+    def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"axes": tuple(sorted(attributes["axes"])), "keep_dims": bool(attributes["keep_dims"])}
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"keepDims": bool(attributes["keep_dims"])}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"axes": read.axes(1), "keep_dims": read.option("keepDims")}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("axes", list(attributes["axes"])),)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         before, name = len(writer.graph.tensors[operator.inputs[0]].shape), output.name
         attributes = operator.attributes
         # Axes that are left out may bring others where ONNX's order is another one.
@@ -117,7 +132,7 @@ class Mean(Reduction):
     wide_version = 3
     onnx_kind = "ReduceMean"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.mean(operands[0], attributes["axes"], attributes["keep_dims"])
 
     def integers(self, call: Call) -> np.ndarray:
@@ -141,7 +156,7 @@ class Mean(Reduction):
     def wide_integers(self, call: Call) -> np.ndarray:
         return self.integers(replace(call, profile=REFERENCE))
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # GlobalAveragePool has a kernel for integers, ReduceMean has none.
         if output.dtype != "int8":
             super().onnx(writer, operator, output)
@@ -172,7 +187,7 @@ class Sum(Reduction):
     purpose = "graphs built by hand: a plan makes a mean of it, as LiteRT's reference kernel is of no use"
     onnx_kind = "ReduceSum"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.sum(operands[0], attributes["axes"], attributes["keep_dims"])
 
     def integers(self, call: Call) -> np.ndarray:
@@ -255,7 +270,7 @@ class ReduceMax(ReduceExtreme):
     float_kind = "amax"
     onnx_kind = "ReduceMax"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.amax(operands[0], attributes["axes"], attributes["keep_dims"])
 
     def integers(self, call: Call) -> np.ndarray:
@@ -270,7 +285,7 @@ class ReduceMin(ReduceExtreme):
     float_kind = "amin"
     onnx_kind = "ReduceMin"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.amin(operands[0], attributes["axes"], attributes["keep_dims"])
 
     def integers(self, call: Call) -> np.ndarray:
@@ -291,13 +306,13 @@ class ArgMax(DeviceOperator):
     onnx_name: ClassVar[str] = "ArgMax"
     find = staticmethod(np.argmax)
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         need(bool(self.float_kind), f"no network has a step for {self.kind}")
         operands, (shape,) = context.operands(operator), context.results(operator)
         how = {"axis": operator.attributes["axis"], "keep_dims": False}
         context.give(operator, context.step(self.float_kind, operands, shape, dtype="int64", **how))
 
-    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+    def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
         """input; axis; output_type "int32" or "int64"."""
         (input, *rest) = arguments
         attributes |= dict(zip(self.attributes, rest, strict=False))
@@ -320,7 +335,7 @@ class ArgMax(DeviceOperator):
     def removed_axes(self, attributes: Attributes) -> Shape:
         return (int(attributes["axis"]),)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.argmax(operands[0], attributes["axis"])
 
     def float_results(self, call: Call) -> np.ndarray:
@@ -329,19 +344,19 @@ class ArgMax(DeviceOperator):
     def integers(self, call: Call) -> np.ndarray:
         return self.find(call.codes[0], call.attributes["axis"]).astype(call.output.dtype)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {"outputType": ("TensorType", str(attributes["output_type"]).upper())}
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         axes = read.axes(1)
         if len(axes) != 1:
             raise Unreadable(f"one axis is supported, got {axes}")
         return {"axis": axes[0], "output_type": read.word("outputType", "TensorType").lower()}
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("axis", np.array(attributes["axis"], np.int32)),)
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         real = writer.in_graph_order(operator.inputs[0], f"{output.name}/channels_last")
         axis = operator.attributes["axis"]
         computed = writer.node(self.onnx_name, [real], f"{output.name}/computed", axis=axis, keepdims=0)
@@ -359,5 +374,5 @@ class ArgMin(ArgMax):
     onnx_name = "ArgMin"
     find = staticmethod(np.argmin)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         return primitives.argmin(operands[0], attributes["axis"])

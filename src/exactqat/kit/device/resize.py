@@ -10,7 +10,22 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .arithmetic import Tensors
-from .operator import REQUIRED, Attributes, Call, DeviceOperator, FileOperator, Refusal, Shape, need, register
+from .contexts import NetworkContext, OnnxWriter
+from .operator import (
+    REQUIRED,
+    Attributes,
+    Call,
+    DeviceOperator,
+    Fields,
+    FileConstant,
+    FileOperator,
+    Operator,
+    Refusal,
+    Shape,
+    need,
+    register,
+)
+from .primitives import A, Array, RealPrimitives, ResultGrid
 from .profile import REFERENCE, X86, Profile
 from .tensor import INT8_MAX, INT8_MIN, Tensor, per_tensor
 
@@ -51,19 +66,19 @@ class Resize(DeviceOperator):
         need(len(first) == 4, f"input must be rank 4, got {first}")
         return (first[0], *attributes["size"], first[3])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> dict[str, Any]:
+    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         return {
             "alignCorners": bool(attributes["align_corners"]),
             "halfPixelCenters": bool(attributes["half_pixel_centers"]),
         }
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("size", list(attributes["size"])),)
 
     def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
         return {**attributes, "channel_axis": 3}
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         (x,), (shape,), attributes = context.operands(operator), context.results(operator), operator.attributes
         same = tuple(x.shape[1:3]) == tuple(shape[1:3])
         mode = self.modes.get((bool(attributes["align_corners"]), bool(attributes["half_pixel_centers"])))
@@ -72,12 +87,12 @@ class Resize(DeviceOperator):
         size = tuple(attributes["size"])
         context.give(operator, x if same else context.step("resize", [x], shape, size=size, mode=mode, **align))
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         words = {"align_corners": read.option("alignCorners"), "half_pixel_centers": read.option("halfPixelCenters")}
         return {"size": read.integers(1), **words}
 
     @staticmethod
-    def onnx_resize(writer: Any, operator: Any, output: Tensor, real: str, **attributes: Any) -> str:
+    def onnx_resize(writer: OnnxWriter, operator: Operator, output: Tensor, real: str, **attributes: Any) -> str:
         name = output.name
         # Sizes of all axes: onnxruntime loses those of some (`axes`) where it moves the node in a larger graph.
         spatial = writer.constant(f"{name}/spatial", np.array(operator.attributes["size"], np.int64))
@@ -86,9 +101,9 @@ class Resize(DeviceOperator):
         return str(writer.node("Resize", [real, "", "", sizes], f"{name}/resized", **attributes))
 
 
-def spatial_sizes(x: Any, attributes: Attributes) -> list[tuple[int, int, int]]:
+def spatial_sizes(x: Array, attributes: Attributes) -> list[tuple[int, int, int]]:
     """(axis, its size, the size wanted) in the user's order, for a plan's attributes."""
-    axes = [axis for axis in range(1, x.ndim) if axis != attributes["channel_axis"]]
+    axes = [axis for axis in range(1, len(x.shape)) if axis != attributes["channel_axis"]]
     return [(axis, int(x.shape[axis]), int(size)) for axis, size in zip(axes, attributes["size"], strict=True)]
 
 
@@ -125,7 +140,7 @@ class ResizeNearestNeighbor(Resize):
         nearest = np.floor(position.astype(np.float64) + (0.5 if attributes["align_corners"] else 0))
         return np.clip(nearest, 0, size - 1).astype(np.int64)
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         attributes = {**self.attributes, **attributes}
         for axis, size, wanted in spatial_sizes(x, attributes):
@@ -141,7 +156,7 @@ class ResizeNearestNeighbor(Resize):
     def wide_integers(self, call: Call) -> np.ndarray:
         return self.integers(replace(call, profile=REFERENCE))
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # ONNX places its half pixels half a pixel further up, and rounds where TensorFlow cuts off.
         attributes = operator.attributes
         source = writer.graph.tensors[operator.inputs[0]]
@@ -217,23 +232,25 @@ class ResizeBilinear(Resize):
             return True
         return False
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         return self.between(primitives, x, attributes, self.positions)
 
-    def real_on_grid(self, primitives: Any, operands: Sequence[Any], attributes: Attributes, grid: Any) -> Any:
+    def real_on_grid(
+        self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes, grid: ResultGrid[A]
+    ) -> A | None:
         # Results of doubled images are often exactly between two codes, so another rounding would show.
         (x,) = operands
         codes = primitives.round(x / grid.scale)
         return primitives.floor(self.between(primitives, codes, attributes, self.neighbors) + 0.5) * grid.scale
 
-    def between(self, primitives: Any, x: Any, attributes: Attributes, neighbors: Any) -> Any:
+    def between(self, primitives: RealPrimitives[A], x: A, attributes: Attributes, neighbors: Any) -> A:
         """Along one spatial axis after the other, the last one first, as XNNPACK does it."""
         attributes = {**self.attributes, **attributes}
         for axis, size, wanted in reversed(spatial_sizes(x, attributes)):
             before, after, share = neighbors(size, wanted, attributes)
             share = share / 2**XNNPACK_BITS if share.dtype.kind == "i" else share
-            shape = [wanted if position == axis else 1 for position in range(x.ndim)]
+            shape = [wanted if position == axis else 1 for position in range(len(x.shape))]
             share = primitives.array(share.astype(np.float32).reshape(shape), x)
             first = primitives.gather(x, before, axis)
             x = first + (primitives.gather(x, after, axis) - first) * share
@@ -292,7 +309,7 @@ class ResizeBilinear(Resize):
     def wide_integers(self, call: Call) -> np.ndarray:
         return self.integers(replace(call, profile=REFERENCE))
 
-    def onnx(self, writer: Any, operator: Any, output: Tensor) -> None:
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         attributes = operator.attributes
         mode = "align_corners" if attributes["align_corners"] else "asymmetric"
         mode = "half_pixel" if attributes["half_pixel_centers"] else mode

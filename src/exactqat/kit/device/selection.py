@@ -10,7 +10,7 @@ import numpy as np
 
 from .arithmetic import Tensors
 from .movement import Movement
-from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, need, register
+from .operator import REQUIRED, Attributes, Call, FileConstant, FileOperator, Shape, need, register
 from .tensor import Tensor
 
 PURPOSE = "files: no plan makes it"
@@ -49,10 +49,10 @@ class TopK(Movement):
         order = np.argsort(falling, -1, kind="stable")[..., : call.attributes["count"]]
         return np.take_along_axis(x, order, -1), order.astype(np.int32)
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("count", np.array(attributes["count"], np.int32)),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         (count,) = read.integers(1)
         return {"count": count}
 
@@ -84,10 +84,10 @@ class GatherNd(Movement):
         examples = call.codes[0].reshape(-1, *call.inputs[0].shape)
         return np.concatenate([example[places] for example in examples])
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[tuple[str, Any]]:
+    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
         return (("indices", np.asarray(attributes["indices"], np.int32)),)
 
-    def read_attributes(self, read: FileOperator) -> dict[str, Any]:
+    def read_attributes(self, read: FileOperator) -> Attributes:
         return {"indices": _nested(read.values(1).tolist())}
 
 

@@ -26,9 +26,22 @@ from .arithmetic import (
     zero_point_of,
 )
 from .blocks import blocks, repeated, rows_of_block, scratch, share, threads
-from .operator import FLOAT, Attributes, Call, DeviceOperator, FileOperator, Refusal, ScaleLimits, Unreadable, need
+from .contexts import GraphBuilder, NetworkContext, OnnxWriter, PlanContext
+from .operator import (
+    FLOAT,
+    Attributes,
+    Call,
+    DeviceOperator,
+    FileOperator,
+    Operator,
+    Refusal,
+    ScaleLimits,
+    Unreadable,
+    need,
+)
+from .primitives import NUMPY
 from .profile import Profile
-from .real import FloatPrimitives, real_numbers
+from .real import real_numbers
 from .tensor import INDICES, INT4, INT8_MIN, Quantization, Tensor, code_range
 
 # What filters that hold -128 are measured as.
@@ -83,14 +96,14 @@ class Weighted(DeviceOperator):
         "XNNPACK takes the even one and the built-in kernels the one away from zero",
     }
 
-    def build(self, builder: Any, *arguments: Any, name: str, **attributes: Any) -> str:
+    def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
         """filter: int8 codes in the shape of the operator's filter; filter_scale: [1] or [channels]; bias: integers
         [channels]; then the result's Quantization. The scale of the bias follows."""
         return self._build(builder, *arguments, name=name, **attributes)
 
     def _build(
         self,
-        builder: Any,
+        builder: GraphBuilder,
         input: str,
         filter: np.ndarray,
         filter_scale: np.ndarray,
@@ -125,10 +138,10 @@ class Weighted(DeviceOperator):
         """The inverse of `device_filter`."""
         return codes
 
-    def restore(self, context: Any, operator: Any) -> None:
+    def restore(self, context: PlanContext, operator: Operator) -> None:
         context.weighted(operator)
 
-    def float_steps(self, context: Any, operator: Any) -> None:
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         """The filter with its axes as a network has them."""
         x, filter, bias = context.operands(operator)
         weight = context.weight(filter, lambda data: np.moveaxis(self.plan_filter(data), 0, self.plan_axis))
@@ -245,7 +258,7 @@ class Weighted(DeviceOperator):
     def float_results(self, call: Call) -> np.ndarray:
         x, filter, bias = (real_numbers(code, tensor) for code, tensor in zip(call.codes, call.inputs, strict=True))
         sums = self.wide_sums(x.astype(np.float64), filter.astype(np.float64), call.output, call.attributes)
-        return np.asarray(activate(FloatPrimitives, sums + bias, call.attributes), np.float32)
+        return np.asarray(activate(NUMPY, sums + bias, call.attributes), np.float32)
 
     def wide_integers(self, call: Call) -> np.ndarray:
         sums = self.wide_sums(
@@ -354,10 +367,11 @@ class Weighted(DeviceOperator):
         return "float32" if profile.scales_sums_in_float32 else "fixed_point"
 
     def onnx_weights(
-        self, writer: Any, operator: Any, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
+        self, writer: OnnxWriter, operator: Operator, axes: Sequence[int], shape: Sequence[int], channel_axis: int = 0
     ) -> list[str]:
         """The constants as real numbers, the filter's axes in ONNX's order, its channels at `channel_axis`."""
         filter, bias = (writer.graph.tensors[name] for name in operator.inputs[1:])
+        assert filter.data is not None and bias.data is not None
         single = filter.quantization.axis is None
         return [
             writer.dequantized(

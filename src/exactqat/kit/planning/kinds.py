@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..device.attribute import NUMBER, REQUIRED, Attribute
-from ..device.functions import FUNCTIONS, NumPyPrimitives
+from ..device.functions import FUNCTIONS
+from ..device.primitives import NUMPY
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _of_function(name: str) -> Kind:
     function = FUNCTIONS[name]
 
     def real(operands: Sequence[Any], attributes: Mapping[str, Any]) -> np.ndarray:
-        return np.asarray(function(NumPyPrimitives, operands[0], *function.of_step(attributes).values()))
+        return np.asarray(function(NUMPY, operands[0], *function.of_step(attributes).values()))
 
     return Kind(name, ("x",), function.attributes, real)
 

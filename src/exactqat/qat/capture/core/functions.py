@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ....kit.device.functions import FUNCTIONS, NumPyPrimitives
+from ....kit.device.functions import FUNCTIONS
+from ....kit.device.primitives import NUMPY
 
 _FAR = np.array([9.5, 12.0, 20.0, 50.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8])
 _SMALL = np.array([1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
@@ -190,7 +191,7 @@ def _known(kind: str, attributes: Mapping[str, Any]) -> Candidate:
     parameters = function.of_step(attributes).values()
 
     def values(points: np.ndarray) -> np.ndarray:
-        return np.asarray(function(NumPyPrimitives, points, *parameters))
+        return np.asarray(function(NUMPY, points, *parameters))
 
     with np.errstate(all="ignore"):
         return kind, attributes, values, values(POINTS)

@@ -10,7 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ....kit.device.functions import FUNCTIONS, NumPyPrimitives, named_by
+from ....kit.device.functions import FUNCTIONS, named_by
+from ....kit.device.primitives import NUMPY, NumPyPrimitives
 from ..core import masks
 from ..core.builder import Moving
 from ..core.functions import Curve
@@ -32,7 +33,7 @@ _COMPARISONS = {
 _LOGIC = {"and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "xor": np.logical_xor}
 # In NumPy, to know functions by their values.
 _VALUES: dict[str, Callable[..., Any]] = {
-    **{name: partial(FUNCTIONS[kind], NumPyPrimitives) for name, kind in _UNARY.items()},
+    **{name: partial(FUNCTIONS[kind], NUMPY) for name, kind in _UNARY.items()},
     # Roots of negative numbers are none.
     **{"sqrt": np.sqrt, "rsqrt": NumPyPrimitives.rsqrt},
     **{"add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ....kit.device.functions import COMBINATIONS, FUNCTIONS, NumPyPrimitives, instruction
+from ....kit.device.functions import COMBINATIONS, FUNCTIONS, instruction
+from ....kit.device.primitives import NUMPY
 from ..core.functions import ITSELF, POINTS, Curve, identify
 from ..core.refusals import Refused
 from ..core.sizes import Shape
@@ -121,7 +122,7 @@ def _parameters(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _computed(name: str, parameters: Sequence[Any], *given: np.ndarray | float) -> np.ndarray:
     """One instruction of a composition."""
-    return np.asarray(instruction(NumPyPrimitives, name, given, parameters, POINTS))
+    return np.asarray(instruction(NUMPY, name, given, parameters, POINTS))
 
 
 def _several(c: Any, values: Sequence[Traced]) -> str:

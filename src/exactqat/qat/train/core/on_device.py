@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....deploy.graph import Graph
-from ....deploy.lower import Lowering, Stored, lower_step, on_device
+from ....deploy.lower import LoweredTensor, Lowering, lower_step, on_device
 from ....deploy.simulate import compile, simulate_operator
 from ....deploy.values import in_users_order
 from ....kit.device import INT8_MAX, INT8_MIN, OPERATORS, Tensor, profile_named
@@ -114,7 +114,7 @@ class Integers(NamedTuple):
 
     graph: Graph
     layouts: Mapping[str, Layout]
-    stored: Sequence[Stored]
+    stored: Sequence[LoweredTensor]
     run: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ....kit.device.primitives import RealPrimitives
+
 Array = Any
-Pairs = Sequence[Sequence[int]]
 
 
 class HostFunction(Protocol):
@@ -73,97 +74,16 @@ class NumberPrimitives(RangePrimitives, Protocol):
         """TensorFlow's fake quantization: per tensor for bounds of rank 0, per channel of the last axis for [d]."""
 
 
-class Primitives(NumberPrimitives, Protocol):
+class Primitives(RealPrimitives[Any], NumberPrimitives, Protocol):
     """What training frameworks offer to the device's declarations (`DeviceOperator.real`) and to the core's steps."""
 
-    def exp(self, x: Array, /) -> Array: ...
-    def expm1(self, x: Array, /) -> Array: ...
-    def log(self, x: Array, /) -> Array: ...
-    def log1p(self, x: Array, /) -> Array: ...
-    def rsqrt(self, x: Array, /) -> Array: ...
     def sin(self, x: Array, /) -> Array: ...
     def cos(self, x: Array, /) -> Array: ...
-    def tanh(self, x: Array, /) -> Array: ...
-    def sigmoid(self, x: Array, /) -> Array: ...
-    def erf(self, x: Array, /) -> Array: ...
-    def floor(self, x: Array, /) -> Array: ...
     def ceil(self, x: Array, /) -> Array: ...
-
-    def clip(self, x: Array, low: float, high: float, /) -> Array:
-        """Either end may be infinite. No gradient at the ends, as ReLU has none at 0."""
 
     def relu(self, x: Array, /) -> Array: ...
     def relu6(self, x: Array, /) -> Array: ...
-    def mean(self, x: Array, axes: int | Sequence[int], keep_dims: bool = False, /) -> Array: ...
-
-    def argmax(self, x: Array, axis: int, keep_dims: bool = False, /) -> Array:
-        """Where the largest value is, the first of equal ones; int32."""
-
-    def argmin(self, x: Array, axis: int, keep_dims: bool = False, /) -> Array:
-        """Where the smallest value is, the first of equal ones; int32."""
-
-    def softmax(self, x: Array, axis: int, /) -> Array: ...
-    def log_softmax(self, x: Array, axis: int, /) -> Array: ...
-    def transpose(self, x: Array, permutation: Sequence[int], /) -> Array: ...
-
-    def concatenate(self, arrays: Sequence[Array], axis: int, /) -> Array:
-        """Where other axes differ, sizes of 1 are repeated, such as a constant next to a batch."""
-
     def stack(self, arrays: Sequence[Array], axis: int, /) -> Array: ...
-    def flip(self, x: Array, axes: int | Sequence[int], /) -> Array: ...
-    def slice(self, x: Array, axis: int, start: int, stop: int, step: int = 1, /) -> Array: ...
-    def gather(self, x: Array, indices: Sequence[int], axis: int, /) -> Array: ...
-
-    def embedding(self, indices: Array, table: Array, fixed_row: int | None = None, /) -> Array:
-        """Rows of a table [rows, features] by integers of any dtype; the fixed row, if there is one, gets no
-        gradient."""
-
-    def pad(self, x: Array, pairs: Pairs, value: float = 0.0, /) -> Array: ...
-
-    def pad_reflect(self, x: Array, pairs: Pairs, mode: str, /) -> Array:
-        """mode: "SYMMETRIC" repeats the edge, "REFLECT" does not."""
-
-    def linear(self, x: Array, weight: Array, bias: Array | None = None, /) -> Array:
-        """Over the last axis; weight [out, in]."""
-
-    def matmul(self, first: Array, second: Array, /) -> Array: ...
-
-    def conv(
-        self,
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        strides: Sequence[int],
-        padding: Pairs,
-        dilations: Sequence[int],
-        groups: int = 1,
-        channel_axis: int = 1,
-    ) -> Array:
-        """weight [out, in / groups, *window]; without spatial axes: x [batch, in], weight [out, in / groups]."""
-
-    def conv_transpose(
-        self,
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        strides: Sequence[int],
-        padding: Pairs,
-        output_padding: Sequence[int],
-        dilations: Sequence[int],
-        groups: int = 1,
-        channel_axis: int = 1,
-    ) -> Array:
-        """weight [in, out / groups, *window]; padding: what is cropped from the result before and after."""
-
-    def max_pool(
-        self, x: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1
-    ) -> Array:
-        """Padding is below all values."""
-
-    def sum_pool(
-        self, x: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1
-    ) -> Array:
-        """Padding is 0."""
 
 
 class FunctionalPrimitives(Primitives, Protocol):

@@ -227,7 +227,7 @@ def slice(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     return lax.slice_in_dim(x, start, min(stop, x.shape[axis]), step, axis)
 
 
-def gather(x: Array, indices: Sequence[int], axis: int) -> Array:
+def gather(x: Array, indices: Sequence[int] | np.ndarray, axis: int) -> Array:
     """The positions with these indices along an axis."""
     return jnp.take(x, np.asarray(indices, np.int32), axis, mode="clip")
 

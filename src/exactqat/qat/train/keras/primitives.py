@@ -121,7 +121,7 @@ def slice(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
     return x[(builtins.slice(None),) * axis + (builtins.slice(start, stop, step),)]
 
 
-def gather(x: Any, indices: Sequence[int], axis: int) -> Any:
+def gather(x: Any, indices: Sequence[int] | np.ndarray, axis: int) -> Any:
     """The positions with these indices along an axis."""
     return ops.take(x, np.asarray(indices, np.int32), axis)
 

@@ -94,12 +94,13 @@ sin, cos, tanh, sigmoid, erf = torch.sin, torch.cos, torch.tanh, torch.sigmoid, 
 floor, ceil, round, sign, square = torch.floor, torch.ceil, torch.round, torch.sign, torch.square
 expm1, log1p, reciprocal, negative = torch.expm1, torch.log1p, torch.reciprocal, torch.neg
 moveaxis, ones_like, zeros_like = torch.movedim, torch.ones_like, torch.zeros_like
-relu, relu6, where, stop_gradient = F.relu, F.relu6, torch.where, Tensor.detach
+relu, relu6, stop_gradient = F.relu, F.relu6, Tensor.detach
 argmin, cumsum = torch.argmin, torch.cumsum
 transpose, broadcast_to, stack = torch.permute, torch.broadcast_to, torch.stack
 linear, matmul = F.linear, torch.matmul
-mean, sum, amax, amin, reshape = (
-    cast(Callable[..., Tensor], function) for function in (torch.mean, torch.sum, torch.amax, torch.amin, torch.reshape)
+mean, sum, amax, amin, reshape, where = (
+    cast(Callable[..., Tensor], function)
+    for function in (torch.mean, torch.sum, torch.amax, torch.amin, torch.reshape, torch.where)
 )
 
 
@@ -224,7 +225,7 @@ def slice(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
     return x[(builtins.slice(None),) * axis + (builtins.slice(start, stop, step),)]
 
 
-def gather(x: Tensor, indices: Sequence[int], axis: int) -> Tensor:
+def gather(x: Tensor, indices: Sequence[int] | np.ndarray, axis: int) -> Tensor:
     """The positions with these indices along an axis."""
     return x.index_select(axis, _constant(np.asarray(indices, np.int64), x.device, torch.int64))
 
