@@ -15,7 +15,7 @@ from exactqat.operators.declarations.plain_numbers import text as _text
 Paddings = Literal["SAME", "VALID"] | Sequence[Sequence[int]]
 
 
-def _padding(padding: Paddings) -> dict[str, Any]:
+def _padding(padding: Paddings) -> dict[str, str | tuple[int, ...]]:
     """The operators' `padding` and `explicit_paddings` from a name or a list of 4 pairs."""
     if isinstance(padding, str | bytes):
         return {"padding": padding}

@@ -3,13 +3,15 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TypeVar
 
 from exactqat.operators.declarations.dispatch import framework_of, frontend
 from exactqat.operators.declarations.op import Operator
 
+Results = TypeVar("Results")
 
-def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
+
+def grad_pass_through(f: Callable[..., Results]) -> Callable[..., Results]:
     """Make a function through which gradients pass as if it were the identity; also a decorator.
 
     Args:
@@ -22,7 +24,7 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
     Source: `tf.grad_pass_through`.
     """
 
-    def checked(*arrays: Any) -> Any:
+    def checked(*arrays: object) -> Results:
         results = f(*arrays)
         count = len(results) if isinstance(results, tuple | list) else 1
         if count != len(arrays):
@@ -30,7 +32,7 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
         return results
 
     @wraps(f)
-    def passing(*arrays: Any) -> Any:
+    def passing(*arrays: object) -> Results:
         found = [framework for framework in map(framework_of, arrays) if framework]
         framework = next((name for name in found if name != "numpy"), "numpy")
         return frontend(framework).pass_through(checked, arrays)

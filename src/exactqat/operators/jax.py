@@ -5,29 +5,33 @@ The rules are made from the declarations: gradients from `Operator.gradient`, `v
 docs/jax.md describes the result.
 """
 
+from __future__ import annotations
+
 import inspect
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from exactqat.operators.cpu import kernels
 from exactqat.operators.declarations.dispatch import is_array_like
 from exactqat.operators.declarations.memory import dtypes_that_fit, guest, unreadable
 from exactqat.operators.declarations.op import OPERATORS, Operator
 from exactqat.operators.declarations.plain_numbers import FLOAT32_LIMIT
-from exactqat.operators.declarations.specification import Axes, Lowering, TensorSpec
+from exactqat.operators.declarations.specification import Attributes, Axes, Lowering, TensorSpec, Value
 from exactqat.operators.reference import arrays as reference_arrays
 from exactqat.operators.reference import computed
 
@@ -53,19 +57,24 @@ def host_target(answer: Answer) -> str | None:
     return f"{_TARGET}_host"
 
 
-Attributes = tuple[tuple[str, Any], ...]
+State = TypeVar("State")
+OfResult = TypeVar("OfResult")
+Results = TypeVar("Results")
+# A tangent that is zero has no array. What a rule of sharding is given of arrays.
+Tangent = jax.Array | ad.Zero
+Shaped = Sequence[jax.ShapeDtypeStruct]
 
 _CALL = Primitive("exactqat")  # a call of an operator
 _TANGENTS = Primitive("exactqat_tangents")  # its derivative, a linear function of the operands' tangents
 _CALL.multiple_results = _TANGENTS.multiple_results = True
 
 
-def aval_of(array: Any) -> Any:
+def aval_of(array: jax.Array) -> ShapedArray:
     typeof = getattr(jax, "typeof", None) or getattr(jax.core, "get_aval")  # noqa: B009
     return typeof(array)
 
 
-def _spec(array: Any) -> TensorSpec:
+def _spec(array: jax.Array | ShapedArray) -> TensorSpec:
     return TensorSpec(tuple(array.shape), array.dtype.name)
 
 
@@ -79,12 +88,12 @@ def _lowered(op: Operator, specs: tuple[TensorSpec, ...], attributes: Attributes
 # others are cast to vary as well; the transposes of these casts are the sums over devices that gradients need.
 
 
-def _varying(aval: Any) -> frozenset[str]:
+def _varying(aval: ShapedArray) -> frozenset[str]:
     kind = getattr(aval, "manual_axis_type", None)  # from JAX 0.8
     return getattr(aval, "vma", frozenset()) if kind is None else kind.varying  # in JAX 0.7, in those before
 
 
-def _cast(array: Any, axes: frozenset[str]) -> Any:
+def _cast(array: jax.Array, axes: frozenset[str]) -> jax.Array:
     missing = tuple(sorted(axes - _varying(aval_of(array))))
     if not missing:
         return array
@@ -93,7 +102,7 @@ def _cast(array: Any, axes: frozenset[str]) -> Any:
     return getattr(jax.lax, "pvary")(array, missing)  # noqa: B009
 
 
-def _cast_together(arrays: Any) -> list[Any]:
+def _cast_together(arrays: Iterable[jax.Array]) -> list[jax.Array]:
     # JAX hands over constants as NumPy arrays.
     arrays = [array if isinstance(array, jax.Array) else jnp.asarray(array) for array in arrays]
     axes = frozenset[str]().union(*[_varying(aval_of(array)) for array in arrays])
@@ -113,17 +122,19 @@ def placed_like(array: jax.Array, like: jax.Array) -> jax.Array:
     return jax.sharding.reshard(array, aval.sharding) if explicit else array
 
 
-def current_mesh() -> Any:
+def current_mesh() -> Mesh | None:
     """The mesh that programs are traced for, if there is one."""
     return getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
 
 
-def _representative(avals: Any) -> Any:
+def _representative(avals: Sequence[ShapedArray]) -> ShapedArray:
     """The type of an operand that says where in a mesh, if they are in one, this is computed."""
     return next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
 
 
-def _result_avals(like: Any, specs: list[TensorSpec], shardings: list[PartitionSpec]) -> list[Any]:
+def _result_avals(
+    like: ShapedArray, specs: Sequence[TensorSpec], shardings: Sequence[PartitionSpec]
+) -> list[ShapedArray]:
     """Types that vary as `like`, the type of an operand, does."""
     return [
         like.update(
@@ -139,7 +150,7 @@ def _result_avals(like: Any, specs: list[TensorSpec], shardings: list[PartitionS
 # The call.
 
 
-def _bind(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> list[Any]:
+def _bind(op: Operator, attributes: Attributes, over: int | None, *arrays: jax.Array) -> list[jax.Array]:
     """`over` is the operand that the first result may be written over."""
     arrays = tuple(_cast_together(arrays))
     parts = None
@@ -151,7 +162,7 @@ def _bind(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) 
 _compiled = jax.jit(_bind, static_argnums=(0, 1, 2))
 
 
-def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> Any:
+def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: jax.Array) -> list[jax.Array]:
     if not op.refusal_text or not op.may_refuse(dict(attributes)):
         return _compiled(op, attributes, over, *arrays)
     try:
@@ -163,13 +174,17 @@ def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: Any)
 
 
 @_CALL.def_impl
-def _(*arrays: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
+def _(
+    *arrays: jax.Array, op: Operator, attributes: Attributes, over: int | None, parts: ClosedJaxpr | None
+) -> list[jax.Array]:
     with jax.disable_jit(False):  # which cannot be true of what is compiled already
         return _eager(op, attributes, over, *arrays)
 
 
 @_CALL.def_abstract_eval
-def _(*avals: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
+def _(
+    *avals: ShapedArray, op: Operator, attributes: Attributes, over: int | None, parts: ClosedJaxpr | None
+) -> list[ShapedArray]:
     specs = tuple(_spec(aval) for aval in avals)
     results = list(_lowered(op, specs, attributes).results)
     like = _representative(avals)
@@ -180,11 +195,11 @@ def _(*avals: Any, op: Operator, attributes: Attributes, over: int | None, parts
     return _result_avals(like, results, shardings)
 
 
-def _kernel(op: Operator, attributes: Attributes, over: int | None, *arrays: Any) -> list[Any]:
+def _kernel(op: Operator, attributes: Attributes, over: int | None, *arrays: jax.Array) -> list[jax.Array]:
     lowered = _lowered(op, tuple(_spec(array) for array in arrays), attributes)
     results = [jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in lowered.results]
-    numbers: dict[str, Any] = {}
-    late: dict[str, Any] = {}  # sizes that are known when the call runs
+    numbers: dict[str, np.generic | str] = {}
+    late: dict[str, jax.Array] = {}  # sizes that are known when the call runs
     for name, value in lowered.numbers.items():
         if isinstance(value, int | float):
             numbers[name] = np.int64(value) if isinstance(value, int) else np.float64(value)
@@ -197,8 +212,13 @@ def _kernel(op: Operator, attributes: Attributes, over: int | None, *arrays: Any
 
 
 def _lower_on_cpu(
-    context: Any, *values: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any
-) -> Any:
+    context: mlir.LoweringRuleContext,
+    *values: mlir.ir.Value,
+    op: Operator,
+    attributes: Attributes,
+    over: int | None,
+    parts: ClosedJaxpr | None,
+) -> Sequence[mlir.ir.Value]:
     function = partial(_kernel, op, attributes, over) if parts is None else jaxpr_as_fun(parts)
     return mlir.lower_fun(function, multiple_results=True)(context, *values)
 
@@ -206,29 +226,29 @@ def _lower_on_cpu(
 # Where there are no kernels XLA compiles the reference, which needs float64 whatever the program around it has.
 
 
-def _with_float64() -> Any:
+def _with_float64() -> AbstractContextManager[object]:
     # Its place from JAX 0.8, and that before.
     return jax.enable_x64(True) if hasattr(jax, "enable_x64") else getattr(jax.experimental, "enable_x64")()  # noqa: B009
 
 
-def _without_mesh() -> Any:
+def _without_mesh() -> AbstractContextManager[object]:
     if not hasattr(jax.sharding, "use_abstract_mesh"):
         return nullcontext()
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
-def _scanned(step: Any, start: Any, arrays: Any) -> Any:
+def _scanned(step: Callable[..., State], start: State, arrays: Sequence[jax.Array]) -> State:
     return jax.lax.scan(lambda state, items: (step(state, *items), None), start, arrays)[0]
 
 
 reference_arrays.COMPILERS[jnp] = reference_arrays.Compiler(_scanned, jax.lax.optimization_barrier)
 
 
-def _traced(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...]) -> Any:
+def _traced(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...]) -> Callable[..., Sequence[jax.Array]]:
     """The reference of a call as a function that is traced once, and so becomes one function of a program."""
     lowered = _lowered(op, specs, attributes)
 
-    def function(*arrays: Any) -> Any:
+    def function(*arrays: jax.Array) -> list[jax.Array]:
         return computed(lowered, arrays)
 
     arguments = [jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)) for spec in specs]
@@ -240,14 +260,20 @@ _traced_once = lru_cache(maxsize=4096)(_traced)
 
 
 def _lower_elsewhere(
-    context: Any, *values: Any, op: Operator, attributes: Attributes, over: int | None, parts: Any
-) -> Any:
+    context: mlir.LoweringRuleContext,
+    *values: mlir.ir.Value,
+    op: Operator,
+    attributes: Attributes,
+    over: int | None,
+    parts: ClosedJaxpr | None,
+) -> Sequence[mlir.ir.Value]:
     if parts is not None:
         return mlir.lower_fun(jaxpr_as_fun(parts), multiple_results=True)(context, *values)
-    specs = tuple(_spec(aval) for aval in context.avals_in)
+    avals = cast(Sequence[ShapedArray], context.avals_in)
+    specs = tuple(_spec(aval) for aval in avals)
     static = all(isinstance(size, int) for spec in specs for size in spec.shape)
     # What varies over which devices is known of the call, and of no interest inside.
-    plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
+    plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in avals]
     with _with_float64():
         function = (_traced_once if static else _traced)(op, attributes, specs)
         sizes = _wide_sizes(context)
@@ -256,14 +282,14 @@ def _lower_elsewhere(
         )
 
 
-def _wide_sizes(context: Any) -> Any:
+def _wide_sizes(context: mlir.LoweringRuleContext) -> Sequence[mlir.ir.Value]:
     """The sizes that are known when the program runs as JAX passes them on where it has 64 bits."""
     sizes = context.dim_var_values
     if not sizes:
         return sizes
     given = [jax.core.ShapedArray((), np.dtype(str(size.type.element_type).replace("i", "int"))) for size in sizes]
 
-    def widened(*sizes: Any) -> Any:
+    def widened(*sizes: jax.Array) -> list[jax.Array]:
         return [jax.lax.convert_element_type(size, np.int64) for size in sizes]
 
     return mlir.lower_fun(widened, multiple_results=True)(context.replace(avals_in=given), *sizes)
@@ -289,16 +315,16 @@ class _Derivative(NamedTuple):
     results: tuple[TensorSpec, ...]
     shardings: tuple[PartitionSpec, ...]
 
-    def differentiable(self, of_results: tuple[Any, ...]) -> list[Any]:
+    def differentiable(self, of_results: tuple[OfResult, ...]) -> list[OfResult]:
         """Those of the differentiable results."""
         return [of for of, name in zip(of_results, self.op.results, strict=True) if name in self.op.differentiable]
 
-    def split(self, arrays: Any) -> tuple[list[Any], list[Any]]:
+    def split(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         """What is known, and the tangents."""
         known = len(arrays) - sum(self.moving)
         return list(arrays[:known]), list(arrays[known:])
 
-    def gradients(self, known: list[Any], incoming: Any) -> list[Any]:
+    def gradients(self, known: list[jax.Array], incoming: Iterable[jax.Array]) -> list[jax.Array | None]:
         """The declared gradient of the moving operands; None is zero. `incoming`: for the differentiable results."""
         rest = iter(known)
         operands = [next(rest) if kept else None for kept in self.kept]
@@ -313,20 +339,20 @@ class _Derivative(NamedTuple):
         return [gradient for gradient, moving in zip(answer, self.moving, strict=True) if moving]
 
 
-def _like(array: Any, aval: Any) -> Any:
+def _like(array: jax.Array, aval: ShapedArray) -> jax.Array:
     return _cast(array.astype(aval.dtype), _varying(aval))
 
 
-def _push(*arrays: Any, derivative: _Derivative) -> Any:
+def _push(*arrays: jax.Array, derivative: _Derivative) -> list[jax.Array]:
     """The tangents of the results: the transpose of the gradient, which is linear in what arrives."""
     known, tangents = derivative.split(arrays)
     avals = [aval_of(tangent) for tangent in tangents]
     reached: list[int] = []
 
-    def backward(*incoming: Any) -> Any:
+    def backward(*incoming: jax.Array) -> list[jax.Array]:
         answer = derivative.gradients(known, incoming)
         reached[:] = [i for i, gradient in enumerate(answer) if gradient is not None]
-        return [_like(answer[i], avals[i]) for i in reached]
+        return [_like(cast(jax.Array, answer[i]), avals[i]) for i in reached]
 
     zeros = [
         _cast(jnp.zeros(spec.shape, spec.dtype), _varying(avals[0]))
@@ -340,25 +366,33 @@ _compiled_push = jax.jit(_push, static_argnames="derivative")
 
 
 @_TANGENTS.def_impl
-def _(*arrays: Any, derivative: _Derivative, parts: Any) -> Any:
+def _(*arrays: jax.Array, derivative: _Derivative, parts: ClosedJaxpr | None) -> list[jax.Array]:
     return _compiled_push(*arrays, derivative=derivative)
 
 
 @_TANGENTS.def_abstract_eval
-def _(*avals: Any, derivative: _Derivative, parts: Any) -> Any:
+def _(*avals: ShapedArray, derivative: _Derivative, parts: ClosedJaxpr | None) -> list[ShapedArray]:
     shardings = derivative.differentiable(derivative.shardings)
     return _result_avals(_representative(avals), derivative.differentiable(derivative.results), shardings)
 
 
-def _zero(result: Any) -> Any:
+def _zero(result: jax.Array) -> Tangent:
     return ad.Zero(aval_of(result).to_tangent_aval())
 
 
-def _is_zero(tangent: Any) -> bool:
-    return type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0
+def _is_zero(tangent: Tangent) -> bool:
+    return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
 
 
-def _jvp(primals: Any, tangents: Any, *, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
+def _jvp(
+    primals: Sequence[jax.Array],
+    tangents: Sequence[Tangent],
+    *,
+    op: Operator,
+    attributes: Attributes,
+    over: int | None,
+    parts: ClosedJaxpr | None,
+) -> tuple[list[jax.Array], list[Tangent]]:
     if op.vjp is None:
         raise TypeError(f"{op.name} has no gradient")
     by_parts = parts is not None and op.vjp_by_parts is not None
@@ -366,7 +400,7 @@ def _jvp(primals: Any, tangents: Any, *, op: Operator, attributes: Attributes, o
     saved = [] if by_parts else results[op.saved_results]
     results = results[: len(op.results)]
     moving = tuple(not _is_zero(tangent) for tangent in tangents)
-    moved: Any = iter(())
+    moved: Iterator[jax.Array] = iter(())
     if any(moving):
         kept = tuple(by_parts or name in op.keeps for name in op.operands)
         derivative = _Derivative(
@@ -387,7 +421,9 @@ def _jvp(primals: Any, tangents: Any, *, op: Operator, attributes: Attributes, o
     ]
 
 
-def _jvp_of_tangents(primals: Any, tangents: Any, *, derivative: _Derivative, parts: Any) -> Any:
+def _jvp_of_tangents(
+    primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, derivative: _Derivative, parts: ClosedJaxpr | None
+) -> tuple[list[jax.Array], list[Tangent]]:
     bind = partial(_TANGENTS.bind, derivative=derivative, parts=parts)
     results = bind(*primals)
     known, _ = derivative.split(primals)
@@ -398,7 +434,7 @@ def _jvp_of_tangents(primals: Any, tangents: Any, *, derivative: _Derivative, pa
     moving = [i for i, tangent in enumerate(tangents[: len(known)]) if not _is_zero(tangent)]
     if moving:
 
-        def of_known(*values: Any) -> Any:
+        def of_known(*values: jax.Array) -> list[jax.Array]:
             arrays = list(primals)
             for i, value in zip(moving, values, strict=True):
                 arrays[i] = value
@@ -410,7 +446,9 @@ def _jvp_of_tangents(primals: Any, tangents: Any, *, derivative: _Derivative, pa
     return results, [sum(term[1:], start=term[0]) for term in zip(*terms, strict=True)]
 
 
-def _transpose_tangents(cotangents: Any, *arrays: Any, derivative: _Derivative, parts: Any) -> Any:
+def _transpose_tangents(
+    cotangents: Sequence[Tangent], *arrays: Any, derivative: _Derivative, parts: ClosedJaxpr | None
+) -> list[jax.Array | None]:
     known, linear = derivative.split(arrays)
     gradients = derivative.gradients(known, [ad.instantiate_zeros(cotangent) for cotangent in cotangents])
     return [None] * len(known) + [
@@ -419,7 +457,9 @@ def _transpose_tangents(cotangents: Any, *arrays: Any, derivative: _Derivative, 
     ]
 
 
-def _batch_tangents(arrays: Any, dims: Any, *, derivative: _Derivative, parts: Any) -> Any:
+def _batch_tangents(
+    arrays: Sequence[jax.Array], dims: Sequence[int | None], *, derivative: _Derivative, parts: ClosedJaxpr | None
+) -> tuple[list[jax.Array], list[int]]:
     results = jax.vmap(partial(_push, derivative=derivative), in_axes=dims)(*arrays)
     return results, [0] * len(results)
 
@@ -475,7 +515,9 @@ def _fold_along(letter: str, axes: Axes, mapped: list[bool], specs: tuple[Tensor
     return _Fold(letter, operands, results) if any(isinstance(where, int) for where in results) else None
 
 
-def _fold(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...], mapped: list[bool]) -> Any:
+def _fold(
+    op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...], mapped: list[bool]
+) -> tuple[Axes, _Fold] | None:
     axes = op.axes_of(specs, attributes)
     if axes is None:
         return None
@@ -484,7 +526,15 @@ def _fold(op: Operator, attributes: Attributes, specs: tuple[TensorSpec, ...], m
     return (axes, min(folds, key=lambda fold: fold.results.count("sum"))) if folds else None
 
 
-def _batch(arrays: Any, dims: Any, *, op: Operator, attributes: Attributes, over: int | None, parts: Any) -> Any:
+def _batch(
+    arrays: Sequence[jax.Array],
+    dims: Sequence[int | None],
+    *,
+    op: Operator,
+    attributes: Attributes,
+    over: int | None,
+    parts: ClosedJaxpr | None,
+) -> tuple[list[Any], list[int | None]]:
     size = next(array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None)
     mapped = [dim is not None for dim in dims]
     arrays = [a if dim is None else jnp.moveaxis(a, dim, 0) for a, dim in zip(arrays, dims, strict=True)]
@@ -504,26 +554,26 @@ def _batch(arrays: Any, dims: Any, *, op: Operator, attributes: Attributes, over
                     array = jnp.moveaxis(array, 0, place).reshape(_shape_with(spec, place, size))
             folded.append(array)
         enlarged = {
-            name: _shape_with(TensorSpec(value, ""), axes.sizes[name].index(fold.letter), size)
+            name: _shape_with(TensorSpec(cast(tuple[int, ...], value), ""), axes.sizes[name].index(fold.letter), size)
             for name, value in attributes
             if fold.letter in axes.sizes.get(name, "")
         }
         changed = tuple((name, enlarged.get(name, value)) for name, value in attributes)
         own = _lowered(op, specs, attributes).results
-        for i, (result, spec, place, letters) in enumerate(
+        for i, (result, spec, where, letters) in enumerate(
             zip(_bind(op, changed, over, *folded), own, fold.results, axes.results, strict=True)
         ):
-            if place is None:
+            if where is None:
                 results[i], dimensions[i] = result, None
-            elif isinstance(place, int):
+            elif isinstance(where, int):
                 if fold.letter != "." or letters == "/":
-                    shape = (*spec.shape[:place], size, *spec.shape[place:])
-                    result = jnp.moveaxis(result.reshape(shape), place, 0)
+                    shape = (*spec.shape[:where], size, *spec.shape[where:])
+                    result = jnp.moveaxis(result.reshape(shape), where, 0)
                 results[i] = result
     missing = [i for i, result in enumerate(results) if result is None]
     if missing:
 
-        def one(members: Any) -> Any:
+        def one(members: Sequence[jax.Array]) -> list[jax.Array]:
             rest = iter(members)
             answer = _bind(op, attributes, None, *[next(rest) if m else a for a, m in zip(arrays, mapped, strict=True)])
             return [answer[i] for i in missing]
@@ -572,7 +622,7 @@ class _Cutting:
         masked = any(letters == "/" for letters, _ in (*self.operands, *self.results))
         self.sizes = {} if masked else {letter: size for letter, size in self.sizes.items() if letter not in never}
 
-    def cuts(self, mesh: Any, wanted: list[Any]) -> _Cut:
+    def cuts(self, mesh: Mesh, wanted: Sequence[PartitionSpec]) -> _Cut:
         """As the first array that has a letter wishes. `wanted`: for the operands and, where known, the results."""
         cuts: Cuts = {}
         for (letters, _), specification in zip((*self.operands, *self.results), wanted, strict=False):
@@ -609,22 +659,24 @@ class _Cutting:
 
 
 @lru_cache(maxsize=4096)
-def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[TensorSpec, ...], _mesh: Any) -> Any:
+def _parts(
+    op: Operator, attributes: Attributes, over: int | None, specs: tuple[TensorSpec, ...], _mesh: Mesh | None
+) -> ClosedJaxpr | None:
     """The call as XLA may cut it for several devices; None where it may not."""
     if not CAN_CUT or not all(isinstance(size, int) for spec in specs for size in spec.shape):
         return None
     cutting = _Cutting(op, attributes, specs)
     axes = cutting.axes
 
-    def alone(attributes: Attributes, arrays: Any) -> Any:
+    def alone(attributes: Attributes, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         return _CALL.bind(*arrays, op=op, attributes=attributes, over=over, parts=None)
 
-    def cut_as(mesh: Any, given: Any, asked: Any = ()) -> _Cut:
+    def cut_as(mesh: Mesh, given: Shaped, asked: Shaped = ()) -> _Cut:
         if not all(isinstance(array.sharding, NamedSharding) for array in given):
             raise NotImplementedError(f"{op.name}: exactqat only supports shardings over a jax.sharding.Mesh")
         return cutting.cuts(mesh, [array.sharding.spec for array in (*given, *asked)])
 
-    def partition(mesh: Any, given: Any, asked: Any) -> Any:
+    def partition(mesh: Mesh, given: Shaped, asked: Shaped) -> tuple[Any, ...]:
         cut = cut_as(mesh, given, asked)
 
         def across(letters: str) -> tuple[str, ...]:
@@ -633,14 +685,14 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
         smaller = {
             name: tuple(
                 size // math.prod(mesh.shape[axis] for axis in across(letter))
-                for size, letter in zip(value, axes.sizes[name], strict=True)
+                for size, letter in zip(cast(tuple[int, ...], value), axes.sizes[name], strict=True)
             )
             for name, value in attributes
             if name in axes.sizes
         }
         local = tuple((name, smaller.get(name, value)) for name, value in attributes)
 
-        def on_each_device(*arrays: Any) -> Any:
+        def on_each_device(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             if (tied := across(axes.whole)) and op.parts_rule is not None:
                 total = partial(jax.lax.psum, axis_name=tied)
                 return tuple(op.parts_rule(total, arrays, dict(local))[: len(op.results)])
@@ -655,11 +707,11 @@ def _parts(op: Operator, attributes: Attributes, over: int | None, specs: tuple[
         )
         return mesh, on_each_device, results, operands
 
-    def infer(mesh: Any, given: Any, asked: Any) -> Any:
+    def infer(mesh: Mesh, given: Shaped, asked: Shaped) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, entry) for entry in cut_as(mesh, given).results)
 
     @custom_partitioning
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(alone(attributes, arrays))
 
     call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=cutting.rule())
@@ -732,7 +784,7 @@ def replicas() -> tuple[Hashable, ...] | None:
     return names
 
 
-def _over_replicas(op: Operator, attributes: Attributes, arrays: list[Any]) -> tuple[Any, ...] | None:
+def _over_replicas(op: Operator, attributes: Attributes, arrays: list[jax.Array]) -> tuple[jax.Array, ...] | None:
     """The results with the sums of all replicas, None if those of one are all that is asked for."""
     if _replicas.value is None or op.parts_rule is None:
         return None
@@ -757,14 +809,17 @@ def fused(name: str) -> Operator:
     return OPERATORS[name]
 
 
-def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
+def call(
+    op: Operator, operands: list[object], attributes: dict[str, Value], out: tuple[object, ...] | None = None
+) -> Any:
     """Run `op` on JAX arrays.
 
     NumPy arrays become JAX arrays, and others where their dtypes do not fit; numbers, lists and weakly typed arrays
     become float64 beside a float64 array, else float32. `out`: as JAX arrays never change, only the operand that the
     first result may be written over, to say that XLA should do so.
     """
-    arrays, strong, later = [], [], []
+    arrays: list[Any] = []
+    strong, later = [], []
     for i, value in enumerate(operands):
         if not isinstance(value, jax.Array):
             if isinstance(value, _NUMBERS) or not is_array_like(value):
@@ -799,7 +854,7 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
 _NUMBERS = (float, int, list, tuple, np.generic)
 
 
-def _array(op: Operator, index: int, value: Any, dtype: Any) -> Any:
+def _array(op: Operator, index: int, value: Any, dtype: DTypeLike | None) -> jax.Array:
     if type(value) in (float, int):
         value = float(value)
         if dtype is jnp.float32 and abs(value) >= FLOAT32_LIMIT:
@@ -816,7 +871,7 @@ def _array(op: Operator, index: int, value: Any, dtype: Any) -> Any:
         raise unreadable(op, op.operands[index], error) from None
 
 
-def _fitted(op: Operator, operands: list[Any], arrays: list[Any]) -> list[Any]:
+def _fitted(op: Operator, operands: list[object], arrays: list[jax.Array]) -> list[jax.Array]:
     """The arrays of a call whose dtypes do not fit, with what came as NumPy arrays, lists and numbers like the rest."""
     own = [v.dtype.name if isinstance(v, jax.Array) and not v.weak_type else None for v in operands]
     kept = [dtype for dtype in own if dtype]
@@ -827,7 +882,7 @@ def _fitted(op: Operator, operands: list[Any], arrays: list[Any]) -> list[Any]:
     ]
 
 
-def _over(op: Operator, operands: list[Any], out: tuple[Any, ...] | None) -> int | None:
+def _over(op: Operator, operands: list[object], out: tuple[object, ...] | None) -> int | None:
     if out is None:
         return None
     for i, (name, operand) in enumerate(zip(op.operands, operands, strict=True)):
@@ -840,13 +895,13 @@ def _over(op: Operator, operands: list[Any], out: tuple[Any, ...] | None) -> int
     )
 
 
-def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+def pass_through(function: Callable[..., Results], arrays: tuple[jax.Array, ...]) -> Results:
     """`function(*arrays)`, through which gradients pass unchanged, output by output."""
     values = jax.lax.stop_gradient(function(*arrays))
     leaves, tree = jax.tree.flatten(values)
 
     @jax.custom_jvp
-    def passing(arrays: Any, leaves: Any) -> Any:
+    def passing(arrays: Sequence[jax.Array], leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return leaves
 
     @passing.defjvp

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy arrays in, NumPy arrays out: how any declared operator runs on them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from exactqat.operators.cpu import LARGE, block, planned, shortcut
+from exactqat.operators.cpu import LARGE, Learned, block, planned, shortcut
 from exactqat.operators.declarations.dispatch import is_array_like
 from exactqat.operators.declarations.memory import Memory, check_out, dtypes_that_fit, unreadable
 from exactqat.operators.declarations.op import Operator
-from exactqat.operators.declarations.specification import FLOATS, TensorSpec
+from exactqat.operators.declarations.specification import FLOATS, Lowering, TensorSpec, Value
 
+Results = TypeVar("Results")
 _FLOAT32 = np.dtype("float32")
 _NUMBERS = (np.float16, np.float32, np.float64)  # an array's `min()` is one of them
 _NAMES: dict[np.dtype, str] = {}  # `dtype.name` is slow
@@ -28,13 +29,13 @@ def _name(dtype: np.dtype) -> str:
     return name
 
 
-def _dtype_of_numbers(operands: list[Any]) -> np.dtype:
+def _dtype_of_numbers(operands: Sequence[object]) -> np.dtype:
     """Numbers and lists are ranges and statistics: float64 with a float64 array, otherwise float32."""
     dtype = next((v.dtype for v in operands if isinstance(v, np.ndarray)), _FLOAT32)
     return dtype if dtype.name == "float64" else _FLOAT32
 
 
-def _arrays(op: Operator, operands: list[Any]) -> list[np.ndarray]:
+def _arrays(op: Operator, operands: Sequence[object]) -> list[np.ndarray]:
     """Dense native arrays."""
     arrays = []
     for name, value in zip(op.operands, operands, strict=True):
@@ -46,12 +47,12 @@ def _arrays(op: Operator, operands: list[Any]) -> list[np.ndarray]:
     return arrays
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether a value that is no array of another framework has a dtype of its own."""
     return isinstance(value, np.ndarray) or (is_array_like(value) and not isinstance(value, np.generic))
 
 
-def _array(op: Operator, name: str, value: Any, dtype: np.dtype | None) -> np.ndarray:
+def _array(op: Operator, name: str, value: object, dtype: np.dtype | None) -> np.ndarray:
     try:
         with np.errstate(over="ignore"):  # a number beyond float32 is infinite there
             return np.asarray(value, dtype)
@@ -59,7 +60,7 @@ def _array(op: Operator, name: str, value: Any, dtype: np.dtype | None) -> np.nd
         raise unreadable(op, name, error) from None
 
 
-def _fitted(op: Operator, operands: list[Any]) -> list[np.ndarray]:
+def _fitted(op: Operator, operands: Sequence[object]) -> list[np.ndarray]:
     """The arrays of a call whose dtypes do not fit, as ones that do where nothing is lost: ranges of any kind of number
     are rounded as Python's numbers are, integers that the dtype of the data holds become data."""
     given = [np.asarray(value) if is_array(value) else value for value in operands]
@@ -91,7 +92,7 @@ def _empty(spec: TensorSpec) -> Callable[[], np.ndarray]:
     return lambda: np.frombuffer(block(bytes), dtype).reshape(spec.shape)
 
 
-def _memory(array: Any) -> Memory:
+def _memory(array: object) -> Memory:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"out must be NumPy arrays like the operands, got {type(array).__name__}")
     dense = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
@@ -99,18 +100,22 @@ def _memory(array: Any) -> Memory:
     return Memory(TensorSpec(array.shape, _name(array.dtype)), address, dense, array.flags.writeable)
 
 
-def _planned(op: Operator, arrays: list[np.ndarray], attributes: dict[str, Any]) -> Any:
+def _planned(
+    op: Operator, arrays: list[np.ndarray], attributes: dict[str, Value]
+) -> tuple[Lowering, Callable[..., None]]:
     return planned(op, tuple([TensorSpec(a.shape, _name(a.dtype)) for a in arrays]), tuple(attributes.items()))
 
 
-def _learn(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _learn(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Learned:
     """For `shortcut`."""
     operands, attributes = op.bind(args, kwargs)
     lowered, plan = _planned(op, _arrays(op, operands), attributes)
     return plan, [_empty(spec) for spec in lowered.results], tuple(attributes.values())
 
 
-def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
+def call(
+    op: Operator, operands: Sequence[object], attributes: dict[str, Value], out: tuple[Any, ...] | None = None
+) -> Any:
     """Run `op` on NumPy arrays; results go into `out` if it is given."""
     if np.ndarray not in op.shortcuts:
         op.shortcuts[np.ndarray] = shortcut(op, (np.ndarray,), partial(_learn, op), numbers=_NUMBERS)
@@ -134,6 +139,6 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     return op.wrap(results)
 
 
-def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+def pass_through(function: Callable[..., Results], arrays: tuple[np.ndarray, ...]) -> Results:
     """NumPy has no gradients to pass."""
     return function(*arrays)

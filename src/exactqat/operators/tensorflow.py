@@ -15,10 +15,11 @@ import tensorflow as tf
 from exactqat.operators.declarations.dispatch import arrays_in, framework_of, frontend, is_array_like
 from exactqat.operators.declarations.memory import dtypes_that_fit, guest, unreadable
 from exactqat.operators.declarations.op import Operator
-from exactqat.operators.declarations.specification import InTensorFlow, TensorSpec
+from exactqat.operators.declarations.specification import Attributes, InTensorFlow, TensorSpec, Value
 
-Attributes = tuple[tuple[str, Any], ...]
 Function = Callable[..., list[tf.Tensor]]
+# With its gradient, for `tf.custom_gradient`.
+Differentiable = tuple[list[tf.Tensor], Callable[..., list[tf.Tensor | None]]]
 
 # What its operators say to a call that they do not take; others, as of memory that is used up, are the caller's.
 _REFUSALS = (
@@ -35,7 +36,7 @@ _REFUSALS = (
 # Operands.
 
 
-def _tensor(op: Operator, name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+def _tensor(op: Operator, name: str, value: object, dtype: tf.DType) -> tf.Tensor:
     """Of anything that is not a tensor of its own."""
     if isinstance(value, list | tuple) and arrays_in(value):
         return tf.stack([_tensor(op, name, each, dtype) for each in value])  # which hands on gradients
@@ -47,7 +48,7 @@ def _tensor(op: Operator, name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
         return tf.constant(np.asarray(value).astype(dtype.as_numpy_dtype))
 
 
-def _tensors(op: Operator, operands: list[Any]) -> list[tf.Tensor]:
+def _tensors(op: Operator, operands: list[object]) -> list[tf.Tensor]:
     """All others become what goes with the tensors: ranges at least float32, data like the data."""
     tensors = list(operands)
     for i, (name, value) in enumerate(zip(op.operands, operands, strict=True)):
@@ -78,7 +79,7 @@ class _Checked(NamedTuple):
 
     representative: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
-    shapes: list[Any]  # of the results, as far as they are known
+    shapes: list[Sequence[int | None] | None]  # of the results, as far as they are known
 
 
 def _check(op: Operator, tensors: list[tf.Tensor], attributes: Attributes) -> _Checked:
@@ -127,7 +128,7 @@ def _filled(shape: tf.TensorShape, others: Sequence[tf.TensorShape], size: int, 
     return tuple(size if n is None else n for n in found)
 
 
-def _common(specs: Sequence[TensorSpec], stand_ins: set[int]) -> Any:
+def _common(specs: Sequence[TensorSpec], stand_ins: set[int]) -> list[int | None] | None:
     """The shape that a result has with all sizes that were tried; a single one tells nothing where it is met."""
     if len({spec.rank for spec in specs}) > 1:
         return None
@@ -202,12 +203,14 @@ def _ours(op: Operator, attributes: Attributes, *tensors: tf.Tensor) -> list[tf.
     return _with_gradient(op, form, attributes, partial(_run_on_arrays, form, attributes), list(tensors))
 
 
-def _on_host(function: Function, tensors: list[tf.Tensor], dtypes: list[Any], shapes: list[Any]) -> list[tf.Tensor]:
+def _on_host(
+    function: Function, tensors: list[tf.Tensor], dtypes: list[tf.DType], shapes: Sequence[object]
+) -> list[tf.Tensor]:
     """`function` of tensors that have values, which can be differentiated there, as a part of a graph, with gradients
     of every order."""
 
     @tf.custom_gradient
-    def run(*tensors: tf.Tensor) -> Any:
+    def run(*tensors: tf.Tensor) -> Differentiable:
         def on_arrays(*arrays: np.ndarray) -> list[np.ndarray]:
             return [result.numpy() for result in function(*map(tf.constant, arrays))]
 
@@ -215,7 +218,7 @@ def _on_host(function: Function, tensors: list[tf.Tensor], dtypes: list[Any], sh
         for result, shape in zip(results, shapes, strict=True):
             result.set_shape(shape)
 
-        def gradient(*incoming: tf.Tensor) -> Any:
+        def gradient(*incoming: tf.Tensor) -> list[tf.Tensor]:
             def backward(*tensors_and_incoming: tf.Tensor) -> list[tf.Tensor]:
                 given = tensors_and_incoming[: len(tensors)]
                 with tf.GradientTape() as tape:
@@ -243,7 +246,7 @@ def _with_gradient(
     gradient."""
 
     @tf.custom_gradient
-    def call(*tensors: tf.Tensor) -> Any:
+    def call(*tensors: tf.Tensor) -> Differentiable:
         results = run(*tensors)
 
         def gradient(*incoming: tf.Tensor) -> list[tf.Tensor | None]:
@@ -266,7 +269,9 @@ def _with_gradient(
 # The frontend.
 
 
-def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
+def call(
+    op: Operator, operands: list[object], attributes: dict[str, Value], out: tuple[object, ...] | None = None
+) -> Any:
     """Run `op` on TensorFlow's tensors and variables.
 
     NumPy arrays, lists and numbers mixed with them become tensors. There is no `out`, as tensors never change.
@@ -288,17 +293,17 @@ def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tup
     return op.wrap(_on_host(partial(_ours, op, given), tensors, dtypes, checked.shapes))
 
 
-def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+def pass_through(function: Callable[..., Any], arrays: tuple[tf.Tensor, ...]) -> Any:
     """`function(*arrays)`, through which gradients pass unchanged, output by output."""
     return tf.grad_pass_through(function)(*arrays)
 
 
-def cast(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
+def cast(tensor: tf.Tensor, dtype: tf.DType | str) -> tf.Tensor:
     """For rules that are the same in every framework."""
     return tf.cast(tensor, dtype)
 
 
-def reshape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
+def reshape(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
     """Likewise."""
     return tf.reshape(tensor, [-1 if size is None else size for size in shape])
 

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from exactqat.operators import OPERATORS
-from exactqat.operators.cpu import LARGE, block, kernels, planned, shortcut
+from exactqat.operators.cpu import LARGE, Learned, Shortcut, block, kernels, planned, shortcut
 from exactqat.operators.declarations.dispatch import arrays_in, framework_of, is_array_like
 from exactqat.operators.declarations.memory import (
     Memory,
@@ -31,15 +31,18 @@ from exactqat.operators.declarations.memory import (
 )
 from exactqat.operators.declarations.op import Operator
 from exactqat.operators.declarations.plain_numbers import FLOAT32_LIMIT
-from exactqat.operators.declarations.specification import HALVES, ITEM_SIZES, TensorSpec
+from exactqat.operators.declarations.specification import HALVES, ITEM_SIZES, Attributes, TensorSpec, Value
+
+# What operators and functions of autograd are called as: with tensors, then attributes.
+Results = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _CPU = torch.device("cpu")
 _LIBRARY = torch.library.Library("exactqat", "DEF")
 _SCHEMA_TYPES = {"integers": "int[]", "choice": "str"}
-_OVERLOADS: dict[str, Any] = {}
-_DIFFERENTIABLE: dict[str, Any] = {}
+_OVERLOADS: dict[str, Results] = {}
+_DIFFERENTIABLE: dict[str, Results] = {}
 
 
 def _in_forward_mode() -> bool:
@@ -111,7 +114,7 @@ def _empty(spec: TensorSpec) -> Callable[[], torch.Tensor]:
     return lambda: torch.frombuffer(block(bytes), dtype=dtype, count=spec.size).view(spec.shape)
 
 
-def _on_gpu(op: Operator, tensors: tuple[torch.Tensor, ...], attributes: tuple[tuple[str, Any], ...]) -> Any:
+def _on_gpu(op: Operator, tensors: tuple[torch.Tensor, ...], attributes: Attributes) -> list[torch.Tensor]:
     """On the operands' device and PyTorch's current stream there; nothing waits for it."""
     from exactqat.operators import triton  # here, because a machine without a GPU need not have it
 
@@ -135,17 +138,17 @@ def _schema(op: Operator) -> str:
     return f"{op.name}({', '.join(parameters)}) -> {results if len(op.results) == 1 else f'({results})'}"
 
 
-def _register(op: Operator) -> Any:
+def _register(op: Operator) -> Results:
     count, names = len(op.operands), tuple(op.attributes)
 
-    def split(arguments: tuple[Any, ...]) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[str, Any], ...]]:
+    def split(arguments: tuple[Any, ...]) -> tuple[tuple[torch.Tensor, ...], Attributes]:
         attributes = (tuple(v) if isinstance(v, list) else v for v in arguments[count:])
         return arguments[:count], tuple(zip(names, attributes, strict=True))
 
-    def one_or_all(results: list[torch.Tensor]) -> Any:
+    def one_or_all(results: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
         return results[0] if len(results) == 1 else tuple(results)
 
-    def on_cpu(*arguments: Any) -> Any:
+    def on_cpu(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
         try:
             results = _below_autograd(op)(arguments, {})
         except ValueError as error:
@@ -165,10 +168,10 @@ def _register(op: Operator) -> Any:
             raise op.refusal(error, dense, dict(attributes)) from None
         return one_or_all(results)
 
-    def on_cuda(*arguments: Any) -> Any:
+    def on_cuda(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
         return one_or_all(_on_gpu(op, *split(arguments)))
 
-    def on_fake(*arguments: Any) -> Any:
+    def on_fake(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
         tensors, attributes = split(arguments)
         # Not `op.lower`: sizes may be symbols, which cannot be remembered.
         lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
@@ -187,7 +190,7 @@ def _register(op: Operator) -> Any:
     return overload
 
 
-def _register_gradient(op: Operator, overload: Any) -> None:
+def _register_gradient(op: Operator, overload: Results) -> None:
     form = op.training_form
     form_overload = overload if form is op else _overload(form)
     constants = [i for i, name in enumerate(op.results) if name not in op.differentiable]
@@ -196,14 +199,14 @@ def _register_gradient(op: Operator, overload: Any) -> None:
     always = [i for i, name in enumerate(op.operands) if name in op.keeps]
     conditions = {op.operands.index(name): (names.index(at), value) for name, (at, value) in op.keeps_if.items()}
 
-    def kept(attributes: tuple[Any, ...]) -> list[int]:
+    def kept(attributes: tuple[Value, ...]) -> list[int]:
         if not conditions:
             return always
         return [i for i in always if i not in conditions or attributes[conditions[i][0]] == conditions[i][1]]
 
     class Differentiable(_SingleLevelFunction):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
+        def forward(ctx: Any, *arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
             results = _below_autograd(form)(arguments, {})
             if results is None:
                 results = _below(form_overload, arguments)
@@ -215,7 +218,7 @@ def _register_gradient(op: Operator, overload: Any) -> None:
             return every[0] if own == 1 else tuple(every[:own])
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
+        def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             saved, present = ctx.saved_tensors, kept(ctx.attributes)
             operands: list[torch.Tensor | None] = [None] * count
             for i, tensor in zip(present, saved, strict=False):
@@ -230,7 +233,7 @@ def _register_gradient(op: Operator, overload: Any) -> None:
     Differentiable.__name__ = Differentiable.__qualname__ = op.name
     apply = _DIFFERENTIABLE[op.name] = cast(Any, Differentiable).apply
 
-    def with_gradient(*arguments: Any) -> Any:
+    def with_gradient(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
         if _in_forward_mode():
             primals, tangents = _unpack(arguments[:count])
             if any(tangent is not None for tangent in tangents):
@@ -243,7 +246,7 @@ def _register_gradient(op: Operator, overload: Any) -> None:
     _LIBRARY.impl(op.name, with_gradient, "Autograd")
 
 
-def _below(overload: Any, arguments: tuple[Any, ...]) -> Any:
+def _below(overload: Results, arguments: tuple[Any, ...]) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """What a function of autograd computes from below."""
     with torch._C._AutoDispatchBelowAutograd():
         if torch._C._functorch.peek_interpreter_stack() is None:
@@ -253,7 +256,7 @@ def _below(overload: Any, arguments: tuple[Any, ...]) -> Any:
             return overload(*arguments)
 
 
-def _applied(apply: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _applied(apply: Results, arguments: tuple[Any, ...]) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """A function of autograd, from below the dispatcher."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         return apply(*arguments)
@@ -263,7 +266,7 @@ def _applied(apply: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return apply(*arguments)
 
 
-def _register_constant(op: Operator, overload: Any) -> None:
+def _register_constant(op: Operator, overload: Results) -> None:
     """For an operator without a gradient: requesting one must not silently give zero."""
     count = len(op.operands)
 
@@ -273,19 +276,19 @@ def _register_constant(op: Operator, overload: Any) -> None:
 
     class Constant(_SingleLevelFunction):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
+        def forward(ctx: Any, *arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
             ctx.set_materialize_grads(False)
             return _below(overload, arguments)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
+        def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             refuse(gradients)
             return (None,) * (count + len(op.attributes))
 
     Constant.__name__ = Constant.__qualname__ = op.name
     apply = cast(Any, Constant).apply
 
-    def without_gradient(*arguments: Any) -> Any:
+    def without_gradient(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
         if _in_forward_mode():
             refuse(_unpack(arguments[:count])[1])
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[:count]):
@@ -303,11 +306,11 @@ def _unpack(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[t
 
 def _forward(
     op: Operator,
-    form: Any,
+    form: Results,
     primals: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor | None],
-    attributes: tuple[Any, ...],
-) -> Any:
+    attributes: tuple[Value, ...],
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Results with their tangents, in forward mode.
 
     A vjp is linear in the gradients it is given, so its own gradient with respect to them, with the tangents in the
@@ -336,7 +339,7 @@ def _forward(
     return answers[0] if len(answers) == 1 else tuple(answers)
 
 
-def _overload(op: Operator) -> Any:
+def _overload(op: Operator) -> Results:
     if op.name not in _OVERLOADS:
         _OVERLOADS[op.name] = _register(op)
     return _OVERLOADS[op.name]
@@ -346,7 +349,7 @@ for _op in OPERATORS.values():
     _overload(_op)
 
 
-def _learn(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _learn(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Learned:
     """For `shortcut`."""
     operands, attributes = op.bind(args, kwargs)
     specs = tuple([_spec(tensor) for tensor in _tensors(op, operands)])
@@ -361,7 +364,7 @@ def _learn(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return plan, results, tuple(attributes.values())
 
 
-def _shortcut(op: Operator, **autograd: Any) -> Any:
+def _shortcut(op: Operator, **autograd: Any) -> Shortcut:
     return shortcut(
         op,
         (torch.Tensor, torch.nn.Parameter),
@@ -380,7 +383,7 @@ def _shortcut(op: Operator, **autograd: Any) -> Any:
     )
 
 
-def _below_autograd(op: Operator) -> Any:
+def _below_autograd(op: Operator) -> Shortcut:
     found = op.shortcuts.get("below autograd")
     if found is None:
         found = op.shortcuts["below autograd"] = _shortcut(op)
@@ -397,7 +400,7 @@ def _memory(tensor: torch.Tensor) -> Memory:
     return Memory(_spec(tensor), tensor.data_ptr(), tensor.is_contiguous(), not tensor.is_inference())
 
 
-def _into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...], out: tuple[Any, ...]) -> Any:
+def _into(op: Operator, tensors: list[torch.Tensor], attributes: Attributes, out: tuple[Any, ...]) -> Any:
     """Run on the CPU into existing tensors, outside of autograd, as PyTorch's own out= does."""
     if torch.compiler.is_compiling():
         raise TypeError(f"{op.name}: out cannot be used under torch.compile, which plans memory itself")
@@ -445,7 +448,7 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[Any, ...], out: tuple[Any, ...]) -> Any:
+def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: Attributes, out: tuple[Any, ...]) -> Any:
     """For tensors that are more than memory, and where somebody watches: what PyTorch does with them is for it to
     say."""
     for name, given in zip(op.results, out, strict=True):
@@ -469,7 +472,7 @@ def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: tuple[An
     return op.wrap(out)
 
 
-def _first_tensor(values: Any) -> torch.Tensor | None:
+def _first_tensor(values: Sequence[object]) -> torch.Tensor | None:
     """The first tensor, or, where there is none, the first within a list."""
     found = next((value for value in values if isinstance(value, torch.Tensor)), None)
     for value in values if found is None else ():
@@ -519,7 +522,9 @@ def fused(name: str) -> Operator:
     return OPERATORS[name]
 
 
-def call(op: Operator, operands: list[Any], attributes: dict[str, Any], out: tuple[Any, ...] | None = None) -> Any:
+def call(
+    op: Operator, operands: list[Any], attributes: dict[str, Value], out: tuple[torch.Tensor | None, ...] | None = None
+) -> Any:
     """Run `op` on PyTorch tensors."""
     tensors = _tensors(op, operands)
     like = next((value for value in operands if isinstance(value, torch.Tensor)), tensors[0])
@@ -551,19 +556,19 @@ class _PassThrough(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> torch.Tensor:
+    def jvp(ctx: object, tangent: torch.Tensor, _: object) -> torch.Tensor:
         return tangent.clone()
 
 
-def pass_through(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+def pass_through(function: Callable[..., Any], arrays: tuple[torch.Tensor, ...]) -> Any:
     """`function(*arrays)`, through which gradients pass unchanged, output by output."""
     with torch.no_grad():
         results = function(*arrays)

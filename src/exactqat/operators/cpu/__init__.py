@@ -6,19 +6,23 @@ threads, `EXACTQAT_KEEP_MIB` the memory of freed large results that is kept for 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TypeAlias
 
 from exactqat.operators.cpu._features import instruction_sets
-from exactqat.operators.declarations.op import OPERATORS
-from exactqat.operators.declarations.specification import Lowering, TensorSpec
+from exactqat.operators.declarations.op import OPERATORS, Operator, Shortcut
+from exactqat.operators.declarations.specification import Attributes, Lowering, TensorSpec, Value
+
+# How a call ran: its plan, for each result what makes it or the operand that it is like, and the attributes.
+Learned: TypeAlias = tuple[Callable[..., None], Sequence[int | Callable[[], object]], tuple[Value, ...]]
 
 INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())  # those this processor can run, best first
 
 
-def load(instruction_set: str) -> Any:
+def load(instruction_set: str) -> ModuleType:
     """The kernel module built for one instruction set."""
     if instruction_set not in INSTRUCTION_SETS:
         raise ValueError(
@@ -30,38 +34,40 @@ def load(instruction_set: str) -> Any:
 kernels = load(os.environ.get("EXACTQAT_ISA") or INSTRUCTION_SETS[0])
 
 
-def plan(module: Any, operands: tuple[TensorSpec, ...], lowered: Lowering) -> Any:
+def plan(module: ModuleType, operands: tuple[TensorSpec, ...], lowered: Lowering) -> Callable[..., None]:
     """A call of one kernel, ready to run on addresses: those of the operands, then those of the results."""
     arrays = [(spec.dtype, spec.shape) for spec in (*operands, *lowered.results)]
     return module.plan(lowered.kernel, arrays, len(operands), dict(lowered.numbers))
 
 
 @lru_cache(maxsize=4096)
-def planned(op: Any, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[Lowering, Any]:
+def planned(
+    op: Operator, operands: tuple[TensorSpec, ...], attributes: Attributes
+) -> tuple[Lowering, Callable[..., None]]:
     """`op.lower` and the plan for it, remembered: a call with known shapes costs one look-up."""
     lowered = op.lower(operands, attributes)
     return lowered, plan(kernels, operands, lowered)
 
 
 def shortcut(
-    op: Any,
+    op: Operator,
     types: tuple[type, ...],
-    learn: Callable[..., Any],
+    learn: Callable[[tuple[object, ...], dict[str, object]], Learned],
     *,
     numbers: tuple[type, ...] = (),
-    unusual: tuple[Callable[[], Any], ...] = (),
-    exchange: Any = None,
-    to_dlpack: Any = None,
-    is_negated: Any = None,
-    offset: Any = None,
-    storage: Any = None,
-    bytes: Any = None,
-    like: Any = None,
-    is_grad_enabled: Any = None,
-    differentiable: Any = None,
-    is_inference: Any = None,
-    written: Any = None,
-) -> Any:
+    unusual: tuple[Callable[[], object], ...] = (),
+    exchange: object = None,
+    to_dlpack: object = None,
+    is_negated: object = None,
+    offset: object = None,
+    storage: object = None,
+    bytes: object = None,
+    like: object = None,
+    is_grad_enabled: object = None,
+    differentiable: object = None,
+    is_inference: object = None,
+    written: object = None,
+) -> Shortcut:
     """`(args, kwargs, out) -> results` for calls of `op` that look like an earlier one, None for others (bind.cpp)."""
     parameters = [(name, name in op.operands) for name in op.parameters]
     wrap = op.result_type
@@ -82,7 +88,7 @@ def forget_plans() -> None:
 LARGE = 1 << 20
 
 
-def block(bytes: int) -> Any:
+def block(bytes: int) -> memoryview:
     """Memory for one large result, as an object with the buffer protocol.
 
     Freed blocks are kept for the next results, up to `EXACTQAT_KEEP_MIB` (512) in all.

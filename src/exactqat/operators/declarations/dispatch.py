@@ -25,13 +25,13 @@ def compiling() -> bool:
     return torch is not None and torch.compiler.is_compiling()
 
 
-def is_array_like(value: Any) -> bool:
+def is_array_like(value: object) -> bool:
     """Whether `value` is an object that NumPy can unambiguously convert to an array: pandas' columns, TensorFlow's
     tensors, the standard library's arrays."""
     return hasattr(value, "__array__") or isinstance(value, array | memoryview)
 
 
-def arrays_in(value: Any) -> list[Any]:
+def arrays_in(value: Sequence[object]) -> list[object]:
     """What a nested sequence holds beside numbers."""
     found = []
     for item in value:
@@ -42,7 +42,7 @@ def arrays_in(value: Any) -> list[Any]:
     return found
 
 
-def rank_of(value: Any) -> int:
+def rank_of(value: object) -> int:
     """Number of dimensions of anything that can be an operand."""
     if hasattr(value, "shape"):
         return len(value.shape)
@@ -53,7 +53,7 @@ def rank_of(value: Any) -> int:
     return memoryview(value).ndim if isinstance(value, array | memoryview) else 0
 
 
-def framework_of(value: Any) -> str | None:
+def framework_of(value: object) -> str | None:
     """ "numpy", "torch", "jax" or "tensorflow" for an array, None for a Python number or sequence."""
     for framework, (module, array_type) in FRAMEWORKS.items():
         loaded = sys.modules.get(module)
@@ -66,11 +66,11 @@ def framework_of(value: Any) -> str | None:
     return None
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_nothing(value: object) -> bool:
     return False
 
 
-def frontend_for(operator: str, names: Sequence[str], operands: Sequence[Any]) -> types.ModuleType:
+def frontend_for(operator: str, names: Sequence[str], operands: Sequence[object]) -> types.ModuleType:
     """The module that runs an operator on these arrays: one framework's, optionally mixed with NumPy's.
 
     operator, names: its name and those of its operands, for messages.
@@ -97,7 +97,7 @@ def frontend_for(operator: str, names: Sequence[str], operands: Sequence[Any]) -
     return frontend(found or "numpy")
 
 
-def frontend_of(array: Any) -> types.ModuleType:
+def frontend_of(array: object) -> types.ModuleType:
     """The module that runs operators on what `array` is."""
     return frontend(framework_of(array) or "numpy")
 
@@ -116,7 +116,7 @@ def widened(array: Any) -> Any:
     return array.float() if hasattr(array, "float") else frontend_of(array).cast(array, "float32")
 
 
-def reshaped(array: Any, shape: Any) -> Any:
+def reshaped(array: Any, shape: tuple[int, ...]) -> Any:
     """An array of any framework in another shape."""
     return array.reshape(shape) if hasattr(array, "reshape") else frontend_of(array).reshape(array, shape)
 

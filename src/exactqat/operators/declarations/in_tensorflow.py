@@ -17,7 +17,7 @@ from exactqat.operators.declarations.specification import InTensorFlow, TensorSp
 
 def _fake_quant(op: Operator, highest_rank: float) -> None:
     @op.in_tensorflow
-    def _(results: Any, **call: Any) -> InTensorFlow | None:
+    def _(results: tuple[TensorSpec, ...], **call: Any) -> InTensorFlow | None:
         inputs = call["inputs"]
         fits = inputs.dtype == "float32" and inputs.rank <= highest_rank
         return InTensorFlow(gradients=False) if fits else None
@@ -36,7 +36,7 @@ for _op, _highest_rank in (
 
 def _quantize_and_dequantize(op: Operator, gradients: bool, given_along_axis: bool) -> None:
     @op.in_tensorflow
-    def _(results: Any, **call: Any) -> InTensorFlow | None:
+    def _(results: tuple[TensorSpec, ...], **call: Any) -> InTensorFlow | None:
         input, axis = call["input"], call["axis"]
         given = call.get("range_given", True)
         bound = TensorSpec(() if axis == -1 else (input.shape[axis],), input.dtype)
@@ -68,7 +68,7 @@ def _images(x: TensorSpec, data_format: str, first_version: bool) -> bool | None
 
 def _fused_batch_norm(op: Operator) -> None:
     @op.in_tensorflow
-    def _(results: Any, **call: Any) -> InTensorFlow | None:
+    def _(results: tuple[TensorSpec, ...], **call: Any) -> InTensorFlow | None:
         x, scale, is_training = call["x"], call["scale"], call["is_training"]
         everywhere = _images(x, call["data_format"], op is fused_batch_norm.fused_batch_norm)
         lengths = ((0,), scale.shape)
@@ -81,7 +81,7 @@ def _fused_batch_norm(op: Operator) -> None:
 
 def _fused_batch_norm_grad(op: Operator) -> None:
     @op.in_tensorflow
-    def _(results: Any, **call: Any) -> InTensorFlow | None:
+    def _(results: tuple[TensorSpec, ...], **call: Any) -> InTensorFlow | None:
         everywhere = _images(call["x"], call["data_format"], op is fused_batch_norm.fused_batch_norm_grad)
         return None if everywhere is None else InTensorFlow(False, everywhere, opaque=("reserve_space_3",))
 
@@ -97,7 +97,7 @@ _fused_batch_norm_grad(fused_batch_norm.fused_batch_norm_grad_v3)
 @depthwise_conv2d.depthwise_conv2d_native.in_tensorflow
 @depthwise_conv2d.depthwise_conv2d_native_backprop_input.in_tensorflow
 @depthwise_conv2d.depthwise_conv2d_native_backprop_filter.in_tensorflow
-def _depthwise_conv2d(results: Any, **call: Any) -> InTensorFlow | None:
+def _depthwise_conv2d(results: tuple[TensorSpec, ...], **call: Any) -> InTensorFlow | None:
     arrays = [*results, *(value for value in call.values() if isinstance(value, TensorSpec))]
     sizes = [size for array in arrays for size in array.shape] + [*call.get("filter_sizes", ())]
     # Nothing to sum is an error or uninitialized memory in some kernels; the gradients ignore dilations.

@@ -13,13 +13,22 @@ import numbers
 import sys
 import typing
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial, partialmethod, update_wrapper
 from typing import Any, TypeVar
 
 from exactqat.operators.declarations.dispatch import AN_ARRAY, compiling, frontend_for
 from exactqat.operators.declarations.plain_numbers import integer, text, written
-from exactqat.operators.declarations.specification import Axes, InTensorFlow, Lowering, Range, Tensor, TensorSpec
+from exactqat.operators.declarations.specification import (
+    Attributes,
+    Axes,
+    InTensorFlow,
+    Lowering,
+    Range,
+    Tensor,
+    TensorSpec,
+    Value,
+)
 
 
 class _Shown:
@@ -37,6 +46,10 @@ _RANGE = _Shown("numpy.ndarray | torch.Tensor | jax.Array | tf.Tensor | float")
 ARRAYS = _Shown("numpy.ndarray | torch.Tensor | tuple | None")
 
 
+# Of (gradients, operands, results, attributes), or of what else `Operator` says; arrays are any framework's.
+Vjp = Callable[..., tuple[Any, ...]]
+# (args, kwargs, out) -> results.
+Shortcut = Callable[..., Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -76,28 +89,28 @@ class Operator:
         self.results = results
         self.exports = exports
         self.reuses = reuses
-        self.vjp: Callable[..., tuple[Any, ...]] | None = None
+        self.vjp: Vjp | None = None
         self.training_form = self
         self.differentiable = results
         self.gradient_count = len(results)
         self.saved_results = slice(0)  # of the training form
-        self.vjp_by_parts: Callable[..., tuple[Any, ...]] | None = None
+        self.vjp_by_parts: Vjp | None = None
         self.axes_rule: Callable[..., Axes] | None = None
-        self.parts_rule: Callable[..., tuple[Any, ...]] | None = None
+        self.parts_rule: Vjp | None = None
         self.tensorflow_rule: Callable[..., InTensorFlow | None] | None = None
         self.refusal_text = ""
-        self.refusal_attributes: Mapping[str, Any] = {}
+        self.refusal_attributes: Mapping[str, Value] = {}
         parameters = inspect.signature(rule, eval_str=True).parameters
         self.parameters = tuple(parameters)
         self.defaults = {k: p.default for k, p in parameters.items() if p.default is not inspect.Parameter.empty}
         self.operands = tuple(k for k, p in parameters.items() if p.annotation in (Tensor, Range))
         self.ranges = frozenset(k for k, p in parameters.items() if p.annotation == Range)
         self.keeps = self.operands
-        self.keeps_if: Mapping[str, tuple[str, Any]] = {}
+        self.keeps_if: Mapping[str, tuple[str, Value]] = {}
         self.first = self.parameters.index(self.operands[0])
         # By type of the first operand: (args, kwargs) -> results, or None for what is not a plain call known before.
         # Under other keys, what frontends keep for themselves.
-        self.shortcuts: dict[Any, Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...] | None], Any]] = {}
+        self.shortcuts: dict[type | str, Shortcut] = {}
         self.attributes = {k: _kind(p.annotation) for k, p in parameters.items() if k not in self.operands}
         self.choices = {
             k: typing.get_args(parameters[k].annotation) for k, kind in self.attributes.items() if kind == "choice"
@@ -115,11 +128,11 @@ class Operator:
         self.result_type.__reduce__ = partialmethod(_reduced, self.name)  # type: ignore[assignment]
         self._remembered = lru_cache(maxsize=4096)(self.check)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[str], "Operator"], tuple[str]]:
         return _by_name, (self.name,)  # pickled by name, as functions are
 
     # TensorFlow's autograph rewrites the Python code of what a traced function calls, unless it has this attribute.
-    autograph_info__: Any = None
+    autograph_info__: object = None
 
     def __repr__(self) -> str:
         nothing = inspect.Parameter.empty
@@ -129,19 +142,19 @@ class Operator:
         ]
         return f"<exactqat operator {self.name}{inspect.Signature(parameters)}>"
 
-    def __get__(self, instance: Any, owner: Any = None) -> "Operator":
+    def __get__(self, instance: object, owner: object = None) -> "Operator":
         """Of a class an operator is a static method. Having this also tells `help` that it is a routine, with a
         signature."""
         return self
 
     def gradient(
         self,
-        vjp: Callable[..., tuple[Any, ...]] | None = None,
+        vjp: Vjp | None = None,
         *,
         of: tuple[str, ...] | None = None,
         saves_results: tuple[str, ...] = (),
         keeps: tuple[str, ...] | None = None,
-        keeps_if: Mapping[str, tuple[str, Any]] | None = None,
+        keeps_if: Mapping[str, tuple[str, Value]] | None = None,
         training_form: "Operator | None" = None,
     ) -> Any:
         """Declare the vector-Jacobian product: `vjp(gradients, operands, results, attributes)` -> one gradient per
@@ -187,7 +200,7 @@ class Operator:
                 setattr(training_form, name, getattr(self, name))
         return vjp
 
-    def gradient_by_parts(self, vjp: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    def gradient_by_parts(self, vjp: Vjp) -> Vjp:
         """Declare the same gradient without residuals of a training form, which cannot be cut along every axis: for
         arrays that may be spread over several devices. `vjp` is called as that of `gradient`, with all operands and
         no results."""
@@ -200,7 +213,7 @@ class Operator:
         self.axes_rule = rule
         return rule
 
-    def by_parts(self, rule: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    def by_parts(self, rule: Vjp) -> Vjp:
         """Declare how parts that were cut along `Axes.whole` are computed together: `rule(total, operands, attributes)`
         -> the results, with the part's operands; `total(array)` is the sum of what the parts have there. Like a
         gradient it uses declared operators and the arrays' own arithmetic only."""
@@ -214,19 +227,19 @@ class Operator:
         self.tensorflow_rule = rule
         return rule
 
-    def refuses(self, text: str, **attributes: Any) -> None:
+    def refuses(self, text: str, **attributes: Value) -> None:
         """Declare that with these attributes the kernel may refuse the values of the ranges, which are known only when
         it runs. `text` is the caller's error message, with the ranges' names in braces; up to its first colon it is
         the kernel's message."""
         self.refusal_text, self.refusal_attributes = text, attributes
 
-    def may_refuse(self, attributes: Mapping[str, Any]) -> bool:
+    def may_refuse(self, attributes: Mapping[str, Value]) -> bool:
         """Whether a call with these attributes may fail when its kernel runs."""
         return (
             bool(self.refusal_text) and {k: attributes[k] for k in self.refusal_attributes} == self.refusal_attributes
         )
 
-    def refusal(self, error: Exception, operands: Any, attributes: Mapping[str, Any]) -> Exception:
+    def refusal(self, error: Exception, operands: Iterable[object], attributes: Mapping[str, Value]) -> Exception:
         """The error message for a call whose kernel failed with `error`."""
         if not self.may_refuse(attributes) or self.refusal_text.partition(":")[0] not in str(error):
             return error
@@ -236,7 +249,7 @@ class Operator:
             return error
         return ValueError(f"{self.name}: {self.refusal_text.format(**ranges)}")
 
-    def axes_of(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Axes | None:
+    def axes_of(self, operands: tuple[TensorSpec, ...], attributes: Attributes) -> Axes | None:
         """The meaning of the dimensions in one checked call, None if it is not declared."""
         if self.axes_rule is None:
             return None
@@ -247,7 +260,7 @@ class Operator:
             operands=axes.operands[:operand_count], results=axes.results[:count], sums=axes.sums[:count]
         )
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Value]]:
         """The operands, in order, and the checked attributes of one call."""
         accepted = self.parameters + ("name",)
         if len(args) > len(accepted):
@@ -277,7 +290,7 @@ class Operator:
                 operands.append(value)
         return operands, attributes
 
-    def _check_numbers(self, name: str, value: Any, depth: int = 0) -> None:
+    def _check_numbers(self, name: str, value: object, depth: int = 0) -> None:
         """Refuse Python numbers that no float can represent. Others are converted to their dtype, possibly to
         infinity."""
         if type(value) is float:
@@ -328,11 +341,11 @@ class Operator:
 
     # A method, not an attribute of the instance: `functools.wraps` copies those over what it wraps, and `jax.jit(op)`
     # has a `lower` of its own.
-    def lower(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Lowering:
+    def lower(self, operands: tuple[TensorSpec, ...], attributes: Attributes) -> Lowering:
         """`check`, remembered."""
         return self._remembered(operands, attributes)
 
-    def check(self, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]) -> Lowering:
+    def check(self, operands: tuple[TensorSpec, ...], attributes: Attributes) -> Lowering:
         """The checked call."""
         specs = dict(zip(self.operands, operands, strict=True))
         try:
@@ -403,14 +416,14 @@ def _kind(annotation: Any) -> str:
     return {bool: "bool", int: "int", float: "float", tuple[int, ...]: "integers"}[annotation]
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
 
 def operator(
     raw_name: str | None, results: tuple[str, ...], exports: tuple[str, ...] = (), reuses: tuple[str, ...] = ()
-) -> Callable[[Any], Operator]:
+) -> Callable[[Callable[..., Lowering]], Operator]:
     """Declare an operator.
 
     raw_name: its name in `tf.raw_ops`, None for one that TensorFlow does not have. results: names of the outputs.

@@ -4,9 +4,11 @@
 import operator as python_operator
 import struct
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 from exactqat.operators.declarations.dispatch import compiling
+
+T = TypeVar("T")
 
 
 def integer(value: Any) -> Any:
@@ -28,7 +30,7 @@ def integer(value: Any) -> Any:
         return None
 
 
-def text(value: Any) -> Any:
+def text(value: T) -> T | str:
     """Decodes `value` if it is bytes; other values are returned unchanged."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 

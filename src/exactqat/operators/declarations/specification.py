@@ -7,6 +7,10 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
+# Of an operator's attribute, and those of a call in order.
+Value = bool | int | float | str | tuple[int, ...]
+Attributes = tuple[tuple[str, Value], ...]
+
 
 class TensorSpec(NamedTuple):
     """An array as the declarations see it: its shape and the name of its dtype."""

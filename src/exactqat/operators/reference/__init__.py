@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from exactqat.operators import OPERATORS, Operator
-from exactqat.operators.declarations.specification import Lowering, TensorSpec
+from exactqat.operators.declarations.specification import Lowering, TensorSpec, Value
 from exactqat.operators.reference import (
     depthwise_conv2d,
     fake_quant,
@@ -52,7 +52,7 @@ def computed(lowered: Lowering, arrays: Sequence[Any]) -> list[Any]:
         ]
 
 
-def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Any:
+def call(op: str | Operator, operands: Mapping[str, np.ndarray], attributes: Mapping[str, Value]) -> Any:
     """Run an operator, by declaration, raw name or name, on NumPy arrays through the reference."""
     if isinstance(op, str):
         op = next(o for o in OPERATORS.values() if op in (o.name, o.raw_name))

@@ -6,9 +6,9 @@ graphs; a given range that is not `input_min <= input_max`, which the other devi
 """
 
 from functools import lru_cache
-from typing import Any
 
-from exactqat.operators.declarations.specification import Lowering, TensorSpec
+from exactqat.operators.declarations.op import Operator
+from exactqat.operators.declarations.specification import Attributes, Lowering, TensorSpec
 
 try:
     import triton as _  # noqa: F401
@@ -30,9 +30,7 @@ def plan(operands: tuple[TensorSpec, ...], lowered: Lowering) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def planned(
-    op: Any, operands: tuple[TensorSpec, ...], attributes: tuple[tuple[str, Any], ...]
-) -> tuple[Lowering, Plan]:
+def planned(op: Operator, operands: tuple[TensorSpec, ...], attributes: Attributes) -> tuple[Lowering, Plan]:
     """`op.lower` and the plan for it, remembered: a call with known shapes costs one look-up."""
     lowered = op.lower(operands, attributes)
     return lowered, plan(operands, lowered)

@@ -257,18 +257,18 @@ def _gradient_transpose(
     tl.store(gradients_ptr + offset, gradients.to(gradients_ptr.dtype.element_ty), mask)
 
 
-def _quantization(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _quantization(numbers: Mapping[str, int | float]) -> dict[str, Any]:
     return {"QUANT_MIN": float(numbers["narrow_range"]), "QUANT_MAX": float(2 ** numbers["num_bits"] - 1)}
 
 
-def _bounds(operand: TensorSpec, numbers: Mapping[str, Any]) -> tuple[int, int]:
+def _bounds(operand: TensorSpec, numbers: Mapping[str, int | float]) -> tuple[int, int]:
     return bits_of(operand.dtype, numbers["min"]), bits_of(operand.dtype, numbers["max"])
 
 
 # Each plan serves two kernels: with the mask of a training form as one more result or in place of the inputs.
 
 
-def _fixed(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], training: bool) -> Plan:
+def _fixed(operands: tuple[TensorSpec, ...], numbers: Mapping[str, int | float], training: bool) -> Plan:
     cut = tiles(1, 1, operands[0].size)
     options = _quantization(numbers) | cut.constexprs
     arrays = (0, 0, 0, 1, 2 if training else 1)  # the range is not read
@@ -287,7 +287,7 @@ def fake_quant_with_min_max_args_training(operands, results, numbers):
     return _fixed(operands, numbers, training=True)
 
 
-def _fixed_gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], from_mask: bool) -> Plan:
+def _fixed_gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, int | float], from_mask: bool) -> Plan:
     cut = tiles(1, 1, operands[0].size)
     options = _quantization(numbers) | cut.constexprs
     integers = (*cut.numbers, *_bounds(operands[0], numbers))
@@ -306,7 +306,9 @@ def fake_quant_with_min_max_args_gradient_from_mask(operands, results, numbers):
     return _fixed_gradients(operands, any_range, from_mask=True)
 
 
-def _forward(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], by_division: bool, training: bool) -> Plan:
+def _forward(
+    operands: tuple[TensorSpec, ...], numbers: Mapping[str, int | float], by_division: bool, training: bool
+) -> Plan:
     cut = (packed_tiles_of if training else tiles_of)(operands[0], operands[1])
     options = _quantization(numbers) | cut.constexprs
     arrays, integers = (0, 1, 2, 3, 4 if training else 3), (*cut.numbers, 0, 0)
@@ -334,7 +336,7 @@ def fake_quant_with_min_max_vars_per_channel_training(operands, results, numbers
     return _forward(operands, numbers, by_division=False, training=True)
 
 
-def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], from_mask: bool) -> Plan:
+def _gradients(operands: tuple[TensorSpec, ...], numbers: Mapping[str, int | float], from_mask: bool) -> Plan:
     gradients, channels = operands[0], operands[2].size  # the whole tensor is rows of one channel
     rows = gradients.size // channels if channels else 0
     flush_sums = gradients.dtype == "float64"
@@ -383,7 +385,7 @@ def fake_quant_with_min_max_vars_per_channel_gradient_from_mask(operands, result
     return _gradients(operands, numbers, from_mask=True)
 
 
-def _transposed(operands: tuple[TensorSpec, ...], numbers: Mapping[str, Any], from_mask: bool) -> Plan:
+def _transposed(operands: tuple[TensorSpec, ...], numbers: Mapping[str, int | float], from_mask: bool) -> Plan:
     cut = tiles_of(operands[0], operands[4])
     options = _quantization(numbers) | cut.constexprs
     arrays = (0, 1, 2, 3, 4, 5, 6)

@@ -7,7 +7,7 @@ call launches the same programs on every card. Nothing is tuned at run time.
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -24,7 +24,7 @@ class Launch(NamedTuple):
     grid: tuple[int]
     arrays: tuple[int, ...]  # the pointers, as indices into operands + results + scratch
     numbers: tuple[int, ...]
-    options: dict[str, Any]  # constexprs and the compiler's options
+    options: dict[str, object]  # constexprs and the compiler's options
 
 
 class Plan(NamedTuple):
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     scratch: tuple[TensorSpec, ...] = ()
 
 
-PlanFunction = Callable[[tuple[TensorSpec, ...], tuple[TensorSpec, ...], Mapping[str, Any]], Plan]
+PlanFunction = Callable[[tuple[TensorSpec, ...], tuple[TensorSpec, ...], Mapping[str, int | float]], Plan]
 PLANS: dict[str, PlanFunction] = {}
 
 
@@ -51,7 +51,7 @@ def launch(
     numbers: tuple[int, ...] = (),
     *,
     num_warps: int = 4,
-    **constexprs: Any,
+    **constexprs: object,
 ) -> Launch:
     """`programs` instances of a kernel. The compiler must not fuse a product and a sum that the reference rounds
     twice; where the reference fuses, kernels say so."""
@@ -60,7 +60,7 @@ def launch(
     )
 
 
-def run(planned: Plan, arrays: list[Any]) -> None:
+def run(planned: Plan, arrays: Sequence[object]) -> None:
     """Launch on the current device and stream. `arrays`: operands, results, scratch, dense and row-major."""
     for kernel, grid, indices, numbers, options in planned.launches:
         kernel[grid](*[arrays[i] for i in indices], *numbers, **options)

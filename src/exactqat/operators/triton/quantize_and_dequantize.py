@@ -270,7 +270,7 @@ def _zeros(input_min_backprop_ptr, input_max_backprop_ptr, channels, BLOCK: tl.c
     tl.store(input_max_backprop_ptr + channel, nothing, channel < channels)
 
 
-def _integers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _integers(numbers: Mapping[str, int | float]) -> dict[str, Any]:
     bits = numbers["num_bits"]
     if numbers["signed_input"]:
         return {"LOW": float(-(2 ** (bits - 1)) + numbers["narrow_range"]), "HIGH": float(2 ** (bits - 1) - 1)}
