@@ -297,6 +297,10 @@ class _Writer:
         """The fused activation, then the codes of the result."""
         self.stored(output, computed, operator.attributes)
 
+    def computed(self, operator: Operator, output: Tensor, kind: str, inputs: list[str], **attributes: Any) -> None:
+        """The result of one node."""
+        self.result(operator, output, self.node(kind, inputs, f"{output.name}/computed", **attributes))
+
     def store_indices(self, output: Tensor, computed: str) -> None:
         """Plain integers, ordered as in the graph."""
         dtype = self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(output.dtype))

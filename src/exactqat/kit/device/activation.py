@@ -25,6 +25,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .contexts import NetworkContext, OnnxWriter, PlanContext
+from .file_forms import Option
 from .functions import FUNCTIONS, TINY, off_the_pole
 from .operator import (
     OPERATORS,
@@ -32,7 +33,6 @@ from .operator import (
     Attributes,
     Call,
     DeviceOperator,
-    Fields,
     FileOperator,
     FileStep,
     Operator,
@@ -152,8 +152,7 @@ class Tabulated(Unary):
             table = self.onnx_table(source, output, operator.attributes, ONNXRUNTIME_X86)
             onnx_lookup(writer, operator, output, table)
             return
-        computed = writer.node(kind, writer.operands(operator), f"{output.name}/computed", **words)
-        writer.result(operator, output, computed)
+        writer.computed(operator, output, kind, writer.operands(operator), **words)
 
 
 class OfTheLibrary(Tabulated):
@@ -309,6 +308,7 @@ class Gelu(OfTheLibrary):
     float_kind = "gelu"
     floats = True
     attributes = {"approximate": False}
+    in_file = {"approximate": Option("approximate", bool)}
     options = "GeluOptions"
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
@@ -324,12 +324,6 @@ class Gelu(OfTheLibrary):
 
     def around(self, x: np.ndarray, found: np.ndarray, attributes: Attributes) -> np.ndarray:
         return np.float32(0.5) * x * (np.float32(1) + found if attributes["approximate"] else found)
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"approximate": bool(attributes["approximate"])}
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"approximate": read.option("approximate")}
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         words = {"approximate": "tanh" if operator.attributes["approximate"] else "none"}
@@ -550,7 +544,7 @@ class Relu(Unary):
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         real = writer.operands(operator)[0]
         if output.dtype != "int8":
-            writer.result(operator, output, writer.node("Relu", [real], f"{output.name}/computed"))
+            writer.computed(operator, output, "Relu", [real])
             return
         writer.stored(output, writer.times_one(real, output), {"activation": "RELU"})
 
@@ -565,6 +559,7 @@ class LeakyRelu(Unary):
     floats = True
     dtypes = ("int8", "int16")
     attributes = {"alpha": REQUIRED}
+    in_file = {"alpha": Option("alpha", float)}
     uses_operand_scale = True
     version = 2
     options = "LeakyReluOptions"
@@ -627,16 +622,9 @@ class LeakyRelu(Unary):
         """Whether XNNPACK takes it: eight fractional bits have to do for both factors."""
         return bool(2**-8 <= positive <= 2**7 and 2**-8 <= negative <= 2**7)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"alpha": float(attributes["alpha"])}
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"alpha": read.option("alpha")}
-
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         slope = {"alpha": float(operator.attributes["alpha"])}
-        computed = writer.node("LeakyRelu", writer.operands(operator), f"{output.name}/computed", **slope)
-        writer.result(operator, output, computed)
+        writer.computed(operator, output, "LeakyRelu", writer.operands(operator), **slope)
 
 
 @register
@@ -688,7 +676,7 @@ class PRelu(DeviceOperator):
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
-        writer.result(operator, output, writer.node("PRelu", operands, f"{output.name}/computed"))
+        writer.computed(operator, output, "PRelu", operands)
 
 
 @register
@@ -754,7 +742,7 @@ class HardSwish(Unary):
         return as_onnx.quantized(x * gate, output, {})
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
-        writer.result(operator, output, writer.node("HardSwish", writer.operands(operator), f"{output.name}/computed"))
+        writer.computed(operator, output, "HardSwish", writer.operands(operator))
 
 
 def within_int16(x: np.ndarray) -> np.ndarray:

@@ -90,9 +90,7 @@ class Convolution(Weighted):
         input_shape = writer.graph.tensors[operator.inputs[0]].shape
         window = onnx_window(input_shape, filter_size, operator.attributes)
         operands = [*writer.operands(operator), *weights]
-        writer.result(
-            operator, output, writer.node("Conv", operands, f"{output.name}/computed", group=groups, **window)
-        )
+        writer.computed(operator, output, "Conv", operands, group=groups, **window)
 
 
 @register
@@ -422,7 +420,7 @@ class TransposeConv(Weighted):
             "output_padding": more,
         }
         operands = [*writer.operands(operator), filter, bias]
-        writer.result(operator, output, writer.node("ConvTranspose", operands, f"{output.name}/computed", **words))
+        writer.computed(operator, output, "ConvTranspose", operands, **words)
 
 
 def depthwise(steps: np.ndarray, taps: np.ndarray, attributes: Attributes, out: np.ndarray) -> None:

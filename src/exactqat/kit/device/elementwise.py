@@ -27,6 +27,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .contexts import NetworkContext, OnnxWriter
+from .file_forms import ACTIVATION
 from .operator import (
     Attributes,
     Call,
@@ -78,20 +79,15 @@ class Binary(DeviceOperator):
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
-        writer.result(operator, output, writer.node(self.onnx_kind, operands, f"{output.name}/computed"))
+        writer.computed(operator, output, self.onnx_kind, operands)
 
 
 class FusedBinary(Binary):
     """Followed by an activation."""
 
     attributes = {"activation": "NONE"}
+    in_file = {"activation": ACTIVATION}
     version = 2
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"fusedActivationFunction": ("ActivationFunctionType", attributes["activation"])}
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"activation": read.activation()}
 
 
 @register
@@ -367,7 +363,7 @@ class SquaredDifference(Binary):
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         operands = writer.aligned(operator, len(output.shape))
         difference = writer.node("Sub", operands, f"{output.name}/difference")
-        writer.result(operator, output, writer.node("Mul", [difference, difference], f"{output.name}/computed"))
+        writer.computed(operator, output, "Mul", [difference, difference])
 
 
 class Unary(DeviceOperator):
@@ -377,8 +373,7 @@ class Unary(DeviceOperator):
     onnx_kind: ClassVar[str]
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
-        computed = writer.node(self.onnx_kind, writer.operands(operator), f"{output.name}/computed")
-        writer.result(operator, output, computed)
+        writer.computed(operator, output, self.onnx_kind, writer.operands(operator))
 
 
 @register

@@ -22,6 +22,10 @@ ONTO_A_GRID = ("QUANTIZE",)
 OFF_A_GRID = ("QUANTIZE", "DEQUANTIZE")
 
 
+# Of an options table; enumerations by the name of their value, as ("Padding", "SAME").
+FieldValue = bool | int | float | str | tuple[str, str] | Sequence[int] | bytes | None
+
+
 class Unreadable(ValueError):
     """A file says something of an operator that its declaration has no words for."""
 
@@ -75,6 +79,18 @@ class FileOperator:
         """Likewise, as axes of the first operand, none of them negative."""
         return tuple(self.axis(axis) for axis in self.integers(position))
 
+    def integer(self, position: int) -> int:
+        """Likewise, of a constant with one value."""
+        (value,) = self.integers(position)
+        return value
+
+    def one_axis(self, position: int) -> int:
+        """Likewise, as the only axis of the first operand."""
+        axes = self.axes(position)
+        if len(axes) != 1:
+            raise Unreadable(f"operand {position} must be one axis, got {len(axes)}")
+        return axes[0]
+
     def axis(self, axis: int, rank: int | None = None) -> int:
         """An axis of the first operand, counted from the front."""
         rank = len(self.operand(0).shape) if rank is None else rank
@@ -103,6 +119,50 @@ class FileOperator:
         word = self.activation()
         if word != "NONE":
             raise Unreadable(f"a fused {word} is not supported here")
+
+
+@dataclass(frozen=True)
+class Option:
+    """How files hold an attribute: in a field of the operator's options.
+
+    Attributes:
+        field: its name.
+        write: the field's value, of the attribute's.
+        read: the attribute's value, of the operator and the field's value, which is None where the file has none.
+        enumeration: the field's type, if its values have names.
+    """
+
+    field: str
+    write: Callable[[Any], FieldValue] = lambda value: value
+    read: Callable[[FileOperator, Any], object] = lambda read, value: value
+    enumeration: str = ""
+
+    def written(self, value: object) -> FieldValue:
+        return (self.enumeration, str(value)) if self.enumeration else self.write(value)
+
+    def of(self, read: FileOperator) -> object:
+        """The attribute's value in a file."""
+        return read.word(self.field, self.enumeration) if self.enumeration else self.read(read, read.option(self.field))
+
+
+@dataclass(frozen=True)
+class InOperand:
+    """How files hold an attribute: as an operand, a constant of int32.
+
+    Attributes:
+        position: among all operands in the order of the declaration.
+        read: the attribute's value, of the operator and the position.
+    """
+
+    position: int
+    read: Callable[[FileOperator, int], object] = FileOperator.integers
+
+    def of(self, read: FileOperator) -> object:
+        """The attribute's value in a file."""
+        return self.read(read, self.position)
+
+
+ACTIVATION = Option("fusedActivationFunction", enumeration="ActivationFunctionType")
 
 
 def _slice(operands: Sequence[np.ndarray], option: Callable[[str], Any]) -> np.ndarray:
@@ -235,13 +295,17 @@ FILLED = "FILL"
 MOST_SHAPE_NUMBERS = 1 << 10
 
 __all__ = [
+    "ACTIVATION",
     "FILLED",
     "MOST_SHAPE_NUMBERS",
     "OFF_A_GRID",
     "ONTO_A_GRID",
     "SHAPE_ARITHMETIC",
     "SHAPE_OF",
+    "FieldValue",
     "FileOperator",
+    "InOperand",
+    "Option",
     "Unreadable",
     "has_room",
     "without_packing",

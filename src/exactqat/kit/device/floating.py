@@ -15,6 +15,7 @@ import numpy as np
 
 from .arithmetic import Tensors, broadcast_shape
 from .contexts import NetworkContext
+from .file_forms import InOperand, Option
 from .functions import FUNCTIONS
 from .operator import (
     BOOL,
@@ -25,7 +26,6 @@ from .operator import (
     Call,
     DeviceOperator,
     Fields,
-    FileConstant,
     FileOperator,
     Operator,
     Shape,
@@ -173,6 +173,11 @@ class CumulativeSum(Floating):
 
     kind = "CUMSUM"
     attributes = {"axis": REQUIRED, "exclusive": False, "reverse": False}
+    in_file = {
+        "axis": InOperand(1, FileOperator.one_axis),
+        "exclusive": Option("exclusive", bool),
+        "reverse": Option("reverse", bool),
+    }
     options = "CumsumOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -187,17 +192,6 @@ class CumulativeSum(Floating):
         if call.attributes["exclusive"]:
             sums = sums - x
         return np.flip(sums, axis).copy() if call.attributes["reverse"] else sums
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {name: attributes[name] for name in ("exclusive", "reverse")}
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("axis", np.array(attributes["axis"], np.int32)),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        (axis,) = read.integers(1)
-        flags = {name: bool(read.option(name)) for name in ("exclusive", "reverse")}
-        return {"axis": read.axis(axis), **flags}
 
 
 @register
@@ -233,6 +227,7 @@ class LocalResponseNormalization(Floating):
 
     kind = "LOCAL_RESPONSE_NORMALIZATION"
     attributes = {"radius": REQUIRED, "bias": 1.0, "alpha": 1.0, "beta": 0.5}
+    in_file = {name: Option(name) for name in attributes}
     options = "LocalResponseNormalizationOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -253,12 +248,6 @@ class LocalResponseNormalization(Floating):
         near = (sums[..., np.clip(end, 0, channels)] - sums[..., np.clip(first, 0, channels)]).astype(np.float32)
         whole = np.float32(call.attributes["bias"]) + np.float32(call.attributes["alpha"]) * near
         return np.asarray(x * np.power(whole, -np.float32(call.attributes["beta"])), np.float32)
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return dict(attributes)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {name: read.option(name) for name in self.attributes}
 
 
 # Kinds that have no form in integers.

@@ -25,6 +25,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .contexts import NetworkContext, OnnxWriter, PlanContext
+from .file_forms import Option
 from .operator import (
     Attributes,
     Call,
@@ -193,6 +194,7 @@ class BatchMatrixMultiply(DeviceOperator):
     dtypes = ("int8", "int16")
     most_axes = 5
     attributes = {"adj_x": False, "adj_y": False}
+    in_file = {"adj_x": Option("adjX", bool), "adj_y": Option("adjY", bool)}
     operands = (2, 2)
     constants = True
     version = 2
@@ -266,9 +268,6 @@ class BatchMatrixMultiply(DeviceOperator):
             )
         return finish(steps, call.output, call.attributes, call.profile)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"adjX": bool(attributes["adj_x"]), "adjY": bool(attributes["adj_y"])}
-
     def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         operands = []
         for x, name in zip(context.operands(operator), ("adj_x", "adj_y"), strict=True):
@@ -276,9 +275,6 @@ class BatchMatrixMultiply(DeviceOperator):
             axes[-2:] = axes[:-3:-1] if operator.attributes[name] else axes[-2:]
             operands.append(context.permute(x, axes))
         context.give(operator, context.step("matmul", operands, context.results(operator)[0]))
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"adj_x": read.option("adjX"), "adj_y": read.option("adjY")}
 
     def wide_integers(self, call: Call) -> np.ndarray:
         turned = [

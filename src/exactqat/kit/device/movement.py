@@ -11,6 +11,7 @@ import numpy as np
 
 from .arithmetic import Tensors, scale_of, zero_point_of
 from .contexts import GraphBuilder, LoweringContext, NetworkContext, OnnxWriter, PlannedStep
+from .file_forms import InOperand, Option
 from .operator import (
     FLOAT,
     REQUIRED,
@@ -52,6 +53,7 @@ class Pad(Movement):
     as_in_onnx = True
     most_axes = 5
     attributes = {"paddings": REQUIRED}
+    in_file = {"paddings": InOperand(1, FileOperator.pairs)}
     float_kind = "pad"
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2
@@ -75,17 +77,9 @@ class Pad(Movement):
     def integers(self, call: Call) -> np.ndarray:
         return np.pad(call.codes[0], call.attributes["paddings"], constant_values=zero_point_of(call.output))
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("paddings", attributes["paddings"]),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"paddings": read.pairs(1)}
-
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         amounts = onnx_paddings(writer, operator, output)
-        writer.result(
-            operator, output, writer.node("Pad", [*writer.operands(operator), amounts], f"{output.name}/computed")
-        )
+        writer.computed(operator, output, "Pad", [*writer.operands(operator), amounts])
 
 
 def padded_shape(shape: Shape, paddings: Sequence[Sequence[int]]) -> Shape:
@@ -111,6 +105,7 @@ class Concatenation(Movement):
     as_in_onnx = True
     constants = True
     attributes = {"axis": 3}
+    in_file = {"axis": Option("axis", read=FileOperator.axis)}
     axis_attributes = ("axis",)
     float_kind = "concat"
 
@@ -171,17 +166,13 @@ class Concatenation(Movement):
         ]
         return np.concatenate(parts, call.attributes["axis"])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"axis": attributes["axis"]}
-
     def read_attributes(self, read: FileOperator) -> Attributes:
         read.need_no_activation()
-        return {"axis": read.axis(read.option("axis"))}
+        return super().read_attributes(read)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         axis = writer.axis(operator.attributes["axis"], len(output.shape))
-        computed = writer.node("Concat", writer.operands(operator), f"{output.name}/computed", axis=axis)
-        writer.result(operator, output, computed)
+        writer.computed(operator, output, "Concat", writer.operands(operator), axis=axis)
 
 
 @register
@@ -250,6 +241,7 @@ class Transpose(Movement):
     kind = "TRANSPOSE"
     as_in_onnx = True
     attributes = {"permutation": REQUIRED}
+    in_file = {"permutation": InOperand(1, FileOperator.axes)}
     moves_axes = True
     version = 2
     wide_version = 5
@@ -274,12 +266,6 @@ class Transpose(Movement):
 
     def integers(self, call: Call) -> np.ndarray:
         return np.ascontiguousarray(call.codes[0].transpose(call.attributes["permutation"]))
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("permutation", list(attributes["permutation"])),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"permutation": read.axes(1)}
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         order = writer.order(len(output.shape))
@@ -392,7 +378,7 @@ class StridedSlice(Movement):
         values["steps"] = attributes["steps"][1:]
         constants = [writer.constant(f"{output.name}/{name}", np.array(value)) for name, value in values.items()]
         operands = [*writer.operands(operator), *constants]
-        writer.result(operator, output, writer.node("Slice", operands, f"{output.name}/computed"))
+        writer.computed(operator, output, "Slice", operands)
 
 
 @register
@@ -467,7 +453,7 @@ class PadV2(Movement):
         amounts = onnx_paddings(writer, operator, output)
         real = np.float32(self.code(output, operator.attributes) - zero_point_of(output)) * scale_of(output)
         operands = [*writer.operands(operator), amounts, writer.constant(f"{output.name}/value", real)]
-        writer.result(operator, output, writer.node("Pad", operands, f"{output.name}/computed"))
+        writer.computed(operator, output, "Pad", operands)
 
 
 @register
@@ -476,6 +462,7 @@ class MirrorPad(Movement):
 
     kind = "MIRROR_PAD"
     attributes = {"paddings": REQUIRED, "mode": "REFLECT"}
+    in_file = {"paddings": InOperand(1, FileOperator.pairs), "mode": Option("mode", enumeration="MirrorPadMode")}
     per_axis_attributes = {"paddings": (0, 0)}
     version = 2
     wide_version = 3
@@ -509,15 +496,6 @@ class MirrorPad(Movement):
 
     def integers(self, call: Call) -> np.ndarray:
         return mirrored(call.codes[0], call.attributes["paddings"], call.attributes["mode"])
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"mode": ("MirrorPadMode", attributes["mode"])}
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"paddings": read.pairs(1), "mode": read.word("mode", "MirrorPadMode")}
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("paddings", attributes["paddings"]),)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # ONNX has no SYMMETRIC: rows are gathered, which serves both.
@@ -553,6 +531,7 @@ class Blocks(Movement):
     """Squares of block_size * block_size values between the channels and the image, NHWC."""
 
     attributes = {"block_size": REQUIRED}
+    in_file = {"block_size": Option("blockSize")}
     spatial = True
     other_forms = (("RESHAPE", "TRANSPOSE", "RESHAPE"),)
 
@@ -567,12 +546,6 @@ class Blocks(Movement):
             return self.moved(primitives, x, block)
         turned = self.moved(primitives, primitives.transpose(x, (0, 3, 1, 2)), block)
         return primitives.transpose(turned, (0, 2, 3, 1))
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"blockSize": attributes["block_size"]}
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"block_size": read.option("blockSize")}
 
     def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         source, output = steps[0].operand(0), steps[-1].output
@@ -639,9 +612,7 @@ class SpaceToDepth(Blocks):
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         block = operator.attributes["block_size"]
         operands = writer.operands(operator)
-        writer.result(
-            operator, output, writer.node("SpaceToDepth", operands, f"{output.name}/computed", blocksize=block)
-        )
+        writer.computed(operator, output, "SpaceToDepth", operands, blocksize=block)
 
 
 @register
@@ -679,8 +650,7 @@ class DepthToSpace(Blocks):
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         block = operator.attributes["block_size"]
         operands = writer.operands(operator)
-        computed = writer.node("DepthToSpace", operands, f"{output.name}/computed", blocksize=block, mode="DCR")
-        writer.result(operator, output, computed)
+        writer.computed(operator, output, "DepthToSpace", operands, blocksize=block, mode="DCR")
 
 
 @register
@@ -689,6 +659,7 @@ class Gather(Movement):
 
     kind = "GATHER"
     attributes = {"axis": REQUIRED, "indices": REQUIRED}
+    in_file = {"axis": Option("axis", read=FileOperator.axis), "indices": InOperand(1)}
     float_kind = "gather"
     axis_attributes = ("axis",)
     version = 2
@@ -711,19 +682,13 @@ class Gather(Movement):
     def integers(self, call: Call) -> np.ndarray:
         return call.codes[0].take(call.attributes["indices"], call.attributes["axis"])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"axis": attributes["axis"]}
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("indices", list(attributes["indices"])),)
-
     def read_attributes(self, read: FileOperator) -> Attributes:
         if read.option("batchDims") or len(read.operand(1).shape) != 1:
             raise Unreadable("indices must be one row, the same for all examples")
-        return {"axis": read.axis(read.option("axis")), "indices": read.integers(1)}
+        return super().read_attributes(read)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         places = writer.constant(f"{output.name}/places", np.array(operator.attributes["indices"], np.int64))
         axis = writer.axis(operator.attributes["axis"], len(output.shape))
         operands = [*writer.operands(operator), places]
-        writer.result(operator, output, writer.node("Gather", operands, f"{output.name}/computed", axis=axis))
+        writer.computed(operator, output, "Gather", operands, axis=axis)

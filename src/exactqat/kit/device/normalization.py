@@ -13,7 +13,6 @@ import numpy as np
 from . import as_onnx, interpolated
 from . import fixed_point_functions as fixed
 from .arithmetic import (
-    Tensors,
     centered,
     fixed_point,
     multiply_fixed_point,
@@ -23,11 +22,11 @@ from .arithmetic import (
     zero_point_of,
 )
 from .contexts import NetworkContext, OnnxWriter
+from .file_forms import Option
 from .operator import (
     Attributes,
     Call,
     DeviceOperator,
-    Fields,
     FileOperator,
     Operator,
     Refusal,
@@ -78,9 +77,7 @@ class Row(DeviceOperator):
         """A node over the device's last axis."""
         rank = len(output.shape)
         axis = writer.axis(rank - 1, rank)
-        writer.result(
-            operator, output, writer.node(kind, [computed], f"{output.name}/computed", axis=axis, **attributes)
-        )
+        writer.computed(operator, output, kind, [computed], axis=axis, **attributes)
 
 
 def scaled_exponents(codes: np.ndarray, source: Tensor, beta: float) -> tuple[np.ndarray, np.ndarray, int, int]:
@@ -116,6 +113,7 @@ class Softmax(Row):
     dtypes = ("int8", "int16")
     wide_version = 3
     attributes = {"beta": 1.0}
+    in_file = {"beta": Option("beta", float, lambda _, beta: 0.0 if beta is None else beta)}
     fixed_grid = (1 / 256, -128)
     options = "SoftmaxOptions"
     float_kind = "softmax"
@@ -172,13 +170,6 @@ class Softmax(Row):
         return interpolated.softmax(
             call.codes[0].astype(np.int64), scale_of(call.inputs[0]), beta, call.profile
         ).astype(np.int16)
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"beta": float(attributes["beta"])}
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        beta = read.option("beta")
-        return {"beta": 0.0 if beta is None else beta}  # as runtimes have it of a file without options
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         (real,) = writer.operands(operator)

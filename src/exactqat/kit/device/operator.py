@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .attribute import REQUIRED, Attributes
-from .file_forms import FileOperator, Unreadable
+from .file_forms import FieldValue, FileOperator, InOperand, Option, Unreadable
 from .presence import lacks
 from .primitives import NUMPY, A, RealPrimitives, ResultGrid
 from .profile import Profile
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
         PlannedStep,
     )
 
-# Of an options table of files; enumerations by the name of their value, as ("Padding", "SAME").
-Fields = Mapping[str, bool | int | float | str | tuple[str, str] | Sequence[int] | bytes | None]
+Fields = Mapping[str, FieldValue]
 # What files hold as an operand and graphs as an attribute: name and integers, int32 if they are not an array.
 FileConstant = tuple[str, np.ndarray | Sequence[int] | Sequence[Sequence[int]]]
 # The dtypes of real numbers, and of conditions.
@@ -178,6 +177,7 @@ class DeviceOperator:
     Attributes:
         kind: TensorFlow Lite's name.
         attributes: names and defaults of its attributes on the device; `REQUIRED` where there is no default.
+        in_file: attributes -> how files hold them, where they hold each by itself; then nobody has to say more.
         operands: smallest and largest number of operands (None: any number).
         same_quantization: the device moves or compares codes without rescaling them: the result is stored on the grid
             of its operands.
@@ -229,6 +229,7 @@ class DeviceOperator:
 
     kind: ClassVar[str]
     attributes: ClassVar[Attributes] = {}
+    in_file: ClassVar[Mapping[str, Option | InOperand]] = {}
     operands: ClassVar[tuple[int, int | None]] = (1, 1)
     same_quantization: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
@@ -494,7 +495,8 @@ class DeviceOperator:
 
     def tflite_options(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> Fields:
         """Fields of the options table; enumerations by the name of their value, as ("Padding", "SAME")."""
-        return {}
+        held = {name: each for name, each in self.in_file.items() if isinstance(each, Option)}
+        return {each.field: each.written(attributes[name]) for name, each in held.items()}
 
     def tflite_operands(
         self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
@@ -503,7 +505,8 @@ class DeviceOperator:
 
         Integer arrays of another dtype keep it; what is quantized is a constant Tensor.
         """
-        return ()
+        held = [name for name, each in self.in_file.items() if isinstance(each, InOperand)]
+        return tuple((name, np.asarray(attributes[name], np.int32)) for name in held)
 
     def tflite_steps(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
         """The operators of the file that stand for it, in order; the last one makes the result.
@@ -536,7 +539,7 @@ class DeviceOperator:
 
     def read_attributes(self, read: FileOperator) -> Attributes:
         """Likewise its attributes: the inverse of `tflite_options` and `tflite_operands`."""
-        return {}
+        return {name: each.of(read) for name, each in self.in_file.items()}
 
     def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         """Likewise both, from operators of the file as `other_forms` lists them; None if they mean something else."""

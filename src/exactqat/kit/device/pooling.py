@@ -208,5 +208,4 @@ class MaxPool2D(Pool):
         window = onnx_window(
             writer.graph.tensors[operator.inputs[0]].shape, operator.attributes["filter_size"], operator.attributes
         )
-        computed = writer.node("MaxPool", writer.operands(operator), f"{output.name}/computed", **window)
-        writer.result(operator, output, computed)
+        writer.computed(operator, output, "MaxPool", writer.operands(operator), **window)

@@ -11,6 +11,7 @@ import numpy as np
 
 from .arithmetic import Tensors, zero_point_of
 from .contexts import GraphBuilder, NetworkContext, OnnxWriter, PlanContext
+from .file_forms import InOperand, Option
 from .movement import Movement, Reshape
 from .operator import (
     OPERATORS,
@@ -61,19 +62,13 @@ class ExpandDims(Reshaped):
 
     kind = "EXPAND_DIMS"
     attributes = {"axis": REQUIRED}
+    in_file = {"axis": InOperand(1, lambda read, at: read.axis(read.integer(at), len(read.operand(0).shape) + 1))}
     options = "ExpandDimsOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         (first,), axis = shapes, attributes["axis"]
         need(1 <= axis <= len(first), f"axis must be in 1..{len(first)}, got {axis}")
         return (*first[:axis], 1, *first[axis:])
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("axis", np.array(attributes["axis"], np.int32)),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        (axis,) = read.integers(1)
-        return {"axis": read.axis(axis, len(read.operand(0).shape) + 1)}
 
 
 @register
@@ -176,6 +171,7 @@ class Tile(Movement):
 
     kind = "TILE"
     attributes = {"multiples": REQUIRED}
+    in_file = {"multiples": InOperand(1)}
     version = 2
     options = "TileOptions"
     purpose = PURPOSE.format("CONCATENATION")
@@ -198,12 +194,6 @@ class Tile(Movement):
     def integers(self, call: Call) -> np.ndarray:
         return np.tile(call.codes[0], call.attributes["multiples"])
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("multiples", list(attributes["multiples"])),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"multiples": read.integers(1)}
-
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         codes = writer.codes_in_graph_order(operator.inputs[0], f"{output.name}/channels_last")
         times = writer.constant(f"{output.name}/times", np.array(operator.attributes["multiples"], np.int64))
@@ -216,6 +206,7 @@ class Slice(Movement):
 
     kind = "SLICE"
     attributes = {"begin": REQUIRED, "size": REQUIRED}
+    in_file = {"begin": InOperand(1), "size": InOperand(2)}
     most_axes = 5
     version = 2
     wide_version = 4
@@ -255,9 +246,6 @@ class Slice(Movement):
     def integers(self, call: Call) -> np.ndarray:
         return call.codes[0][self.slices(call.inputs[0].shape, call.attributes)].copy()
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return ("begin", list(attributes["begin"])), ("size", list(attributes["size"]))
-
     def read_attributes(self, read: FileOperator) -> Attributes:
         begin, size, shape = read.integers(1), read.integers(2), read.operand(0).shape
         if not begin or not size:
@@ -275,7 +263,7 @@ class Slice(Movement):
         }
         constants = [writer.constant(f"{output.name}/{name}", np.array(value)) for name, value in values.items()]
         operands = [*writer.operands(operator), *constants]
-        writer.result(operator, output, writer.node("Slice", operands, f"{output.name}/computed"))
+        writer.computed(operator, output, "Slice", operands)
 
 
 # Of a file's operator; more than any network has, and few enough to list.
@@ -337,6 +325,7 @@ class Split(Parts):
 
     kind = "SPLIT"
     attributes = {"count": REQUIRED, "axis": REQUIRED}
+    in_file = {"count": Option("numSplits"), "axis": InOperand(1, FileOperator.one_axis)}
     version = 2
     wide_version = 4
     options = "SplitOptions"
@@ -348,15 +337,6 @@ class Split(Parts):
         need(1 <= count <= MOST_PARTS and whole % count == 0, f"count must divide {whole}, got {count}")
         size = whole // count
         return [(begin, begin + size) for begin in range(0, whole, size)]
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"numSplits": attributes["count"]}
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("axis", np.array(attributes["axis"], np.int32)),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"count": read.option("numSplits"), "axis": single_axis(read, 1)}
 
 
 @register
@@ -384,7 +364,7 @@ class SplitV(Parts):
 
     def read_attributes(self, read: FileOperator) -> Attributes:
         read.need_count("numSplits", len(read.outputs))
-        axis = single_axis(read, 2)
+        axis = read.one_axis(2)
         return {"sizes": whole_sizes(read.integers(1), read.operand(0).shape[axis]), "axis": axis}
 
 
@@ -462,14 +442,6 @@ def sizes_or_order(step: FileOperator) -> tuple[int, ...]:
     return step.integers(1) if said is not None and said.name in step.known else ()
 
 
-def single_axis(read: FileOperator, position: int) -> int:
-    """An axis that is an operand."""
-    axes = read.axes(position)
-    if len(axes) != 1:
-        raise Unreadable(f"operand {position} must be one axis, got {len(axes)}")
-    return axes[0]
-
-
 def whole_sizes(sizes: Shape, whole: int) -> Shape:
     """The sizes, with what is left in place of a -1."""
     if sizes.count(-1) > 1:
@@ -485,6 +457,7 @@ class SpaceToBatch(Movement):
 
     kind = "SPACE_TO_BATCH_ND"
     attributes = {"block_shape": REQUIRED, "paddings": REQUIRED}
+    in_file = {"block_shape": InOperand(1), "paddings": InOperand(2, FileOperator.pairs)}
     moves_axes = True
     moves_codes = False  # what it pads with depends on the device
     version = 2
@@ -546,12 +519,6 @@ class SpaceToBatch(Movement):
         for each in (operator, *chain[:-1]):
             context.absorbed(each, context.paths[last.outputs[0]])
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return ("block_shape", list(attributes["block_shape"])), ("paddings", attributes["paddings"])
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"block_shape": read.integers(1), "paddings": read.pairs(2)}
-
 
 def _dilated(context: Any, operator: Operator) -> tuple[list[Any], Any]:
     """The operators after SPACE_TO_BATCH_ND up to BATCH_TO_SPACE_ND, and the convolution among them. Around it
@@ -586,6 +553,7 @@ class BatchToSpace(Movement):
 
     kind = "BATCH_TO_SPACE_ND"
     attributes = {"block_shape": REQUIRED, "crops": REQUIRED}
+    in_file = {"block_shape": InOperand(1), "crops": InOperand(2, FileOperator.pairs)}
     moves_axes = True
     version = 2
     wide_version = 4
@@ -616,12 +584,6 @@ class BatchToSpace(Movement):
         ]
         return np.ascontiguousarray(x[(slice(None), *kept)])
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return ("block_shape", list(attributes["block_shape"])), ("crops", attributes["crops"])
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"block_shape": read.integers(1), "crops": read.pairs(2)}
-
 
 def _repeated(primitives: RealPrimitives[A], x: A, multiples: Sequence[int]) -> A:
     for axis, times in enumerate(multiples):
@@ -644,6 +606,7 @@ class Reverse(Movement):
 
     kind = "REVERSE_V2"
     attributes = {"axes": REQUIRED}
+    in_file = {"axes": InOperand(1, FileOperator.axes)}
     float_kind = "flip"
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
@@ -667,12 +630,6 @@ class Reverse(Movement):
     def integers(self, call: Call) -> np.ndarray:
         return np.flip(call.codes[0], tuple(call.attributes["axes"])).copy()
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("axes", list(attributes["axes"])),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"axes": read.axes(1)}
-
 
 @register
 class BroadcastTo(Movement):
@@ -680,6 +637,7 @@ class BroadcastTo(Movement):
 
     kind = "BROADCAST_TO"
     attributes = {"new_shape": REQUIRED}
+    in_file = {"new_shape": InOperand(1)}
     float_kind = "expand"
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
@@ -707,9 +665,3 @@ class BroadcastTo(Movement):
 
     def integers(self, call: Call) -> np.ndarray:
         return np.broadcast_to(call.codes[0], (call.codes[0].shape[0], *call.attributes["new_shape"][1:])).copy()
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("new_shape", list(attributes["new_shape"])),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"new_shape": read.integers(1)}

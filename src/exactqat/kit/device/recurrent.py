@@ -22,13 +22,13 @@ from .arithmetic import (
     scale_of,
     zero_point_of,
 )
+from .file_forms import ACTIVATION, Option
 from .floating import Floating
 from .operator import (
     REQUIRED,
     Attributes,
     Call,
     DeviceOperator,
-    Fields,
     FileOperator,
     FileStep,
     Shape,
@@ -104,6 +104,7 @@ class Svdf(Recurrent):
 
     kind = "SVDF"
     attributes = {"rank": REQUIRED, "activation": "RELU"}
+    in_file = {"rank": Option("rank"), "activation": ACTIVATION}
     operands = (5, 5)
     weights = (1, 2, 3)
     weight_dtypes = ("int8", "int16", "int32")
@@ -160,10 +161,6 @@ class Svdf(Recurrent):
         result = np.clip(steps, INT8_MIN, INT8_MAX).astype(np.int8)
         return result, moved.reshape(state.shape).astype(state.dtype)
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        activation = ("ActivationFunctionType", attributes["activation"])
-        return {"rank": attributes["rank"], "fusedActivationFunction": activation}
-
     def read_operands(self, read: FileOperator) -> tuple[Tensor, ...]:
         """A bias that a file leaves out is 0."""
         x, features, time, state = (read.operand(position) for position in (0, 1, 2, 4))
@@ -174,9 +171,6 @@ class Svdf(Recurrent):
             scale = Quantization(state.quantization.scale[:1] * time.quantization.scale[:1], np.zeros(1))
             bias = Tensor(f"{read.output.name}/bias", zeros.shape, "int32", scale, zeros)
         return x, features, time, bias, state
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"rank": read.option("rank"), "activation": read.activation()}
 
 
 @register
@@ -189,6 +183,7 @@ class UnidirectionalSequenceRnn(Floating):
 
     kind = "UNIDIRECTIONAL_SEQUENCE_RNN"
     attributes = {"function": "TANH"}
+    in_file = {"function": ACTIVATION}
     operands = (5, 5)
     weights = (1, 2, 3)
     states = (4,)
@@ -223,13 +218,10 @@ class UnidirectionalSequenceRnn(Floating):
                 result[:, moment] = state
         return result, state
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"fusedActivationFunction": ("ActivationFunctionType", attributes["function"])}
-
     def read_attributes(self, read: FileOperator) -> Attributes:
         if read.option("timeMajor"):
             raise Unreadable(f"{self.kind} over a first axis of time")
-        return {"function": read.activation()}
+        return super().read_attributes(read)
 
 
 # Functions of sums in float32.

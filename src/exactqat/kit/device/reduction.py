@@ -25,6 +25,7 @@ from .arithmetic import (
     zero_point_of,
 )
 from .contexts import GraphBuilder, NetworkContext, OnnxWriter
+from .file_forms import InOperand, Option
 from .operator import (
     REQUIRED,
     Attributes,
@@ -48,6 +49,7 @@ class Reduction(DeviceOperator):
     """Over `axes`, which are left out of the result unless `keep_dims`."""
 
     attributes = {"axes": (1, 2), "keep_dims": False}
+    in_file = {"axes": InOperand(1, FileOperator.axes), "keep_dims": Option("keepDims", bool)}
     axis_attributes = ("axes",)
     version = 2
     options = "ReducerOptions"
@@ -71,15 +73,6 @@ class Reduction(DeviceOperator):
 
     def float_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         return {"axes": tuple(sorted(attributes["axes"])), "keep_dims": bool(attributes["keep_dims"])}
-
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {"keepDims": bool(attributes["keep_dims"])}
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"axes": read.axes(1), "keep_dims": read.option("keepDims")}
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("axes", list(attributes["axes"])),)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         before, name = len(writer.graph.tensors[operator.inputs[0]].shape), output.name

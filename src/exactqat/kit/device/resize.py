@@ -9,16 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .arithmetic import Tensors
 from .contexts import NetworkContext, OnnxWriter
+from .file_forms import InOperand, Option
 from .operator import (
     REQUIRED,
     Attributes,
     Call,
     DeviceOperator,
-    Fields,
-    FileConstant,
-    FileOperator,
     Operator,
     Refusal,
     Shape,
@@ -47,6 +44,11 @@ class Resize(DeviceOperator):
     modes: ClassVar[Mapping[tuple[bool, bool], str]] = {}
 
     attributes = {"size": REQUIRED, "align_corners": False, "half_pixel_centers": False}
+    in_file = {
+        "size": InOperand(1),
+        "align_corners": Option("alignCorners", bool),
+        "half_pixel_centers": Option("halfPixelCenters", bool),
+    }
     dtypes = ("int8", "int16")
     same_quantization = True
     floats = True
@@ -66,15 +68,6 @@ class Resize(DeviceOperator):
         need(len(first) == 4, f"input must be rank 4, got {first}")
         return (first[0], *attributes["size"], first[3])
 
-    def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
-        return {
-            "alignCorners": bool(attributes["align_corners"]),
-            "halfPixelCenters": bool(attributes["half_pixel_centers"]),
-        }
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("size", list(attributes["size"])),)
-
     def real_attributes(self, inputs: Sequence[Tensor], attributes: Attributes) -> Attributes:
         return {**attributes, "channel_axis": 3}
 
@@ -86,10 +79,6 @@ class Resize(DeviceOperator):
         align = {"align_corners": bool(attributes["align_corners"]), "scales": None, "channel_axis": 3}
         size = tuple(attributes["size"])
         context.give(operator, x if same else context.step("resize", [x], shape, size=size, mode=mode, **align))
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        words = {"align_corners": read.option("alignCorners"), "half_pixel_centers": read.option("halfPixelCenters")}
-        return {"size": read.integers(1), **words}
 
     @staticmethod
     def onnx_resize(writer: OnnxWriter, operator: Operator, output: Tensor, real: str, **attributes: Any) -> str:

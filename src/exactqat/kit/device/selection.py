@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Tensors
+from .file_forms import InOperand
 from .movement import Movement
-from .operator import REQUIRED, Attributes, Call, FileConstant, FileOperator, Shape, need, register
-from .tensor import Tensor
+from .operator import REQUIRED, Attributes, Call, FileOperator, Shape, need, register
 
 PURPOSE = "files: no plan makes it"
 
@@ -22,6 +21,7 @@ class TopK(Movement):
 
     kind = "TOPK_V2"
     attributes = {"count": REQUIRED}
+    in_file = {"count": InOperand(1, FileOperator.integer)}
     version = 2
     options = "TopKV2Options"
     dtypes = ("int8",)
@@ -49,13 +49,6 @@ class TopK(Movement):
         order = np.argsort(falling, -1, kind="stable")[..., : call.attributes["count"]]
         return np.take_along_axis(x, order, -1), order.astype(np.int32)
 
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("count", np.array(attributes["count"], np.int32)),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        (count,) = read.integers(1)
-        return {"count": count}
-
 
 @register
 class GatherNd(Movement):
@@ -63,6 +56,7 @@ class GatherNd(Movement):
 
     kind = "GATHER_ND"
     attributes = {"indices": REQUIRED}
+    in_file = {"indices": InOperand(1, lambda read, at: _nested(read.values(at).tolist()))}
     wide_version = 3
     options = "GatherNdOptions"
     moves_axes = True
@@ -83,12 +77,6 @@ class GatherNd(Movement):
         places = tuple(np.moveaxis(np.asarray(call.attributes["indices"]), -1, 0))
         examples = call.codes[0].reshape(-1, *call.inputs[0].shape)
         return np.concatenate([example[places] for example in examples])
-
-    def tflite_operands(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Sequence[FileConstant]:
-        return (("indices", np.asarray(attributes["indices"], np.int32)),)
-
-    def read_attributes(self, read: FileOperator) -> Attributes:
-        return {"indices": _nested(read.values(1).tolist())}
 
 
 def _nested(values: Any) -> Any:
