@@ -7,7 +7,7 @@ qat.keras.freeze(model)
 graph = deploy.lower(model)
 
 Names, arguments and defaults are those of tfmot 0.8. They give a `qat.keras.PreparedModel`; docs/from-tfmot.md says for
-each name what is the same here, what is different, and why. Names without a meaning here raise when they are used.
+each name what is the same here, what is different, and why, and what to use in place of names that are not here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..train.keras.prepare import prepare
 # isort: split
 import keras
 
+from ...kit.device import OPERATORS
 from ...kit.planning.rules import Rule, UnusedRuleWarning
 from . import quantizers
 from .rules import Default8BitQuantizeScheme, DefaultNBitQuantizeScheme, Scheme, rule_of
@@ -298,7 +299,8 @@ def _check_complete(network: Any, prepared: kit.PreparedModel, plain: list[str])
     """A layer that is not annotated would stay float, which no file of this library can hold."""
     computing = []
     for step in prepared.plan.steps:
-        if step.kind and not step.outside and (step.weights is not None or not _only_moves(step.kind)):
+        only_moves = step.weights is None and step.kind and OPERATORS[step.kind].same_quantization
+        if step.kind and not step.outside and not only_moves:
             parts = step.path.split(".")
             computing += [name for name in plain if name in parts]
     if computing:
@@ -309,62 +311,11 @@ def _check_complete(network: Any, prepared: kit.PreparedModel, plain: list[str])
         )
 
 
-def _only_moves(kind: str) -> bool:
-    from ...kit.device import OPERATORS
-
-    return bool(OPERATORS[kind].same_quantization)
+def __getattr__(name: str) -> NoReturn:
+    raise AttributeError(f"tfmot's {name} has no meaning in this library: docs/from-tfmot.md says what to use instead")
 
 
-def _nothing(name: str, instead: str) -> Callable[..., NoReturn]:
-    def used(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"tfmot's {name} has no meaning in this library: {instead}")
-
-    used.__name__ = used.__qualname__ = name
-    used.__doc__ = f"Raises NotImplementedError: {instead}."
-    return used
-
-
-_WRAPPED = "layers are not wrapped; settings are a QuantizeConfig or a Rule"
-_SCHEME = "schemes are Default8BitQuantizeScheme and DefaultNBitQuantizeScheme; other settings are rules, " + (
-    "qat.keras.prepare(model, rules)"
-)
-_PLANNED = "which layers become one operator is planned by qat.keras.prepare"
-_WITHOUT_A_MEANING = {
-    "QuantizeWrapper": _WRAPPED,
-    "QuantizeWrapperV2": _WRAPPED,
-    "QuantizeScheme": _SCHEME,
-    "QuantizeRegistry": _SCHEME,
-    "Default8BitQuantizeRegistry": _SCHEME,
-    "QuantizeLayoutTransform": _PLANNED,
-    "Default8BitQuantizeLayoutTransform": _PLANNED,
-    "ModelTransformer": _PLANNED,
-    "LayerNode": _PLANNED,
-    "LayerPattern": _PLANNED,
-    "Transform": _PLANNED,
-    "remove_input_range": "the device's network takes integers, so its input has a range",
-    "Default8BitPrunePreserveQuantizeScheme": "there is no pruning here; zeros of a weight stay zeros of its codes",
-}
-
-
-def __getattr__(name: str) -> Callable[..., NoReturn]:
-    if name not in _WITHOUT_A_MEANING:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _nothing(name, _WITHOUT_A_MEANING[name])
-
-
-def _namespace(*names: str, **known: Any) -> SimpleNamespace:
-    return SimpleNamespace(**known, **{name: _nothing(name, _WITHOUT_A_MEANING[name]) for name in names})
-
-
-default_8bit = _namespace(
-    "Default8BitQuantizeRegistry",
-    "Default8BitQuantizeLayoutTransform",
-    Default8BitQuantizeScheme=Default8BitQuantizeScheme,
-)
-experimental = _namespace(default_n_bit=_namespace(DefaultNBitQuantizeScheme=DefaultNBitQuantizeScheme))
-collab_opts = _namespace("Default8BitPrunePreserveQuantizeScheme")
-graph_transformations = _namespace(
-    model_transformer=_namespace("ModelTransformer"), transforms=_namespace("LayerNode", "LayerPattern", "Transform")
-)
+default_8bit = SimpleNamespace(Default8BitQuantizeScheme=Default8BitQuantizeScheme)
+experimental = SimpleNamespace(default_n_bit=SimpleNamespace(DefaultNBitQuantizeScheme=DefaultNBitQuantizeScheme))
 # As tfmot is written: tfmot.quantization.keras.quantize_model.
 quantization = SimpleNamespace(keras=sys.modules[__name__])

@@ -364,7 +364,8 @@ class PreparedModel(keras.Model):
         held = self._held
         if not held.calibrated:
             held.functional.require_calibration()
-        if not training:
+        # Keras builds a model by a call without values in evaluation, before the first batch of training.
+        if not (training or held.has_data or _values(keras.tree.flatten(inputs)[0]) is None):
             self._require_data()
         return self._run(inputs, Mode(training=bool(training) and self.trainable, frozen=held.frozen))
 

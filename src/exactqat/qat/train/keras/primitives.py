@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from importlib import import_module
@@ -311,6 +312,14 @@ def dropout(x: Any, rate: float, key: Any, kept_axes: Sequence[int] = ()) -> Any
     return keras.random.dropout(x, rate, noise, seed=key)
 
 
+def _method(function: Callable[..., Any]) -> Callable[..., WithMethods]:
+    def method(*operands: Any, **parameters: Any) -> WithMethods:
+        bare = [each.tensor if isinstance(each, WithMethods) else each for each in operands]
+        return WithMethods(function(*bare, **parameters))
+
+    return method
+
+
 class WithMethods:
     """A tensor with the methods of NumPy's arrays that constants are computed with."""
 
@@ -321,45 +330,12 @@ class WithMethods:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
-    @property
-    def T(self) -> WithMethods:
-        return WithMethods(ops.transpose(self.tensor))
-
-    def reshape(self, *shape: Any) -> WithMethods:
-        return WithMethods(ops.reshape(self.tensor, shape[0] if len(shape) == 1 else shape))
-
-    def transpose(self, *axes: Any) -> WithMethods:
-        return WithMethods(ops.transpose(self.tensor, axes[0] if len(axes) == 1 else axes))
-
-    def clip(self, min: Any = None, max: Any = None) -> WithMethods:
-        return WithMethods(clip(self.tensor, -math.inf if min is None else min, math.inf if max is None else max))
-
-    def __getitem__(self, key: Any) -> WithMethods:
-        return WithMethods(self.tensor[key])
-
-    def __neg__(self) -> WithMethods:
-        return WithMethods(-self.tensor)
-
-    def __add__(self, other: Any) -> WithMethods:
-        return WithMethods(self.tensor + _bare(other))
-
-    def __sub__(self, other: Any) -> WithMethods:
-        return WithMethods(self.tensor - _bare(other))
-
-    def __rsub__(self, other: Any) -> WithMethods:
-        return WithMethods(_bare(other) - self.tensor)
-
-    def __mul__(self, other: Any) -> WithMethods:
-        return WithMethods(self.tensor * _bare(other))
-
-    def __truediv__(self, other: Any) -> WithMethods:
-        return WithMethods(self.tensor / _bare(other))
-
-    def __rtruediv__(self, other: Any) -> WithMethods:
-        return WithMethods(_bare(other) / self.tensor)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-def _bare(value: Any) -> Any:
-    return value.tensor if isinstance(value, WithMethods) else value
+    __add__ = __radd__ = _method(operator.add)
+    __mul__ = __rmul__ = _method(operator.mul)
+    __sub__, __rsub__ = _method(operator.sub), _method(lambda x, other: other - x)
+    __truediv__, __rtruediv__ = _method(operator.truediv), _method(lambda x, other: other / x)
+    __neg__, __getitem__ = _method(operator.neg), _method(operator.getitem)
+    T = property(_method(ops.transpose))
+    reshape = _method(lambda x, *shape: ops.reshape(x, shape[0] if len(shape) == 1 else shape))
+    transpose = _method(lambda x, *axes: ops.transpose(x, axes[0] if len(axes) == 1 else axes))
+    clip = _method(lambda x, min=-math.inf, max=math.inf: clip(x, min, max))
