@@ -50,15 +50,15 @@ class Sides(Subject):
         if wrong == "nan":
             y[0, 0] = np.nan
         gradients = {"w": gradient * (-1 if wrong == "gradient" else 1)} if wrong != "no gradient" else {}
-        return Evidence({"y": y}, gradients if trial.gradients else {}, state, {"layer": y})
+        return Evidence({"y": y}, gradients if trial.gradients else {}, state)
 
-    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int) -> Evidence:
         if self.fails == "original" or self.fails == "original's training" and trial.training:
             raise ValueError("no")
         weight = nudged(self.weight, "w", nudge) + np.float32(self.noise * nudge)
         return self.evidence(trial, inputs[0], weight, "")
 
-    def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray]) -> Evidence:
         if self.fails == "captured":
             raise RuntimeError("no")
         return self.evidence(trial, inputs[0], self.weight * np.float32(1 + self.noise), self.wrong)
@@ -109,10 +109,10 @@ def test_what_differs_for_one_input_only_is_rounding() -> None:
 
 def test_inputs_that_do_not_run_excuse_nothing() -> None:
     class Picky(Sides):
-        def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
+        def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int) -> Evidence:
             if trial.draw:
                 raise ValueError("not these")
-            return super().original(trial, inputs, nudge, layers)
+            return super().original(trial, inputs, nudge)
 
     assert prove(Picky("gradient")).refusal
     assert not prove(Picky()).refusal

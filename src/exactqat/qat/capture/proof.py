@@ -14,13 +14,14 @@ one input, so what differs must differ for `DRAWS` of them (docs/decisions/self-
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -98,13 +99,11 @@ class Evidence:
         results: of the run, and of an evaluation right after a step of training ("NAME (evaluated after a step)").
         gradients: of the sum of all results times `cotangent`, by parameter, and "input NAME".
         state: buffers after the run.
-        layers: what is computed on the way, in order; only if asked for.
     """
 
     results: dict[str, np.ndarray] = field(default_factory=dict)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, np.ndarray] = field(default_factory=dict)
-    layers: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class NotComparedWarning(UserWarning):
@@ -145,20 +144,24 @@ class Subject:
         self.examples = len(self.inputs[0])
         self.halves = ""
         self.rules: Collection[str] = ()
+        self._programs: dict[tuple[object, ...], Differentiated[Any]] = {}
 
-    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int) -> Evidence:
         """What the user's model computes; it may raise whatever that raises.
 
         Args:
             inputs: an array for each input.
             nudge: not 0: parameters are moved by `nudged`, each number otherwise.
-            layers: what is computed on the way is recorded.
         """
         raise NotImplementedError
 
-    def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray]) -> Evidence:
         """The same of the captured network, without quantization."""
         raise NotImplementedError
+
+    def layers(self, original: bool, trial: Trial) -> Mapping[str, np.ndarray]:
+        """What one side computes on the way, in order."""
+        return {}
 
     def trials(self) -> list[Trial]:
         """All comparisons, in order: the example's number of examples as far as it is cheap, another one, and one; then
@@ -187,7 +190,7 @@ class Subject:
             arrays.append(nudged(example_rows(example, str(place), rows, trial, table), str(place), nudge))
         return arrays
 
-    def run(self, original: bool, trial: Trial, nudge: int = 0, layers: bool = False) -> Evidence:
+    def run(self, original: bool, trial: Trial, nudge: int = 0) -> Evidence:
         """One side.
 
         Raises:
@@ -195,8 +198,8 @@ class Subject:
         """
         try:
             if original:
-                return self.original(trial, self.arrays(trial, nudge), nudge, layers)
-            return self.captured(trial, self.arrays(trial), layers)
+                return self.original(trial, self.arrays(trial, nudge), nudge)
+            return self.captured(trial, self.arrays(trial))
         except CannotRun:
             raise
         except Exception as error:
@@ -206,20 +209,62 @@ class Subject:
 # What the results of an evaluation right after a step of training are called.
 AFTERWARDS = " (evaluated after a step)"
 Array = TypeVar("Array")
-# Of variables by name, inputs, and whether it trains: results, and variables afterwards.
-Run = Callable[[Mapping[str, Array], Sequence[Array], bool], tuple[Any, Mapping[str, Array]]]
+Named = Mapping[str, Array]
+# Of what is followed by gradients and of what is not: a sum, and what else is wanted.
+Summed = Callable[[Named[Array], Named[Array]], tuple[Any, Any]]
+# Of the same: gradients by name, and what else is wanted.
+Differentiated = Callable[[Named[Array], Named[Array]], tuple[Named[Array], Any]]
+
+
+# Of variables by name, inputs, whether it trains and perhaps a dictionary for what the captured network computes on the
+# way: results by name, and variables afterwards.
+Run = Callable[..., tuple[Named[Array], Named[Array]]]
+
+
+@dataclass(frozen=True)
+class Side(Generic[Array]):
+    """One side of a comparison.
+
+    Attributes:
+        values: of all variables; `trained` have gradients, and training may move `statistics`.
+    """
+
+    run: Run[Array]
+    values: Mapping[str, Any]
+    trained: Collection[str]
+    statistics: Collection[str]
 
 
 class FunctionalSubject(Subject, Generic[Array]):
     """Of a framework in which a model is a function of its variables.
 
     Attributes:
+        backend: has `program`, which compiles a function if the framework does, and `differentiated`, which gives a
+            function's gradients. primitives: the framework's.
         evaluates_after: what evaluation gives after a step of training is compared, too.
         compiles: each mode, number of examples and side is a program to compile, which takes longer than to run it.
     """
 
+    backend: ModuleType
+    primitives: ModuleType
     evaluates_after = True
     compiles = False
+
+    def side(self, original: bool, nudge: int = 0) -> Side[Array]:
+        """The user's model, or the captured network. nudge: see `original`."""
+        raise NotImplementedError
+
+    def settled(self) -> AbstractContextManager[None]:
+        """Takes all randomness out of both sides."""
+        raise NotImplementedError
+
+    def recorded(self, seen: dict[str, Array]) -> AbstractContextManager[None]:
+        """Keeps what the user's model computes on the way."""
+        raise NotImplementedError
+
+    def array(self, value: Array) -> np.ndarray:
+        """In NumPy, real numbers in float32."""
+        raise NotImplementedError
 
     def trials(self) -> list[Trial]:
         """Where programs are compiled, three for each side: of training with gradients, and of evaluation for one
@@ -237,73 +282,71 @@ class FunctionalSubject(Subject, Generic[Array]):
             for trial in trials
         ]
 
-    def named(self, results: Any) -> dict[str, Array]:
-        """A model's results by their places."""
-        raise NotImplementedError
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int) -> Evidence:
+        return self._evidence("original", self.side(True, nudge), trial, inputs)
 
-    def weighted_sum(self, results: Mapping[str, Array]) -> Any:
-        """The sum of all real results times their cotangents."""
-        raise NotImplementedError
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray]) -> Evidence:
+        return self._evidence("captured", self.side(False), trial, inputs)
 
-    def differentiated(
-        self,
-        key: tuple[object, ...],
-        step: Callable[..., Any],
-        leaves: Mapping[str, np.ndarray],
-        others: Mapping[str, Any],
-        trial: Trial,
-    ) -> tuple[Mapping[str, Any], Any]:
-        """Gradients of what ``step(leaves, others)`` returns first, by the names of leaves, if the trial compares them;
-        and what it returns second.
+    def layers(self, original: bool, trial: Trial) -> Mapping[str, np.ndarray]:
+        side, seen = self.side(original), dict[str, Array]()
+        inputs = self._tensors(dict(enumerate(self.arrays(trial))))
+        with self.settled(), self.recorded(seen) if original else nullcontext():
+            side.run(self._tensors(side.values), list(inputs.values()), trial.training, seen)
+        return {name: self.array(value) for name, value in seen.items()}
 
-        key: of equal keys, steps are equal.
-        """
-        raise NotImplementedError
+    def program(self, side: str, trial: Trial, step: Summed[Array]) -> Differentiated[Array]:
+        """A step with gradients if the trial compares them."""
 
-    def array(self, value: Array) -> np.ndarray:
-        """In NumPy, real numbers in float32."""
-        raise NotImplementedError
+        def differentiated(leaves: Named[Array], others: Named[Array]) -> tuple[Named[Array], Any]:
+            return (
+                self.backend.differentiated(step, leaves, others) if trial.gradients else ({}, step(leaves, others)[1])
+            )
 
-    def evidence(
-        self,
-        side: str,
-        run: Run[Array],
-        values: Mapping[str, Any],
-        trained: Collection[str],
-        statistics: Collection[str],
-        trial: Trial,
-        inputs: Sequence[np.ndarray],
-    ) -> Evidence:
-        """What one side gives.
+        program: Differentiated[Array] = self.backend.program(differentiated)
+        return program
 
-        Args:
-            values: of all variables; `trained` have gradients, and training moves `statistics`.
-        """
+    def _tensors(self, values: Mapping[Any, Any]) -> dict[Any, Array]:
+        to_tensor = self.primitives.from_numpy
+        return {name: to_tensor(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+    def _evidence(self, word: str, side: Side[Array], trial: Trial, inputs: Sequence[np.ndarray]) -> Evidence:
         names = [f"input {place}" for place in range(len(inputs))]
-        given = dict(zip(names, inputs, strict=True))
+        known = {**side.values, **dict(zip(names, inputs, strict=True))}
         # A mask reaches up to 0, where it shows all, and there a clip has no gradient; it is not trained.
-        followed = {name for name, array in given.items() if array.dtype.kind == "f" and not hides(array)}
-        leaves = {name: values[name] for name in values if name in trained}
-        leaves |= {name: array for name, array in given.items() if name in followed}
-        others = {name: value for name, value in {**values, **given}.items() if name not in leaves}
+        real = [name for name, array in zip(names, inputs, strict=True) if array.dtype.kind == "f" and not hides(array)]
+        leaves = {name: known[name] for name in (*(name for name in side.values if name in side.trained), *real)}
+        others = {name: value for name, value in known.items() if name not in leaves}
+        p = self.primitives
 
-        def step(leaves: Mapping[str, Array], others: Mapping[str, Array]) -> Any:
-            known = {**leaves, **others}
-            arrays = [known.pop(name) for name in names]
-            results, after = run(known, arrays, trial.training)
-            named = self.named(results)
-            return self.weighted_sum(named), (named, {name: after.get(name, known[name]) for name in statistics})
+        def step(leaves: Named[Array], others: Named[Array]) -> tuple[Any, Any]:
+            variables = {**leaves, **others}
+            arrays = [variables.pop(name) for name in names]
+            results, after = side.run(variables, arrays, trial.training)
+            total: Any = 0.0
+            for name, x in results.items():
+                value: Any = x
+                if "float" in str(value.dtype):
+                    weights = p.from_numpy(cotangent(name, tuple(value.shape)))
+                    total = total + p.sum(p.to_float(value) * weights, tuple(range(len(value.shape))))
+            return total, (results, {name: after.get(name, variables[name]) for name in side.statistics})
 
-        key = (side, trial.training, trial.examples, trial.gradients)
-        gradients, (results, state) = self.differentiated(key, step, leaves, others, trial)
+        # Equal numbers of examples run the same program.
+        key = (word, trial.training, trial.examples, trial.gradients)
+        with self.settled():
+            if key not in self._programs:
+                self._programs[key] = self.program(word, trial, step)
+            gradients, (results, state) = self._programs[key](self._tensors(leaves), self._tensors(others))
         evidence = Evidence(
-            *({name: self.array(value) for name, value in found.items()} for found in (results, gradients, state))
+            *({name: self.array(value) for name, value in arrays.items()} for arrays in (results, gradients, state))
         )
+        evidence.state = {
+            name: value for name, value in evidence.state.items() if not np.array_equal(value, side.values[name])
+        }
         if trial.training and self.evaluates_after:
             afterwards = replace(trial, training=False, examples=1, gradients=False)
-            arrays = [array[: len(array) // trial.examples] for array in inputs]
-            moved = {**values, **evidence.state}
-            later = self.evidence(side, run, moved, trained, statistics, afterwards, arrays)
+            moved = replace(side, values={**side.values, **evidence.state})
+            later = self._evidence(word, moved, afterwards, [array[: len(array) // trial.examples] for array in inputs])
             evidence.results |= {f"{name}{AFTERWARDS}": value for name, value in later.results.items()}
         return evidence
 
@@ -459,7 +502,7 @@ def prove(subject: Subject) -> Proof:
             break
         for draw in range(1, DRAWS):
             # Inputs that the original does not take speak for nobody.
-            with contextlib.suppress(CannotRun):
+            with suppress(CannotRun):
                 if differences:
                     again = _differences(subject, replace(trial, draw=draw), Proof())
                     differences = {place: differences[place] for place in differences if place in again}
@@ -626,9 +669,9 @@ def _refusal(subject: Subject, trial: Trial, differences: Differences) -> str:
 def _first_layer(subject: Subject, trial: Trial) -> str:
     """Where results begin to differ, in words. Layers of the device fuse ReLU and ReLU6."""
     try:
-        originals = list(subject.run(True, trial, layers=True).layers.values())
-        captured = subject.run(False, trial, layers=True).layers
-    except CannotRun:
+        originals = [*subject.arrays(trial), *subject.layers(True, trial).values()]
+        captured = subject.layers(False, trial)
+    except Exception:  # noqa: BLE001 - a model's own, which it may raise where it is looked into
         return ""
     last = ""
     for name, value in captured.items():

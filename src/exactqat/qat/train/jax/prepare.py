@@ -111,7 +111,7 @@ def prepare(
     prepared = Prepared(known, functional)
     if check:
         with at_work("prepare compares what it made with the model"):
-            prepared.proof = accept(compare_with_original(known, prepared, args, kwargs))
+            prepared.proof = accept(compare_with_original(known, prepared))
     return prepared
 
 

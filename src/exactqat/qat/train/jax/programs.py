@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import jax
+from jax import Array
 
 _COMPILING = {
     "xla_backend_optimization_level": 0,
@@ -19,6 +20,13 @@ _COMPILING = {
 def program(function: Callable[..., Any]) -> Any:
     """The function, compiled as a whole: each of its operations by itself takes longer."""
     return jax.jit(function, compiler_options=_options())
+
+
+def differentiated(
+    step: Callable[..., tuple[Any, Any]], leaves: Mapping[str, Array], others: Mapping[str, Array]
+) -> tuple[dict[str, Array], Any]:
+    """Gradients of what ``step(leaves, others)`` returns first, by the names of leaves, and what it returns second."""
+    return jax.grad(step, has_aux=True)(dict(leaves), dict(others))
 
 
 @cache

@@ -365,7 +365,7 @@ class PreparedModel(keras.Model):
         if not held.calibrated:
             held.functional.require_calibration()
         # Keras builds a model by a call without values in evaluation, before the first batch of training.
-        if not (training or held.has_data or _values(keras.tree.flatten(inputs)[0]) is None):
+        if not (training or held.has_data or values_of(keras.tree.flatten(inputs)[0]) is None):
             self._require_data()
         return self._run(inputs, Mode(training=bool(training) and self.trainable, frozen=held.frozen))
 
@@ -377,7 +377,7 @@ class PreparedModel(keras.Model):
         """
         held = self._held
         if not held.has_data:
-            batches = {name: {"batches": _values(ends["batches"])} for name, ends in held.variables.ranges.items()}
+            batches = {name: {"batches": values_of(ends["batches"])} for name, ends in held.variables.ranges.items()}
             if all(ends["batches"] is not None for ends in batches.values()):
                 held.functional.require_data(batches)
                 held.has_data = True
@@ -409,7 +409,7 @@ class PreparedModel(keras.Model):
             return ops.cast(x, "float32")
         # Keras itself converts what is given to float32.
         require_input(prepared, tuple(x.shape), x.dtype, False)
-        indices = _values(x)
+        indices = values_of(x)
         if indices is not None and indices.size:
             require_rows(prepared, int(indices.min()), int(indices.max()))
         return ops.cast(x, "int32")
@@ -659,7 +659,7 @@ def _count(variables: Iterable[Any]) -> int:
     return sum(math.prod(variable.shape) for variable in variables)
 
 
-def _values(x: Any) -> np.ndarray | None:
+def values_of(x: Any) -> np.ndarray | None:
     """What a tensor holds; None if it is traced."""
     try:
         return np.asarray(ops.convert_to_numpy(x))

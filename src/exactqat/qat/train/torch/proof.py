@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,12 +34,20 @@ class _Settled(TorchDispatchMode):
     uniform and normal numbers are constant, other random operators start from the same seed. And float32 where the
     model asks for 16 bits, as the prepared network trains in float32."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: dict[str, Tensor] | None = None) -> None:
+        """seen: filled with what operators compute."""
         super().__init__()
-        self.halves = ""
+        self.halves, self.seen = "", seen
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def __torch_dispatch__(
+        self, operator: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = self._settled(operator, args, kwargs or {})
+        if self.seen is not None and isinstance(result, Tensor):
+            self.seen[f"{operator} {len(self.seen)}"] = result.detach().clone()
+        return result
+
+    def _settled(self, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = operator._schema.name.removeprefix("aten::")
         if kwargs.get("dtype") in (torch.float16, torch.bfloat16):
             self.halves = str(kwargs["dtype"]).removeprefix("torch.")
@@ -89,32 +98,36 @@ class _Sides(Subject):
                 "dropouts"
             )
 
-    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int, layers: bool) -> Evidence:
+    def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int) -> Evidence:
+        with checkpoints_run_once():
+            evidence, results = self._evidence(self._copied(trial, nudge), trial, inputs, nudge)
+        self.rules = self.rules or _own_rules(results.values())
+        return evidence
+
+    def captured(self, trial: Trial, inputs: Sequence[np.ndarray]) -> Evidence:
+        with _plain(self.prepared, trial.training):
+            return self._evidence(self.prepared, trial, inputs)[0]
+
+    def layers(self, original: bool, trial: Trial) -> dict[str, np.ndarray]:
+        seen: dict[str, Tensor] = {}
+        args, kwargs, _ = self._arguments(trial, self.arrays(trial))
+        if original:
+            with checkpoints_run_once(), _Settled(seen):
+                self._copied(trial)(*args, **kwargs)
+        else:
+            with _plain(self.prepared, trial.training), torch.no_grad(), _Settled():
+                self.prepared._run(args, kwargs, seen)
+        return {name: _array(value) for name, value in seen.items()}
+
+    def _copied(self, trial: Trial, nudge: int = 0) -> nn.Module:
+        """The user's module, in the mode of a trial and in float32."""
         model = copied_with_hooks(self.model)
         for path, module in model.named_modules(remove_duplicate=False):
             module.training = trial.training and self.flags[path]
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.is_floating_point() and (nudge or tensor.dtype != torch.float32):
                 tensor.data = torch.as_tensor(nudged(_array(tensor), name, nudge), device=tensor.device)
-        seen: dict[str, np.ndarray] = {}
-        if layers:
-            _record_layers(model, seen)
-        with checkpoints_run_once():
-            evidence, results = self._evidence(model, trial, inputs, nudge)
-        self.rules = self.rules or _own_rules(results.values())
-        evidence.layers = seen
-        return evidence
-
-    def captured(self, trial: Trial, inputs: Sequence[np.ndarray], layers: bool) -> Evidence:
-        seen: dict[str, Tensor] = {}
-        with _plain(self.prepared, trial.training):
-            evidence, _ = self._evidence(self.prepared, trial, inputs)
-        if layers:
-            with _plain(self.prepared, trial.training), torch.no_grad(), _Settled():
-                args, kwargs, _ = self._arguments(trial, inputs)
-                self.prepared._run(args, kwargs, seen)
-        evidence.layers = {path: _array(value) for path, value in seen.items()}
-        return evidence
+        return model
 
     def _arguments(
         self, trial: Trial, inputs: Sequence[np.ndarray]
@@ -122,7 +135,7 @@ class _Sides(Subject):
         """Arguments, and the leaves whose gradients are compared."""
         arrays, followed = iter(inputs), dict[str, Tensor]()
 
-        def given(leaf: Any) -> Any:
+        def given(leaf: object) -> object:
             if not isinstance(leaf, Tensor):
                 return leaf
             tensor = torch.as_tensor(next(arrays), device=self.device)
@@ -146,7 +159,18 @@ class _Sides(Subject):
             self.halves = self.halves or settled.halves
             evidence = Evidence({name: _array(value) for name, value in results.items()})
             if trial.gradients:
-                evidence.gradients = self._gradients(model, results, followed)
+                sums = [
+                    (x * torch.as_tensor(cotangent(name, x.shape), device=x.device)).sum()
+                    for name, x in results.items()
+                    if x.requires_grad
+                ]
+                if sums:
+                    torch.stack(sums).sum().backward()
+                leaves: list[tuple[str, Tensor]] = [
+                    (name, x) for name, x in model.named_parameters() if id(x) not in self.ranges
+                ]
+                leaves += [(f"input {name}", x) for name, x in followed.items()]
+                evidence.gradients = {name: _array(x.grad) for name, x in leaves if x.grad is not None}
         evidence.state = {name: _array(tensor) for name, tensor in model.named_buffers() if name in self.buffers}
         if trial.training:
             model.eval()
@@ -154,24 +178,8 @@ class _Sides(Subject):
             with torch.set_grad_enabled(trial.gradients), _Settled():
                 args, kwargs, _ = self._arguments(trial, self.arrays(trial.afterwards, nudge))
                 after = _tensors(model(*args, **kwargs))
-            evidence.results |= {f"{name}{AFTERWARDS}": _array(each) for name, each in after.items()}
+            evidence.results |= {f"{name}{AFTERWARDS}": _array(x) for name, x in after.items()}
         return evidence, results
-
-    def _gradients(
-        self, model: nn.Module, results: Mapping[str, Tensor], followed: Mapping[str, Tensor]
-    ) -> dict[str, np.ndarray]:
-        sums = [
-            (each * torch.as_tensor(cotangent(name, each.shape), device=each.device)).sum()
-            for name, each in results.items()
-            if each.requires_grad
-        ]
-        if sums:
-            torch.stack(sums).sum().backward()
-        found: dict[str, Tensor] = {
-            name: each for name, each in model.named_parameters() if id(each) not in self.ranges
-        }
-        found |= {f"input {name}": each for name, each in followed.items()}
-        return {name: _array(each.grad) for name, each in found.items() if each.grad is not None}
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -220,24 +228,6 @@ def copied_with_hooks(model: nn.Module) -> nn.Module:
         with_hooks(parameter, original)
         parameter.grad = None
     return copied
-
-
-def _record_layers(model: nn.Module, seen: dict[str, np.ndarray]) -> None:
-    """Keeps what every module returns, each time it is called."""
-
-    def recorder(path: str) -> Any:
-        def record(module: nn.Module, given: Any, result: Any) -> None:
-            if isinstance(result, Tensor):
-                seen[f"{path} {len(seen)}"] = _array(result)
-
-        return record
-
-    def record_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.update({f"input {name}": _array(each) for name, each in _tensors((args, kwargs)).items()})
-
-    model.register_forward_pre_hook(record_inputs, with_kwargs=True)
-    for path, module in model.named_modules():
-        module.register_forward_hook(recorder(path))
 
 
 @contextmanager
