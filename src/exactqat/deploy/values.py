@@ -25,7 +25,8 @@ def device_codes(model: Any, *inputs: Any, lowered: Lowered | None = None) -> di
         inputs: what the model is called with; the results include the network's own inputs.
         lowered: the result of `lower_with_layouts`, if already available.
     """
-    return placed_codes(model, model.stored_codes(*inputs), lowered or lower_with_layouts(model))
+    network = model if hasattr(model, "traced") else model.trained()
+    return placed_codes(model, network.stored_codes(*inputs), lowered or lower_with_layouts(model))
 
 
 def placed_codes(model: Any, stored: Mapping[str, np.ndarray], lowered: Lowered) -> dict[str, np.ndarray]:
@@ -52,9 +53,10 @@ def layer_values(
     The float network is the one with the same weights, without quantization. Arguments as in `device_codes`.
     """
     _, layouts = lowered or lower_with_layouts(model)
+    network = model if hasattr(model, "traced") else model.trained()
     plain, trained = (
         {path: on_device(array, layouts[path]) for path, array in values.items() if path in layouts}
-        for values in model.layer_values(*inputs)
+        for values in network.layer_values(*inputs)
     )
     return plain, trained
 

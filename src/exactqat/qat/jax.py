@@ -13,9 +13,8 @@
 `params` and `state` are trees of arrays: `jax.jit`, `jax.grad`, `jax.lax.scan` and Optax take them as they are.
 """
 
-from .train.jax.from_file import prepare_file
 from .train.jax.layers import batch_norm, dropout
-from .train.jax.prepare import prepare
+from .train.jax.prepare import prepare, prepare_file
 from .train.jax.prepared import Prepared, State
 
 __all__ = ["Prepared", "State", "batch_norm", "dropout", "prepare", "prepare_file"]

@@ -11,8 +11,7 @@ graph = deploy.lower(model)
 `prepare_file` does the same for the `Graph` of a file.
 """
 
-from .train.keras.from_file import prepare_file
-from .train.keras.prepare import prepare
+from .train.keras.prepare import prepare, prepare_file
 from .train.keras.prepared import PreparedModel, calibrate, freeze
 
 __all__ = ["PreparedModel", "calibrate", "freeze", "prepare", "prepare_file"]

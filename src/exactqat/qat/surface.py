@@ -69,7 +69,7 @@ def prepare(
         for name, value in {"example": example, "variables": variables}.items():
             if value is not None:
                 raise TypeError(f"{name} is not for a {type(model).__name__}: a file says itself what it takes")
-        return _file("torch", "from_file").prepare_file(model, rules=rules, **options)
+        return _file("torch", "prepare").prepare_file(model, rules=rules, **options)
     framework = kit_of(model)
     kit = _file(framework, "prepare")
     if variables is not None:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
 
 from ....kit.device import DEFAULT_PROFILE
 from ....kit.planning import UnsupportedOperator, plan, warn_of_plan
@@ -18,8 +21,10 @@ from ...capture.proof import accept
 from ..core import batches as loading
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere, framework_of
+from ..core.trained import TrainedNetwork
+from ..files import OpenedFile, preparing
 from . import primitives as primitives_jax
-from .models import function_model, in_training, is_linen, is_nnx, linen_model, nnx_model
+from .models import UserModel, function_model, in_training, is_linen, is_nnx, linen_model, nnx_model
 from .prepared import Prepared
 from .proof import compare_with_original
 
@@ -113,6 +118,21 @@ def prepare(
         with at_work("prepare compares what it made with the model"):
             prepared.proof = accept(compare_with_original(known, prepared))
     return prepared
+
+
+@preparing
+def prepare_file(
+    file: OpenedFile, device: str | None, options: dict[str, Any]
+) -> tuple[Prepared, Callable[[], TrainedNetwork]]:
+    def run(*inputs: object) -> NoReturn:
+        raise TypeError("a file has no function of the user's to run; call apply with params and state")
+
+    leaves = {name: jnp.asarray(array) for name, array in {**file.parameters, **file.buffers}.items()}
+    trained = tuple(sorted(file.parameters))
+    model = UserModel(leaves, trained, jax.tree.structure(dict.fromkeys(trained, 0)), dict, run)
+    functional = Functional(file.plan(device=device, **options), primitives_jax, device)
+    prepared = Prepared(model, functional)
+    return prepared, lambda: prepared.trained(*prepared.init())
 
 
 def takes_variables(model: Any) -> bool:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import base64
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -19,7 +20,9 @@ from ...capture.core.progress import at_work
 from ...capture.keras.model import CaptureError
 from ...capture.proof import accept
 from ..core.frameworks import elsewhere
-from .prepared import PreparedModel
+from ..core.trained import TrainedNetwork
+from ..files import OpenedFile, preparing
+from .prepared import FileModel, PreparedModel
 from .proof import compare_with_original
 
 
@@ -73,7 +76,7 @@ def prepare(
         raise UnsupportedOperator(str(error)) from error
     if check:
         with at_work("prepare compares what it made with the model"):
-            prepared._held.proof = accept(compare_with_original(model, prepared, example))
+            prepared.proof = accept(compare_with_original(model, prepared, example))
     if prepared.losses_left_out:
         warnings.warn(
             f"losses that layers add of their results are left out: {listed(prepared.losses_left_out)} (add_loss, "
@@ -90,3 +93,12 @@ def prepare(
         )
     warn_of_plan(prepared.plan, keep_final_activation)
     return prepared
+
+
+@preparing
+def prepare_file(
+    file: OpenedFile, device: str | None, options: dict[str, Any]
+) -> tuple[PreparedModel, Callable[[], TrainedNetwork]]:
+    content = base64.b64encode(file.content()).decode()
+    model = PreparedModel(FileModel(content, name="file"), profile=device, **options)
+    return model, model.trained

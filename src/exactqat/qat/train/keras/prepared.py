@@ -25,7 +25,7 @@ from ....kit.device import DEFAULT_PROFILE
 from ....kit.display import listed, shortened, table
 from ....kit.planning import plan
 from ....kit.planning.inputs import require_input, require_rows
-from ....kit.planning.plans import ROW_HEADER, Numbers, Plan, PlanInput
+from ....kit.planning.plans import ROW_HEADER, Numbers, PlanInput
 from ....kit.planning.rules import Rule
 from ...capture.core.progress import at_work
 from ...capture.keras.model import InTraining, capture, variable_names
@@ -51,33 +51,24 @@ class _Held:
         original: the float model.
         originals: its variables, by name; trainability: which of them were to be trained when it was last compiled.
         norms: its batch norms, and whether each was trainable when the model was prepared.
-        rules, shapes, dtypes, deployable, keep_final_activation: as `prepare` was given them.
+        config: arguments that `prepare` was given, for Keras to keep.
         variables: the prepared model's.
         seeds: for dropout.
-        losses_left_out, steps_left_out: see the model's properties.
         has_data: whether all ranges are known to have seen some.
         programs: what runs in each mode, compiled.
     """
 
-    original: Any
-    originals: dict[str, Any]
+    original: keras.Model
+    originals: dict[str, keras.Variable]
     trainability: dict[str, bool]
-    norms: list[tuple[Any, bool]]
-    rules: list[Rule]
-    shapes: Any
-    dtypes: list[str]
-    deployable: bool
-    keep_final_activation: bool | None
+    norms: list[tuple[keras.Layer, bool]]
+    config: dict[str, Any]
     functional: Functional
     variables: Arrays
-    seeds: Any
-    losses_left_out: list[str]
-    steps_left_out: list[str]
-    frozen: bool
+    seeds: keras.random.SeedGenerator | None
     calibrated: bool
     has_data: bool = False
-    proof: Proof | None = None
-    programs: dict[Mode, Callable[..., Any]] = field(default_factory=dict)
+    programs: dict[Mode, Callable[..., dict[str, Any]]] = field(default_factory=dict)
 
     def wanted_trainability(self) -> dict[str, bool]:
         return {name: bool(variable.trainable) for name, variable in self.originals.items()}
@@ -125,8 +116,13 @@ class PreparedModel(keras.Model):
     Attributes:
         plan: what the device runs.
         unused_rules: one sentence for every rule that has no effect.
+        proof: what `prepare` compared with the user's model; None if it was not asked to, and in a loaded model.
         frozen: whether the last phase of training has begun; saved with the model. From then on it computes the
             device's integers, in training and in evaluation.
+        losses_left_out: layers of the float model that add a loss on their results (`add_loss`,
+            `activity_regularizer`).
+        steps_left_out: methods of the float model's class that define how it trains (`train_step`, `compute_loss`,
+            ...).
     """
 
     def __init__(
@@ -197,19 +193,22 @@ class PreparedModel(keras.Model):
                 for layer in model._flatten_layers()
                 if isinstance(layer, keras.layers.BatchNormalization)
             ],
-            rules=list(rules),
-            shapes=shapes,
-            dtypes=list(dtypes),
-            deployable=deployable,
-            keep_final_activation=keep_final_activation,
+            config={
+                "rules": [asdict(rule) for rule in rules],
+                "shapes": shapes,
+                "dtypes": list(dtypes),
+                "deployable": deployable,
+                "keep_final_activation": bool(keep_final_activation),
+            },
             functional=functional,
             variables=Arrays(tensors, learned, ranges),
             seeds=self._seed_generator,
-            losses_left_out=losses,
-            steps_left_out=own_steps(model),
-            frozen=bool(frozen),
             calibrated=bool(calibrated),
         )
+        self.plan, self.unused_rules = planned, list(planned.unused_rules)
+        self.proof: Proof | None = None
+        self.frozen = bool(frozen)
+        self.losses_left_out, self.steps_left_out = losses, own_steps(model)
         self._set_ranges_trainable()
         self.built = True
 
@@ -228,40 +227,13 @@ class PreparedModel(keras.Model):
         return variable
 
     @property
-    def plan(self) -> Plan:
-        return self._held.functional.plan
-
-    @property
     def profile(self) -> str | None:
         """Whose integers the network computes once it is frozen; None: it stays fake quantized."""
         return self._held.functional.profile
 
-    @property
-    def unused_rules(self) -> list[str]:
-        return list(self.plan.unused_rules)
-
-    @property
-    def proof(self) -> Proof | None:
-        """What `prepare` compared with the user's model; None if it was not asked to, and in a loaded model."""
-        return self._held.proof
-
-    @property
-    def frozen(self) -> bool:
-        return self._held.frozen
-
     def range_parameters(self) -> list[Any]:
         """The learned ranges."""
         return [variable for ends in self._held.variables.learned.values() for variable in ends.values()]
-
-    @property
-    def losses_left_out(self) -> list[str]:
-        """Layers of the float model that add a loss on their results (`add_loss`, `activity_regularizer`)."""
-        return list(self._held.losses_left_out)
-
-    @property
-    def steps_left_out(self) -> list[str]:
-        """Methods of the float model's class that define how it trains (`train_step`, `compute_loss`, ...)."""
-        return list(self._held.steps_left_out)
 
     @property
     def output_names(self) -> list[str] | None:
@@ -352,7 +324,7 @@ class PreparedModel(keras.Model):
         return super().make_predict_function(*args, **kwargs)
 
     def _refuse_steps(self, *names: str) -> None:
-        own = [name for name in self._held.steps_left_out if name in names]
+        own = [name for name in self.steps_left_out if name in names]
         if own:
             raise NotImplementedError(
                 f"{type(self._held.original).__name__} has its own {listed(own)}, which a prepared model does not run. "
@@ -367,7 +339,7 @@ class PreparedModel(keras.Model):
         # Keras builds a model by a call without values in evaluation, before the first batch of training.
         if not (training or held.has_data or values_of(keras.tree.flatten(inputs)[0]) is None):
             self._require_data()
-        return self._run(inputs, Mode(training=bool(training) and self.trainable, frozen=held.frozen))
+        return self._run(inputs, Mode(training=bool(training) and self.trainable, frozen=self.frozen))
 
     def _require_data(self) -> None:
         """Before an evaluation: with ranges that have seen nothing, all that is stored is 0.
@@ -470,19 +442,6 @@ class PreparedModel(keras.Model):
         """The numbers that training ended with, for `deploy.lower`."""
         return self.trained().numbers()
 
-    def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
-        device's network leaves out. batch: as `predict` takes one."""
-        return self.trained().evaluated(batch)
-
-    def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
-        """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
-        return self.trained().stored_codes(*inputs)
-
-    def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
-        return self.trained().layer_values(*inputs)
-
     # --- Keras --------------------------------------------------------------------------------------------------------
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -501,12 +460,8 @@ class PreparedModel(keras.Model):
             "name": self.name,
             "trainable": self.trainable,
             "model": keras.saving.serialize_keras_object(held.original),
-            "rules": [asdict(rule) for rule in held.rules],
-            "shapes": held.shapes,
-            "dtypes": held.dtypes,
-            "deployable": held.deployable,
-            "keep_final_activation": bool(held.keep_final_activation),
-            "frozen": held.frozen,
+            **held.config,
+            "frozen": self.frozen,
             "calibrated": held.calibrated,
             "profile": held.functional.profile,
             "fresh_norms": sorted(held.functional.fresh_norms),
@@ -632,7 +587,7 @@ def freeze(model: PreparedModel) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and model.range_parameters():
         model.optimizer = type(optimizer).from_config(optimizer.get_config())
-    model._held.frozen = True
+    model.frozen = True
     model._forget_functions()
     model._set_ranges_trainable()
 

@@ -197,7 +197,7 @@ def compare_with_original(model: Any, prepared: PreparedModel, example: Any) -> 
     try:
         with _in_float32(model):
             proof = prove(sides)
-        losses = prepared._held.losses_left_out
+        losses = prepared.losses_left_out
         losses += [path for path in sides.losing if path not in losses]
         return proof
     finally:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ from ...capture.proof import accept
 from ...capture.torch.model import CaptureError, capture
 from ..core import batches as loading
 from ..core.frameworks import elsewhere
+from ..core.trained import TrainedNetwork
+from ..files import OpenedFile, preparing
 from .prepared import PreparedModel
 from .proof import compare_with_original
 
@@ -69,6 +71,16 @@ def prepare(
             prepared.proof = compare_with_original(model, prepared, args, kwargs)
         accept(prepared.proof)
     return prepared
+
+
+@preparing
+def prepare_file(
+    file: OpenedFile, device: str | None, options: dict[str, Any]
+) -> tuple[PreparedModel, Callable[[], TrainedNetwork]]:
+    tensors: dict[str, Tensor] = {name: torch.from_numpy(array.copy()) for name, array in file.buffers.items()}
+    tensors |= {name: nn.Parameter(torch.from_numpy(array.copy())) for name, array in file.parameters.items()}
+    model = PreparedModel(file.plan(device=device, **options), tensors, device).train()
+    return model, model.trained
 
 
 def prepare_again(
