@@ -108,6 +108,17 @@ def test_all_layers_have_the_devices_codes(name: str, bits: int) -> None:
         assert compared > 100 and not differing, profile
 
 
+def test_a_learned_end_that_training_left_beyond_zero_is_the_devices() -> None:
+    model, examples = small()
+    prepared = qat.prepare(model, examples, [qat.Rule(ranges="learned", activation_bits=4)])
+    qat.calibrate(prepared, [examples])
+    with torch.no_grad():
+        prepared.step("4").output_quantizer.range.minimum.fill_(0.01)
+    qat.freeze(prepared)
+    compared, differing, _ = frozen_differences(prepared.eval(), (examples,), prepared.profile)
+    assert compared and not differing
+
+
 @pytest.fixture
 def whole_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Profiles of the evaluations that were computed by the compiled graph."""

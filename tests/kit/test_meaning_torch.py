@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from exactqat import qat  # noqa: E402
 from exactqat.qat.capture.torch import model as capture_torch  # noqa: E402
-from exactqat.qat.train.torch import holders as holders_torch  # noqa: E402
+from exactqat.qat.train.torch import state as state_torch  # noqa: E402
 from exactqat.qat.train.torch.proof import copied_with_hooks  # noqa: E402
 
 EXAMPLES = (1, 2, 3)
@@ -301,7 +301,7 @@ def test_hooks_of_tied_and_of_parametrized_weights_are_kept() -> None:
 
 
 def test_without_their_mend_hooks_of_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders_torch, "with_hooks", lambda parameter, original: parameter)
+    monkeypatch.setattr(state_torch, "with_hooks", lambda parameter, original: parameter)
     model = Model(lambda m, x: m.last(m.first(x)))
     model.first.weight.register_hook(lambda gradient: gradient * 3)
     refused(model, rows(8), match="the captured network is not the model.*the gradient of 'first.weight'")

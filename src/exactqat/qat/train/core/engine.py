@@ -357,7 +357,7 @@ class Run(State):
         if seen is not None:
             seen.update(found)
         outputs = [found[path] for path in self.plan.outputs]
-        return outputs, Arrays(self.tensors, self.learned, self.ranges)
+        return outputs, self.after
 
     def _whole(
         self, inputs: dict[str, Any], ends: Any, step_by_step: Callable[[], dict[str, Any]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ....kit.planning.plans import Numbers, PlanStep, WeightNumbers, Weights, require_data, require_finite
 from . import primitives_numpy
-from .ranges import codes_of, nudged
+from .ranges import codes_of
 from .state import ConstantOperand, State
 from .steps import WeightedStep
 from .weights import step_width, weight_numbers
@@ -17,7 +17,7 @@ from .weights import step_width, weight_numbers
 
 def nudged_grids(state: State) -> dict[str, tuple[np.float32, int]]:
     """Scale and zero point of all grids, by name."""
-    return {name: nudged_grid(state, name) for name in state.functional.grids}
+    return {name: state.grid(name).scale_and_zero_point() for name in state.functional.grids}
 
 
 def all_numbers(state: State) -> Numbers:
@@ -32,7 +32,7 @@ def all_numbers(state: State) -> Numbers:
         if grid.rule.ranges != "fixed" and not state.ranges[name]["batches"] > 0:
             require_data([name])
         require_finite(f"the range of '{name}'", *state.grid(name).ends())
-        grids[name] = nudged_grid(state, name)
+        grids[name] = state.grid(name).scale_and_zero_point()
     return numbers_of(state, state.plan.steps, grids)
 
 
@@ -49,12 +49,6 @@ def numbers_of(state: State, steps: Sequence[PlanStep], grids: dict[str, tuple[n
         if step.weights is not None:
             weights[step.path] = _weight_numbers(state, step, step.weights)
     return Numbers(grids, weights, constants)
-
-
-def nudged_grid(state: State, name: str) -> tuple[np.float32, int]:
-    """real = scale * (code - zero_point), in TensorFlow's float32 steps."""
-    low, high = state.grid(name).ends()
-    return nudged(low, high, state.functional.grids[name].bits)
 
 
 def _constant_numbers(

@@ -190,7 +190,7 @@ def device_grid(p: Primitives, low: Any, scale: Any, bits: int, is_int16: bool, 
 
 def nudged(low: Any, high: Any, bits: int) -> tuple[np.float32, int]:
     """The grid of a range: real = scale * (code - zero point), codes 0..2**bits - 1, in TensorFlow's float32 steps."""
-    low, high, steps = np.float32(low), np.float32(high), np.float32(grid_steps(bits, False))
+    low, high, steps = np.float32(float(low)), np.float32(float(high)), np.float32(grid_steps(bits, False))
     scale = np.float32((high - low) / steps)
     exact = np.float32(-(low / scale))
     return scale, int(np.floor(np.float64(min(max(exact, np.float32(0)), steps)) + 0.5))

@@ -10,21 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from ....kit.planning.fitting import constant_limits
 from ....kit.planning.plans import BatchNorm, Derived, PlanStep, Weights
 from . import primitives_numpy
-from .arrays import ENDS, Arrays, Mode, is_learned, weights_of
-from .primitives import FunctionalPrimitives, NumberPrimitives
+from .arrays import ENDS, Arrays, Mode, weights_of
+from .primitives import Array, FunctionalPrimitives, NumberPrimitives
 from .ranges import (
     FOLLOWING,
     above_zero,
     below_zero,
     grid_steps,
     learned_start,
+    nudged,
     observed,
     rank_of_ends,
     usable,
@@ -72,17 +73,17 @@ class StoredGrid:
         follows = mode.training and mode.quantizing and not mode.frozen
         return mode.observing or (follows and self.rule.ranges in FOLLOWING)
 
-    def __call__(self, x: Any, /) -> Any:
+    def __call__(self, x: Array, /) -> Array:
         if self.observes:
             self.observe(x)
         return self.quantize(x) if self.state.mode.quantizing and not self.indices else x
 
-    def quantize(self, x: Any) -> Any:
+    def quantize(self, x: Array) -> Array:
         """The values on the current grid."""
         low, high = self.ends()
         return self.state.primitives.fake_quantize(x, low, high, self.bits, False)
 
-    def end(self, end: str) -> Any:
+    def end(self, end: str) -> Array:
         """One end, which training may have moved beyond zero."""
         state, p = self.state, self.state.primitives
         if end not in state.learned.get(self.name, {}):
@@ -91,59 +92,74 @@ class StoredGrid:
         value = p.stop_gradient(value) if state.mode.frozen else value
         return below_zero(p, value) if end == "minimum" else above_zero(p, value)
 
-    def ends(self) -> tuple[Any, Any]:
+    def ends(self) -> tuple[Array, Array]:
         """(min, max) as fake quantization takes them, rank 0: wide enough to have a scale."""
         return usable(self.state.primitives, self.end("minimum"), self.end("maximum"), self.rule.is_int16)
 
-    def scale(self) -> Any:
+    def scale(self) -> Array:
         """The width of one step, rank 0."""
         return step_width(self.ends(), self.bits, False)
 
-    def so_far(self) -> tuple[Any, Any]:
+    def so_far(self) -> tuple[Array, Array]:
         """The width of a step, without gradients, and whether the range has seen data, without which it means
         nothing."""
         known = self.state.mode.frozen or self.rule.ranges == "fixed"
         seen = True if known else self.state.ranges[self.name]["batches"] > 0
-        return self.state.primitives.stop_gradient(self.scale()), seen
+        ends = usable(self.state.primitives, self.end("minimum"), self.end("maximum"), self.rule.is_int16)
+        return self.state.primitives.stop_gradient(step_width(ends, self.bits, False)), seen
 
-    def observe(self, x: Any) -> None:
+    def scale_and_zero_point(self) -> tuple[np.float32, int]:
+        """The nudged grid: real = scale * (code - zero_point), codes 0..2**bits - 1, in TensorFlow's float32 steps."""
+        return nudged(*self.ends(), self.bits)
+
+    def observe(self, x: Array) -> None:
         """Takes a stored tensor into account; see `observed`."""
-        state, rule, p, name = self.state, self.rule, self.state.primitives, self.name
-        if rule.ranges == "fixed":
+        p = self.state.primitives
+        if self.rule.ranges == "fixed":
             return
-        shown = state.shown.setdefault(name, [])
-        shown.append(p.extremes_of_replicas(*self._asked(p.stop_gradient(x))))
+        low, high = p.extremes_of_replicas(*self.asked(p.stop_gradient(x)))
         finite = None
         # Calibration refuses NaN, which the largest value does not reveal: XLA's maximum skips it on a CPU.
-        if state.mode.observing:
+        if self.state.mode.observing:
             finite = p.amin(p.where(abs(x) < math.inf, 1.0, 0.0), tuple(range(len(x.shape))))
             finite = p.extremes_of_replicas(finite, finite)[0] > 0
-        trees = [state.learned if is_learned(self.declared, end) else state.ranges for end in ENDS]
-        before = [getattr(state.arrays, "learned" if tree is state.learned else "ranges")[name] for tree in trees]
-        low, high = (p.stop_gradient(tree[end]) for tree, end in zip(before, ENDS, strict=True))
-        count = state.arrays.ranges[name]["batches"]
-        *ends, batches = observed(p, rule.ranges, rule.ema_decay, shown, self.writers, (low, high), count, finite)
-        for tree, end, value in zip(trees, ENDS, ends, strict=True):
-            tree[name][end] = value
-        if batches is not count:
-            state.ranges[name]["batches"] = batches
+        self.take(low, high, finite)
 
-    def _asked(self, x: Any) -> tuple[Any, Any]:
+    def take(self, low: Array, high: Array, finite: Array = None) -> None:
+        """Moves the range by what one tensor asks for: low <= 0 <= high."""
+        state, rule, p, name = self.state, self.rule, self.state.primitives, self.name
+        shown = state.shown.setdefault(name, [])
+        shown.append((low, high))
+        before = tuple(p.stop_gradient(state.arrays.end(name, end)) for end in ENDS)
+        batches = state.arrays.ranges[name]["batches"]
+        moved = observed(p, rule.ranges, rule.ema_decay, shown, self.writers, before, batches, finite)
+        if len(shown) == self.writers:
+            del state.shown[name]
+        self.keep(moved)
+
+    def keep(self, moved: Sequence[Array]) -> None:
+        """From here on the range has this minimum, maximum and number of batches."""
+        for end, value in zip((*ENDS, "batches"), moved, strict=True):
+            self.state.after.holder(self.name, end)[end] = value
+
+    def asked(self, x: Array) -> tuple[Array, Array]:
         """What one tensor of one batch asks for: low <= 0 <= high."""
-        p, rule, nonnegative = self.state.primitives, self.rule, self.declared.nonnegative
-        if rule.ranges == "percentile":
+        p, nonnegative = self.state.primitives, self.declared.nonnegative
+        low, high = with_zero(p, *self.extremes(x), nonnegative)
+        if self.rule.ranges != "learned":
+            return low, high
+        return learned_start(p, x, low, high, self.bits, self.rule.is_int16)
+
+    def extremes(self, x: Array) -> tuple[Array, Array]:
+        """The smallest and the largest value; under "percentile" without those beyond it."""
+        p, axes = self.state.primitives, tuple(range(len(x.shape)))
+        if self.rule.ranges == "percentile":
             values = p.sorted_values(x)
             size = int(values.shape[0])
-            rank = rank_of_ends(rule.percentile, size)
-            low, high = values[rank - 1], values[size - rank]
-        else:
-            axes = tuple(range(len(x.shape)))
-            high = p.amax(x, axes)
-            low = high if nonnegative else p.amin(x, axes)
-        low, high = with_zero(p, low, high, nonnegative)
-        if rule.ranges != "learned":
-            return low, high
-        return learned_start(p, x, low, high, rule.activation_bits, rule.is_int16)
+            rank = rank_of_ends(self.rule.percentile, size)
+            return values[rank - 1], values[size - rank]
+        high = p.amax(x, axes)
+        return (high if self.declared.nonnegative else p.amin(x, axes)), high
 
 
 class WeightGrid:
@@ -159,14 +175,14 @@ class WeightGrid:
         self.state, self.rule, self.channel_axis = state, weights.rule, weights.channel_axis
         self.owner = weights_of(state.functional.weight_owner[path])
 
-    def learned(self) -> Any:
+    def learned(self) -> Array:
         """The learned ends; None if the range is the weight's largest magnitude."""
         learned = self.state.learned.get(self.owner)
         if learned is not None and self.state.mode.frozen:
             return {end: self.state.primitives.stop_gradient(value) for end, value in learned.items()}
         return learned
 
-    def __call__(self, weight: Any, /) -> Any:
+    def __call__(self, weight: Array, /) -> Array:
         if not self.state.mode.quantizing:
             return weight
         p, rule = self.state.primitives, self.rule
@@ -175,12 +191,12 @@ class WeightGrid:
         quantized = p.fake_quantize(channels_last, low, high, rule.weight_bits, rule.narrow_range)
         return p.moveaxis(quantized, -1, self.channel_axis)
 
-    def scale(self, weight: Any, /) -> Any:
+    def scale(self, weight: Array, /) -> Array:
         """The step width for every output channel, [channels]; 0 for a channel whose range is zero."""
         ones = np.ones(weight.shape[self.channel_axis], np.float32)
         return self._width(weight) * self.state.primitives.array(ones, weight)
 
-    def _width(self, weight: Any) -> Any:
+    def _width(self, weight: Array) -> Array:
         """The step width, [channels] or rank 0."""
         p, rule = self.state.primitives, self.rule
         ends = weight_ends(p, rule, p.moveaxis(weight, self.channel_axis, -1), self.learned())
@@ -205,7 +221,7 @@ class Normalization:
         mode = self.state.mode
         return mode.training and self.norm.training and not mode.frozen
 
-    def __call__(self, x: Any, channel_axis: int, /) -> Any:
+    def __call__(self, x: Array, channel_axis: int, /) -> Array:
         state, norm, p = self.state, self.norm, self.state.primitives
         rank = len(x.shape)
         axis = channel_axis % rank
@@ -238,16 +254,16 @@ class Normalization:
         state.tensors[norm.mean], state.tensors[norm.variance] = new_mean, new
         return y
 
-    def factor_and_offset(self) -> tuple[Any, Any]:
+    def factor_and_offset(self) -> tuple[Array, Array]:
         """Batch norm in evaluation as ``factor * x + offset``, both [channels]."""
         return self.state.factor_and_offset(self.norm)
 
-    def beta_and_variance(self) -> tuple[Any, Any]:
+    def beta_and_variance(self) -> tuple[Array, Array]:
         """The trained offset, or None, and the running variance; [channels]."""
         variance = self.state.primitives.stop_gradient(self.state.constant(self.norm.variance))
         return self.state.optional(self.norm.bias), variance
 
-    def stored(self, x: Any, activation: str, grid: Any, channel_axis: int, /) -> Any:
+    def stored(self, x: Array, activation: str, grid: Array, channel_axis: int, /) -> Array:
         """Batch norm in training, the activation and the grid in one operator: the same bits as one by one. None if
         there is no such operator."""
         return None
@@ -272,7 +288,7 @@ class ConstantOperand:
         if self._limited is not None:
             self._others = state.grid(self._limited[1]), state.grid(step.grid)
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Array:
         value = self.source()
         if self.shared is not None:
             return self.shared(value)
@@ -280,7 +296,7 @@ class ConstantOperand:
             return value
         return self.state.primitives.fake_quantize(value, *self.bounds(value), self.bits, self.rule.narrow_range)
 
-    def bounds(self, value: Any, within_limits: bool = True) -> tuple[Any, Any]:
+    def bounds(self, value: Array, within_limits: bool = True) -> tuple[Array, Array]:
         """Its range. within_limits: as far as the operator accepts its scale, given those of the other operand and of
         the result."""
         p = self.state.primitives
@@ -305,14 +321,13 @@ class State:
         self.primitives = cast(FunctionalPrimitives, functional.primitives if primitives is None else primitives)
         self.arrays = arrays
         self.mode = mode
-        self.tensors = dict(arrays.tensors)
-        self.learned = {name: dict(ends) for name, ends in arrays.learned.items()}
-        self.ranges = {name: dict(ends) for name, ends in arrays.ranges.items()}
-        self.shown: dict[str, list[tuple[Any, Any]]] = {}
-        self.constants: dict[str, Any] = {}
-        self._grids: dict[str, Any] = {}
+        self.after = arrays.map(lambda array: array)
+        self.tensors, self.learned, self.ranges = self.after.tensors, self.after.learned, self.after.ranges
+        self.shown: dict[str, list[tuple[Array, Array]]] = {}
+        self.constants: dict[str, Array] = {}
+        self._grids: dict[str, Array] = {}
 
-    def grid(self, name: str) -> Any:
+    def grid(self, name: str) -> Array:
         """The grid of that name, a `StoredGrid`."""
         if name not in self._grids:
             self._grids[name] = self.new_grid(name)
@@ -330,11 +345,11 @@ class State:
 
     # --- constants ----------------------------------------------------------------------------------------------------
 
-    def source(self, name: str) -> Callable[[], Any]:
+    def source(self, name: str) -> Callable[[], Array]:
         """What returns a constant at its current value."""
         return partial(self.constant, name)
 
-    def constant(self, name: str) -> Any:
+    def constant(self, name: str) -> Array:
         """A parameter, a buffer or what is computed from them."""
         if name in self.tensors:
             return self.tensors[name]
@@ -352,40 +367,40 @@ class State:
             self.constants[name] = np.asarray(value) if in_numpy else self.as_array(value)
         return self.constants[name]
 
-    def _computed(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def _computed(self, function: Callable[..., Array], operands: Sequence[Array]) -> Array:
         """A function of arrays with NumPy's methods, which not all frameworks' arrays have by themselves."""
         wrapped = getattr(self.primitives, "WithMethods", None)
         return function(*operands) if wrapped is None else function(*map(wrapped, operands)).tensor
 
-    def as_array(self, value: Any) -> Any:
+    def as_array(self, value: Array) -> Array:
         """NumPy values as the framework's."""
         return self.primitives.from_numpy(value) if isinstance(value, np.ndarray) else value
 
-    def optional(self, name: str | None) -> Any:
+    def optional(self, name: str | None) -> Array:
         return None if not name else self.constant(name)
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def stored_weight(self, weights: Weights) -> Any:
+    def stored_weight(self, weights: Weights) -> Array:
         """What is quantized: the weight, under `Rule.fold_batch_norm` times batch norm's factor."""
         weight, norm = self.constant(weights.weight), weights.batch_norm
         if norm is None or not folds(weights):
             return weight
         return folded_weight(self.primitives, weight, self.factor_and_offset(norm), weights.channel_axis)
 
-    def quantized_weight(self, path: str, weights: Weights) -> tuple[Any, Any]:
+    def quantized_weight(self, path: str, weights: Weights) -> tuple[Array, Array]:
         """The weight on its grid, and the step width for each output channel. path: of a step that has it."""
         grid, weight = self.weight_grid(path, weights), self.stored_weight(weights)
         return grid(weight), grid.scale(weight)
 
-    def factor_and_offset(self, norm: BatchNorm) -> tuple[Any, Any]:
+    def factor_and_offset(self, norm: BatchNorm) -> tuple[Array, Array]:
         """Batch norm in inference as ``factor * x + offset``, both [channels]."""
         weight, bias = self.optional(norm.weight), self.optional(norm.bias)
         mean, variance = (self.primitives.stop_gradient(self.constant(name)) for name in (norm.mean, norm.variance))
         epsilon = self.functional.epsilons.get(norm.mean, norm.epsilon)
         return factor_and_offset(self.primitives, weight, bias, mean, variance, epsilon)
 
-    def statistics(self, raw: Any, axes: Sequence[int], channel_axis: int) -> tuple[Any, Any]:
+    def statistics(self, raw: Array, axes: Sequence[int], channel_axis: int) -> tuple[Array, Array]:
         """Mean and biased variance of each channel of a batch, over `axes` and all of its replicas."""
         p, rank = self.primitives, len(raw.shape)
         mean = p.mean_of_replicas(p.mean(raw, axes))

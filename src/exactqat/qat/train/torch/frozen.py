@@ -26,7 +26,7 @@ from ..core.on_device import DeviceNetwork, DeviceStep, DeviceSteps, bits_of
 from ..core.steps import Input, Step, WeightedStep
 from . import primitives as p
 from .primitives import straight_through, to_numpy, unwrapped
-from .state import ModuleState, Outside, TrainingOnly
+from .state import ModuleState, TrainingOnly
 
 # What multiplies float32 and may be allowed to use lower precision.
 _on_cpu: Any = torch.backends.mkldnn
@@ -106,7 +106,7 @@ class Device:
         ``.data``.
         """
         with torch.no_grad():
-            ends = torch.stack([unwrapped(end) for grid in self.grids.values() for end in grid.held()[:2]])
+            ends = torch.stack([unwrapped(end) for end in self.state.functional.ends_of(self.state.arrays)])
         if self._ends is not None and self._ends.device == ends.device and torch.equal(ends, self._ends):
             return
         grids = {name: grid.scale_and_zero_point() for name, grid in self.grids.items()}
@@ -196,7 +196,7 @@ class Device:
             if isinstance(x, OnGrid) and not step.noisy:
                 return OnGrid(np.float32(x.scale), steps=x.steps.detach()) if step.stop_gradient else x
             return step(real(x))
-        if isinstance(step, Outside):
+        if not isinstance(step, Step):  # outside of the device
             return step(real(operands[0]))
         if isinstance(step, Input) or not all(isinstance(each, OnGrid) for each in operands):
             # In real numbers; its result is stored like any other. NaN has no code: it propagates for the user to see.

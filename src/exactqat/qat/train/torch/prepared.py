@@ -8,9 +8,10 @@ parameters stay under the user's names, ranges are next to them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -28,13 +29,12 @@ from ..core.arrays import Mode
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere
 from ..core.freezing import fresh_norms, frozen
-from ..core.steps import Step, WeightedStep
+from ..core.steps import Input, Step, WeightedStep
 from ..core.trained import TrainedNetwork
-from .holders import HeldRange, Holders, Places
-from .primitives import to_numpy
+from . import primitives
 from .repeats import Repeats
-from .state import ModuleGrid, ModuleInput, ModuleState, Outside, TrainingOnly
-from .tree import FILE, Kept, Owner, kept_tree, require_called_plainly, require_float32
+from .state import HeldRange, ModuleGrid, ModuleState, TrainingOnly
+from .tree import FILE, Kept, Owner, kept_module, kept_tree, node_at, require_called_plainly, require_float32
 
 STATE_FORMAT = 2
 
@@ -56,6 +56,8 @@ class PreparedModel(Owner):
         quantizing: on; off for the float network with the same weights, whose training moves no range.
         proof: what `prepare` compared with the user's model; None if it was not asked to.
     """
+
+    _places: dict[str, str]  # see `ModuleState`
 
     def __init__(
         self,
@@ -81,52 +83,57 @@ class PreparedModel(Owner):
         # Ranges that were trained before `freeze`.
         self._trained_ranges: list[nn.Parameter] = []
         self._watched: dict[str, Tensor] | None = None  # of one call
-        self._places = Places()
-        self._fresh_norms: frozenset[str] = frozenset()
+        self._fresh_norms = fresh_norms(plan, tensors)
         if model is not None:
-            without = model._places.root if isinstance(model, PreparedModel) else ""
-            kept_tree(self, model, without)
+            kept_tree(self, model, model._places[""] if isinstance(model, PreparedModel) else "")
             for name in (*model._parameters, *model._buffers):  # in the user's order
                 (self._parameters if name in model._parameters else self._buffers).setdefault(name, None)
-        self._bind(Holders(self, plan, self._places, tensors))
+        name, number = "quantization", 1
+        while name in self._modules:
+            name, number = f"quantization_{number + 1}", number + 1
+        self._places = {"": name}
+        root = self._modules[name] = kept_module()
+        paths = [*(given.path for given in plan.inputs), *(step.path for step in plan.steps)]
+        for path in sorted(paths, key=lambda path: path.count(".")):
+            node_at(root, path, kept_module)
+        self._bind(tensors)
         # Training batches that the batch norms of layers had seen before.
         self._counted = {path: norm.batches() for path, norm in self._state.norms.items()}
-        self._fresh_norms = self._core.fresh_norms = fresh_norms(plan, tensors)
         if model is not None:
             self.training = model.training
-        for module in self._modules[self._places.root].modules():  # type: ignore[union-attr]
+        for module in root.modules():
             module.training = self.training
         for module in self.modules():
             if isinstance(module, Owner):
                 module.close()
 
-    def _bind(self, holders: Holders) -> None:
-        """Makes the steps, which read and move the tensors where they are held."""
+    def _bind(self, tensors: Mapping[str, Tensor]) -> None:
+        """Makes the steps, which read and move the tensors where they are held. tensors: the user's, if they are not in
+        this model yet."""
         # Here, as it imports PyTorch's compiler, which is slow to import.
         from .frozen import Device
 
         plan = self.plan
         self._core = Functional(plan)
         self._core.fresh_norms = self._fresh_norms
-        self._state = ModuleState(self._core, holders.source, holders.held)
-        holders.place_ranges(self._core, self._state)
-        self._steps: dict[str, Any] = {given.path: ModuleInput(self._state, given) for given in plan.inputs}
+        self._state: ModuleState = ModuleState(self._core, self, self._places, tensors)
+        self._steps: dict[str, Any] = {given.path: Input(self._state, given) for given in plan.inputs}
         modules = dict(self.named_modules(remove_duplicate=False))
         for step in plan.steps:
-            self._steps[step.path] = self._bound(step, holders, modules.get(step.place.path, self))
+            self._steps[step.path] = self._bound(step, modules.get(step.place.path, self))
         self._calls = {path: step.compose if isinstance(step, Step) else step for path, step in self._steps.items()}
         self._order = _order(plan)
         self._device = Device(self._state, self._profile)
         self._repeats = Repeats(self._state)
 
-    def _bound(self, step: PlanStep, holders: Holders, module: nn.Module) -> Any:
+    def _bound(self, step: PlanStep, module: nn.Module) -> Callable[..., Tensor] | Step:
         """A step. module: of the user's, where the step is in the model."""
         if step.expression is not None:
-            return TrainingOnly(module, *holders.expression_of(step))
+            return TrainingOnly(module, *self._state.expression_of(step))
         if not step.kind:
             return TrainingOnly(module, **step.attributes)
-        if step.outside:
-            return Outside(step.kind, step.attributes)
+        if step.outside:  # a final function of the device's results, left to the program that runs the device
+            return cast(Callable[..., Tensor], partial(getattr(primitives, step.kind), **step.attributes))
         return (Step if step.weights is None else WeightedStep)(self._state, step)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,7 +142,7 @@ class PreparedModel(Owner):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._bind(Holders(self, self.plan, self._places, {}))
+        self._bind({})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedModel:
         memo[id(self.plan)] = self.plan
@@ -203,10 +210,12 @@ class PreparedModel(Owner):
         captured = any(tensor.is_cuda for tensor in given) and torch.cuda.is_current_stream_capturing()
         if not (torch.compiler.is_compiling() or captured):
             self.require_rows(given)
-        inputs = {
-            each.path: tensor.to(torch.int64 if each.rows else torch.float32)
-            for each, tensor in zip(self.plan.inputs, given, strict=True)
-        }
+        inputs = {}
+        for each, tensor in zip(self.plan.inputs, given, strict=True):
+            tensor = tensor.to(torch.int64 if each.rows else torch.float32)
+            image = tensor.dim() == 4
+            inputs[each.path] = tensor.contiguous(memory_format=torch.channels_last) if image else tensor
+        self._state.shown.clear()  # by a call that failed
         if self._frozen and self._device.ready():
             values = None
             if seen is None:
@@ -309,7 +318,7 @@ class PreparedModel(Owner):
         users = {name: own[name] for name in functional.tensors if name in own}
         # PyTorch's expressions take no NumPy arrays: what they give is known, too.
         known = {name: self._state.constant(name) for name in self.plan.constants if self._state.knows(name)}
-        given = {name: to_numpy(tensor) for name, tensor in (known | users).items()}
+        given = {name: primitives.to_numpy(tensor) for name, tensor in (known | users).items()}
         arrays = replace(arrays, tensors={**given, **arrays.tensors})
         return TrainedNetwork(functional, arrays, self._frozen, computed)
 
@@ -358,8 +367,8 @@ class PreparedModel(Owner):
 
     def weight_range_parameters(self) -> list[nn.Parameter]:
         """Those of them that are ranges of weights."""
-        grids = self._state.learned_weight_grids().values()
-        return [parameter for grid in grids for parameter in cast(nn.Module, grid.range).parameters()]
+        grids, learned = self._state.functional.grids, self._state.learned
+        return [end for name, ends in learned.items() if name not in grids for end in ends.values()]
 
     def other_parameters(self) -> list[nn.Parameter]:
         """All parameters that are not ranges."""
@@ -463,12 +472,12 @@ def freeze(model: PreparedModel) -> None:
     for path, norm in model._state.norms.items():
         if norm.norm.training:
             arrays.ranges[model.plan.stored(path).grid]["trained"] = norm.batches() - model._counted[path]
-    ranges = frozen(core, arrays).ranges
+    after = frozen(core, arrays)
     with torch.no_grad():
         for name, grid in model._state.grids().items():
             for end, held in zip(("minimum", "maximum"), grid.held(), strict=False):
-                if ranges[name][end] is not arrays.ranges[name][end]:
-                    held.fill_(ranges[name][end].item())
+                if after.end(name, end) is not arrays.end(name, end):
+                    held.fill_(after.end(name, end).item())
     model._set_frozen(True)
 
 
@@ -493,8 +502,6 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         with without_quantization(model, observing=True):
             loading.show(batches, see, model._batches_seen)
     except BaseException:
-        for each in ranges:
-            each.forget_shown()
         for each, kept in before:
             for end, value in zip(each.held(), kept, strict=True):
                 end.copy_(value)

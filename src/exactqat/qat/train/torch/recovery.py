@@ -6,15 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import batches as loading
+from ..core.arrays import weights_of
 from .prepared import PreparedModel
-from .state import ModuleGrid, ModuleWeightGrid
 
 # How many times more slowly a weight's range is trained than a result's, by default.
 _WEIGHTS_SLOWER = 5
@@ -302,9 +302,8 @@ def parameter_groups(
 
 def _layers_of_ranges(model: PreparedModel) -> list[tuple[str, nn.Parameter]]:
     """The learned ranges, each with the path of its layer."""
-    state, layers = model._state, dict[int, str]()
-    for path, grid in (*state.grids().items(), *state.learned_weight_grids().items()):
-        layers |= {id(end): path for end in cast(ModuleGrid | ModuleWeightGrid, grid).range.parameters()}  # type: ignore[union-attr]
+    learned = model._state.learned.items()
+    layers = {id(end): name.removeprefix(weights_of("")) for name, ends in learned for end in ends.values()}
     return [(layers[id(parameter)], parameter) for parameter in model.range_parameters()]
 
 

@@ -70,8 +70,6 @@ class Repeats:
         finally:
             for (held, name), value in zip(moving, present, strict=True):
                 held[name] = value
-            for grid in self._state.grids().values():
-                grid.forget_shown()
 
     def _call_of(self, inputs: bytes) -> _Call:
         """The latest call with these inputs that the current backward pass has not repeated yet."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a prepared model: a `State` of the training core, bound once to the modules that hold the tensors.
+"""The numbers of a prepared model: a `State` of the training core whose arrays are the model's parameters and buffers.
 
-Ranges and statistics move in place. Where PyTorch has one operator for several steps (`fused`), it is used here; the
-bits are those of the steps one by one.
+The user's tensors are at the user's paths, ranges and constants in a child of their own. Ranges and statistics move in
+place. Where PyTorch has one operator for several steps (`fused`), it is used here; the bits are those of the steps one
+by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,16 +23,15 @@ from exactqat.operators.torch import fused, is_plain
 from ....kit.display import shortened
 from ....kit.planning.plans import SMALLEST_WIDTH, BatchNorm, Derived, MissingData, PlanStep, Weights, without_data
 from ..core import ranges as core
-from ..core.arrays import ENDS, Arrays, Mode, weights_of
+from ..core.arrays import ENDS, Arrays, Mode, is_learned, weights_of
 from ..core.engine import Functional
 from ..core.state import Normalization, State, StoredGrid, WeightGrid
-from ..core.steps import Input
-from ..core.weights import factor_and_offset, step_width, weight_codes
+from ..core.weights import factor_and_offset, learned_ends, weight_codes
 from . import collectives
 from . import primitives as p
 from .layers import BatchNormTensors, normalized, require_several, scale_and_offset, share_of_batch
 from .primitives import channels_first_view, channels_last_view, fake_quantize
-from .tree import BEFORE
+from .tree import BEFORE, Kept, Owner, kept_module, node_at, with_hooks
 
 # A tensor that does not depend on the input, at its current value.
 Source = Callable[[], Tensor]
@@ -42,6 +42,24 @@ _fake_quant_rows = fused("fake_quant_rows")
 _fake_quant_rows_within = fused("fake_quant_rows_within")
 _batch_norm_statistics = fused("batch_norm_statistics")
 _quantized_batch_norm = fused("quantized_batch_norm")
+
+
+class HeldRange(Kept):
+    """Holds a range: ``minimum``, ``maximum`` (parameters if they are trained, else buffers) and, of what is stored,
+    ``batches``, the number of batches seen, so that a range without data is noticed; all rank 0. One with min > max is
+    refused when it is loaded."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        low, high = state_dict.get(prefix + "minimum"), state_dict.get(prefix + "maximum")
+        if low is not None and high is not None and low.dim() == 0 == high.dim():
+            if self._parameters:  # training may have left an end beyond zero; it counts as zero
+                low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+            if not low <= 0 <= high:
+                raise ValueError(f"{prefix}minimum and {prefix}maximum must hold min <= 0 <= max, got {low}, {high}")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return object.__reduce_ex__(self, protocol)
 
 
 class ModuleTensor:
@@ -72,8 +90,7 @@ class Computed:
 
 
 class ModuleGrid(StoredGrid):
-    """A grid whose range is held by a module: ``minimum``, ``maximum`` (parameters if they are trained, else buffers)
-    and ``batches``, the number of batches seen, so that a range without data is noticed; all rank 0.
+    """A grid whose range a module holds.
 
     Attributes:
         range: the module.
@@ -81,44 +98,31 @@ class ModuleGrid(StoredGrid):
 
     state: ModuleState
 
-    def __init__(self, state: ModuleState, name: str, held: nn.Module) -> None:
+    def __init__(self, state: ModuleState, name: str) -> None:
         super().__init__(state, name)
-        self.range = held
-        parameters, self._buffers = held._parameters, held._buffers
-        self._low, self._high = (
-            cast(dict[str, Tensor], parameters if end in parameters else self._buffers) for end in ENDS
-        )
+        self.range = state.range_at(f"{name}.output_quantizer")
+        self._low, self._high = (cast(dict[str, Tensor], state.arrays.holder(name, end)) for end in ENDS)
+        self._buffers = cast(dict[str, Tensor], self.range._buffers)
         self.policy = self.rule.ranges
-        # What a batch has shown so far: tensors that several layers store count together, as one.
-        self._shown: list[tuple[Tensor, Tensor]] = []
         # `batches` and its version once there were some.
         self._counted: tuple[Tensor | None, int] = (None, -1)
 
     @property
     def batches(self) -> Tensor:
-        return cast(Tensor, self._buffers["batches"])
+        return self._buffers["batches"]
 
     def held(self) -> tuple[Tensor, Tensor, Tensor]:
         """Minimum, maximum and the number of batches, as stored."""
-        return self._low["minimum"], self._high["maximum"], self.batches
-
-    def forget_shown(self) -> None:
-        """Discards what an unfinished batch has shown."""
-        self._shown.clear()
+        return self._low["minimum"], self._high["maximum"], self._buffers["batches"]
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """Takes one tensor of a batch into account; a fixed range stays as it is."""
-        if self.policy == "fixed":
-            return
-        low, high = self._extremes(x)
-        if self.policy == "learned":
-            dtype = self._low["minimum"].dtype
-            low, high = core.with_zero(p, low.to(dtype), high.to(dtype), self.declared.nonnegative)
-            low, high = core.learned_start(p, x.to(dtype), low, high, self.bits, self.rule.is_int16)
-        self.observe_ends(low, high)
+        if self.policy == "learned":  # under autocast an activation may have 16 bits; ranges never do
+            self.take(*self.asked(x.float()))
+        elif self.policy != "fixed":
+            self.observe_extremes(*self.extremes(x))
 
-    def observe_ends(self, low: Tensor, high: Tensor) -> None:
+    def observe_extremes(self, low: Tensor, high: Tensor) -> None:
         """`observe` from a batch's extremes, rank 0 and without gradients, if no policy has to see more of it."""
         minimum, maximum, batches = self.held()
         if self.writers == 1 and _are_at_hand(minimum, maximum) and is_plain(low):
@@ -131,27 +135,18 @@ class ModuleGrid(StoredGrid):
             for held, value in zip((minimum, maximum, batches), moved, strict=True):
                 held.fill_(value)
         else:
-            self._observe_tensors(low, high)
+            self.take(*core.with_zero(p, low.float(), high.float(), self.declared.nonnegative))
 
     @torch.no_grad()
-    def _observe_tensors(self, low: Tensor, high: Tensor) -> None:
+    def keep(self, moved: Sequence[Tensor]) -> None:
         # Nothing is read from a tensor here: that would end a compiled graph, and wait for a GPU.
-        # Under autocast an activation may have 16 bits; ranges never do.
-        minimum, maximum, batches = self.held()
-        low, high = (end.to(minimum.dtype) for end in (low, high))
         had_data = self._is_known_to_have_data()
-        self._shown.append(core.with_zero(p, low, high, self.declared.nonnegative))
-        before = (minimum, maximum)
-        moved = core.observed(p, self.policy, self.rule.ema_decay, self._shown, self.writers, before, batches)
-        if len(self._shown) == self.writers:
-            self._shown.clear()
-        for held, value in zip((minimum, maximum, batches), moved, strict=True):
+        for held, value in zip(self.held(), moved, strict=True):
             held.copy_(value)
         if had_data:
             self._remember_data()
 
-    def _extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The smallest and largest value of a tensor, rank 0; under "percentile" without those beyond it."""
+    def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         percentile = self.rule.percentile if self.policy == "percentile" else None
         if self.state.synchronized and self.policy != "learned":
             return collectives.extremes(x, percentile)
@@ -175,11 +170,8 @@ class ModuleGrid(StoredGrid):
         """`ends` for callers that keep neither: the next batch may move them."""
         minimum, maximum = self._low["minimum"], self._high["maximum"]
         at_hand = _are_at_hand(minimum, maximum)
-        if self.policy != "fixed" and not self._shown:
-            if torch.compiler.is_compiling():  # where values must not decide what is called
-                torch._assert_async(self.batches > 0, without_data([f"'{shortened(self.name)}'"]))
-            elif not self._has_data():
-                raise MissingData(without_data([f"'{shortened(self.name)}'"]))
+        if self.policy != "fixed" and self.name not in self.state.shown:
+            self._require_data()
         if self.policy == "learned":
             if not at_hand or minimum.item() > 0:
                 minimum = core.below_zero(p, minimum)
@@ -189,15 +181,14 @@ class ModuleGrid(StoredGrid):
             minimum, maximum = core.with_width(p, minimum, maximum)
         return core.symmetric(p, minimum, maximum) if self.rule.is_int16 else (minimum, maximum)
 
-    def _has_data(self) -> bool:
-        """Whether a batch was seen. Asking a GPU means waiting for it, so it is done once for each state of the
-        count."""
-        if self._is_known_to_have_data():
-            return True
-        if self.batches.item() == 0:
-            return False
-        self._remember_data()
-        return True
+    def _require_data(self) -> None:
+        """Asking a GPU means waiting for it, so it is done once for each state of the count."""
+        if torch.compiler.is_compiling():  # where values must not decide what is called
+            torch._assert_async(self.batches > 0, without_data([f"'{shortened(self.name)}'"]))
+        elif not self._is_known_to_have_data():
+            if self.batches.item() == 0:
+                raise MissingData(without_data([f"'{shortened(self.name)}'"]))
+            self._remember_data()
 
     def _is_known_to_have_data(self) -> bool:
         held, version = self._counted
@@ -208,24 +199,12 @@ class ModuleGrid(StoredGrid):
         if not (batches.is_cpu or batches.is_inference() or torch.compiler.is_compiling()):
             self._counted = (batches, batches._version)
 
-    @torch.no_grad()
-    def so_far(self) -> tuple[Tensor, Tensor]:
-        minimum, maximum, batches = self.held()
-        ends = core.usable(p, minimum.clamp(max=0.0), maximum.clamp(min=0.0), self.rule.is_int16)
-        seen = torch.ones_like(batches) if self.policy == "fixed" else batches
-        return step_width(ends, self.bits, False), seen > 0
-
     def quantize(self, x: Tensor) -> Tensor:
         minimum, maximum = self.ends()
         # Images stay in channels_last; what an operator left in the user's order is not permuted for this.
         if x.dim() == 4 and not (x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)):
             return channels_first_view(fake_quantize(channels_last_view(x), minimum, maximum, self.bits, False))
         return fake_quantize(x, minimum, maximum, self.bits, False)
-
-    def scale_and_zero_point(self) -> tuple[np.float32, int]:
-        """The nudged grid: real = scale * (code - zero_point), codes 0..2**bits - 1, in TensorFlow's float32 steps."""
-        low, high = (bound.item() for bound in self.ends())
-        return core.nudged(low, high, self.bits)
 
     def codes(self, quantized: Tensor) -> np.ndarray:
         """Codes 0..2**bits - 1 of stored values, int64, same shape."""
@@ -238,34 +217,28 @@ def _are_at_hand(minimum: Tensor, maximum: Tensor) -> bool:
 
 
 class ModuleWeightGrid(WeightGrid):
-    """The grid of a weight; its learned range is held by a module.
+    """The grid of a weight; its learned range is held by a module."""
 
-    Attributes:
-        range: the module; None: the range is the weight's largest magnitude.
-    """
+    state: ModuleState
 
-    def __init__(self, state: ModuleState, path: str, weights: Weights, held: nn.Module | None) -> None:
+    def __init__(self, state: ModuleState, path: str, weights: Weights) -> None:
         super().__init__(state, path, weights)
-        self.range = held
-        self.bits = self.rule.weight_bits
         self._rows = self.channel_axis == 0 and self.rule.symmetric and self.rule.per_channel
 
-    def learned(self) -> Mapping[str, Any] | None:
-        return None if self.range is None else self.range._parameters
-
     def __call__(self, weight: Tensor, /) -> Tensor:
+        rule = self.rule
         if not self.state.mode.quantizing:
             return weight
-        rule = self.rule
         if self._rows and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0:
             # Every dense weight has its output channels outermost: nothing is permuted, unlike in the general case.
             rows = weight.dim() == 4 and not weight.is_contiguous()
             dense = weight.permute(0, 2, 3, 1).contiguous() if rows else weight.contiguous()
-            if self.range is None:
-                quantized = _fake_quant_rows(dense, self.bits, rule.narrow_range)
+            learned = self.state.learned.get(self.owner)
+            if learned is None:
+                quantized = _fake_quant_rows(dense, rule.weight_bits, rule.narrow_range)
             else:
-                high = core.above_zero(p, self.range._parameters["maximum"])
-                quantized = _fake_quant_rows_within(dense, high, self.bits, rule.narrow_range)
+                high = core.above_zero(p, learned["maximum"])
+                quantized = _fake_quant_rows_within(dense, high, rule.weight_bits, rule.narrow_range)
             return channels_first_view(quantized) if rows else quantized
         return cast(Tensor, super().__call__(weight))
 
@@ -326,7 +299,11 @@ class ModuleNormalization(Normalization):
 
     def stored(self, x: Tensor, activation: str, grid: ModuleGrid, channel_axis: int, /) -> Tensor | None:
         """In two passes over memory instead of six: in training on the CPU in float32."""
-        if not self._can_be_stored(x, grid):
+        mode, state = self.state.mode, self.state
+        plain = mode.quantizing and not mode.observing and not state.synchronized and x.dtype == torch.float32
+        # Percentiles do not follow from the extremes.
+        percentile = grid.policy == "percentile" and grid.observes
+        if not (self.training and plain and x.device.type == "cpu" and not percentile):
             return None
         tensors = self.tensors()
         mean, variance = tensors.mean, tensors.variance
@@ -343,24 +320,12 @@ class ModuleNormalization(Normalization):
                 mean.copy_(new_mean)
                 variance.copy_(new_variance)
         if grid.observes:
-            grid.observe_ends(low, high)
+            grid.observe_extremes(low, high)
         minimum, maximum = grid.at_this_moment()
         trained = minimum.requires_grad or maximum.requires_grad
         operands = x, scale, offset, precise_mean, precise_variance, minimum, maximum
         outputs = _quantized_batch_norm(*operands, epsilon, activation, grid.bits, False, trained)
         return channels_first_view(outputs) if image else outputs.movedim(-1, channel_axis)
-
-    def _can_be_stored(self, x: Tensor, grid: ModuleGrid) -> bool:
-        mode = self.state.mode
-        return (
-            self.training
-            and x.device.type == "cpu"
-            and x.dtype == torch.float32
-            and mode.quantizing
-            and not (mode.observing or self.state.synchronized)
-            # Percentiles do not follow from the extremes.
-            and not (grid.policy == "percentile" and grid.observes)
-        )
 
     def factor_and_offset(self) -> tuple[Tensor, Tensor]:
         """Inference as ``factor * x + offset`` for each channel, both [channels]; a gamma of 0 gives a factor of 0."""
@@ -383,6 +348,8 @@ class ModuleState(State):
     """The numbers of a prepared model.
 
     Attributes:
+        model: has the tensors.
+        root: its child that holds ranges and constants; the others are the user's.
         mode: of the current call.
         norms: batch norms by the paths of their steps.
         synchronized: whether ranges and statistics are those of all processes (`qat.distributed.synchronized`).
@@ -390,44 +357,127 @@ class ModuleState(State):
     """
 
     def __init__(
-        self, functional: Functional, source: Callable[[str], Source], held: Callable[[str], nn.Module | None]
+        self, functional: Functional, model: Owner, places: dict[str, str], tensors: Mapping[str, Tensor]
     ) -> None:
         """
         Args:
-            source: by the name of a tensor or constant, what returns it.
-            held: the module at a path within those of the ranges, if there is one.
+            places: where a model holds the tensors of its plan: by "", the name of `root`; by the path of a parameter
+                or buffer, the path that it has, one of several for a shared one; by the name of a constant, the name of
+                a buffer or a module in `root`. Completed here.
+            tensors: the user's, by path, which are copied; none if they are in the model.
         """
         super().__init__(functional, Arrays(), Mode(), cast(Any, p))
-        self._source, self._held = source, held
+        self.after, self.learned, self.ranges = self.arrays, self.arrays.learned, self.arrays.ranges
+        self.model, self.root = model, cast(nn.Module, model._modules[places[""]])
+        self._places, self._given, self._paths = places, tensors, dict[int, str]()
         self._sources: dict[str, Source] = {}
         self.norms: dict[str, ModuleNormalization] = {}
         self._weight_grids: dict[str, ModuleWeightGrid] = {}
         self.synchronized, self.of_all_processes = False, True
+        for name, grid in functional.grids.items():
+            held = self.range_at(f"{name}.output_quantizer")
+            self.ranges[name] = cast(dict[str, Any], held._buffers)
+            if grid.trained:
+                self.learned[name] = cast(dict[str, Any], held._parameters)
+            if not held._buffers:
+                low, high = grid.rule.fixed_range if grid.rule.fixed_range is not None else (0.0, 0.0)
+                held.register_buffer("batches", torch.tensor(0))
+                for end, value in (("maximum", high), ("minimum", low)):
+                    if is_learned(grid, end):
+                        held.register_parameter(end, nn.Parameter(torch.tensor(float(value))))
+                    else:
+                        held.register_buffer(end, torch.tensor(float(value)))
+        for path in dict.fromkeys(functional.weight_owner.values()):
+            weights = cast(PlanStep, self.plan.stored(path)).weights
+            assert weights is not None
+            if weights.rule.ranges == "learned":
+                held = self.range_at(f"{path}.weight_quantizer")
+                if not held._parameters:
+                    self._start(held, weights)
+                self.learned[weights_of(path)] = cast(dict[str, Any], held._parameters)
+
+    @torch.no_grad()
+    def _start(self, held: HeldRange, weights: Weights) -> None:
+        """Where the learned range of a weight starts."""
+        weight = self.stored_weight(weights).detach().movedim(weights.channel_axis, -1)
+        start = None if weights.range_end is None else torch.as_tensor(weights.range_end).to(weight.device)
+        for name, value in learned_ends(p, weights.rule, weight, start).items():
+            held.register_parameter(name, nn.Parameter(value.clone()))
+
+    def range_at(self, path: str) -> HeldRange:
+        """The module that holds the range of what is at a path."""
+        return cast(HeldRange, node_at(node_at(self.root, path, kept_module), "range", HeldRange))
+
+    # --- where tensors are --------------------------------------------------------------------------------------------
 
     def source(self, name: str) -> Source:
         if name not in self._sources:
-            constant = self.plan.constants.get(name)
-            if constant is not None and isinstance(constant.expression, Derived):
-                operands = [self.source(operand) for operand in constant.expression.operands]
-                self._sources[name] = Computed(constant.expression.function, operands)
-            else:
-                self._sources[name] = self._source(name)
+            self._sources[name] = self._source_of(name)
         return self._sources[name]
+
+    def _source_of(self, name: str) -> Source:
+        constant = self.plan.constants.get(name)
+        if constant is None or constant.parameter:
+            return self.holder(name)
+        expression = constant.expression
+        if isinstance(expression, Derived):
+            return Computed(expression.function, [self.source(operand) for operand in expression.operands])
+        if expression is not None:  # a module, whose numbers move with the model
+            same = next((at for at, each in self.root._modules.items() if each is expression), None)
+            number = sum(at.startswith("expression_") for at in self.root._modules) + 1
+            at = self._places.setdefault(f"constant {name}", same or f"expression_{number}")
+            module = self.root._modules.setdefault(at, cast(nn.Module, expression))
+            return Computed(cast(nn.Module, module), [self.holder(path) for path in expression.sources])
+        at = self._places.setdefault(f"constant {name}", f"constant_{len(self.root._buffers)}")
+        if at not in self.root._buffers:
+            # A buffer, so that it moves with the model; not in the state dict, as `prepare` recreates it.
+            data = constant.data
+            values = torch.as_tensor(np.asarray(data)) if isinstance(data, np.ndarray) else cast(Tensor, data)
+            values = values.to(torch.float32) if values.is_floating_point() else values
+            device = next((tensor.device for tensor in self._given.values()), torch.device("cpu"))
+            self.root.register_buffer(at, values.detach().clone().to(device), persistent=False)
+        return ModuleTensor(self.root, at)
+
+    def holder(self, path: str) -> ModuleTensor:
+        """The place of a user's parameter or buffer."""
+        places = self._places
+        if path not in places:
+            original = self._given[path]
+            places[path] = self._paths.setdefault(id(original), path)
+            if places[path] == path:
+                self._place(path, original)
+        parent, _, name = places[path].rpartition(".")
+        return ModuleTensor(node_at(self.model, parent, kept_module), name)
+
+    def _place(self, path: str, original: Tensor) -> None:
+        parent, _, name = path.rpartition(".")
+        owner = node_at(self.model, parent, kept_module)
+        copied = original.detach().clone()
+        copied = copied.to(torch.float32) if copied.is_floating_point() else copied
+        if isinstance(original, nn.Parameter):
+            owner._parameters[name] = with_hooks(nn.Parameter(copied), original)
+        else:
+            owner._buffers[name] = copied
+
+    def expression_of(self, step: PlanStep) -> tuple[nn.Module, list[ModuleTensor]]:
+        """What a step of training computes, and the sources of its first operands."""
+        node = node_at(self.root, step.path, kept_module)
+        expression = node._modules.setdefault("expression", step.expression)
+        return cast(nn.Module, expression), [self.holder(path) for path in step.expression.sources]
+
+    # --- what steps read ----------------------------------------------------------------------------------------------
 
     def constant(self, name: str) -> Tensor:
         return self.source(name)()
 
     def new_grid(self, name: str) -> ModuleGrid:
-        held = self._held(f"{name}.output_quantizer.range")
-        assert held is not None
-        return ModuleGrid(self, name, held)
+        return ModuleGrid(self, name)
 
     def weight_grid(self, path: str, weights: Weights) -> ModuleWeightGrid:
         """Steps with the same weight share one."""
         owner = self.functional.weight_owner[path]
         if owner not in self._weight_grids:
-            held = self._held(f"{owner}.weight_quantizer.range")
-            self._weight_grids[owner] = ModuleWeightGrid(self, owner, weights, held)
+            self._weight_grids[owner] = ModuleWeightGrid(self, owner, weights)
         return self._weight_grids[owner]
 
     def normalization(self, step: PlanStep, norm: BatchNorm) -> ModuleNormalization:
@@ -444,33 +494,24 @@ class ModuleState(State):
         mode = self.mode
         return (mode.training and not mode.frozen) or any(norm.training for norm in self.norms.values())
 
-    def moving(self) -> list[tuple[dict[str, Tensor], str]]:
+    def moving(self) -> list[tuple[MutableMapping[str, Tensor], str]]:
         """Where the buffers are that training moves without gradients: dictionaries and names."""
-        homes = [(grid.range, end) for grid in self.grids().values() for end in (*ENDS, "batches")]
-        homes += [(home.owner, home.name) for norm in self.norms.values() for home in norm.statistics()]
+        homes = [(ends, end) for ends in self.ranges.values() for end in ends]
+        homes += [(home.owner._buffers, home.name) for norm in self.norms.values() for home in norm.statistics()]
         # Several batch norms may share their statistics.
-        held = {(id(owner), name): (cast(dict[str, Tensor], owner._buffers), name) for owner, name in homes}
+        held = {(id(buffers), name): (buffers, name) for buffers, name in homes}
         return [(buffers, name) for buffers, name in held.values() if buffers.get(name) is not None]
 
     def grids(self) -> dict[str, ModuleGrid]:
         """All of them, by name."""
         return {name: self.grid(name) for name in self.functional.grids}
 
-    def learned_weight_grids(self) -> dict[str, ModuleWeightGrid]:
-        """Those of weights with learned ranges, by the path of the first step with the weight."""
-        return {path: grid for path, grid in self._weight_grids.items() if grid.range is not None}
-
     @torch.no_grad()
     def in_numpy(self, steps: Sequence[PlanStep] | None = None) -> Arrays:
         """What the core computes integers from, in NumPy; only the tensors of the given steps."""
         names = dict.fromkeys(name for step in steps or self.plan.steps for name in self.functional.tensors_read(step))
-        arrays = Arrays({name: p.to_numpy(self.constant(name)) for name in names})
-        for name, grid in self.grids().items():
-            held = zip((*ENDS, "batches"), map(p.to_numpy, grid.held()), strict=True)
-            arrays.ranges[name] = dict(held)
-        for path, weight_grid in self.learned_weight_grids().items():
-            ends = cast(Mapping[str, Tensor], weight_grid.learned())
-            arrays.learned[weights_of(path)] = {end: p.to_numpy(value) for end, value in ends.items()}
+        arrays = self.arrays.map(p.to_numpy)
+        arrays.tensors = {name: p.to_numpy(self.constant(name)) for name in names}
         self.functional.epsilons = {norm.norm.mean: norm.epsilon for norm in self.norms.values()}
         return arrays
 
@@ -490,19 +531,6 @@ class ModuleState(State):
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         variance, mean = torch.var_mean(raw, list(axes), unbiased=False)
         return mean, variance
-
-
-# --- steps that PyTorch computes in its own way: inputs, and what no device has ---------------------------------------
-
-
-class ModuleInput(Input):
-    """An input of the network as the device gets it."""
-
-    def compose(self, *features: Tensor) -> Tensor:
-        (x,) = features
-        if x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        return cast(Tensor, self.output_quantizer(x))
 
 
 class TrainingOnly:
@@ -541,13 +569,3 @@ class TrainingOnly:
         if not self.expression.training:
             self.expression.training = True
         return cast(Tensor, self.expression(*(source() for source in self.sources), features))
-
-
-class Outside:
-    """A final function of the device's results: computed in training, left to the program that runs the device."""
-
-    def __init__(self, kind: str, attributes: Mapping[str, Any]) -> None:
-        self.kind, self.attributes = kind, dict(attributes)
-
-    def __call__(self, features: Tensor) -> Tensor:
-        return getattr(p, self.kind)(features, **self.attributes)
