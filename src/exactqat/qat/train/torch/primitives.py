@@ -443,10 +443,3 @@ def _rounded(sums: Tensor, scale: Tensor, grid: Tensor, rounding: str) -> Tensor
         else:
             steps = _round_sums(sums.cpu(), scale.cpu(), grid, rounding=rounding).to(sums.device)
     return straight_through(steps, F.hardtanh(scaled, low, high))
-
-
-def per_channel(vector: Tensor, rank: int, axis: int) -> Tensor:
-    """A vector [channels] as a tensor of `rank` axes that broadcasts along all but `axis`."""
-    shape = [1] * rank
-    shape[axis] = -1
-    return vector.reshape(shape)

@@ -522,7 +522,7 @@ class ModuleState(State):
 
     def statistics(self, raw: Tensor, axes: Sequence[int], channel_axis: int) -> tuple[Tensor, Tensor]:
         if self.synchronized:
-            return collectives.statistics(raw, axes, channel_axis)
+            return collectives.statistics(raw, axes, channel_axis)[:2]
         if self.of_all_processes and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             raise RuntimeError(
                 "Rule.fold_batch_norm needs the statistics of all processes: train inside qat.distributed.synchronized"
