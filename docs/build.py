@@ -104,7 +104,7 @@ TRAINING = {
         "MissingData",
     ),  # fmt: skip
     "Rules": ("Rule", "UnusedRuleWarning", "UnsupportedOperator"),
-    "Training that recovers": ("parameter_groups", "distillation_loss", "Distillation", "EarlyStopping"),
+    "Training that recovers": ("parameter_groups", "distillation_loss", "Distillation"),
     "Layers with TensorFlow's arithmetic": ("Conv2d", "DepthwiseConv2d", "FusedBatchNorm2d"),
 }
 DEPLOYMENT = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distillation, early stopping and learning rates of single ranges, in loops of any kind."""
+"""Distillation and learning rates of single ranges, in loops of any kind."""
 
 from __future__ import annotations
 
@@ -52,25 +52,6 @@ def test_the_distillation_loss_is_the_divergence_of_softened_answers() -> None:
 def test_bad_arguments_of_the_distillation_loss(shapes: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         qat.distillation_loss(*(torch.zeros(shape) for shape in shapes), **options)
-
-
-def test_early_stopping_waits_and_goes_on_from_its_state() -> None:
-    stopping = qat.EarlyStopping(2)
-    assert [stopping(score) for score in (3.0, 2.0, 2.0, 1.0, math.nan, 1.5)] == [False] * 5 + [True]
-    assert stopping.best == 1.0 and stopping.waited == 2
-    rising = qat.EarlyStopping(1, smallest_gain=0.1, higher_is_better=True)
-    assert not rising(0.5) and rising(0.55) and not rising(0.7)
-    again = qat.EarlyStopping(2)
-    again.load_state_dict(stopping.state_dict())
-    assert again(5.0) and not again(0.5)
-    assert [qat.EarlyStopping(1)(math.nan), qat.EarlyStopping(2)(math.nan)] == [True, False]
-    for given, message in (
-        ({"patience": 0}, "patience must be a whole number of at least 1, got 0"),
-        ({"patience": True}, "got True"),
-        ({"patience": 1, "smallest_gain": -1}, "smallest_gain must be a number of at least 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            qat.EarlyStopping(**given)
 
 
 class Two(torch.nn.Module):

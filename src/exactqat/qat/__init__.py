@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .train.torch.graphed import GraphedModel, graphed
     from .train.torch.layers import Conv2d, DepthwiseConv2d, FusedBatchNorm2d
     from .train.torch.prepared import PreparedModel
-    from .train.torch.recovery import Distillation, EarlyStopping, distillation_loss, parameter_groups
+    from .train.torch.recovery import Distillation, distillation_loss, parameter_groups
 
 # Where the names are, loaded when first asked for: rules, networks and plans need no PyTorch.
 _ROOMS = {
@@ -37,7 +37,7 @@ _ROOMS = {
     "..kit.planning.rule_text": ("load_rules", "save_rules"),
     "..kit.planning.rules": ("RangePolicy", "Rule", "UnusedRuleWarning"),
     ".capture.proof": ("HalfPrecisionWarning", "NotComparedWarning"),
-    ".train.torch.recovery": ("Distillation", "EarlyStopping", "distillation_loss", "parameter_groups"),
+    ".train.torch.recovery": ("Distillation", "distillation_loss", "parameter_groups"),
     ".surface": ("calibrate", "freeze", "prepare"),
     ".train.torch.prepared": ("PreparedModel",),
 }
@@ -49,7 +49,6 @@ __all__ = [
     "Conv2d",
     "DepthwiseConv2d",
     "Distillation",
-    "EarlyStopping",
     "Explanation",
     "FinalActivationWarning",
     "FusedBatchNorm2d",

@@ -445,12 +445,10 @@ def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
 def _stops(history: History, patience: int | None) -> bool:
     """Whether to end training early. Only epochs whose states may be the best count: after freezing, the validation
     loss is that of the device's integers."""
-    if patience is None:
-        return False
-    stopping, now = qat.EarlyStopping(patience), False
-    for loss in history.validation_loss[history.frozen_from or 0 :]:
-        now = stopping(loss)
-    return now
+    losses = history.validation_loss[history.frozen_from or 0 :]
+    best = min((loss for loss in losses if not math.isnan(loss)), default=None)
+    waited = len(losses) if best is None else len(losses) - 1 - losses.index(best)
+    return patience is not None and waited >= patience
 
 
 def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:

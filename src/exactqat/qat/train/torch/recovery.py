@@ -197,58 +197,6 @@ def _of_values(name: str, own: Tensor, taught: Tensor, examples: int) -> Tensor:
     return errors / taught.square().mean().clamp(min=torch.finfo(torch.float32).tiny)
 
 
-class EarlyStopping:
-    """Says when a score has not improved for a while. After `freeze`, a prepared model's score in evaluation is the
-    device's own, and so is that of a `tune.Gate` at any time::
-
-        stopping = qat.EarlyStopping(patience=5, higher_is_better=True)
-        for epoch in range(epochs):
-            train(model)
-            if stopping(gate(model, epoch).score):
-                break
-
-    Attributes:
-        best: the best score so far; None before the first.
-        waited: how many scores have come since.
-    """
-
-    def __init__(self, patience: int, smallest_gain: float = 0.0, higher_is_better: bool = False) -> None:
-        """
-        Args:
-            patience: how many scores in a row may be no better than the best; at least 1.
-            smallest_gain: by how much a score has to be better to count; 0 or more.
-            higher_is_better: True for accuracies, False for losses.
-
-        Raises:
-            ValueError: a number is not allowed.
-        """
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
-            raise ValueError(f"patience must be a whole number of at least 1, got {patience!r}")
-        if not 0 <= smallest_gain < math.inf:
-            raise ValueError(f"smallest_gain must be a number of at least 0, got {smallest_gain!r}")
-        self.patience, self.smallest_gain, self.higher_is_better = patience, smallest_gain, higher_is_better
-        self.best: float | None = None
-        self.waited = 0
-
-    def __call__(self, score: float) -> bool:
-        """Whether to stop after one more score. NaN is never better."""
-        gain = -math.inf if self.best is None else (score - self.best) * (1 if self.higher_is_better else -1)
-        better = not math.isnan(score) if self.best is None else gain > self.smallest_gain
-        if better:
-            self.best, self.waited = float(score), 0
-        else:
-            self.waited += 1
-        return self.waited >= self.patience
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"best": self.best, "waited": self.waited}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `state_dict` returned."""
-        self.best, self.waited = state["best"], state["waited"]
-
-
 def parameter_groups(
     model: PreparedModel,
     lr: float,
@@ -307,4 +255,4 @@ def _layers_of_ranges(model: PreparedModel) -> list[tuple[str, nn.Parameter]]:
     return [(layers[id(parameter)], parameter) for parameter in model.range_parameters()]
 
 
-__all__ = ["Distillation", "EarlyStopping", "distillation_loss", "parameter_groups"]
+__all__ = ["Distillation", "distillation_loss", "parameter_groups"]
