@@ -152,16 +152,13 @@ def test_the_answer_is_the_same_again_and_with_an_executor(found: tune.Precision
 
 
 @pytest.mark.slow
-def test_what_was_found_is_shown(found: tune.PrecisionPlan, tmp_path: Path) -> None:
+def test_what_was_found_is_shown(found: tune.PrecisionPlan) -> None:
     text = found.text()
     assert max(map(len, text.splitlines())) <= 80 and "bulk" in text and "10,904 bytes of flash" in text
     assert parse_rules(rules_text(found.rules)) == found.rules
     content = json.loads(found.as_json())
     assert content["met"] and parse_rules(content["chosen"]["rules"]) == found.rules
     assert found.chosen in found.front and "<table" in found._repr_html_()
-    pytest.importorskip("matplotlib")
-    assert found.picture(tmp_path / "plans.svg").read_bytes()[:5] == b"<?xml"
-    assert found.picture(tmp_path / "plans.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
@@ -183,17 +180,12 @@ def test_budgets_that_cannot_be_met_say_what_is_nearest() -> None:
 
 
 @pytest.mark.slow
-def test_multiply_adds_and_cycles() -> None:
+def test_multiply_adds() -> None:
     plain = tune.plan(calibrated(), DATA, multiply_adds="1G", candidates=1)
     assert plain and plain.chosen.metric > plain.reference - 0.05
     found = tune.plan(calibrated(), DATA, multiply_adds=40_000, keep=["input", "last"], candidates=12)
     assert found and found.chosen.multiply_adds <= 40_000
     assert bits_of(found.candidate.plan)["last"] == (8, 8)
-    pytest.importorskip("ethosu.vela")
-    # 16 bits take twice the cycles; in 8 alone the network is of no use.
-    found = tune.plan(calibrated(), DATA, cycles="100k", weight_bits=[8], candidates=3)
-    assert found and 0 < (found.chosen.cycles or 0) <= 100_000
-    assert not tune.plan(calibrated(), DATA, cycles=10, weight_bits=[8], candidates=1)
 
 
 @pytest.mark.slow
@@ -251,8 +243,8 @@ def test_budgets_have_units(given: dict[str, Any], made: Budgets) -> None:
         ({"arena": True}, "arena must be bytes, such as 64k or 65536, got True"),
         ({"flash": 0.25}, "flash must be bytes, such as 256k or 262144, got 0.25"),
         ({"multiply_adds": "2MB"}, "multiply_adds must be a count, such as 10M, got '2MB' .the units are k, K, M, G"),
-        ({"cycles": "lots"}, "cycles must be a count, such as 500k, got 'lots'"),
-        ({"max_drop": "2k"}, r"max_drop must be in the metric's own unit.*got '2k' \(the metric has no k\)"),
+        ({"multiply_adds": "lots"}, "multiply_adds must be a count, such as 10M, got 'lots'"),
+        ({"max_drop": "2k"}, r"max_drop must be in the metric's own unit.*got '2k' \(the units are %\)"),
         ({"max_drop": -1}, "max_drop must be in the metric's own unit"),
     ],
 )

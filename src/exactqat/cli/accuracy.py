@@ -202,9 +202,6 @@ def tune(
         str | None,
         typer.Option(metavar="COUNT", help="The most multiply-adds, in those of 8 by 8 bits, such as 10M."),
     ] = None,
-    cycles: Annotated[
-        str | None, typer.Option(metavar="COUNT", help="The most cycles on an Ethos-U, as Vela estimates them.")
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
     model: Model = None,
     as_json: AsJson = False,
@@ -218,12 +215,12 @@ def tune(
     from ..application.job.restored import networks_of
     from ..deploy.formats.tflite import write_tflite
 
-    budgets = {
-        "max_drop": max_drop, "flash": flash, "arena": arena, "multiply_adds": multiply_adds, "cycles": cycles,
-    }  # fmt: skip
+    budgets = {"max_drop": max_drop, "flash": flash, "arena": arena, "multiply_adds": multiply_adds}
     if plan is not None:
+        if picture is not None:
+            raise ValueError("--picture draws what each layer costs: leave out --plan")
         return find_plan(
-            path, data, device, precision, model, examples, picture, plan, budgets, as_json, metric, lower_is_better
+            path, data, device, precision, model, examples, plan, budgets, as_json, metric, lower_is_better
         )
     given = [name for name, value in budgets.items() if value is not None]
     if given:
@@ -266,7 +263,6 @@ def find_plan(
     precision: str | None,
     model: str | None,
     examples: int | None,
-    picture: Path | None,
     rules: Path,
     budgets: Mapping[str, str | None],
     as_json: bool,
@@ -279,7 +275,7 @@ def find_plan(
     from ..application.job.restored import networks_of
     from ..qat import save_rules
 
-    _require_folders({"--picture": picture, "--plan": rules})
+    _require_folders({"--plan": rules})
     judge = metric_named(metric)
     if judge is None:
         raise ValueError("--plan decides by a metric: give --metric accuracy, or a function as module:function")
@@ -297,7 +293,6 @@ def find_plan(
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
     written = [found.save_rules(rules)]
     written += [save_rules(each.rules, _beside(rules)) for each in found.to_train[1:]]
-    written += [] if picture is None else [found.picture(picture)]
     for each in written if not as_json else ():
         say(console, "Written: ", (str(each), "bold"), whole=True)
     return bool(found)

@@ -22,14 +22,12 @@ _UNITS: dict[str, dict[str, float]] = {
     "flash": _BYTES,
     "arena": _BYTES,
     "multiply_adds": _COUNTS,
-    "cycles": _COUNTS,
     "max_drop": {"": 1, "%": 0.01},
 }
 _HINTS = {
     "flash": "bytes, such as 256k or 262144",
     "arena": "bytes, such as 64k or 65536",
     "multiply_adds": "a count, such as 10M",
-    "cycles": "a count, such as 500k",
     "max_drop": "in the metric's own unit, such as 0.005, or in points of a hundred, such as 0.5%",
 }
 WORDS = {
@@ -37,7 +35,6 @@ WORDS = {
     "flash": "flash bytes",
     "arena": "arena bytes",
     "multiply_adds": "multiply-adds",
-    "cycles": "cycles",
 }
 
 
@@ -49,14 +46,12 @@ class Budgets:
         max_drop: of the metric from the float network's, in the metric's unit.
         flash, arena: bytes.
         multiply_adds: for one example, in units of 8 by 8 bits.
-        cycles: for one example, as estimated by Vela.
     """
 
     max_drop: float | None = None
     flash: int | None = None
     arena: int | None = None
     multiply_adds: int | None = None
-    cycles: int | None = None
 
     @staticmethod
     def of(**given: Any) -> Budgets:
@@ -73,7 +68,7 @@ class Budgets:
     @property
     def of_resources(self) -> dict[str, int]:
         """The budgets for resources, by name."""
-        return {name: getattr(self, name) for name in [*_UNITS][:4] if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in [*_UNITS][:3] if getattr(self, name) is not None}
 
     def excess(self, costs: Mapping[str, float | None], drop: float | None) -> dict[str, float]:
         """By how much costs exceed the budgets; costs within them are left out. A cost of None exceeds any budget."""

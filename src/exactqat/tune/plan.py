@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..deploy.footprint import DEFAULT_ACCELERATOR, MICRO, arena_of, npu_footprint
+from ..deploy.footprint import MICRO, arena_of
 from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
@@ -25,7 +25,7 @@ from ..kit.progress import Clock, Progress
 from .assignment import FEW, Assignments, Bits, multiply_adds
 from .budgets import Budgets
 from .costs import Costs
-from .evaluations import Evaluations, require_executor
+from .evaluations import Evaluations
 from .metrics import Data, Mark, Metric, accuracy
 from .network import Candidate
 from .planned import PlanPoint, PrecisionPlan, front_of
@@ -52,8 +52,6 @@ def plan(
     flash: int | str | None = None,
     arena: int | str | None = None,
     multiply_adds: int | str | None = None,
-    cycles: int | str | None = None,
-    accelerator: str = DEFAULT_ACCELERATOR,
     weight_bits: Sequence[int] = WEIGHTS,
     activation_bits: Sequence[int] | None = None,
     keep: Collection[str] = (),
@@ -68,8 +66,8 @@ def plan(
     First each layer's loss with fewer bits is measured by itself. Plans are made from these: those that meet the
     budgets with the least loss, and others on the way from the finest to the coarsest. Every plan is lowered, written
     and evaluated on the device's integers, as after post-training quantization; flash is the size of the file, the
-    arena is measured with TFLite-Micro. With a budget for flash, arena, multiply-adds or cycles the result is the most
-    accurate plan within them; with `max_drop` alone, the smallest. The result is deterministic.
+    arena is measured with TFLite-Micro. With a budget for flash, arena or multiply-adds the result is the most accurate
+    plan within them; with `max_drop` alone, the smallest. The result is deterministic.
 
     Args:
         network: a prepared and calibrated, trained or frozen model (for JAX ``(prepared, params, state)``). It is not
@@ -80,7 +78,6 @@ def plan(
             percentage points ("0.5%"). It applies to post-training quantization; training recovers more.
         flash, arena: bytes, such as 262144 or "256k".
         multiply_adds: for one example, in units of 8 by 8 bits: 16 by 8 count as two, 4 by 8 as a half.
-        cycles: on an Ethos-U, as estimated by Vela; `accelerator`: which one, from `deploy.footprint.ACCELERATORS`.
         weight_bits: those that a layer's weights may have, 2 to 8. No file holds 16-bit weights.
         activation_bits: those that a layer's results may have, 2 to 8, or 16; by default 8 and 16, and with a budget of
             multiply-adds 4 as well: fewer than 8 save neither flash nor memory on these devices.
@@ -93,26 +90,27 @@ def plan(
         progress: see `sensitivity`.
 
     Raises:
-        ValueError: a budget is missing or in another unit, no device has such bits, or the network's arena or cycles
-            cannot be measured.
+        ValueError: a budget is missing or in another unit, no device has such bits, or the network's arena cannot
+            be measured.
         TypeError: the network is not prepared.
         MissingData: it is not calibrated.
-        ImportError: the arena or cycles have a budget and the tool that measures them is not installed.
+        ImportError: the arena has a budget, and TFLite-Micro, which measures it, is not installed.
     """
-    asked = Budgets.of(max_drop=max_drop, flash=flash, arena=arena, multiply_adds=multiply_adds, cycles=cycles)
+    asked = Budgets.of(max_drop=max_drop, flash=flash, arena=arena, multiply_adds=multiply_adds)
     if activation_bits is None:
         activation_bits = ACTIVATIONS if asked.multiply_adds is None else (4, *ACTIVATIONS)
-    _check("weight_bits", weight_bits, KNOWN_WEIGHTS, "2 to 8, as no file holds weights of more")
-    _check("activation_bits", activation_bits, KNOWN_ACTIVATIONS, "2 to 8, or 16")
-    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
+    for name, bits, known, words in (
+        ("weight_bits", weight_bits, KNOWN_WEIGHTS, "2 to 8, as no file holds weights of more"),
+        ("activation_bits", activation_bits, KNOWN_ACTIVATIONS, "2 to 8, or 16"),
+    ):
+        if not bits or not set(bits) <= set(known):
+            raise ValueError(f"{name} must be bits from {words}, got {bits!r}")
+    if candidates < 1:
         raise ValueError(f"candidates must be a number of plans, 1 or more, got {candidates!r}")
-    if asked.cycles is not None and importlib.util.find_spec("ethosu") is None:
-        raise ImportError("a budget of cycles needs Vela: pip install 'exactqat[npu]'")
     if asked.arena is not None and importlib.util.find_spec("tflite_micro") is None:
         raise ImportError(f"a budget of arena is measured by TFLite-Micro: {MICRO}")
-    if isinstance(keep, str) or not isinstance(keep, Collection):
+    if isinstance(keep, str):
         raise TypeError(f"keep must be a list of globs of layers, got {keep!r}")
-    require_executor(executor)
     base = Candidate.of(network, None if device is None else profile_named(device).name).settled()
     given = Data(data, True).numbers_for(base.graph())
     paths = [*(each.path for each in base.plan.inputs), *(step.path for step in base.plan.steps)]
@@ -122,15 +120,8 @@ def plan(
     assignments = Assignments(base, Observer(base, given).seen(), weight_bits, activation_bits, keep)
     assignments.require_possible()
     clock = Clock("plan", sum(len(options) - 1 for options in assignments.options.values()) + candidates, progress)
-    return _Planning(
-        assignments, given, metric, higher_is_better, asked, accelerator, candidates, executor, clock
-    ).run()
-
-
-def _check(name: str, bits: Sequence[int], allowed: Collection[int], words: str) -> None:
-    several = isinstance(bits, Sequence) and not isinstance(bits, str)
-    if not several or not bits or any(isinstance(each, bool) or each not in allowed for each in bits):
-        raise ValueError(f"{name} must be bits from {words}, got {bits!r}")
+    evaluator = Evaluations(base, given, metric, executor)
+    return _Planning(assignments, evaluator, given.examples, higher_is_better, asked, candidates, clock).run()
 
 
 @dataclass(eq=False)
@@ -143,7 +134,6 @@ class _Tried:
     bits: Bits
     candidate: Candidate
     graph: Graph
-    content: bytes
     mark: Mark
     price: float
     point: PlanPoint
@@ -154,20 +144,17 @@ class _Planning:
     def __init__(
         self,
         assignments: Assignments,
-        data: Data,
-        metric: Metric,
+        evaluator: Evaluations,
+        examples: int,
         higher: bool,
         budgets: Budgets,
-        accelerator: str,
         candidates: int,
-        executor: Executor | None,
         clock: Clock,
     ) -> None:
-        self.assignments, self.data, self.higher = assignments, data, higher
-        self.budgets, self.accelerator, self.left = budgets, accelerator, candidates
-        self.clock, self.evaluations, self.device = clock, 0, assignments.base.device
-        self.evaluator = Evaluations(assignments.base, data, metric, executor)
-        self.float_metric = self.evaluator.float_metric
+        self.assignments, self.evaluator, self.examples, self.higher = assignments, evaluator, examples, higher
+        self.budgets, self.left, self.clock = budgets, candidates, clock
+        self.evaluations, self.device = 0, assignments.base.device
+        self.float_metric = evaluator.float_metric
         self.plans: dict[tuple[int, ...], _Tried | None] = {}
         self.harm: dict[tuple[Part, int], float] = {}
 
@@ -179,21 +166,25 @@ class _Planning:
         # them no cheaper: these devices compute them in eight.
         self.fewest = FEW if self.budgets.multiply_adds is None else 2
         self.unit_prices = self.costs.all(eight, self.fewest)
-        plain = self._evaluated(eight)
+        plain = self._evaluate(eight, counted=False)
         if plain is None:
             assignments.candidate(eight).graph()  # says why it does not fit
         assert plain is not None
-        self.overhead = self._measured_at_first(plain)
-        finest = self._evaluated(self.start)
+        # What the arena holds besides tensors.
+        self.overhead = 0.0
+        if self.budgets.arena is not None:
+            self._measure(plain)
+            if plain.point.arena is None:
+                raise ValueError(f"the arena of this network cannot be measured: {plain.why_not}")
+            self.overhead = max(plain.point.arena - float(self.costs.arena(eight).max(initial=0)), 0.0)
+        finest = self._evaluate(self.start, counted=False)
         if finest is None:
             assignments.left_out["16 bits in all layers at once"] = "their ranges do not fit one another"
             finest, self.start = plain, eight
         self._sensitivities(_power(finest.mark.decibels))
         self._along()
         chosen, missed = self._choose()
-        if not missed:
-            chosen = self._refined(chosen)
-        return self._finished(chosen, missed)
+        return self._finished(chosen if missed else self._refined(chosen), missed)
 
     # --- what each layer loses ----------------------------------------------------------------------------------------
 
@@ -206,8 +197,7 @@ class _Planning:
         for (part, bits), mark in zip(tasks, marks, strict=True):
             loss = math.inf if mark is None else max(_power(mark.decibels) - quiet, 0.0)
             # Fewer bits never lose less.
-            above = [self.harm[part, more] for more in options[part] if (part, more) in self.harm]
-            self.harm[part, bits] = max([loss, *above])
+            self.harm[part, bits] = max(loss, *(self.harm.get((part, more), 0.0) for more in options[part]))
 
     def _loss(self, part: Part, bits: int) -> float:
         return self.harm.get((part, bits), 0.0)
@@ -253,12 +243,8 @@ class _Planning:
         """How far a plan exceeds the budgets, by the estimates; for memory, summed over all moments."""
         costs, beyond = self.costs.all(bits), 0.0
         for name, limit in self.budgets.of_resources.items():
-            if name == "arena":
-                held = self.costs.arena(bits) + self.overhead["arena"]
-                beyond += float(np.maximum(held / (aim * limit) - 1, 0).sum())
-                continue
-            cost = costs["multiply_adds"] * self.overhead["cycles"] if name == "cycles" else costs[name]
-            beyond += max(cost / (aim * limit) - 1, 0.0)
+            held = self.costs.arena(bits) + self.overhead if name == "arena" else costs[name]
+            beyond += float(np.maximum(held / (aim * limit) - 1, 0).sum())
         return beyond
 
     def _down(self, price: Callable[[Bits], float]) -> Iterator[Bits]:
@@ -319,13 +305,11 @@ class _Planning:
 
     def _excess(self, tried: _Tried, measure: bool = True) -> dict[str, float]:
         """By how much a plan exceeds the budgets. measure: False: by the estimates of what was not measured yet."""
-        if measure:
+        if measure and self.budgets.arena is not None:
             self._measure(tried)
         costs = tried.point.costs
         if costs["arena"] is None and not measure and not tried.why_not:
-            costs["arena"] = round(float(self.costs.arena(tried.bits).max(initial=0)) + self.overhead["arena"])
-        if costs["cycles"] is None and not measure:
-            costs["cycles"] = round(tried.point.multiply_adds * self.overhead["cycles"])
+            costs["arena"] = round(float(self.costs.arena(tried.bits).max(initial=0)) + self.overhead)
         return self.budgets.excess(costs, self._drop(tried))
 
     def _better(self, one: _Tried, other: _Tried) -> bool:
@@ -398,39 +382,31 @@ class _Planning:
     def _key(self, bits: Bits) -> tuple[int, ...]:
         return tuple(bits[part] for part in self.assignments.options)
 
-    def _evaluate(self, bits: Bits) -> _Tried | None:
-        """Evaluates a plan on the way, if any evaluations are left."""
-        if self._key(bits) not in self.plans:
-            if self.left <= 0:
-                return None
-            self.left -= 1
-        return self._evaluated(bits)
-
-    def _evaluated(self, bits: Bits) -> _Tried | None:
+    def _evaluate(self, bits: Bits, counted: bool = True) -> _Tried | None:
+        """Evaluates a plan. None: the device has no such network, or no evaluations are left of those counted."""
         key = self._key(bits)
-        if key not in self.plans:
-            candidate = self._possible(bits)
-            (mark,) = self._marks([candidate])
-            self.plans[key] = None if candidate is None or mark is None else self._tried(bits, candidate, mark)
-        return self.plans[key]
+        if key in self.plans or (counted and self.left <= 0):
+            return self.plans.get(key)
+        self.left -= counted
+        candidate, self.plans[key] = self._possible(bits), None
+        (mark,) = self._marks([candidate])
+        if candidate is None or mark is None or mark.metric is None:
+            return None
+        graph = packed(candidate.graph(), self.device)
+        counts = Counter((row.weight_bits, row.bits) for row in candidate.plan.rows() if row.weight_bits is not None)
+        several = sorted(counts.items(), reverse=True)
+        layers = ", ".join(f"{count} W{weights}A{result}" for (weights, result), count in several)
+        flash, work, rules = len(tflite_bytes(graph)), multiply_adds(candidate), self.assignments.rules(bits)
+        point = PlanPoint(mark.metric, mark.decibels, flash, None, work, layers, rules)
+        tried = _Tried(bits, candidate, graph, mark, self._price(bits, list(self.unit_prices)), point)
+        self.plans[key] = tried
+        return tried
 
     def _possible(self, bits: Bits) -> Candidate | None:
         try:
             return self.assignments.candidate(bits)
         except ValueError:
             return None
-
-    def _tried(self, bits: Bits, candidate: Candidate, mark: Mark) -> _Tried:
-        assert mark.metric is not None
-        graph = packed(candidate.graph(), self.device)
-        content, work = tflite_bytes(graph), multiply_adds(candidate)
-        counts = Counter((row.weight_bits, row.bits) for row in candidate.plan.rows() if row.weight_bits is not None)
-        several = sorted(counts.items(), reverse=True)
-        layers = ", ".join(f"{count} W{weights}A{result}" for (weights, result), count in several)
-        point = PlanPoint(
-            mark.metric, mark.decibels, len(content), None, work, None, layers, self.assignments.rules(bits)
-        )
-        return _Tried(bits, candidate, graph, content, mark, self._price(bits, list(self.unit_prices)), point)
 
     def _marks(self, candidates: Sequence[Candidate | None]) -> list[Mark | None]:
         """How good each network is; None: the device has no such network."""
@@ -439,34 +415,10 @@ class _Planning:
         self.clock.did(len(candidates))
         return marks
 
-    def _measured_at_first(self, plain: _Tried) -> dict[str, float]:
-        """What measuring adds to the estimates: what the arena holds besides tensors, and cycles per multiply-add.
-
-        Raises:
-            ValueError: the network cannot be measured.
-        """
-        self._measure(plain)
-        overhead = {"arena": 0.0, "cycles": 0.0}
-        if self.budgets.arena is not None:
-            if plain.point.arena is None:
-                raise ValueError(f"the arena of this network cannot be measured: {plain.why_not}")
-            overhead["arena"] = max(plain.point.arena - float(self.costs.arena(plain.bits).max(initial=0)), 0.0)
-        if plain.point.cycles is not None:
-            overhead["cycles"] = plain.point.cycles / max(self.costs.multiply_adds(plain.bits), 1.0)
-        return overhead
-
     def _measure(self, tried: _Tried) -> None:
-        """Measures what has a budget. A plan that TFLite-Micro cannot run has no arena."""
-        if self.budgets.arena is not None:
-            self._measure_arena(tried)
-        if self.budgets.cycles is not None and tried.point.cycles is None:
-            # Vela takes no four-bit weights.
-            cycles = npu_footprint(tried.candidate.graph(), self.accelerator).cycles
-            tried.point = replace(tried.point, cycles=cycles)
-
-    def _measure_arena(self, tried: _Tried) -> None:
+        """Measures the arena. A plan that TFLite-Micro cannot run has none."""
         if tried.point.arena is None and not tried.why_not:
-            arena, tried.why_not = arena_of(tried.content)
+            arena, tried.why_not = arena_of(tflite_bytes(tried.graph))
             tried.point = replace(tried.point, arena=arena)
 
     # --- the result ---------------------------------------------------------------------------------------------------
@@ -480,11 +432,11 @@ class _Planning:
             front = front_of(tuple(tried.point for tried in plans), self.higher)
             shown = [tried for tried in plans if tried.point in front]
             for tried in [chosen, *shown[:: max(1, -(-len(shown) // MEASURED))]]:
-                self._measure_arena(tried)
+                self._measure(tried)
         points = tuple(tried.point for tried in plans)
         return PrecisionPlan(
             self.device,
-            self.data.examples,
+            self.examples,
             self.float_metric,
             self.budgets,
             chosen.point,

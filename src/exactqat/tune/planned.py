@@ -30,7 +30,6 @@ class PlanPoint:
         flash: bytes of its file, as written.
         arena: the smallest one in which TFLite-Micro runs it, measured; None if it was not measured.
         multiply_adds: for one example, in units of 8 by 8 bits.
-        cycles: for one example on an Ethos-U, as estimated by Vela; None if not requested.
         layers: how many have which bits, such as "3 W8A8, 1 W4A16".
         rules: of all layers.
     """
@@ -40,19 +39,13 @@ class PlanPoint:
     flash: int
     arena: int | None
     multiply_adds: float
-    cycles: int | None
     layers: str
     rules: tuple[Rule, ...]
 
     @property
     def costs(self) -> dict[str, float | None]:
         """By the names of budgets."""
-        return {
-            "flash": self.flash,
-            "arena": self.arena,
-            "multiply_adds": self.multiply_adds,
-            "cycles": self.cycles,
-        }
+        return {"flash": self.flash, "arena": self.arena, "multiply_adds": self.multiply_adds}
 
     def cells(self) -> tuple[str, ...]:
         """For a table with `HEADER`."""
@@ -134,10 +127,9 @@ class PrecisionPlan(Finding):
 
     def _costs(self, point: PlanPoint) -> str:
         arena = "" if point.arena is None else f", {point.arena:,} bytes of arena"
-        cycles = "" if point.cycles is None else f", {point.cycles:,} cycles"
         return (
             f"{self.device}: {point.metric:.4g} before training ({self.reference:.4g} in float), {point.flash:,} "
-            f"bytes of flash{arena}, {point.multiply_adds:,.0f} multiply-adds{cycles}: {point.layers}."
+            f"bytes of flash{arena}, {point.multiply_adds:,.0f} multiply-adds: {point.layers}."
         )
 
     def _beyond(self, name: str, by: float) -> str:
@@ -196,12 +188,6 @@ class PrecisionPlan(Finding):
             "evaluations": self.evaluations,
         }
         return json.dumps(content, indent=2)
-
-    def picture(self, path: str | Path) -> Path:
-        """Draws the plans by their costs to a .svg, .png or .pdf file. Needs Matplotlib."""
-        from .pictures import plan_picture
-
-        return plan_picture(self, Path(path))
 
 
 def front_of(points: tuple[PlanPoint, ...], higher_is_better: bool) -> tuple[PlanPoint, ...]:

@@ -19,7 +19,7 @@ from ..kit.display import Finding
 from ..kit.progress import Clock, Progress
 from .correction import batch_norms, biases
 from .equalization import equalizations, smoothings
-from .evaluations import Evaluations, require_executor
+from .evaluations import Evaluations
 from .metrics import Data, Mark, Metric, accuracy
 from .network import Candidate, Ends
 from .proposal import Proposal, proposed
@@ -194,7 +194,6 @@ def search(
         raise ValueError(f"held_out must be between 0 and 1, got {held_out!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
-    require_executor(executor)
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget must be a number of evaluations, 1 or more, got {budget!r}")
     start = Candidate.of(network, None if device is None else profile_named(device).name)

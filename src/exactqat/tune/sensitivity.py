@@ -21,6 +21,9 @@ from .precisions import Precisions
 from .variants import Outputs, Variants
 
 MEASURES = ("alone", "fine", "cumulative")
+COLORS = {"weights": "#3b6fb6", "result": "#d9822b", "input": "#5a9e6f"}
+# Bars that fit a page.
+BARS = 40
 HEADER = ("layer", "part", "alone", "kept fine", "cumulative", "fine dB", "dB")
 
 
@@ -75,8 +78,7 @@ class Sensitivity(Finding):
         reference: the metric with everything in 16 bits; device_metric: on the device; None without a metric.
         decibels: signal to noise of the device's outputs.
         parts: in order of execution.
-        evaluations: how many networks were evaluated; seconds: their total time; one_evaluation: the time of the
-            device's alone.
+        evaluations: how many networks were evaluated; seconds: their total time.
         in_points: whether the metric is a share, such as the accuracy, so that costs are points of a hundred.
     """
 
@@ -88,7 +90,6 @@ class Sensitivity(Finding):
     parts: tuple[PartSensitivity, ...]
     evaluations: int
     seconds: float
-    one_evaluation: float
     in_points: bool = False
 
     def ranked(self) -> tuple[PartSensitivity, ...]:
@@ -154,10 +155,9 @@ class Sensitivity(Finding):
         if self.reference is not None and self.device_metric is not None:
             metric = f": {self.device_metric:.4g} on the device, {self.reference:.4g} with everything in 16 bits"
         noise = f"{self.decibels:.1f} dB" if math.isfinite(self.decibels) else "no noise"
-        times = self.seconds / max(self.one_evaluation, 1e-9)
         line = (
             f"{self.device}, {self.examples:,} examples{metric}; outputs {noise}. {self.evaluations} networks in "
-            f"{self.seconds:.1f} s, {times:.0f} times one evaluation on the device."
+            f"{self.seconds:.1f} s."
         )
         return [*textwrap.wrap(line, width), ""]
 
@@ -172,10 +172,34 @@ class Sensitivity(Finding):
         return table(" ".join(self._head(10_000)), header, rows, 2)
 
     def picture(self, path: str | Path) -> Path:
-        """Draws what each part costs to a .svg, .png or .pdf file. Needs Matplotlib."""
-        from .pictures import sensitivity_picture
-
-        return sensitivity_picture(self, Path(path))
+        """Draws what each part costs alone to a .svg, .png or .pdf file; its noise where that costs nothing or there is
+        no metric; what keeping it fine brings where nothing else was measured. Needs Matplotlib."""
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("pictures need Matplotlib: pip install matplotlib", name=error.name) from None
+        parts = self.parts if len(self.parts) <= BARS else sorted(self.worst(BARS), key=self.parts.index)
+        lowest = 0.0
+        if any(part.loss for part in parts):
+            title, values = "loss of the metric by this part alone", [part.loss or 0.0 for part in parts]
+        elif any(part.decibels is not None for part in parts):
+            title = "noise of the outputs by this part alone, dB"
+            noise = [-part.decibels if part.decibels is not None else -math.inf for part in parts]
+            lowest = min(filter(math.isfinite, noise), default=0.0)
+            values = [max(decibels, lowest) for decibels in noise]
+        else:
+            title, values = "gain in the metric by keeping this part fine", [part.gain or 0.0 for part in parts]
+        figure = Figure(figsize=(7, 1.2 + 0.22 * len(parts)), layout="constrained")
+        plot = figure.subplots()
+        names = [f"{name_in_short(part.layer, 30)} ({part.kind})".replace("$", r"\$") for part in parts]
+        widths = [value - lowest for value in values]
+        plot.barh(range(len(parts)), widths, left=lowest, color=[COLORS[part.kind] for part in parts])
+        plot.set_yticks(range(len(parts)), names, fontsize=7)
+        plot.invert_yaxis()
+        plot.set_xlabel(title)
+        plot.set_title(f"What costs accuracy on {self.device}, {self.examples:,} examples", fontsize=10)
+        figure.savefig(path)
+        return Path(path)
 
 
 def _measured(noise: float | None) -> bool:
@@ -296,7 +320,6 @@ def sensitivity(
         tuple(rows),
         2 + len(fine_in),
         time.monotonic() - began,
-        variants.one_evaluation,
         metric is accuracy,
     )
 

@@ -5,7 +5,6 @@ within."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,11 +45,10 @@ class Variants:
     Attributes:
         precisions: the network's; its fine grids fit the data.
         coarse, fine: the variants with everything on the device, and with everything in 16 bits.
-        one_evaluation: seconds of one evaluation on the device.
     """
 
     def __init__(self, precisions: Precisions, data: Data) -> None:
-        self.precisions, self.data, self.one_evaluation = precisions, data, 0.0
+        self.precisions, self.data = precisions, data
         self.coarse: Fine = frozenset()
         self.fine: Fine = frozenset(precisions.parts)
         self._values: dict[Part, Values] = {}
@@ -75,11 +73,8 @@ class Variants:
         for inputs in batches:
             stored = {}
             for base, engine in engines.items():
-                began = time.monotonic()
                 graph = graphs[base]
                 stored[base] = engine.run(codes_of(graph, inputs), [*graph.inputs, *graph.results()], self._together)
-                if base == self.coarse:
-                    self.one_evaluation += time.monotonic() - began
             self._look(stored[self.fine])
             for fine, graph in graphs.items():
                 if fine in stored:
