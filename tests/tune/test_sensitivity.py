@@ -63,7 +63,7 @@ def test_ends_are_the_device_and_the_float_network() -> None:
 
 def fine_and_device(network: Any, model: torch.nn.Module, images: np.ndarray) -> tuple[float, float]:
     """Signal to noise beside the float network, with everything in 16 bits and on the device."""
-    variants = Variants(Precisions.of(network), Data(images, False))
+    variants = Variants(Precisions(network), Data(images, False))
     outputs = variants.outputs([])
     with torch.no_grad():
         plain = {name: model(torch.from_numpy(images)).numpy() for name in outputs[variants.fine]}

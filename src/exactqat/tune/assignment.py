@@ -51,7 +51,7 @@ class Assignments:
         self.base, self._seen, self._keep = base, seen, keep
         self._unclaimed = unclaimed(base.graph(), base.device)
         plan = base.plan
-        self._stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+        self._stored = plan.stored_steps
         self._grid_of = {each.path: each.grid for each in self._stored}
         # A final softmax is outside the file, or there is none.
         self._keep_final = not any(step.outside for step in plan.steps)
@@ -188,9 +188,8 @@ class Assignments:
         base = self.base
         plan = planned(base.plan.network, self.rules(bits), keep_final_activation=self._keep_final)
         ranges: dict[str, Ends] = {}
-        stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
         for name, grid in plan.grids.items():
-            low, high = _joined([self._ends(plan, each.path) for each in stored if each.grid == name])
+            low, high = _joined([self._ends(plan, each.path) for each in plan.stored_steps if each.grid == name])
             origin = self._grid_of.get(name, "")
             free = grid.fixed is None and grid.rule.ranges != "fixed"
             if free and grid.bits < FEW and origin in self._seen:

@@ -9,7 +9,7 @@ form are tables of all codes; other operators without one stay in 8 bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from ..kit.device.activation import Table
 from ..kit.device.file_forms import ONTO_A_GRID
 from ..kit.device.tensor import CODE_RANGES
 from ..kit.device.weighted import Weighted
-from ..kit.planning.plans import PlanInput, PlanStep
+from ..kit.planning.plans import PlanStep
 from ..qat.train.core import primitives_numpy
 from ..qat.train.core.weights import SMALLEST_MULTIPLIER, per_channel
 from .network import Candidate, Ends, FineWeights
@@ -81,86 +81,74 @@ class Precisions:
         tensors_of: the tensors of each part.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        device: str,
-        weights: Mapping[str, FineWeights],
-        clamped: Mapping[str, Ends],
-        ends: Mapping[str, tuple[float, float, int]],
-    ) -> None:
-        """clamped: ranges of tensors, by name, that the ends of their grids clamp by design; infinite where an end does
-        not."""
-        self.graph, self.device, self.weights, self.ends = graph, device, weights, ends
-        self._made: dict[Any, Any] = {}
-        # Tensors on one grid are fine together.
-        self._group_of = _groups(graph)
-        members: dict[str, list[str]] = {}
-        for name, first in self._group_of.items():
-            members.setdefault(first, []).append(name)
+    def __init__(self, network: object, device: str | Profile | None = None) -> None:
+        """network: a prepared model, a candidate, or a graph, whose results alone are parts: a file does not say what
+        its weights were."""
+        wanted = None if device is None else profile_named(device).name
+        self.weights: Mapping[str, FineWeights] = {}
+        self.ends: dict[str, tuple[float, float, int]] = {}
+        # Ranges that the ends of grids clamp by design; infinite where an end does not.
+        clamped: dict[str, Ends] = {}
+        if isinstance(network, Graph):
+            self.graph, self.device = network, wanted or network.trained_for or DEFAULT_PROFILE
+            clamped = _clamps_of(network)
+        else:
+            candidate = Candidate.of(network, wanted).settled()
+            self.graph, self.device, self.weights = candidate.graph(), candidate.device, candidate.fine_weights()
+            plan, grids = candidate.plan, candidate.numbers().grids
+            for step in plan.stored_steps:
+                grid = plan.grids.get(step.grid)
+                if grid is None or grid.bits > 8 or step.path not in self.graph.tensors or step.grid not in grids:
+                    continue
+                scale, zero_point = grids[step.grid]
+                low, high = (float(scale) * (code - zero_point) for code in (0, 2**grid.bits - 1))
+                self.ends[step.path] = (low, high, grid.bits)
+                if isinstance(step, PlanStep) and step.bounds is not None:
+                    clamped[step.path] = step.bounds
+        graph = self.graph
         made_by = {name: number for number, operator in enumerate(graph.operators) for name in operator.outputs}
-        tensors_of: dict[Part, tuple[str, ...]] = {}
-        place: dict[Part, int] = {}
+        # Tensors on one grid are fine together.
+        members: dict[str, list[str]] = {}
+        for name, first in _groups(graph).items():
+            members.setdefault(first, []).append(name)
+        self._made: dict[Hashable, Any] = {}
         self._part_of: dict[str, Part] = {}
-        self._scale: dict[str, np.float32] = {}
-        self._pinned: set[str] = set()
+        # The fine grids; pinned ones are not moved.
+        self._scale: dict[Part, np.float32] = {}
+        self._pinned: set[Part] = set()
         # Results whose 8-bit grid ends at 0; the fine one does not, and an activation clamps them.
         self._clamped_at_zero: set[str] = set()
         # What lasts from call to call keeps its grid.
         lasting = {*graph.variables, *(graph.tensors[name].successor for name in graph.variables)}
+        places: dict[Part, tuple[int, tuple[str, ...]]] = {}
         for first, names in members.items():
-            if all(graph.tensors[name].dtype == "int16" for name in names) or not lasting.isdisjoint(names):
-                continue
-            scale = self._first_scale(names, made_by, clamped)
-            if scale is not None:
-                part = Part(layer_of(first), False)
-                self._scale[first] = scale
-                tensors_of[part], place[part] = tuple(names), made_by.get(first, -1)
-                self._part_of.update(dict.fromkeys(names, part))
+            part = Part(layer_of(first), False)
+            if any(graph.tensors[name].dtype != "int16" for name in names) and lasting.isdisjoint(names):
+                first_scale = self._first_scale(part, names, made_by, clamped)
+                if first_scale is not None:
+                    self._scale[part], places[part] = first_scale, (made_by.get(first, -1), tuple(names))
+                    self._part_of.update(dict.fromkeys(names, part))
         for number, operator in enumerate(graph.operators):
-            for name in weights.keys() & set(operator.inputs):
+            for name in self.weights.keys() & set(operator.inputs):
                 part = self._part_of[name] = Part(layer_of(operator.outputs[0]), True)
-                tensors_of[part], place[part] = (name,), number
-        self.parts = tuple(sorted(tensors_of, key=lambda part: (place[part], not part.weights, part.layer)))
-        self.tensors_of = {part: tensors_of[part] for part in self.parts}
-
-    @staticmethod
-    def of(network: Any, device: str | Profile | None = None) -> Precisions:
-        """A prepared model's, a candidate's, or a graph's: of its results alone, as a file does not say what its
-        weights were."""
-        wanted = None if device is None else profile_named(device).name
-        if isinstance(network, Graph):
-            name = wanted or network.trained_for or DEFAULT_PROFILE
-            return Precisions(network, name, {}, _clamps_of(network), {})
-        candidate = Candidate.of(network, wanted).settled()
-        plan, graph, numbers = candidate.plan, candidate.graph(), candidate.numbers()
-        clamped, ends = {}, {}
-        stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
-        for step in stored:
-            grid = plan.grids.get(step.grid)
-            if grid is None or grid.bits > 8 or step.path not in graph.tensors or step.grid not in numbers.grids:
-                continue
-            scale, zero_point = numbers.grids[step.grid]
-            low, high = (float(scale) * (code - zero_point) for code in (0, 2**grid.bits - 1))
-            ends[step.path] = (low, high, grid.bits)
-            if isinstance(step, PlanStep) and step.bounds is not None:
-                clamped[step.path] = step.bounds
-        return Precisions(graph, candidate.device, candidate.fine_weights(), clamped, ends)
+                places[part] = number, (name,)
+        self.parts = tuple(sorted(places, key=lambda part: (places[part][0], not part.weights, part.layer)))
+        self.tensors_of = {part: places[part][1] for part in self.parts}
 
     def kind(self, part: Part) -> str:
         """``weights`` or ``result``; ``input`` for a network input."""
         return "weights" if part.weights else "input" if self.tensors_of[part][0] in self.graph.inputs else "result"
 
     def _first_scale(
-        self, names: list[str], made_by: Mapping[str, int], clamped: Mapping[str, Ends]
+        self, part: Part, names: list[str], made_by: Mapping[str, int], clamped: Mapping[str, Ends]
     ) -> np.float32 | None:
-        """The initial fine grid of tensors; a pinned one is not moved. None: there is none."""
-        graph, first = self.graph, self._group_of[names[0]]
+        """The initial fine grid of tensors. None: there is none."""
+        graph = self.graph
         for name in names:
             declaration = OPERATORS[graph.operators[made_by[name]].kind] if name in made_by else None
             fixed = None if declaration is None else declaration.grid_fixed_in("int16")
             if fixed is not None and declaration is not None and "int16" in declaration.dtypes:
-                self._pinned.add(first)
+                self._pinned.add(part)
                 return np.float32(fixed[0])
         for name in names:
             if name in clamped:
@@ -171,7 +159,7 @@ class Precisions:
                 elif low != -high and not (low == 0 and activation):
                     return None
                 if math.isfinite(high):
-                    self._pinned.add(first)
+                    self._pinned.add(part)
                     return np.float32(high / INT16_LARGEST)
         return np.float32(graph.tensors[names[0]].quantization.scale[0] / FIRST_STEPS)
 
@@ -183,28 +171,24 @@ class Precisions:
         narrower: False: grids are only widened, for further examples.
         """
         again = False
-        for first, scale in self._scale.items():
-            part = self._part_of[first]
-            if part not in largest or first in self._pinned:
-                continue
-            code = largest[part]
-            least = self.graph.tensors[first].quantization.scale[0] * LEAST_OF_SCALE
+        for part in largest.keys() & (self._scale.keys() - self._pinned):
+            code, scale = largest[part], self._scale[part]
+            least = self.graph.tensors[self.tensors_of[part][0]].quantization.scale[0] * LEAST_OF_SCALE
             if code >= INT16_LARGEST:
                 again = True
-                self._scale[first] = np.float32(scale * (64 if narrower else 4))
+                self._scale[part] = np.float32(scale * (64 if narrower else 4))
             elif narrower and scale > least:
                 again = again or code < WELL_KNOWN
-                self._scale[first] = np.float32(max(scale * max(code * MARGIN / INT16_LARGEST, 2.0**-12), least))
+                self._scale[part] = np.float32(max(scale * max(code * MARGIN / INT16_LARGEST, 2.0**-12), least))
         self._made.clear()
         return again
 
     def fine_tensor(self, name: str) -> Tensor:
         """The int16 form of one of the graph's tensors; the tensor itself if it has none."""
-        tensor = self.graph.tensors[name]
-        scale = self._scale.get(self._group_of.get(name, ""))
-        if tensor.dtype != "int8" or scale is None:
+        tensor, part = self.graph.tensors[name], self._part_of.get(name)
+        if tensor.dtype != "int8" or part not in self._scale:
             return tensor
-        return self._int16(f"{name} in 16 bits", tensor, scale)
+        return self._int16(f"{name} in 16 bits", tensor, self._scale[part])
 
     def variant(self, fine: Collection[Part]) -> Graph:
         """The graph in which these parts are computed in 16 bits. It is not validated: no file holds such filters."""
@@ -219,32 +203,28 @@ class Precisions:
             operators.append(operator)
             tensors.update({tensor.name: tensor for tensor in made})
 
-        def stored(name: str) -> Tensor:
-            """The form of an activation in this variant."""
-            return self.fine_tensor(name) if is_fine(name) else graph.tensors[name]
-
-        def quantize(source: Tensor, target: Tensor) -> Tensor:
+        def quantized(source: Tensor, target: Tensor) -> Tensor:
             if target.name not in tensors:
-                emit(self._operator(CONVERSION, (source.name,), (target.name,), {}), source, target)
+                emit(self._operator(CONVERSION, [source], [target], {}), source, target)
             return target
 
-        def wide(name: str) -> Tensor:
-            """An activation in int16: fine, or its 8 bits exactly. Real numbers stay."""
+        def form(name: str, in_16: bool) -> Tensor:
+            """An activation as an operator in 16 or 8 bits reads it; constants and real numbers stay."""
             tensor = graph.tensors[name]
-            if is_fine(name) or tensor.dtype != "int8":
-                return stored(name)
-            return quantize(tensor, self._int16(f"{name} in int16", tensor, tensor.quantization.scale[0]))
+            own = self.fine_tensor(name) if tensor.data is None and is_fine(name) else tensor
+            if tensor.dtype != "int8" or in_16 == (own is not tensor):
+                return own
+            if in_16:
+                tensor = self._int16(f"{name} in int16", tensor, tensor.quantization.scale[0])
+            return quantized(own, tensor)
 
-        def narrow(name: str) -> Tensor:
-            """An activation or a constant as the graph has it."""
-            tensor = graph.tensors[name]
-            return quantize(self.fine_tensor(name), tensor) if tensor.data is None and is_fine(name) else tensor
+        def stored(name: str) -> Tensor:
+            return form(name, is_fine(name))
 
         tensors.update({tensor.name: tensor for tensor in map(stored, graph.inputs)})
         for operator in graph.operators:
             outputs = [graph.tensors[name] for name in operator.outputs]
             declaration = OPERATORS[operator.kind]
-            fine_outputs = [output for output in outputs if is_fine(output.name)]
             plain = not any(map(is_fine, (*operator.inputs, *operator.outputs)))
             # A table of codes holds for its own grids only, and so do weights of other kinds.
             other = "codes" in operator.attributes or (declaration.weights and not isinstance(declaration, Weighted))
@@ -253,31 +233,31 @@ class Precisions:
                 kind = Table.kind
                 attributes = {"function": declaration.float_kind, "parameters": tuple(attributes.values())}
             if plain or other or "int16" not in OPERATORS[kind].dtypes:
-                emit(operator, *map(narrow, operator.inputs), *outputs)
-                for output in fine_outputs:
-                    quantize(output, self.fine_tensor(output.name))
-                continue
-            targets = [
-                output if output.dtype != "int8" else self._computed(output, output in fine_outputs)
-                for output in outputs
-            ]
-            operands: list[Tensor] = []
-            for position, name in enumerate(operator.inputs):
-                tensor = graph.tensors[name]
-                if tensor.data is None:
-                    operands.append(wide(name))
-                elif position in declaration.weights:
-                    fine_weights = any(map(is_fine, operator.inputs[1:]))
-                    operands.append(self._weight(operator, position, operands[0], targets[0], fine_weights))
-                else:
-                    operands.append(self._constant(tensor, targets[0] if declaration.same_quantization else tensor))
-            if any(output.name in self._clamped_at_zero for output in fine_outputs):
-                attributes = {**attributes, "activation": "RELU"}
-            names, made = (tuple(tensor.name for tensor in several) for several in (operands, targets))
-            emit(self._operator(kind, names, made, attributes), *operands, *targets)
+                emit(operator, *(form(name, False) for name in operator.inputs), *outputs)
+                targets = outputs
+            else:
+                # In 16 bits: fine, or on its way to 8.
+                targets = [
+                    output if output.dtype != "int8" else self._computed(output, is_fine(output.name))
+                    for output in outputs
+                ]
+                operands: list[Tensor] = []
+                for position, name in enumerate(operator.inputs):
+                    tensor = graph.tensors[name]
+                    if tensor.data is None:
+                        operands.append(form(name, True))
+                    elif position in declaration.weights:
+                        fine_weights = any(map(is_fine, operator.inputs[1:]))
+                        operands.append(self._weight(operator, position, operands[0], targets[0], fine_weights))
+                    else:
+                        operands.append(self._constant(tensor, targets[0] if declaration.same_quantization else tensor))
+                if any(is_fine(name) and name in self._clamped_at_zero for name in operator.outputs):
+                    attributes = {**attributes, "activation": "RELU"}
+                emit(self._operator(kind, operands, targets, attributes), *operands, *targets)
             for target, output in zip(targets, outputs, strict=True):
-                if target is not output and output not in fine_outputs:
-                    quantize(target, output)
+                wanted = stored(output.name) if is_fine(output.name) else output
+                if wanted is not target:
+                    quantized(target, wanted)
 
         def port(given: Port) -> Port:
             name = stored(given.tensor).name
@@ -295,26 +275,29 @@ class Precisions:
 
     # --- what variants share ------------------------------------------------------------------------------------------
 
-    def _once(self, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
+    def _once(self, key: Hashable, make: Callable[..., Made], *arguments: object) -> Made:
         if key not in self._made:
             self._made[key] = make(*arguments)
         made: Made = self._made[key]
         return made
 
     def _operator(
-        self, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...], attributes: Mapping[str, Any]
+        self, kind: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], attributes: Mapping[str, Any]
     ) -> Operator:
-        return self._once((inputs, outputs), Operator, kind, inputs, outputs, attributes)
+        names, made = (tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs))
+        return self._once((names, made), Operator, kind, names, made, attributes)
 
-    def _int16(self, name: str, like: Tensor, scale: Any) -> Tensor:
+    def _int16(self, name: str, like: Tensor, scale: float | np.floating) -> Tensor:
         return self._once(name, Tensor, name, like.shape, "int16", per_tensor(scale, 0, "int16"))
 
     def _computed(self, output: Tensor, fine: bool) -> Tensor:
         """A result in 16 bits: fine, or on its way to 8."""
         if fine:
             return self.fine_tensor(output.name)
+        part = self._part_of.get(output.name)
+        scale = self._scale.get(part) if part is not None else None
         usual = np.float32(output.quantization.scale[0] / FIRST_STEPS)
-        return self._int16(f"{output.name} before 8 bits", output, self._scale.get(self._group_of[output.name], usual))
+        return self._int16(f"{output.name} before 8 bits", output, usual if scale is None else scale)
 
     def _weight(self, operator: Operator, position: int, input: Tensor, output: Tensor, fine: bool) -> Tensor:
         """The filter or the bias of an operator whose input is int16.

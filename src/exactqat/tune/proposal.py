@@ -20,7 +20,7 @@ from ..deploy.packing import packed
 from ..kit.device import OPERATORS
 from ..kit.device.operator import Refusal
 from ..kit.display import Finding
-from ..kit.planning.plans import Plan, PlanInput, PlanStep
+from ..kit.planning.plans import Plan, PlanStep
 from ..kit.planning.rule_text import rules_text
 from ..kit.planning.rules import Rule
 from .assignment import FEW, Assignments
@@ -98,8 +98,7 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
     """
     plan, seen = best.plan, Observer(best, data).seen()
     end, averaged = _end_of(plan), _averaged(best)
-    stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
-    others = [step.path for step in stored if step.path not in end and step.grid not in averaged]
+    others = [step.path for step in plan.stored_steps if step.path not in end and step.grid not in averaged]
     assignments = Assignments(best, seen, (), (FEW, WIDE), keep=others)
     offered: dict[Part, int] = {}
     for part, options in assignments.options.items():
@@ -174,7 +173,7 @@ def _alone(
     candidate: Candidate, assignments: Assignments, groups: Sequence[Sequence[Part]], data: Data
 ) -> list[Outputs]:
     """The outputs with everything in 16 bits, and with only one group of parts at a time in its bits."""
-    variants = Variants(Precisions.of(candidate), data)
+    variants = Variants(Precisions(candidate), data)
     fine = [
         frozenset(
             part

@@ -258,7 +258,7 @@ def sensitivity(
         )
     began = time.monotonic()
     given = Data(data, metric is not None)
-    precisions = Precisions.of(network, device)
+    precisions = Precisions(network, device)
     given, parts = given.numbers_for(precisions.graph), precisions.parts
     variants = Variants(precisions, given)
     # The parts that are fine, for each measurement.

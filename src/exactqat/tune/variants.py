@@ -17,8 +17,6 @@ from ..deploy.simulate import compile as compiled
 from ..kit.device import OPERATORS
 from ..kit.device.tensor import CODE_RANGES, dequantize
 from ..kit.device.weighted import Weighted
-from ..kit.engine import Compiled
-from ..kit.planning.plans import PlanInput, PlanStep
 from ..kit.progress import Clock, Progress
 from .metrics import Data
 from .network import Candidate, Places
@@ -29,8 +27,6 @@ from .reasons import Values, reasons_of_weights
 MEMORY, TOGETHER = 2**28, 64
 # Rounds in which the fine grids are fitted to the data.
 ROUNDS = 5
-# About how many times as long a multiply-add in 16 bits takes as one in 8, to estimate the time left.
-COST_OF_FINE = 12
 # How many values of each grid are kept, and examples that statistics are computed from.
 SAMPLE, EXAMPLES = 2**17, 256
 
@@ -63,26 +59,33 @@ class Variants:
         graphs = {fine: self.precisions.variant(fine) for fine in dict.fromkeys((*bases, *variants))}
         engines = {base: compiled(graphs[base], self.precisions.device) for base in bases}
         # For each variant, the base that it has most in common with, and which tensors.
-        shared: dict[Fine, tuple[set[str], Fine]] = {}
-        for fine in graphs.keys() - set(bases):
-            shared[fine] = max(((_same(graphs[base], graphs[fine]), base) for base in bases), key=_size)
-        work = {fine: _work(graphs[fine], same) for fine, (same, _) in shared.items()}
+        shared = {
+            fine: max(((_same(graphs[base], graphs[fine]), base) for base in bases), key=lambda same: len(same[0]))
+            for fine in graphs.keys() - set(bases)
+        }
         batches = self._batches()
-        clock = Clock("sensitivity", len(batches) * sum(work.values()) + 1e-9, progress)
+        clock = Clock("sensitivity", max(len(batches) * len(shared), 1), progress)
         parts: dict[Fine, list[Outputs]] = {fine: [] for fine in graphs}
         for inputs in batches:
-            stored = {}
-            for base, engine in engines.items():
-                graph = graphs[base]
-                stored[base] = engine.run(codes_of(graph, inputs), [*graph.inputs, *graph.results()], self._together)
+            stored = {
+                base: engine.run(
+                    codes_of(graphs[base], inputs), [*graphs[base].inputs, *graphs[base].results()], self._together
+                )
+                for base, engine in engines.items()
+            }
             self._look(stored[self.fine])
             for fine, graph in graphs.items():
                 if fine in stored:
                     parts[fine].append(output_values(graph, stored[fine]))
                     continue
+                # Only what differs from the base is computed.
                 same, base = shared[fine]
-                parts[fine].append(self._rest(graph, same, stored[base], engines[base], inputs))
-                clock.did(work[fine])
+                codes = {name: stored[base][name] for name in same}
+                if not same.issuperset(graph.inputs):
+                    codes = {**codes_of(graph, inputs), **codes}
+                engine = compiled(graph, self.precisions.device, engines[base])
+                parts[fine].append(output_values(graph, engine.run(codes, graph.outputs, self._together)))
+                clock.did(1)
         return {
             fine: {name: np.concatenate([part[name] for part in several]) for name in several[0]}
             for fine, several in parts.items()
@@ -90,19 +93,6 @@ class Variants:
 
     def _batches(self) -> list[Any]:
         return [self.data.part(at, at + self._together) for at in range(0, self.data.examples, self._together)]
-
-    def _rest(
-        self, graph: Graph, same: Collection[str], known: Mapping[str, np.ndarray], like: Compiled, inputs: Any
-    ) -> Outputs:
-        """The outputs of a variant from the tensors that it has in common with a base."""
-        read = {name for operator in graph.operators if operator.outputs[0] not in same for name in operator.inputs}
-        begin = {name: known[name] for name in (read | set(graph.outputs)) & set(same)}
-        missing = [name for name in graph.inputs if name not in same]
-        if missing:
-            codes = codes_of(graph, inputs)
-            begin.update({name: codes[name] for name in missing})
-        engine = compiled(graph, self.precisions.device, like)
-        return output_values(graph, engine.run(begin, graph.outputs, self._together))
 
     def _fit(self) -> None:
         """Fits the fine grids to the examples: to the first ones closely; others only widen them."""
@@ -176,24 +166,9 @@ def _same(base: Graph, graph: Graph) -> set[str]:
     return same
 
 
-def _size(shared: tuple[set[str], Fine]) -> int:
-    return len(shared[0])
-
-
-def _work(graph: Graph, same: Collection[str]) -> float:
-    """What is left to compute, in multiply-adds of 8 bits."""
-    work = 1.0
-    for operator in graph.operators:
-        if operator.outputs[0] not in same:
-            tensor = graph.tensors[operator.outputs[0]]
-            cost = math.prod(tensor.shape) + graph.multiply_accumulates(operator)
-            work += cost * (COST_OF_FINE if tensor.dtype == "int16" else 1)
-    return work
-
-
 def fine_outputs(network: Candidate, data: Data) -> Outputs:
     """The float network's outputs, from 16 bits."""
-    variants = Variants(Precisions.of(network), data)
+    variants = Variants(Precisions(network), data)
     return variants.outputs([])[variants.fine]
 
 
@@ -223,7 +198,7 @@ class Observer(Variants):
 
     def __init__(self, candidate: Candidate, data: Data, examples: int = EXAMPLES) -> None:
         self.candidate = candidate.settled()
-        super().__init__(Precisions.of(candidate), data.only(np.arange(min(examples, data.examples))))
+        super().__init__(Precisions(candidate), data.only(np.arange(min(examples, data.examples))))
         graph = self.precisions.graph
         names = [name for name in (*graph.inputs, *graph.results()) if graph.tensors[name].dtype in CODE_RANGES]
         fine = {name: self.precisions.fine_tensor(name) for name in names}
@@ -236,17 +211,16 @@ class Observer(Variants):
 
     def seen(self) -> dict[str, Seen]:
         """What the tensors of each grid hold, by its name."""
-        plan, found = self.candidate.plan, {}
-        stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
+        ranges: dict[str, Seen] = {}
         paths: dict[str, list[str]] = {}
-        for step in stored:
+        for step in self.candidate.plan.stored_steps:
             if step.path in self.values:
                 paths.setdefault(step.grid, []).append(step.path)
         for grid, names in paths.items():
             values = np.concatenate([self.values[name].reshape(-1) for name in names])
             least, most = min(0.0, float(values.min())), max(0.0, float(values.max()))
-            found[grid] = Seen(least, most, values[:: -(-values.size // SAMPLE)].astype(np.float32))
-        return found
+            ranges[grid] = Seen(least, most, values[:: -(-values.size // SAMPLE)].astype(np.float32))
+        return ranges
 
     def layers(self, candidate: Candidate) -> Iterator[tuple[Operator, Places]]:
         """The operators whose filter holds each weight of a step of the candidate's once."""

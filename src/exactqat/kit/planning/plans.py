@@ -273,6 +273,11 @@ class Plan:
         """The step or input that stores the tensor of that path."""
         return self._by_path[path]
 
+    @property
+    def stored_steps(self) -> list[PlanStep | PlanInput]:
+        """The inputs, and the steps in order of execution."""
+        return [*self.inputs, *self.steps]
+
     def is_stored(self, path: str) -> bool:
         """Whether an operand's name is the path of a step or an input; otherwise it is a constant's."""
         return path in self._by_path
