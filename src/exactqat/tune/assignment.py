@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..deploy.simulate import unclaimed
-from ..kit.device import OPERATORS
 from ..kit.planning import plan as planned
 from ..kit.planning.plans import Plan, PlanInput, PlanStep
 from ..kit.planning.rules import Rule
@@ -55,7 +54,6 @@ class Assignments:
         self._grid_of = {each.path: each.grid for each in self._stored}
         # A final softmax is outside the file, or there is none.
         self._keep_final = not any(step.outside for step in plan.steps)
-        self._rules = self._rules_of_base()
         self.options: dict[Part, tuple[int, ...]] = {}
         self.given: dict[Part, int] = {}
         self.left_out: dict[str, str] = {}
@@ -124,20 +122,20 @@ class Assignments:
 
     def rules(self, bits: Bits) -> tuple[Rule, ...]:
         """The rules that give every layer these bits: a line for each layer that differs from most."""
-        wanted: dict[str, Rule] = {}
-        for each in self._stored:
-            if _asks(each):
-                base = self._rules[each.path]
-                weights, result = (self.part_of(each.path, of_weights) for of_weights in (True, False))
-                wanted[each.path] = replace(
-                    base,
+        given, wanted = self.base.plan.rules, dict[str, Rule]()
+        for step in self._stored:
+            if step.path in given:
+                rule = given[step.path]
+                weights, result = (self.part_of(step.path, of_weights) for of_weights in (True, False))
+                wanted[step.path] = replace(
+                    rule,
                     match="*",
-                    weight_bits=base.weight_bits if weights is None else bits[weights],
-                    activation_bits=base.activation_bits if result is None else bits[result],
+                    weight_bits=rule.weight_bits if weights is None else bits[weights],
+                    activation_bits=rule.activation_bits if result is None else bits[result],
                 )
         counts = Counter(wanted.values())
         # Constant operands have as many bits as weights: no layer's are changed incidentally.
-        steady = [self._rules[path].weight_bits for path in wanted if self.part_of(path, True) is None]
+        steady = [given[path].weight_bits for path in wanted if self.part_of(path, True) is None]
         allowed = [rule for rule in counts if not steady or rule.weight_bits in steady]
         usual = max(allowed or list(counts), key=lambda rule: counts[rule])
         found: list[Rule] = []
@@ -149,33 +147,6 @@ class Assignments:
             calls = [at for at, other in enumerate(found) if own.match.startswith(f"{other.match}_")]
             found.insert(calls[0] if calls else len(found), own)
         return (*found, usual)
-
-    def _rules_of_base(self) -> dict[str, Rule]:
-        """The rule that each layer was prepared with, whatever a clamp or a conversion has made of it."""
-        plan = self.base.plan
-
-        def as_given(each: PlanInput | PlanStep) -> Rule | None:
-            """The rule of the grid that a layer stores on, if it is its own and nothing has clamped it."""
-            grid = plan.grids.get(each.grid)
-            own = grid is not None and grid.name == each.path and getattr(each, "bounds", None) is None
-            return grid.rule if own and grid is not None else None
-
-        by_match: dict[str, Rule] = {}
-        for each in self._stored:
-            rule = as_given(each)
-            if rule is not None:
-                by_match.setdefault(rule.match, rule)
-        found = {}
-        for each in self._stored:
-            weights, grid = getattr(each, "weights", None), plan.grids.get(each.grid)
-            rule = as_given(each) or (weights.rule if weights is not None else Rule() if grid is None else grid.rule)
-            if rule.match in by_match:
-                bits = rule.weight_bits if weights is None else weights.rule.weight_bits
-                rule = replace(by_match[rule.match], weight_bits=bits, activation_bits=rule.activation_bits)
-            elif getattr(each, "bounds", None) is not None:
-                rule = replace(rule, ranges="ema", fixed_range=None)
-            found[each.path] = rule
-        return found
 
     # --- as networks --------------------------------------------------------------------------------------------------
 
@@ -232,15 +203,6 @@ def _joined(ends: Sequence[Ends]) -> Ends:
 
 def _off_device(each: PlanInput | PlanStep) -> bool:
     return isinstance(each, PlanStep) and (each.left_out or not each.kind)
-
-
-def _asks(each: PlanInput | PlanStep) -> bool:
-    """Whether planning looks for a rule for this layer."""
-    if isinstance(each, PlanInput):
-        return True
-    if _off_device(each) or each.outside:
-        return False
-    return not OPERATORS[each.kind].same_quantization or len(each.operands) > 1
 
 
 __all__ = ["FEW", "Assignments", "Bits", "multiply_adds"]

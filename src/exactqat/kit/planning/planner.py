@@ -190,6 +190,7 @@ class Planner:
             tuple(device_outputs),
             tuple(self.book.unused()),
             tuple(map(PlanOutput, self._output_names(), files.axes(self.network, returned), left_out)),
+            self.book.of_layers,
         )
 
     def _made_constants(self, steps: Iterable[PlanStep]) -> dict[str, Constant]:

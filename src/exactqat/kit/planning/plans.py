@@ -257,6 +257,7 @@ class Plan:
         results: how it returns them, one for each; none: for part of a network.
         constants: those of the network and those that planning made (with NumPy `data`), by name.
         unused_rules: one sentence for every rule that has no effect.
+        rules: the rule of each layer that planning asked for, by path.
     """
 
     network: Network
@@ -268,6 +269,7 @@ class Plan:
     device_outputs: tuple[str, ...]
     unused_rules: tuple[str, ...] = ()
     results: tuple[PlanOutput, ...] = ()
+    rules: Mapping[str, Rule] = field(default_factory=dict)
 
     def stored(self, path: str) -> PlanStep | PlanInput:
         """The step or input that stores the tensor of that path."""

@@ -135,13 +135,17 @@ def checked_rules(rules: Rule | Iterable[Rule] | None) -> tuple[Rule, ...]:
 
 
 class RuleBook:
-    """Finds the rule for a layer and remembers which rules were used."""
+    """Finds the rule for a layer and remembers which rules were used.
+
+    Attributes:
+        of_layers: the rules that were found, by path.
+    """
 
     def __init__(self, rules: Rule | Iterable[Rule]) -> None:
         self.rules = checked_rules(rules)
         self._decided: dict[int, list[str]] = {position: [] for position in range(len(self.rules))}
         self._shadowed: dict[int, set[str]] = {position: set() for position in range(len(self.rules))}
-        self._paths: dict[str, None] = {}
+        self.of_layers: dict[str, Rule] = {}
 
     def find(self, path: str, owner: str = "") -> Rule:
         """The first rule that matches `path`, or its `owner`: the layer that `path` is a part or another call of.
@@ -150,7 +154,6 @@ class RuleBook:
             ValueError: no rule matches; a layer without settings cannot be quantized.
         """
         chosen: int | None = None
-        self._paths[path] = None
         for position, rule in enumerate(self.rules):
             if fnmatchcase(path, rule.match) or (owner and fnmatchcase(owner, rule.match)):
                 if chosen is None:
@@ -161,6 +164,7 @@ class RuleBook:
         if chosen is None:
             patterns = ", ".join(repr(rule.match) for rule in self.rules) or "none given"
             raise ValueError(f"no rule matches layer '{path}' (rules: {patterns}); end the list with Rule(match='*')")
+        self.of_layers[path] = self.rules[chosen]
         return self.rules[chosen]
 
     def unused(self) -> list[str]:
@@ -176,7 +180,7 @@ class RuleBook:
     def _no_layer(self, pattern: str) -> str:
         """Why a pattern matches nothing, with the names of layers that may be meant."""
         word = pattern.strip("*?.")
-        inside = [path for path in self._paths if word and (word in path or path in word)]
-        near = list(dict.fromkeys([*inside, *get_close_matches(word, self._paths)]))
-        names = listed([repr(path) for path in near or self._paths], 5)
+        inside = [path for path in self.of_layers if word and (word in path or path in word)]
+        near = list(dict.fromkeys([*inside, *get_close_matches(word, self.of_layers)]))
+        names = listed([repr(path) for path in near or self.of_layers], 5)
         return f"its pattern matches no layer; {'names near it' if near else 'the layers'}: {names}"
