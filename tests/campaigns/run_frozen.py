@@ -107,7 +107,9 @@ def a_few_steps(
 ) -> tuple[qat.PreparedModel, tuple[Any, ...]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prepared = qat.prepare(model.train(), examples if len(examples) > 1 else examples[0], [rule])
+        # With auxiliary results, training computes something else.
+        model.train(not getattr(model, "aux_logits", False))
+        prepared = qat.prepare(model, examples if len(examples) > 1 else examples[0], [rule])
     qat.calibrate(prepared, [examples if len(examples) > 1 else examples[0]])
     plain_steps(prepared, examples)
     return prepared, examples

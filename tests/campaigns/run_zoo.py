@@ -68,7 +68,9 @@ def end_to_end(
     began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prepared = qat.prepare(model.train(training), examples if len(examples) > 1 else examples[0])
+        # With auxiliary results, training computes something else.
+        model.train(training and not getattr(model, "aux_logits", False))
+        prepared = qat.prepare(model, examples if len(examples) > 1 else examples[0])
     prepare_seconds = time.process_time() - began
     prepared.train()
     optimizer = torch.optim.SGD(prepared.parameters(), 1e-4)

@@ -616,7 +616,7 @@ def test_what_cannot_be_kept_of_it_is_refused_by_name(function: Callable, match:
 
 @pytest.mark.parametrize("function", [before_it_is_read, at_every_call])
 def test_without_their_mend_changes_are_refused(function: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_torch, "_refuse_changes", lambda reader, network, training: None)
+    monkeypatch.setattr(capture_torch.Program, "_refuse_changes", lambda reader, network, training: None)
     refused(Model(function), rows(8), match="is not the model|in evaluation it computes something else")
 
 

@@ -132,34 +132,6 @@ def takes(
 
 
 @caches_left_alone()
-def form_of_results(make: Callable[[], nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """How a model's results nest, and their shapes; None where it does not run.
-
-    Args:
-        make: makes a copy of the model, which may share its tensors.
-    """
-    # Meta tensors take a fraction of the time of fake ones; but a model may bring tensors that are not registered, or
-    # ask for their values, as anchors of detectors do.
-    for mode in (torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True), contextlib.nullcontext()):
-        with torch.no_grad(), _nothing_computed(), torch.random.fork_rng(devices=[]):
-            try:
-                model = make()
-                given = args, kwargs
-                if isinstance(mode, torch.device):
-                    model = model.to(mode)
-                    given = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
-                # Statistics move.
-                buffers = {name: each.clone() for name, each in model.named_buffers()}
-                with mode:
-                    results = torch.func.functional_call(model, buffers, *given)
-                leaves, spec = pytree.tree_flatten(results)
-            except Exception:  # noqa: BLE001 - the user's model may raise anything
-                continue
-        return spec, [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-    return None
-
-
-@caches_left_alone()
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
     """A model's program for a batch of any size, and what its sizes are.
 

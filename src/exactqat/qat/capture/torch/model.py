@@ -9,7 +9,6 @@ in evaluation, the layers that PyTorch has for these train nevertheless.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import random
@@ -34,7 +33,7 @@ from ..core.refusals import CaptureError, Refused
 # Their handlers enter themselves into the reader's table.
 from . import elementwise, movement, products, reduction, sequence  # noqa: F401
 from .converter import CUMULATIVE
-from .export import export, form_of_results, takes
+from .export import export, takes
 from .program import Program
 from .sizes import EXAMPLES
 from .tree import Tree, leaf_name
@@ -56,9 +55,8 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
 
     Args:
         model: stays as it is. One that trains is captured with what training does, which must be what evaluation does
-            but for noise and batch norms (the self-check of `prepare` compares both); if it gives other results
-            (auxiliary ones), it is captured in evaluation, with a warning. One in evaluation is captured in evaluation;
-            its batch norms and dropouts train nevertheless.
+            but for noise and batch norms (the self-check of `prepare` compares both). One in evaluation is captured in
+            evaluation; its batch norms and dropouts train nevertheless.
         example_inputs: the arguments: a tensor or a tuple of anything that nests tensors. The first axis of every
             tensor is the batch; its size in the example does not matter. Values are not read.
         example_kwargs: arguments by name.
@@ -82,36 +80,24 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
         raise CaptureError(
             f"the example does not fit forward: {error}; give the model's arguments alone, without targets"
         ) from None
+    # In the order of forward, which is that of the export's inputs.
+    bound = signature.bind(*args, **kwargs)
+    args, kwargs = bound.args, bound.kwargs
     leaves, spec = pytree.tree_flatten(arguments)
     named = [(key, leaf) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)]
     blank = _of_zeros(args, kwargs, [tensor for _, tensor in named])
-    drawn = _random_state()
-    if model.training:
-        forms = [form_of_results(partial(_copied_with, model, mode), *blank) for mode in (flags, evaluating)]
-        if None not in forms and forms[0] != forms[1]:
-            warnings.warn(
-                "training computes something else than evaluation (other results); the network is that of "
-                "evaluation, with the dropouts and batch norms that are layers. Call model.eval() before to say "
-                "that this is meant",
-                stacklevel=users_line(),
-            )
-            flags = evaluating
-    copied = _copied_with(model, flags)
+    drawn, copied = _random_state(), _copied_with(model, flags)
     now_at("torch.export")
     try:
         exported, sizes = export(copied, *blank)
     except CaptureError as error:
-        why = error
+        why, misfit = str(error), None
         if error.__cause__ is not None and not isinstance(error.__cause__, Refused):
             shapes = {leaf_name(key): tuple(tensor.shape) for key, tensor in named}
-            reason = str(error).partition(": ")[2]
-            misfit = misfit_of_example(reason, shapes, partial(takes, copied, args, kwargs))
-            why = error if misfit is None else CaptureError(misfit)
-        if flags is not evaluating:
-            with contextlib.suppress(CaptureError):
-                export(_copied_with(model, evaluating), *blank)
-                why = CaptureError(f"{why}. Only training does this: call model.eval() before prepare")
-        raise why from error.__cause__
+            misfit = misfit_of_example(why.partition(": ")[2], shapes, partial(takes, copied, args, kwargs))
+        if model.training:
+            why += ". If only training does this, call model.eval() before prepare"
+        raise CaptureError(misfit or why) from error.__cause__
     if _random_state() != drawn:
         raise CaptureError(
             "the model cannot be captured: forward draws random numbers with Python's or NumPy's random, and the "
@@ -119,9 +105,7 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
         )
     program, tree = Program(copied, exported, sizes), Tree(signature, leaves, spec)
     tree.flags = flags
-    network = program.network([words_of(key) for key, _ in named], tree, args, kwargs)
-    _refuse_changes(program, network, flags is not evaluating)
-    return network
+    return program.network([words_of(key) for key, _ in named], tree, model.training)
 
 
 def _refuse_hooks(model: nn.Module) -> None:
@@ -252,33 +236,3 @@ def _of_zeros(
 
     made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, blank, (args, kwargs))
     return made
-
-
-def _refuse_changes(program: Program, network: Network, training: bool) -> None:
-    """Refuses what forward changes if the network computes with it; warns of the rest.
-
-    Raises:
-        CaptureError: it does.
-    """
-    constants = network.constants.values()
-    read = {name for constant in constants for name in (*constant.sources, constant.name if constant.parameter else "")}
-    read |= {path for step in network.steps for path in getattr(step.attributes.get("expression"), "sources", ())}
-    changed = {path: place for path, place in program.mutated.items() if path not in program.counters}
-    for path, place in changed.items():
-        if path in read or path not in program.paths.values():
-            mode, remedy = "evaluation", "what the device computes does not change"
-            if training:
-                mode = "training"
-                remedy = (
-                    "call model.eval() before prepare to train with what it is now, or compute it from parameters alone"
-                )
-            raise CaptureError(
-                f"the model cannot be captured: {place}: {mode} changes {path!r}, with which the model computes; "
-                f"{remedy}"
-            )
-    if changed:
-        warnings.warn(
-            f"the model's forward changes {', '.join(sorted(changed))}, which nothing in the captured network reads; "
-            "there it stays as it is",
-            stacklevel=users_line(),
-        )

@@ -5,6 +5,7 @@ steps that somebody reads."""
 from __future__ import annotations
 
 import functools
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from ....kit.planning.callers import users_line
 from ....kit.planning.files import short_names
 from ....kit.planning.network import Network, Place, Step
 from ..core.naming import input_names, result_name
@@ -40,7 +42,7 @@ from .operators import (
     without_out,
 )
 from .sizes import Sizes
-from .tree import Tree, argument_order
+from .tree import Tree
 
 aten = torch.ops.aten
 
@@ -61,15 +63,13 @@ class Program(Converter):
         # Those of the model's own tensors, by path.
         self._own: dict[str, Storage] = {}
 
-    def network(
-        self, argument_paths: Sequence[Sequence[str]], tree: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Network:
+    def network(self, argument_paths: Sequence[Sequence[str]], tree: Tree, training: bool) -> Network:
         """Reads all of it.
 
         Args:
             argument_paths: ways to the tensors among the arguments.
             tree: of the arguments; gets the results.
-            args, kwargs: the example.
+            training: whether it is a program of training.
 
         Raises:
             CaptureError: a part of it cannot be read, or no result follows from the input.
@@ -78,7 +78,7 @@ class Program(Converter):
         specs = {spec.arg.name: spec for spec in self.exported.graph_signature.input_specs}
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         tensors = [self._placeholder(node, specs[node.name]) for node in placeholders]
-        user = [node.name for node in placeholders if node.name in self.values]
+        inputs = tuple(self.values)
         try:
             results = self._walk(graph, self.exported.graph_module, tensors)
         except CaptureError:
@@ -90,7 +90,7 @@ class Program(Converter):
             ) from error
         outputs = self._results(results, tree)
         network = Network(
-            inputs=tuple(argument_order(tree, args, kwargs, user)),
+            inputs=inputs,
             outputs=tuple(name for name, _ in outputs),
             values=self.values,
             constants=self.constants,
@@ -101,7 +101,9 @@ class Program(Converter):
             input_tree=tree,
             output_tree=tree,
         )
-        return self._finished(network)
+        network = self._finished(network)
+        self._refuse_changes(network, training)
+        return network
 
     # --- what the graph begins and ends with --------------------------------------------------------------------------
 
@@ -175,6 +177,36 @@ class Program(Converter):
         values = {name: value for name, value in network.values.items() if name in read or name in network.inputs}
         constants = {name: constant for name, constant in network.constants.items() if name in read}
         return replace(network, steps=tuple(kept), values=values, constants=constants)
+
+    def _refuse_changes(self, network: Network, training: bool) -> None:
+        """Refuses what forward changes if the network computes with it; warns of the rest.
+
+        Raises:
+            CaptureError: it does.
+        """
+        constants = network.constants.values()
+        read = {path for constant in constants for path in (constant.name, *constant.sources)}
+        read |= {path for step in network.steps for path in getattr(step.attributes.get("expression"), "sources", ())}
+        changed = {path: place for path, place in self.mutated.items() if path not in self.counters}
+        for path, place in changed.items():
+            if path in read or path not in self.paths.values():
+                mode, remedy = "evaluation", "what the device computes does not change"
+                if training:
+                    mode = "training"
+                    remedy = (
+                        "call model.eval() before prepare to train with what it is now, or compute it from parameters "
+                        "alone"
+                    )
+                raise CaptureError(
+                    f"the model cannot be captured: {place}: {mode} changes {path!r}, with which the model computes; "
+                    f"{remedy}"
+                )
+        if changed:
+            warnings.warn(
+                f"the model's forward changes {', '.join(sorted(changed))}, which nothing in the captured network "
+                "reads; there it stays as it is",
+                stacklevel=users_line(),
+            )
 
     # --- the graph ----------------------------------------------------------------------------------------------------
 

@@ -92,17 +92,3 @@ class Tree:
 def leaf_name(path: Sequence[Any]) -> str:
     """A name for a place in a tree: keys, attributes and positions."""
     return "_".join(words_of(path))
-
-
-def argument_order(tree: Tree, args: tuple[Any, ...], kwargs: dict[str, Any], user: Sequence[str]) -> list[str]:
-    """The export's inputs in the order of the model's arguments."""
-    exported = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    ordered = [
-        leaf for leaf in pytree.tree_leaves(tree.bind(tree.signature, args, kwargs)) if isinstance(leaf, torch.Tensor)
-    ]
-    remaining = list(zip(exported, user, strict=True))
-    names = []
-    for leaf in ordered:
-        index = next(i for i, (tensor, _) in enumerate(remaining) if tensor is leaf)
-        names.append(remaining.pop(index)[1])
-    return names
