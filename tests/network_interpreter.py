@@ -3,7 +3,7 @@
 
     results = run(network, model, inputs, training=False)
 
-Nothing of the kit computes here but the constants' and the noise's own expressions, and steps called "unsupported".
+Nothing of the kit computes here but the constants' and the noise's own expressions.
 """
 
 from __future__ import annotations
@@ -306,9 +306,6 @@ class Run:
 
     def do_identity(self, step, a, x):
         return x.detach() if a.get("stop_gradient") else x
-
-    def do_unsupported(self, step, a, *operands):
-        return a["expression"](*operands)
 
 
 def run(network: Any, model: nn.Module, inputs: Sequence[torch.Tensor], training: bool = False) -> list[torch.Tensor]:

@@ -220,7 +220,7 @@ _DECLARED: dict[str, tuple[str, Mapping[str, Attribute]]] = {
     # The same real numbers, stored on their own grid: for a file whose grids are given.
     "stored_again": ("x", {"scale": NUMBER, "zero_point": INTEGER}),
     # What no other kind expresses; the plan refuses it with its label and reason.
-    "unsupported": ("*x", {"expression": ANYTHING, "reason": Attribute("a word", "")}),
+    "unsupported": ("*x", {"reason": Attribute("a word", "")}),
 }
 # Of two operands: values, constants or numbers.
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {

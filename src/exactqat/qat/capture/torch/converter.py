@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..core.sizes import Batch, Shape, Size
 from .composition import SeveralValues, composed, is_composed
 from .expression import Expression, InTraining, Node, leaves, map_nodes, tree_map
 from .items import Fixed, Item, Meta, Traced
-from .operators import arguments, base_name, call_form, full_name, is_random, without_other
+from .operators import arguments, base_name, call_form, full_name, is_random
 from .sizes import FOLLOWS, FollowsTheBatch
 
 aten = torch.ops.aten
@@ -397,8 +397,6 @@ class Converter(ItemBuilder[Fixed]):
 
     def apply(self, operator: Any, bound: dict[str, Any], meta: Any) -> Any:
         """What an operator makes of items: steps, or a program. meta: of its result, or of several."""
-        if isinstance(bound.get("self"), Traced) or isinstance(bound.get("other"), Traced):
-            operator, bound = without_other(operator, bound, meta)
         items = leaves((Traced, Fixed), bound)
         noise = any(isinstance(item, Fixed) and item.noise for item in items)
         if not any(isinstance(item, Traced) for item in items):
@@ -438,7 +436,7 @@ class Converter(ItemBuilder[Fixed]):
             if mixed:
                 ones = [Meta(tuple(1 if size is FOLLOWS else size for size in one.shape), one.dtype) for one in several]
                 meta = ones if isinstance(meta, list) else ones[0]
-            return self.refused(operator, bound, meta, str(refused))
+            return self.refused(bound, meta, str(refused))
         finally:
             self.operator, self.applied = outer_operator, outer_applied
 
@@ -489,34 +487,6 @@ class Converter(ItemBuilder[Fixed]):
             return [Fixed(Node("item", (node, at)), one.shape, one.dtype, noise) for at, one in enumerate(meta)]
         return Fixed(node, meta.shape, meta.dtype, noise)
 
-    def opaque(self, operator: Any, bound: Mapping[str, Any], meta: Any, kind: str, in_place: bool = False) -> Any:
-        """A step whose meaning is the operator itself: unsupported, or noise."""
-        values: list[Any] = list(dict.fromkeys(leaves(Traced, bound)))
-
-        def leaf(item: Item) -> Any:
-            if not isinstance(item, Fixed):
-                return operands[values.index(item)]
-            # It is called with its operands alone: parameters are what they are at capture.
-            return map_nodes(self._frozen, item.node)
-
-        operands = [Node("operand", (at,)) for at in range(len(values))]
-        args, kwargs = call_form(operator, tree_map((Traced, Fixed), leaf, dict(bound)))
-        node = Node(full_name(operator), tuple(args), kwargs, in_place)
-        if kind == "dropout":
-            values, node = self._with_scale(values, node)
-        axis = self.batch_of(values[0]) or 0
-        rows = max(self.for_one(values[0].shape)[axis] if values[0].shape else 1, 1)
-        results = []
-        for at, one in enumerate(meta if isinstance(meta, list) else [meta]):
-            expression = Expression(Node("item", (node, at)) if isinstance(meta, list) else node, axis, rows)
-            lost = len(self.batch_axes(one.shape)) != 1 or len({value.outer for value in values}) > 1
-            broken = kind == "unsupported" and lost
-            results.append(self.emit(kind, values, one.shape, one.dtype, broken=broken, expression=expression))
-        return results if isinstance(meta, list) else results[0]
-
-    def _frozen(self, node: Node) -> Node:
-        return Node("data", (self.tensors[node.args[0]].detach(),)) if node.operator == "source" else node
-
     def noisy(self, operator: Any, bound: Mapping[str, Any], meta: Any, in_place: bool = False) -> Any:
         """A step that is nothing in evaluation."""
         if not self.noise_is_training:
@@ -524,27 +494,39 @@ class Converter(ItemBuilder[Fixed]):
         values = leaves(Traced, bound)
         if len(values) != 1 or isinstance(meta, list) or meta.shape != values[0].shape:
             raise Refused("it computes with random numbers")
-        return self.opaque(operator, bound, meta, "dropout", in_place)
 
-    def _with_scale(self, values: list[Any], node: Node) -> tuple[list[Any], Node]:
+        def frozen(node: Node) -> Node:
+            return Node("data", (self.tensors[node.args[0]].detach(),)) if node.operator == "source" else node
+
+        def leaf(item: Item) -> Node:
+            # It is called with its operand alone: parameters are what they are at capture.
+            return map_nodes(frozen, item.node) if isinstance(item, Fixed) else Node("operand", (0,))
+
+        args, kwargs = call_form(operator, tree_map((Traced, Fixed), leaf, dict(bound)))
+        value, node = self._with_scale(values[0], Node(full_name(operator), tuple(args), kwargs, in_place))
+        axis = self.batch_of(value) or 0
+        rows = max(self.for_one(value.shape)[axis] if value.shape else 1, 1)
+        return self.emit("dropout", [value], *meta, expression=Expression(node, axis, rows))
+
+    def _with_scale(self, value: Traced, node: Node) -> tuple[Traced, Node]:
         """Stochastic depth divides by the probability before or after the noise: before, it is a part of the noise."""
-        step = self.step_of(values[0])
-        if step is None or step.kind not in ("div", "mul") or step.place.path != self.place().path or len(values) != 1:
-            return values, node
-        source = self.operands_of[values[0].name][0]
+        step = self.step_of(value)
+        if step is None or step.kind not in ("div", "mul") or step.place.path != self.place().path:
+            return value, node
+        source = self.operands_of[value.name][0]
         if not isinstance(source, Traced) or not isinstance(step.inputs[1], float):
-            return values, node
+            return value, node
         scaled = Node(f"aten.{step.kind}.Tensor", (Node("operand", (0,)), step.inputs[1]))
-        return [source], map_nodes(lambda leaf: scaled if leaf.operator == "operand" else leaf, node)
+        return source, map_nodes(lambda leaf: scaled if leaf.operator == "operand" else leaf, node)
 
-    def refused(self, operator: Any, bound: Mapping[str, Any], meta: Any, reason: str) -> Any:
-        """A step that the plan refuses; it vanishes where nobody reads it."""
-        result = self.opaque(operator, bound, meta, "unsupported")
-        outputs = {item.name for item in (result if isinstance(result, list) else [result])}
-        for at, step in enumerate(self.steps):
-            if step.output in outputs:
-                self.steps[at] = replace(step, attributes={**step.attributes, "reason": reason})
-        return result
+    def refused(self, bound: Mapping[str, Any], meta: Any, reason: str = "") -> Any:
+        """Steps that the plan refuses; they vanish where nobody reads them."""
+        values = list(dict.fromkeys(leaves(Traced, bound)))
+        mixed, results = len({value.outer for value in values}) > 1, []
+        for one in meta if isinstance(meta, list) else [meta]:
+            lost = mixed or len(self.batch_axes(one.shape)) != 1
+            results.append(self.emit("unsupported", values, one.shape, one.dtype, broken=lost, reason=reason))
+        return results if isinstance(meta, list) else results[0]
 
 
 def _blank(value: Any) -> Any:

@@ -167,11 +167,6 @@ def _arithmetic(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     return _binary(c, kind, a.self, _scaled(c, a.other, getattr(a, "alpha", 1)), meta)
 
 
-@handles("rsub")
-def _rsub(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    return _binary(c, "sub", a.other, _scaled(c, a.self, a.alpha), meta)
-
-
 @handles("div", "divide", "true_divide", "floor_divide")
 def _div(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     mode = "floor" if base_name(c.applied) == "floor_divide" else getattr(a, "rounding_mode", None)
@@ -182,12 +177,6 @@ def _div(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
         return normal
     quotient = _binary(c, "div", a.self, a.other, meta)
     return quotient if mode is None else c.emit("floor", [quotient], *meta)
-
-
-@handles("addcmul", "addcdiv")
-def _addcmul(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    operator = aten.mul.Tensor if base_name(c.applied) == "addcmul" else aten.div.Tensor
-    return c.call(aten.add.Tensor, a.self, _scaled(c, c.call(operator, a.tensor1, a.tensor2), a.value))
 
 
 @handles("lerp")
@@ -230,7 +219,7 @@ def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
         mask = masks.combined(c, name, operands, meta.shape) if of_truths else None
     if mask is not None:
         return mask
-    made: Traced = c.opaque(c.applied, vars(a), meta, "unsupported")
+    made: Traced = c.refused(vars(a), meta)
     if name in COMPARISONS:
         # Both sides as PyTorch compares them: a number becomes a float32 beside a tensor of float32.
         tensors = [operand for operand in operands if isinstance(operand, Traced | Fixed)]
@@ -291,6 +280,22 @@ def _softmax(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = a.dim % max(len(a.self.shape), 1)
     c.keep_batch(a.self, [axis])
     return c.emit("log_softmax" if "log" in base_name(c.applied) else "softmax", [a.self], *meta, axis=axis)
+
+
+# What reads a tensor's shape only, by what it is made of.
+_FILLS: dict[str, Any] = {
+    **{"zeros": 0, "ones": 1, "full": None, "empty": aten.empty.memory_format},
+    **{"rand": aten.rand.default, "randn": aten.randn.default},
+}
+
+
+@handles(*(name for kind in _FILLS for name in (f"{kind}_like", f"new_{kind}")))
+def _filled(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    fill = _FILLS[base_name(c.applied).removesuffix("_like").removeprefix("new_")]
+    if fill is None or isinstance(fill, int):
+        value = a.fill_value if fill is None else fill
+        return c.call(aten.full.default, list(meta.shape), value, dtype=meta.dtype)
+    return c.call(fill, list(meta.shape), dtype=meta.dtype)
 
 
 @handles(*DROPOUTS, "native_dropout")

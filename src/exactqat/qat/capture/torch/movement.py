@@ -27,6 +27,8 @@ aten = torch.ops.aten
 @handles(*IDENTITIES)
 def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     x = a.self
+    if isinstance(x, Fixed):  # as another tensor is: only its type is read
+        return c.call(aten.to.dtype, x, meta.dtype)
     if is_truth(x) and meta.dtype.is_floating_point:
         return as_number(c, x)
     whole = masks.is_truth(c, x) or masks.is_given(c, x)
@@ -48,6 +50,8 @@ def _reshape(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     x, shape = a.self, meta.shape
     if x.shape == shape:
         return x
+    if isinstance(x, Fixed):  # as another tensor is: only its shape is read
+        return c.reshape(x, shape)
     step = c.step_of(x)
     if step is not None and step.kind == "reshape" and not x.broken:
         return c.reshape(c.operands_of[x.name][0], shape)
@@ -69,6 +73,8 @@ def _permute(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 
 @handles("expand", "expand_as", "broadcast_to")
 def _expand(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
+    if isinstance(a.self, Fixed):
+        return c.call(aten.expand.default, a.self, list(meta.shape))
     return a.self if a.self.shape == meta.shape else c.emit("expand", [a.self], *meta, shape=c.for_one(meta.shape))
 
 
@@ -141,14 +147,6 @@ def _fold(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 def _slice(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = a.dim % len(a.self.shape)
     return c.cut(a.self, axis, *slice_bounds(a.start, a.end, a.step, a.self.shape[axis]))
-
-
-@handles("narrow")
-def _narrow(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    axis = a.dim % len(a.self.shape)
-    c.keep_batch(a.self, [axis])
-    start = a.start % a.self.shape[axis]
-    return c.cut(a.self, axis, start, start + a.length)
 
 
 @handles("select")
@@ -380,10 +378,3 @@ def _pixel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
         raise Refused("only for [batch, channels, height, width]")
     factor = a.upscale_factor if name == "pixel_shuffle" else a.downscale_factor
     return c.emit(name, [a.self], *meta, factor=factor)
-
-
-@handles("channel_shuffle", "native_channel_shuffle")
-def _channel_shuffle(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    batch, channels, *rest = a.self.shape
-    x = c.reshape(a.self, [batch, a.groups, channels // a.groups, *rest])
-    return c.reshape(c.permute(x, [0, 2, 1, *range(3, len(rest) + 3)]), meta.shape)

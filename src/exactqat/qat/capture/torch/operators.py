@@ -12,8 +12,6 @@ import torch
 from ..core.refusals import MIXES, CaptureError, Refused
 from ..core.sizes import Batch, Size
 
-aten = torch.ops.aten
-
 # Where slices end that have no end.
 _EVERYTHING = 2**62
 
@@ -46,7 +44,7 @@ def arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 def without_out(operator: Any) -> Any:
     """The operator that returns what this one writes into its argument `out`."""
-    packet = getattr(aten, base_name(operator))
+    packet = getattr(torch.ops.aten, base_name(operator))
     wanted = [argument.name for argument in operator._schema.arguments if argument.name != "out"]
     for overload in packet.overloads():
         found = getattr(packet, overload)
@@ -78,40 +76,6 @@ IDENTITIES = {
     *("lift_fresh_copy", "lift", "positive", "resolve_conj", "resolve_neg", "cpu", "cuda", "copy"),
 }
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
-
-
-# Operators that read a tensor's shape only, by what they make; and those that read only the shape or the dtype of
-# another tensor, `other`, by what they are with it as an argument.
-SHAPE_ONLY = {
-    name: kind
-    for kind in ("zeros", "ones", "full", "empty", "rand", "randn")
-    for name in (f"{kind}_like", f"new_{kind}")
-}
-FORM_OF_OTHER = {
-    "type_as": (aten.to.dtype, "dtype"),
-    "expand_as": (aten.expand.default, "size"),
-    "view_as": (aten.reshape.default, "shape"),
-    "reshape_as": (aten.reshape.default, "shape"),
-}
-
-
-def without_other(operator: Any, bound: dict[str, Any], meta: Any) -> tuple[Any, dict[str, Any]]:
-    """An operator and its arguments, without tensors of which it reads the form only."""
-    name = base_name(operator)
-    if name in FORM_OF_OTHER:
-        operator, argument = FORM_OF_OTHER[name]
-        form = meta.dtype if argument == "dtype" else list(meta.shape)
-        return operator, arguments(operator, [bound["self"]], {argument: form})
-    if name not in SHAPE_ONLY:
-        return operator, bound
-    kind = SHAPE_ONLY[name]
-    sizes: list[Any] = [list(meta.shape)]
-    if kind in ("zeros", "ones", "full"):
-        operator = aten.full.default
-        sizes.append(bound["fill_value"] if kind == "full" else int(kind == "ones"))
-    else:
-        operator = {"empty": aten.empty.memory_format, "rand": aten.rand.default, "randn": aten.randn.default}[kind]
-    return operator, arguments(operator, sizes, {"dtype": meta.dtype})
 
 
 def permutation(operator: Any, bound: Mapping[str, Any], rank: int) -> list[int]:

@@ -103,14 +103,6 @@ def _addmm(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     return c.call(aten.add.Tensor, product, a.self if a.beta == 1 else c.call(aten.mul.Tensor, a.self, a.beta))
 
 
-@handles("inner")
-def _inner(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    if len(a.other.shape) > 2:
-        raise Refused(f"its second operand has {len(a.other.shape)} axes, at most 2 are allowed")
-    other = c.permute(a.other, [1, 0]) if len(a.other.shape) == 2 else a.other
-    return c.call(aten.matmul.default, a.self, other)
-
-
 @handles("einsum")
 def _einsum(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     left, arrow, result = a.equation.replace(" ", "").partition("->")
@@ -236,7 +228,7 @@ def _without_indices(c: Converter, a: SimpleNamespace, meta: list[Meta], values:
     reason = (
         "return_indices=True is given, and the indices are read; False is allowed: only the largest values are computed"
     )
-    return [values, c.refused(c.applied, vars(a), meta, reason)[1]]
+    return [values, c.refused(vars(a), meta, reason)[1]]
 
 
 def _pool_attributes(a: SimpleNamespace, spatial: int) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ def _max(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Any]:
     if greatest:
         return [values, c.emit("argmax", [a.self], *meta[1], axis=axes[0], keep_dims=keep)]
     reason = "its indices are read; only the values are computed"
-    return [values, c.refused(c.applied, vars(a), meta, reason)[1]]
+    return [values, c.refused(vars(a), meta, reason)[1]]
 
 
 @handles("argmax")
