@@ -332,7 +332,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
             source = self.items[str(step.inputs[0])]
         return source if source.shape == tuple(shape) else self.reshape(x, shape)
 
-    def cut(self, x: Moving, axis: int, start: int, stop: int, step: int = 1) -> Moving:
+    def cut(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
         """Part of an axis."""
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
@@ -340,6 +340,8 @@ class ItemBuilder(Builder, Generic[Fixed]):
             raise Refused("it takes examples out of the batch")
         sizes = list(x.shape)
         sizes[axis] = -(-(stop - start) // step)
+        if not isinstance(x, Moving):
+            return self.then(x, sizes, lambda array: array[(slice(None),) * axis + (slice(start, stop, step),)])
         return self.emit("slice", [x], sizes, x.dtype, axis=axis, start=int(start), stop=int(stop), step=int(step))
 
     def take(self, x: Moving, axis: int, indices: Iterable[int]) -> Moving:

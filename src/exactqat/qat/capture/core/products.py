@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,3 +84,59 @@ def _matrix(
     sizes = [math.prod(item.shape[axis] for axis in part) for part in parts]
     turned = c.permute(item, [*batched, *parts[0], *parts[1]])
     return c.reshape(turned, [*(item.shape[axis] for axis in batched), *sizes]), [item.shape[axis] for axis in free]
+
+
+def einsum(
+    c: ItemBuilder[Any], equation: str, operands: Sequence[Any], module_of: Callable[[Any], str] = lambda weight: ""
+) -> Any:
+    """A product over letters, two operands after the other. module_of: the module of a weight."""
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    free = "".join(letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation)
+    terms = []
+    for term, item in zip(left.split(","), operands, strict=True):
+        dots = len(item.shape) - len(term.replace("...", ""))
+        terms.append(term.replace("...", free[len(free) - dots :]))
+    letters = "".join(terms)
+    lead = "".join(letter for letter in free if letter in letters)
+    once = "".join(letter for letter in sorted(set(letters)) if letters.count(letter) == 1 and letter not in lead)
+    result = result.replace("...", lead) if arrow else lead + once
+    if any(len(set(term)) != len(term) for term in terms):
+        raise Refused.argument("equation", equation, "each letter is allowed once in an operand (no diagonals)")
+    # What depends on the input first.
+    pairs = sorted(zip(operands, terms, strict=True), key=lambda pair: not isinstance(pair[0], Moving))
+    (x, xs), *others = pairs
+    for at, (y, ys) in enumerate(others, 1):
+        needed = set(result).union(*(term for _, term in pairs[at + 1 :]))
+        x, xs = _contracted(
+            c, *_summed(c, x, xs, needed | set(ys)), *_summed(c, y, ys, needed | set(xs)), needed, module_of
+        )
+    x, xs = _summed(c, x, xs, set(result))
+    return c.permute(x, [xs.index(letter) for letter in result])
+
+
+def _summed(c: ItemBuilder[Any], x: Any, letters: str, kept: set[str]) -> tuple[Any, str]:
+    """Over all axes but these."""
+    axes = tuple(axis for axis, letter in enumerate(letters) if letter not in kept)
+    shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    if axes and not isinstance(x, Moving):
+        x = c.then(x, shape, lambda array: array.sum(axes))
+    elif axes:
+        x = c.emit("sum", [x], shape, axes=axes, keep_dims=False)
+    return x, "".join(letter for letter in letters if letter in kept)
+
+
+def _contracted(
+    c: ItemBuilder[Any], x: Moving, xs: str, y: Any, ys: str, needed: set[str], module_of: Callable[[Any], str]
+) -> tuple[Any, str]:
+    """What both have and somebody needs leads; what nobody needs is summed over."""
+    both = [letter for letter in xs if letter in ys and letter in needed]
+    if both and not isinstance(y, Moving):  # the same for all examples
+        batch = xs[c.batch_axis(x.shape)]
+        y, ys, both = c.reshape(y, (1, *y.shape)), batch + ys, [batch, *both]
+    summed = [letter for letter in xs if letter in ys and letter not in both]
+    names = [*both, *(letter for letter in xs + ys if (letter in xs) != (letter in ys))]
+    axes, other_axes = ([term.index(letter) for letter in summed] for term in (xs, ys))
+    if not both and not isinstance(y, Moving):
+        return with_weight(c, x, axes, y, other_axes, module_of(y)), "".join(names)
+    leads = [[term.index(letter) for letter in both] for term in (xs, ys)]
+    return of_two(c, x, y, (leads[0], leads[1]), (axes, other_axes)), "".join(names)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....kit.planning.sequence import CELLS, MOST_TIME_STEPS, over_time
+from .builder import ItemBuilder, Moving
 from .refusals import Refused
 
 
@@ -19,14 +20,12 @@ class ComposedCell:
     """A `planning.sequence.Cell` whose results are steps of the network.
 
     Attributes:
-        combining: of "add", "sub" or "mul" and two operands.
-        parting: of a tensor, the first gate and how many: these gates along the last axis.
         multiplied: of the state, the first gate and how many: what the state adds to these gates.
         activation, gate_activation: of new values, and of gates.
     """
 
-    combining: Callable[[str, Any, Any], Any]
-    parting: Callable[[Any, int, int], Any]
+    c: ItemBuilder[Any]
+    units: int
     multiplied: Callable[[Any, int, int], Any]
     activation: Callable[[Any], Any]
     gate_activation: Callable[[Any], Any]
@@ -34,11 +33,11 @@ class ComposedCell:
     update_first: bool = False
     bias: Any = None
 
-    def combine(self, kind: str, one: Any, other: Any, role: str) -> Any:
-        return self.combining(kind, one, other)
+    def combine(self, kind: str, one: Any, other: Any, role: str) -> Moving:
+        return self.c.emit(kind, [one, other], (one if isinstance(one, Moving) else other).shape)
 
-    def part(self, x: Any, first: int, count: int, role: str) -> Any:
-        return self.parting(x, first, count)
+    def part(self, x: Any, first: int, count: int, role: str = "") -> Any:
+        return self.c.cut(x, len(x.shape) - 1, first * self.units, (first + count) * self.units)
 
     def product(self, state: Any, first: int, count: int) -> Any:
         return self.multiplied(state, first, count)

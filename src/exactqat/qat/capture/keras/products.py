@@ -12,7 +12,7 @@ import numpy as np
 from ....kit.planning.elementwise import SURELY_MASKED
 from ..core import masks
 from ..core.builder import Moving
-from ..core.products import along, of_two, with_weight
+from ..core.products import along, einsum
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
 from ..core.windows import count_of_windows, each, windows
@@ -105,30 +105,7 @@ def _matmul(c: Reader, operation: Any, x1: Item, x2: Item) -> Any:
 
 @operations("Einsum")
 def _einsum(c: Reader, operation: Any, *operands: Item) -> Any:
-    left, result = operation.subscripts.replace(" ", "").split("->")
-    terms = left.split(",")
-    refusal = Refused(f"with the equation {operation.subscripts}")
-    x, other = operands if len(operands) == 2 else (None, None)
-    if not isinstance(x, Moving):
-        raise refusal
-    first, second = terms
-    if first.startswith("..."):
-        free = "".join(each for each in "ABCDEFGH" if each not in left)[: x.rank - len(first) + 3]
-        first, result = first.replace("...", free), result.replace("...", free)
-    lead = [letter for letter in first if letter in second and letter in result]
-    summed = [letter for letter in first if letter not in result]
-    names = [*lead, *(letter for letter in first + second if (letter in first) != (letter in second))]
-    axes, other_axes = ([term.index(letter) for letter in summed] for term in (first, second))
-    if len(first) != x.rank or sorted(names) != sorted(result):
-        raise refusal
-    if isinstance(other, Fixed):
-        if lead:
-            raise refusal
-        made = with_weight(c, x, axes, other, other_axes, c.module_of(other) if other.name else "")
-    else:
-        batched = [[term.index(letter) for letter in lead] for term in (first, second)]
-        made = of_two(c, x, other, (batched[0], batched[1]), (axes, other_axes))
-    return c.permute(made, [names.index(letter) for letter in result])
+    return einsum(c, operation.subscripts, operands, lambda weight: c.module_of(weight) if weight.name else "")
 
 
 @operations("DotProductAttention")

@@ -129,16 +129,6 @@ def _by_steps(c: Reader, layer: Any, kind: str, x: Moving, mask: Moving | None) 
         both, width = bias, bias.shape[1]
         bias, back_bias = (c.then(both, (width,), lambda a, at=at: a[at]) for at in (0, 1))
 
-    def combined(kind: str, one: Any, other: Any) -> Moving:
-        moving = one if isinstance(one, Moving) else other
-        return c.emit(kind, [one, other], moving.shape)
-
-    def part(item: Any, first: int, many: int) -> Any:
-        start, stop = first * units, (first + many) * units
-        if isinstance(item, Fixed):
-            return c.then(item, (*item.shape[:-1], stop - start), lambda a: a[..., start:stop])
-        return c.cut(item, 1, start, stop)
-
     def product(state: Moving, first: int, many: int) -> Moving:
         return linear(c, state, *columns[first, many], path)
 
@@ -149,26 +139,20 @@ def _by_steps(c: Reader, layer: Any, kind: str, x: Moving, mask: Moving | None) 
             return made
         # It is no function value by value: each gate by itself, as Keras has it.
         c.forget(began)
-        return c.join([c.apply(function, part(x, at, 1)) for at in range(x.shape[-1] // units)], x.rank - 1)
+        return c.join([c.apply(function, parts.part(x, at, 1)) for at in range(x.shape[-1] // units)], x.rank - 1)
 
     def entry(at: int) -> Any:
         return c.reshape(c.cut(products, 1, at, at + 1), (batch, products.shape[2]))
 
     after = bool(getattr(cell, "reset_after", False))
     uses = {"lstm": [(0, 4)], "gru": [(0, 3)] if after else [(0, 2), (2, 1)], "rnn": [(0, 1)]}
+    activation = partial(c.apply, cell.activation)
+    parts = ComposedCell(c, units, product, activation, gate, after, update_first=True, bias=back_bias)
     # Once for all times, which so have the same weights.
-    columns = {use: (part(back, *use), None if back_bias is None else part(back_bias, *use)) for use in uses[kind]}
+    columns = {
+        use: (parts.part(back, *use), None if back_bias is None else parts.part(back_bias, *use)) for use in uses[kind]
+    }
     products = linear(c, x, kernel, bias, path)
-    parts = ComposedCell(
-        combined,
-        part,
-        product,
-        partial(c.apply, cell.activation),
-        gate,
-        after,
-        update_first=True,
-        bias=back_bias,
-    )
 
     def shown(at: int) -> Moving:
         assert mask is not None

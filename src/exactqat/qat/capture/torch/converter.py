@@ -98,6 +98,9 @@ class _Array:
         sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         return _Array(self.c, self.c.reshape(self.item, sizes))
 
+    def sum(self, axes: Sequence[int]) -> _Array:
+        return _Array(self.c, self.c.call(aten.sum.dim_IntList, self.item, axes))
+
 
 class Converter(ItemBuilder[Fixed]):
     """Reads operators one by one.
@@ -379,6 +382,11 @@ class Converter(ItemBuilder[Fixed]):
 
     def reshape(self, item: Any, shape: Sequence[Size]) -> Any:
         return self.call(aten.reshape.default, item, list(shape))
+
+    def cut(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        if isinstance(x, Fixed):
+            return self.call(aten.slice.Tensor, x, axis, start, stop, step)
+        return super().cut(x, axis, start, stop, step)
 
     def join(self, items: Sequence[Any], axis: int) -> Any:
         return self.call(aten.cat.default, list(items), axis)

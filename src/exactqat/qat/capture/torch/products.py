@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from ..core.products import einsum
 from ..core.refusals import Refused
 from ..core.windows import each, windows
 from .converter import CUMULATIVE, Converter, handles, require_fixed
@@ -105,59 +105,8 @@ def _addmm(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 
 @handles("einsum")
 def _einsum(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    left, arrow, result = a.equation.replace(" ", "").partition("->")
-    free = "".join(letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in a.equation)
-    terms = []
-    for term, tensor in zip(left.split(","), a.tensors, strict=True):
-        count = len(tensor.shape) - len(term.replace("...", ""))
-        terms.append(term.replace("...", free[len(free) - count :]))
-    among = "".join(terms)
-    lead = "".join(letter for letter in free if letter in among)
-    once = "".join(letter for letter in sorted(set(among)) if among.count(letter) == 1 and letter not in lead)
-    result = result.replace("...", lead) if arrow else lead + once
-    if any(len(set(term)) != len(term) for term in terms):
-        raise Refused.argument("equation", a.equation, "each letter is allowed once in an operand (no diagonals)")
-    (x, letters), *others = zip(a.tensors, terms, strict=True)
-    for place, (y, term) in enumerate(others, 1):
-        needed = set(result).union(*terms[place + 1 :])
-        x, letters = _contract(c, x, letters, y, term, needed)
-    x, letters = _without(c, x, letters, set(result))
-    return c.permute(x, [letters.index(letter) for letter in result])
-
-
-def _without(c: Converter, x: Item, letters: str, kept: set[str]) -> tuple[Item, str]:
-    """Summed over all axes but these."""
-    surplus = [at for at, letter in enumerate(letters) if letter not in kept]
-    x = c.call(aten.sum.dim_IntList, x, surplus, False) if surplus else x
-    return x, "".join(letter for letter in letters if letter in kept)
-
-
-def _contract(c: Converter, x: Item, xs: str, y: Item, ys: str, needed: set[str]) -> tuple[Item, str]:
-    """One product of two operands of an einsum: what both have and the result needs leads, and matmul does the rest."""
-    x, xs = _without(c, x, xs, needed | set(ys))
-    y, ys = _without(c, y, ys, needed | set(xs))
-    sizes = {**dict(zip(ys, y.shape, strict=True)), **dict(zip(xs, x.shape, strict=True))}
-    # The batch stays an axis of its own among the leading ones wherever only one operand has it.
-    batch = next((letter for letter in sizes if c.follows(sizes[letter]) and (letter in xs) != (letter in ys)), "")
-    if batch and batch in xs and len(set(xs) - set(ys)) > 1:
-        y, ys = c.call(aten.unsqueeze.default, y, 0), batch + ys
-    elif batch and batch in ys and len(set(ys) - set(xs)) > 1:
-        x, xs = c.call(aten.unsqueeze.default, x, 0), batch + xs
-    both = [letter for letter in xs if letter in ys and letter in needed]
-    both.sort(key=lambda letter: letter != batch)
-    summed = [letter for letter in xs if letter in ys and letter not in needed]
-    only_x = [letter for letter in xs if letter not in ys]
-    only_y = [letter for letter in ys if letter not in xs]
-
-    def arranged(item: Item, letters: str, first: list[str], last: list[str]) -> Item:
-        moved = c.permute(item, [letters.index(letter) for letter in (*both, *first, *last)])
-        tail = [math.prod(sizes[letter] for letter in group) for group in (first, last)]
-        return c.reshape(moved, [*moved.shape[: len(both)], *tail])
-
-    left, right = arranged(x, xs, only_x, summed), arranged(y, ys, summed, only_y)
-    order = [*both, *only_x, *only_y]
-    made = c.reshape(c.call(aten.matmul.default, left, right), [sizes[letter] for letter in order])
-    return made, "".join(order)
+    made: Item = einsum(c, a.equation, a.tensors)
+    return made
 
 
 @handles(*(f"fft_{kind}fft{axes}" for kind in ("", "i", "r", "ir") for axes in ("", "2", "n")))

@@ -86,17 +86,9 @@ def _cell(c: Converter, weights: Sequence[Item | None], function: Any = aten.tan
     """weights: of the input, of the state, and perhaps their biases."""
     back, bias = weights[1], weights[3] if len(weights) > 3 else None
     assert back is not None
-    units = back.shape[1]
-    combining = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor}
-
-    def part(x: Item, first: int, count: int) -> Item:
-        axis = len(x.shape) - 1
-        made: Item = c.call(aten.slice.Tensor, x, axis, first * units, (first + count) * units, 1)
-        return made
-
     return ComposedCell(
-        lambda word, one, other: c.call(combining[word], one, other),
-        part,
+        c,
+        back.shape[1],
         lambda state, first, count: c.call(aten.linear.default, state, back, bias),
         partial(c.call, function),
         partial(c.call, aten.sigmoid.default),
