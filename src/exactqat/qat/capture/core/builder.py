@@ -55,11 +55,16 @@ class Moving:
     shape: Shape
     dtype: Any = "float32"
     samples: Mapping[str, Curve] = field(default_factory=dict)
-    comparison: tuple[str, Any, Any] | None = None
+    comparison: tuple[Any, ...] | None = None
 
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+
+def with_itself(name: str, samples: Mapping[str, Curve]) -> dict[str, Curve]:
+    """A value as a function of earlier values, the last ones of these, and of itself."""
+    return dict(list(samples.items())[-_ROOTS:]) | {name: ITSELF}
 
 
 class Builder:
@@ -217,7 +222,7 @@ class ItemBuilder(Builder, Generic[Fixed]):
     def _entered(self, name: str, shape: Shape, dtype: Any, samples: Mapping[str, Curve]) -> Moving:
         known = "float32" if "float" in str(dtype) else str(np.dtype(dtype))
         self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), known)
-        self.items[name] = Moving(name, shape, dtype, dict(list(samples.items())[-_ROOTS:]) | {name: ITSELF})
+        self.items[name] = Moving(name, shape, dtype, with_itself(name, samples))
         return self.items[name]
 
     def step_of(self, item: Any) -> Step | None:

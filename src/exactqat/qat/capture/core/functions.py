@@ -88,18 +88,19 @@ class Curve:
     def _all_values(self, points: np.ndarray) -> dict[Curve, np.ndarray]:
         """The values of all curves that this one is computed from, and its own."""
         values: dict[Curve, np.ndarray] = {}
-        for curve in self._parts({}):
+        for curve in self.parts():
             operands = [values[operand] if isinstance(operand, Curve) else operand for operand in curve.operands]
             values[curve] = curve._computed(points, operands)
         return values
 
-    def _parts(self, seen: dict[Curve, None]) -> Iterator[Curve]:
+    def parts(self, seen: dict[Curve, None] | None = None) -> Iterator[Curve]:
         """The curves that it is computed from, each after its operands, and itself."""
+        seen = {} if seen is None else seen
         if self not in seen:
             seen[self] = None
             for operand in self.operands:
                 if isinstance(operand, Curve):
-                    yield from operand._parts(seen)
+                    yield from operand.parts(seen)
             yield self
 
     def _differences(self, points: np.ndarray) -> Iterator[np.ndarray]:
@@ -135,7 +136,7 @@ class Curve:
     def points(self) -> np.ndarray:
         """Where it shows all that it does: at its corners, beside and between them, and everywhere else."""
         corners = self.corners()
-        numbers = {number for curve in self._parts({}) for number in curve.turns}
+        numbers = {number for curve in self.parts() for number in curve.turns}
         beside = np.outer(corners, 1 + _ASIDE).reshape(-1)
         points = np.concatenate([_EVERYWHERE, beside, (corners[1:] + corners[:-1]) / 2, sorted(numbers)])
         with np.errstate(all="ignore"):

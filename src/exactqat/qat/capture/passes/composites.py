@@ -122,9 +122,13 @@ def normalized(c: ItemBuilder[Any], x: Any, length: Any, label: str = "") -> Mov
 
 def parametric_relu(c: ItemBuilder[Any], condition: Moving, off: Any, on: Any) -> Moving | None:
     """where(x >= 0, x, slope * x) with a slope that is trained."""
-    word, left, right = condition.comparison or ("", None, None)
-    zero, step = c.numbers(right), c.step_of(off)
-    if word not in ("gt", "ge") or zero is None or zero.any() or step is None:
+    word, *sides = condition.comparison or ("",)
+    step = c.step_of(off)
+    if word not in ("gt", "ge") or step is None:
+        return None
+    left, right = sides
+    zero = c.numbers(right)
+    if zero is None or zero.any():
         return None
     if not isinstance(on, Moving) or not isinstance(left, Moving) or left.name != on.name or off.shape != on.shape:
         return None

@@ -23,10 +23,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ....kit.device.functions import COMBINATIONS, FUNCTIONS
 from ....kit.planning.callers import PACKAGE
 from ....kit.planning.network import KINDS, Constant, Place, Step, Value
-from ..core.builder import ItemBuilder, entering, free_name
+from ..core.builder import ItemBuilder, Moving, entering, free_name, with_itself
 from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
 from ..core.sizes import Batch, Shape, Size
-from .composition import SeveralValues, composed, is_composed
+from .composition import SeveralValues, composed, curves, is_composed
 from .expression import Expression, InTraining, Node, leaves, map_nodes, tree_map
 from .items import Fixed, Item, Meta, Traced
 from .operators import arguments, base_name, call_form, full_name, is_random
@@ -312,15 +312,15 @@ class Converter(ItemBuilder[Fixed]):
         outer: int | None = None,
         broken: bool = False,
         **attributes: Any,
-    ) -> Traced:
+    ) -> Moving:
         """Adds a step; comparisons and what follows value by value are one step."""
         shape = tuple(shape)
-        if any(map(is_composed, operands)):
+        stopped = attributes.get("stop_gradient")
+        function, parameters = ("stop_gradient", {}) if stopped else (kind, attributes)
+        if any(is_composed(self, operand) for operand in operands):
             with contextlib.suppress(SeveralValues):
-                if kind in FUNCTIONS or kind in COMBINATIONS:
-                    return composed(self, kind, operands, attributes, shape)
-                if attributes.get("stop_gradient"):
-                    return composed(self, "stop_gradient", operands, {}, shape)
+                if function in FUNCTIONS or function in COMBINATIONS:
+                    return composed(self, function, operands, parameters, shape)
         values = [operand for operand in operands if isinstance(operand, Traced)]
         broken = broken or any(value.broken for value in values)
         outers = {value.outer for value in values} if outer is None else {outer}
@@ -335,7 +335,8 @@ class Converter(ItemBuilder[Fixed]):
                 raise
             return self._of_rows_apart(kind, operands, shape)
         name = self.new_name(self.current.name)
-        item = self._entered(name, shape, torch.bool if dtype is bool else dtype, {})
+        samples = curves(self, function, operands, parameters)
+        item = self._entered(name, shape, torch.bool if dtype is bool else dtype, samples)
         item.outer, item.broken = (outers.pop() if outers and not broken else 1), broken
         step = Step(kind, inputs, name, attributes, self.place(), label=label or self.word_of(self.operator))
         self.steps.append(step)
@@ -365,7 +366,7 @@ class Converter(ItemBuilder[Fixed]):
         axes = self.batch_axes(shape)
         word = "float32" if dtype.is_floating_point else str(dtype).removeprefix("torch.")
         self.values[name] = Value(name, self.for_one(shape), axes[0] if axes else 0, word)
-        item = Traced(name, shape, dtype)
+        item = Traced(name, shape, dtype, with_itself(name, samples))
         self.items[name] = item
         return item
 

@@ -15,7 +15,7 @@ from ....kit.device.functions import named_by
 from ..core import masks
 from ..core.refusals import MIXES, Refused
 from ..passes import composites
-from .composition import COMPARISONS, composed, formula, is_composed, is_truth
+from .composition import COMPARISONS, composed, curves, is_composed, is_truth
 from .converter import Converter, handles, require_fixed, require_numbers
 from .items import Fixed, Item, Meta, Traced
 from .operators import DROPOUTS, base_name
@@ -229,8 +229,7 @@ def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
         fits = all(map(is_truth, operands))
     if not fits:
         return made
-    comparison = (name, *operands) if name in COMPARISONS else None
-    return replace(made, formula=formula(c, name, operands), comparison=comparison)
+    return replace(made, samples=curves(c, name, operands), comparison=(name, *operands))
 
 
 @handles("heaviside")
@@ -250,7 +249,7 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
         condition, on, off = a.mask, a.value, a.self
     else:
         condition, on, off = a.condition, a.self, a.other
-    if is_composed(condition) and meta.dtype.is_floating_point:
+    if is_composed(c, condition) and meta.dtype.is_floating_point:
         on, off = (as_number(c, operand) if is_truth(operand) else operand for operand in (on, off))
         made = composites.parametric_relu(c, condition, off, on)
         return composed(c, "where", [condition, on, off], {}, meta.shape) if made is None else made

@@ -28,13 +28,11 @@ class Traced(Moving):
     Attributes:
         outer: its batch axis holds (outer, batch, rows / outer) in this order.
         broken: made after a step that mixes the examples of a batch; no more is said about its batch.
-        formula: of truth values that depend on the input, and of what is made of them: a `composition.Formula`.
     """
 
     dtype: torch.dtype = torch.float32
     outer: int = 1
     broken: bool = False
-    formula: Any = None
 
 
 @dataclass(eq=False)
