@@ -834,10 +834,10 @@ def test_hooks_that_need_gradients_are_compared() -> None:
 
 
 @pytest.mark.parametrize("held", [threading.Lock(), [(number for number in range(3))]])
-def test_what_cannot_be_copied_is_named(held: object) -> None:
+def test_what_cannot_be_copied_is_said(held: object) -> None:
     model = Model(lambda m, x: m.last(m.first(x)))
     model.first.held = held
-    refused(model, rows(8), match=f"the model cannot be copied.*first.held, of {type(held).__name__}: TypeError")
+    refused(model, rows(8), match="the model cannot be copied.*TypeError: .*(lock|generator)")
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------

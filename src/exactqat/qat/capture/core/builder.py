@@ -67,17 +67,41 @@ def with_itself(name: str, samples: Mapping[str, Curve]) -> dict[str, Curve]:
     return dict(list(samples.items())[-_ROOTS:]) | {name: ITSELF}
 
 
-class Builder:
-    """Sizes, values, constants and steps.
+Fixed = TypeVar("Fixed")
+
+
+class ItemBuilder(Generic[Fixed]):
+    """A network under construction, of operations that are read as functions of items: each is a `Moving`, or does not
+    depend on the input, which a framework represents as it likes (`Fixed`: with a `shape`, and the `number` that it
+    holds everywhere, or None).
+
+    What is written twice is computed once, and a function of one value is known by what it makes of numbers.
 
     Attributes:
         steps, values, constants: of the network.
     """
 
+    tolerance = TOLERANCE  # of functions' values
+
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.values: dict[str, Value] = {}
         self.constants: dict[str, Constant] = {}
+        # Values that hold nothing but 0 and 1, and integers that the network is given, moved at most.
+        self.truths: set[str] = set()
+        self.wholes: set[str] = set()
+        # Integers computed of those, such as how many words are in front of one.
+        self.counted: set[str] = set()
+        self.items: dict[str, Moving] = {}
+        self.made_by: dict[str, Step] = {}
+        self._numbers = itertools.count(1)
+        self._made: dict[Any, Moving] = {}
+
+    # --- what a framework says ----------------------------------------------------------------------------------------
+
+    def place(self) -> Place:
+        """Where the operation that is being read is in the user's model."""
+        raise NotImplementedError
 
     def follows(self, size: Size) -> bool:
         """Whether a size follows the batch."""
@@ -90,38 +114,6 @@ class Builder:
     def for_one(self, shape: Iterable[Size]) -> tuple[int, ...]:
         """A traced shape for a batch of one."""
         return for_examples(exact(shape), 1)
-
-    def place(self) -> Place:
-        """Where the operation that is being read is in the user's model."""
-        raise NotImplementedError
-
-
-Fixed = TypeVar("Fixed")
-
-
-class ItemBuilder(Builder, Generic[Fixed]):
-    """Of a framework whose operations are read as functions of items: each is a `Moving`, or does not depend on the
-    input, which the framework represents as it likes (`Fixed`: with a `shape`, and the `number` that it holds
-    everywhere, or None).
-
-    What is written twice is computed once, and a function of one value is known by what it makes of numbers.
-    """
-
-    tolerance = TOLERANCE  # of functions' values
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Values that hold nothing but 0 and 1, and integers that the network is given, moved at most.
-        self.truths: set[str] = set()
-        self.wholes: set[str] = set()
-        # Integers computed of those, such as how many words are in front of one.
-        self.counted: set[str] = set()
-        self.items: dict[str, Moving] = {}
-        self.made_by: dict[str, Step] = {}
-        self._numbers = itertools.count(1)
-        self._made: dict[Any, Moving] = {}
-
-    # --- what a framework says ----------------------------------------------------------------------------------------
 
     def operand(self, item: Any) -> str | float | None:
         """How a step names what it reads."""

@@ -167,19 +167,3 @@ def _hides(c: ItemBuilder[Any], operand: Any) -> float | None:
 def _is_zero(c: ItemBuilder[Any], operand: Any) -> bool:
     values = c.numbers(operand)
     return values is not None and not values.any()
-
-
-__all__ = [
-    "HIDDEN",
-    "arithmetic",
-    "as_truth",
-    "before_repeated",
-    "chosen",
-    "combined",
-    "compared",
-    "hiding",
-    "is_given",
-    "is_truth",
-    "opposite",
-    "spread",
-]

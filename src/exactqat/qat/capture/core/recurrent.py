@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ....kit.planning.sequence import CELLS, MOST_TIME_STEPS, over_time
+from ....kit.planning.sequence import MOST_TIME_STEPS, over_time
 from .builder import ItemBuilder, Moving
 from .refusals import Refused
 
@@ -62,6 +62,3 @@ def unrolled(
     if count > MOST_TIME_STEPS:
         raise Refused(f"over {count} time steps; at most {MOST_TIME_STEPS} are unrolled")
     return over_time(kind, cell, lambda at, starts: entry(at), count, backwards, state, kept)
-
-
-__all__ = ["CELLS", "ComposedCell", "unrolled"]

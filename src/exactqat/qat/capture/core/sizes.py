@@ -90,6 +90,3 @@ def broadcast(*shapes: Shape) -> Shape:
     if any(len(sizes) > 1 for sizes in wide):
         raise ValueError(f"shapes {', '.join(map(str, shapes))} do not fit")
     return tuple(sizes.pop() for sizes in wide)
-
-
-__all__ = ["Batch", "Shape", "Size", "broadcast", "exact", "for_examples"]

@@ -38,8 +38,11 @@ NOT_FOLLOWED = (
 
 # What is true of every finite number; truth values of such are combined by "not", "all", "any" and "or".
 _OF_FINITE = {"isfinite": True, "isinf": False, "isnan": False}
-_NOT = ("logical_not", "bitwise_not", "__invert__")
-_OR = ("logical_or", "bitwise_or", "__or__")
+_OF_TRUTHS: dict[str, Callable[..., bool]] = {
+    **dict.fromkeys(("all", "any", "__bool__"), lambda truth: truth),
+    **dict.fromkeys(("logical_not", "bitwise_not", "__invert__"), lambda truth: not truth),
+    **dict.fromkeys(("logical_or", "bitwise_or", "__or__"), lambda one, other: one or other),
+}
 
 
 class _Finite(TorchFunctionMode):
@@ -52,47 +55,45 @@ class _Finite(TorchFunctionMode):
         self.known: dict[int, tuple[torch.Tensor, bool]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, holds = getattr(func, "__name__", ""), _OF_FINITE.get(getattr(func, "__name__", ""))
-        operands = [self.known[id(operand)][1] for operand in args if id(operand) in self.known]
-        if name == "__bool__" and operands:
-            return operands[0]
+        name = getattr(func, "__name__", "")
+        holds = _OF_FINITE.get(name)
+        if name in _OF_TRUTHS and args and all(id(each) in self.known for each in args):
+            holds = _OF_TRUTHS[name](*(self.known[id(each)][1] for each in args))
+            if name == "__bool__":
+                return holds
         result = func(*args, **(kwargs or {}))
-        if operands and name in ("all", "any"):
-            holds = operands[0]
-        elif operands and name in _NOT:
-            holds = not operands[0]
-        elif len(operands) == 2 and name in _OR:
-            holds = any(operands)
         if holds is not None and isinstance(result, torch.Tensor):
             self.known[id(result)] = result, holds
         return result
 
 
-_CACHED = type(functools.lru_cache(len))
 # Libraries whose tables keep no tensors of a model, but are many and large.
-_OTHERS = {"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys.stdlib_module_names}
+_OTHERS = {"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys.stdlib_module_names} - {"__main__"}
 
 
-def _caches() -> Iterator[Any]:
-    """The tables of `functools.lru_cache` of functions and methods in modules that may be a model's."""
+def _tables() -> dict[Any, int]:
+    """How often the tables of `functools.lru_cache` that may be a model's were added to."""
+    kind, found = type(functools.lru_cache(len)), {}
     for name, module in list(sys.modules.items()):
-        if name == "__main__" or name.partition(".")[0] not in _OTHERS:
-            for value in list(getattr(module, "__dict__", {}).values()):
-                members = list(vars(value).values()) if issubclass(type(value), type) else [value]
-                functions = (m.__func__ if type(m) in (staticmethod, classmethod) else m for m in members)
-                yield from (function for function in functions if type(function) is _CACHED)
+        values = [] if name.partition(".")[0] in _OTHERS else list(getattr(module, "__dict__", {}).values())
+        for value in values:
+            for member in (value, *(vars(value).values() if isinstance(value, type) else ())):
+                function = member.__func__ if type(member) in (staticmethod, classmethod) else member
+                if type(function) is kind:
+                    found[function] = function.cache_info().misses
+    return found
 
 
 @contextlib.contextmanager
 def caches_left_alone() -> Iterator[None]:
     """Empties the tables that were added to: tensors without values must not stay there, where the user's next call
     would find them."""
-    misses = {cache: cache.cache_info().misses for cache in _caches()}
+    before = _tables()
     try:
         yield
     finally:
-        for cache in _caches():
-            if cache.cache_info().misses != misses.get(cache, 0):
+        for cache, misses in _tables().items():
+            if misses != before.get(cache, 0):
                 cache.cache_clear()
 
 

@@ -182,13 +182,12 @@ def _copied_with(model: nn.Module, training: Mapping[str, bool]) -> nn.Module:
         for value in vars(module).values():
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                 memo[id(value)] = value
-    shared = dict(memo)
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:
         raise CaptureError(
-            f"the model cannot be copied, so as to leave it as it is: {_holder(model, shared)}{type(error).__name__}: "
-            f"{error}; keep such a thing outside of the model, or give its class a __deepcopy__"
+            f"the model cannot be copied, so as to leave it as it is: {type(error).__name__}: {error}; keep such a "
+            "thing outside of the model, or give its class a __deepcopy__"
         ) from error
     for path, module in copied.named_modules(remove_duplicate=False):
         module.training = training[path]
@@ -201,19 +200,6 @@ def _random_state() -> Any:
     """Where Python's and NumPy's random numbers go on."""
     _, words, *rest = np.random.get_state()
     return random.getstate(), np.asarray(words).tobytes(), rest
-
-
-def _holder(model: nn.Module, shared: Mapping[int, Any]) -> str:
-    """The attribute that cannot be copied, as the beginning of a sentence; empty if it is none of Python's own."""
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name in ("_parameters", "_buffers", "_modules"):
-                continue
-            try:
-                copy.deepcopy(value, dict(shared))
-            except Exception:  # noqa: BLE001 - whatever the value raises
-                return f"{'.'.join(filter(None, (path, name)))}, of {type(value).__name__}: "
-    return ""
 
 
 def _of_zeros(

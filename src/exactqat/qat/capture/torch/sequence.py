@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ....kit.planning.sequence import CELLS
 from ..core import masks
-from ..core.recurrent import CELLS, ComposedCell, unrolled
+from ..core.recurrent import ComposedCell, unrolled
 from ..core.refusals import Refused
 from .converter import Converter, handles, require_fixed
 from .elementwise import is_mask
