@@ -62,11 +62,6 @@ class Moving:
         return len(self.shape)
 
 
-def with_itself(name: str, samples: Mapping[str, Curve]) -> dict[str, Curve]:
-    """A value as a function of earlier values, the last ones of these, and of itself."""
-    return dict(list(samples.items())[-_ROOTS:]) | {name: ITSELF}
-
-
 Fixed = TypeVar("Fixed")
 
 
@@ -75,13 +70,15 @@ class ItemBuilder(Generic[Fixed]):
     depend on the input, which a framework represents as it likes (`Fixed`: with a `shape`, and the `number` that it
     holds everywhere, or None).
 
-    What is written twice is computed once, and a function of one value is known by what it makes of numbers.
+    A function of one value is known by what it makes of numbers.
 
     Attributes:
         steps, values, constants: of the network.
     """
 
     tolerance = TOLERANCE  # of functions' values
+    moving = Moving  # its class of values
+    merges = True  # whether what is written twice is computed once
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -118,6 +115,14 @@ class ItemBuilder(Generic[Fixed]):
     def operand(self, item: Any) -> str | float | None:
         """How a step names what it reads."""
         raise NotImplementedError
+
+    def read_by(self, kind: str, items: Sequence[Any]) -> tuple[str | float | None, ...]:
+        """How a step of this kind names what it reads."""
+        return tuple(self.operand(each) for each in items)
+
+    def name_of_result(self) -> str:
+        """Of the next step."""
+        return f"v{next(self._numbers)}"
 
     def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
         """What a function of its array makes of something fixed; it uses methods of NumPy's arrays only."""
@@ -180,12 +185,12 @@ class ItemBuilder(Generic[Fixed]):
         """One float step. shape: as traced."""
         shape = exact(shape)
         self.batch_axis(shape)
-        inputs = tuple(self.operand(each) for each in operands)
+        inputs = self.read_by(kind, operands)
         # Expressions may draw random numbers, so each is a step of its own.
         same_step = (kind, inputs, shape, repr(sorted(attributes.items())))
-        if kind != "unsupported" and same_step in self._made:
+        if self.merges and kind != "unsupported" and same_step in self._made:
             return self._made[same_step]
-        output = f"v{next(self._numbers)}"
+        output = self.name_of_result()
         step = Step(kind, inputs, output, attributes, self.place(), module, label or self.label(kind))
         self.steps.append(step)
         self.made_by[output] = step
@@ -212,9 +217,12 @@ class ItemBuilder(Generic[Fixed]):
         (self.truths if self.truths.issuperset(names) else self.wholes).add(output)
 
     def _entered(self, name: str, shape: Shape, dtype: Any, samples: Mapping[str, Curve]) -> Moving:
-        known = "float32" if "float" in str(dtype) else str(np.dtype(dtype))
+        word = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
+        known = "float32" if "float" in word else str(np.dtype(word))
         self.values[name] = Value(name, self.for_one(shape), self.batch_axis(shape), known)
-        self.items[name] = Moving(name, shape, dtype, with_itself(name, samples))
+        # As a function of earlier values, the last ones of these, and of itself.
+        curves = dict(list(samples.items())[-_ROOTS:]) | {name: ITSELF}
+        self.items[name] = self.moving(name, shape, dtype, curves)
         return self.items[name]
 
     def step_of(self, item: Any) -> Step | None:

@@ -17,7 +17,6 @@ import numpy as np
 
 from ....kit.device.functions import COMBINATIONS, FUNCTIONS, instruction
 from ....kit.device.primitives import NUMPY
-from ..core.builder import Moving
 from ..core.functions import POINTS, Curve, identify
 from ..core.refusals import Refused
 from ..core.sizes import Shape
@@ -63,7 +62,7 @@ def _computed(name: str, parameters: Sequence[Any], *operands: np.ndarray | floa
 
 def composed(
     c: Converter, name: str, operands: Sequence[Operand], attributes: Mapping[str, object], shape: Shape
-) -> Moving:
+) -> Traced:
     """The one step that computes a function of operands, which follow from comparisons of one value.
 
     Raises:
@@ -80,6 +79,7 @@ def composed(
         raise SeveralValues(_several(c, operands))
     name, curve = list(samples.items())[-1]
     root = c.items[name]
+    assert isinstance(root, Traced)
     if (known := identify(curve)) is not None:
         # The device knows it better than by a table.
         kind, recognised = known

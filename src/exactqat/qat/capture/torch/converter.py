@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,8 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ....kit.device.functions import COMBINATIONS, FUNCTIONS
 from ....kit.planning.callers import PACKAGE
-from ....kit.planning.network import KINDS, Constant, Place, Step, Value
-from ..core.builder import ItemBuilder, Moving, entering, free_name, with_itself
+from ....kit.planning.network import KINDS, Constant, Place
+from ..core.builder import ItemBuilder, entering, free_name
 from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
 from ..core.sizes import Batch, Shape, Size
 from .composition import SeveralValues, composed, curves, is_composed
@@ -113,6 +113,8 @@ class Converter(ItemBuilder[Fixed]):
         counters: buffers that count what batch norms have seen.
     """
 
+    moving = Traced
+    merges = False
     current: Any = None
     operator: Any = None
     applied: Any = None
@@ -174,9 +176,8 @@ class Converter(ItemBuilder[Fixed]):
     # --- items --------------------------------------------------------------------------------------------------------
 
     def batch_of(self, x: Item) -> int | None:
-        """The axis of the batch; None of what has none, and where nothing is said about it."""
-        axes = self.batch_axes(x.shape)
-        return axes[0] if axes and isinstance(x, Traced) and not x.broken else None
+        """The axis of the batch; None of what has none."""
+        return self.batch_axis(x.shape) if isinstance(x, Traced) else None
 
     def keep_batch(self, x: Item, axes: Iterable[int]) -> None:
         if self.batch_of(x) in set(axes):
@@ -310,41 +311,39 @@ class Converter(ItemBuilder[Fixed]):
         module: str = "",
         label: str = "",
         outer: int | None = None,
-        broken: bool = False,
         **attributes: Any,
-    ) -> Moving:
+    ) -> Traced:
         """Adds a step; comparisons and what follows value by value are one step."""
-        shape = tuple(shape)
         stopped = attributes.get("stop_gradient")
         function, parameters = ("stop_gradient", {}) if stopped else (kind, attributes)
         if any(is_composed(self, operand) for operand in operands):
             with contextlib.suppress(SeveralValues):
                 if function in FUNCTIONS or function in COMBINATIONS:
-                    return composed(self, function, operands, parameters, shape)
-        values = [operand for operand in operands if isinstance(operand, Traced)]
-        broken = broken or any(value.broken for value in values)
-        outers = {value.outer for value in values} if outer is None else {outer}
-        if not broken and (len(self.batch_axes(shape)) != 1 or len(outers) > 1):
+                    return composed(self, function, operands, parameters, tuple(shape))
+        outers = {operand.outer for operand in operands if isinstance(operand, Traced)} if outer is None else {outer}
+        if len(outers) > 1:
             raise Refused(MIXES)
-        words = (word.rstrip("?") for word in (*KINDS[kind].inputs, *[""] * len(operands)))
-        roles = (word if word in _ROLES else "" for word in words)
-        try:
-            inputs = tuple(self.operand(operand, role) for operand, role in zip(operands, roles, strict=False))
-        except _RowsDiffer:
-            if broken or outers != {1} or kind not in _OF_ROWS:
-                raise
-            return self._of_rows_apart(kind, operands, shape)
-        name = self.new_name(self.current.name)
+        dtype, label = torch.bool if dtype is bool else dtype, label or self.word_of(self.operator)
         samples = curves(self, function, operands, parameters)
-        item = self._entered(name, shape, torch.bool if dtype is bool else dtype, samples)
-        item.outer, item.broken = (outers.pop() if outers and not broken else 1), broken
-        step = Step(kind, inputs, name, attributes, self.place(), label=label or self.word_of(self.operator))
-        self.steps.append(step)
-        self.made_by[name] = step
-        self.operands_of[name] = tuple(operands)
-        self.calls[name] = tuple(call for call, _ in self.stack())
-        self._note_masks(kind, operands, name)
+        try:
+            item = super().emit(kind, operands, shape, dtype, samples, label=label, **attributes)
+        except _RowsDiffer:
+            if outers != {1} or kind not in _OF_ROWS:
+                raise
+            return self._of_rows_apart(kind, operands, tuple(shape))
+        assert isinstance(item, Traced)
+        item.outer = outers.pop() if outers else 1
+        self.operands_of[item.name] = tuple(operands)
+        self.calls[item.name] = tuple(call for call, _ in self.stack())
         return item
+
+    def read_by(self, kind: str, items: Sequence[Any]) -> tuple[str | float | None, ...]:
+        words = (word.rstrip("?") for word in (*KINDS[kind].inputs, *[""] * len(items)))
+        roles = (word if word in _ROLES else "" for word in words)
+        return tuple(self.operand(item, role) for item, role in zip(items, roles, strict=False))
+
+    def name_of_result(self) -> str:
+        return self.new_name(self.current.name)
 
     def _of_rows_apart(self, kind: str, operands: Sequence[Any], shape: Shape) -> Any:
         """A step on operands of several rows for each example, with an axis of their own for these rows."""
@@ -361,14 +360,6 @@ class Converter(ItemBuilder[Fixed]):
                 operand = self.reshape(operand, [*operand.shape[:at], *parts, *operand.shape[at + 1 :]])
             apart.append(operand)
         return self.reshape(self.emit(kind, apart, (*shape[:axis], Batch(), rows, *shape[axis + 1 :])), shape)
-
-    def _entered(self, name: str, shape: Shape, dtype: Any, samples: Any) -> Traced:
-        axes = self.batch_axes(shape)
-        word = "float32" if dtype.is_floating_point else str(dtype).removeprefix("torch.")
-        self.values[name] = Value(name, self.for_one(shape), axes[0] if axes else 0, word)
-        item = Traced(name, shape, dtype, with_itself(name, samples))
-        self.items[name] = item
-        return item
 
     def _note_masks(self, kind: str, operands: Sequence[Any], output: str) -> None:
         """Integers and truth values that are as good as real numbers: given to the network, or computed of such."""
@@ -422,11 +413,14 @@ class Converter(ItemBuilder[Fixed]):
         growing: tuple[dict[Any, Any], ...] = (self.constants, self._constant_of)
         count, sizes = len(self.steps), [len(table) for table in growing]
         several = meta if isinstance(meta, list) else [meta]
-        mixed = any(FOLLOWS in one.shape for one in several if one is not None)
+        for item in items:
+            if isinstance(item, Traced) and item.lost:
+                results = [replace(item, shape=one.shape, dtype=one.dtype) for one in several]
+                return results if isinstance(meta, list) else results[0]
         try:
             if leaves(FollowsTheBatch, bound):
                 raise Refused(SIZE_OF_BATCH)
-            if mixed:
+            if any(FOLLOWS in one.shape for one in several if one is not None):
                 raise Refused(MIXES)
             if noise:
                 return self.noisy(operator, bound, meta)
@@ -442,9 +436,6 @@ class Converter(ItemBuilder[Fixed]):
             for table, size in zip(growing, sizes, strict=True):
                 while len(table) > size:
                     table.popitem()
-            if mixed:
-                ones = [Meta(tuple(1 if size is FOLLOWS else size for size in one.shape), one.dtype) for one in several]
-                meta = ones if isinstance(meta, list) else ones[0]
             return self.refused(bound, meta, str(refused))
         finally:
             self.operator, self.applied = outer_operator, outer_applied
@@ -533,8 +524,10 @@ class Converter(ItemBuilder[Fixed]):
         values = list(dict.fromkeys(leaves(Traced, bound)))
         mixed, results = len({value.outer for value in values}) > 1, []
         for one in meta if isinstance(meta, list) else [meta]:
-            lost = mixed or len(self.batch_axes(one.shape)) != 1
-            results.append(self.emit("unsupported", values, one.shape, one.dtype, broken=lost, reason=reason))
+            lost = mixed or FOLLOWS in one.shape or len(self.batch_axes(one.shape)) != 1
+            shape = (Batch(), *(size for size in one.shape if type(size) is int)) if lost else one.shape
+            made = self.emit("unsupported", values, shape, one.dtype, outer=1, reason=reason)
+            results.append(replace(made, shape=one.shape, lost=lost))
         return results if isinstance(meta, list) else results[0]
 
 

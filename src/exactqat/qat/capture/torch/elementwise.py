@@ -197,7 +197,7 @@ _LOGIC |= {f"__{name}__": name for name in ("and", "or", "xor")}
 
 def is_mask(c: Converter, item: Any) -> bool:
     """Whether it is truth values that the network is given, or computes of what it is given."""
-    return masks.is_truth(c, item) and item.dtype == torch.bool and not item.broken
+    return masks.is_truth(c, item) and item.dtype == torch.bool
 
 
 @handles(*_COMPARISONS, *_LOGIC)

@@ -27,12 +27,12 @@ class Traced(Moving):
 
     Attributes:
         outer: its batch axis holds (outer, batch, rows / outer) in this order.
-        broken: made after a step that mixes the examples of a batch; no more is said about its batch.
+        lost: made by a step that mixes the examples of a batch; nothing that reads it is said any more.
     """
 
     dtype: torch.dtype = torch.float32
     outer: int = 1
-    broken: bool = False
+    lost: bool = False
 
 
 @dataclass(eq=False)

@@ -53,14 +53,12 @@ def _reshape(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     if isinstance(x, Fixed):  # as another tensor is: only its shape is read
         return c.reshape(x, shape)
     step = c.step_of(x)
-    if step is not None and step.kind == "reshape" and not x.broken:
+    if step is not None and step.kind == "reshape":
         return c.reshape(c.operands_of[x.name][0], shape)
-    axes = c.batch_axes(shape)
-    if x.broken or len(axes) != 1:
-        return c.emit("reshape", [x], *meta, shape=c.for_one(shape))
+    axis = c.batch_axis(shape)
     before = math.prod(x.shape[: c.batch_of(x)]) * x.outer
-    outer, rest = divmod(before, math.prod(shape[: axes[0]]))
-    if rest or outer < 1 or c.for_one(shape)[axes[0]] % outer:
+    outer, rest = divmod(before, math.prod(shape[:axis]))
+    if rest or outer < 1 or c.for_one(shape)[axis] % outer:
         raise Refused(MIXES)
     return c.emit("reshape", [x], *meta, outer=outer, shape=c.for_one(shape))
 
