@@ -19,6 +19,11 @@ from .sizes import Batch, Shape, Size, exact, for_examples
 _ROOTS = 15
 # What makes truth values, or integers, of nothing but such.
 MOVEMENTS = ("reshape", "permute", "expand", "slice", "concat", "gather", "flip", "identity")
+# What makes integers of integers.
+_OF_WHOLES = {
+    *(*MOVEMENTS, "pad", "add", "sub", "mul", "neg", "abs", "square", "sum"),
+    *("maximum", "minimum", "clamp", "relu", "amax", "amin"),
+}
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -203,14 +208,13 @@ class ItemBuilder(Generic[Fixed]):
         names = [each.name for each in operands if isinstance(each, Moving)]
         if kind == "compare":
             self.truths.add(output)
-        if kind in (*MOVEMENTS, "mul", "sub", "add") and self.counted.intersection(names):
-            numbers = [self.numbers(each) for each in operands if not isinstance(each, Moving)]
-            whole = all(each is not None and (each == np.rint(each)).all() for each in numbers)
-            if whole and (self.truths | self.wholes | self.counted).issuperset(names):
-                self.counted.add(output)
-        if kind not in (*MOVEMENTS, "mul", "sub") or not (self.truths | self.wholes).issuperset(names):
+        if kind not in _OF_WHOLES or not (self.truths | self.wholes | self.counted).issuperset(names):
             return
         others = [self.numbers(each) for each in operands if not isinstance(each, Moving)]
+        if all(each is not None and (each == np.rint(each)).all() for each in others):
+            self.counted.add(output)
+        if kind not in (*MOVEMENTS, "mul", "sub") or not (self.truths | self.wholes).issuperset(names):
+            return
         opposite = kind != "sub" or (not isinstance(operands[0], Moving) and self.numbers(operands[0]) == 1)
         if any(each is None or not ((each == 0) | (each == 1)).all() for each in others) or not np.all(opposite):
             return

@@ -46,11 +46,6 @@ CUMULATIVE = -0.123456789
 # that PyTorch counts the values of a tensor.
 _EXAMPLES = 2**24 - 3
 
-# What gives integers of integers, as it does of real numbers; the first ones where no integer is too large.
-_SUMS = {"add", "sub", "mul", "neg", "abs", "square", "sum"}
-_CHOICES = {"maximum", "minimum", "clamp", "compare", "relu", "amax", "amin", "identity"}
-_MOVEMENTS = {"reshape", "expand", "permute", "slice", "flip", "gather", "concat", "pad"}
-_LARGE = (torch.bool, torch.int32, torch.int64)
 # Operands by which a constant is called that is computed for them.
 _ROLES = ("weight", "bias", "mean", "variance", "mask")
 # What may have several rows for each example, with numbers of their own.
@@ -361,14 +356,6 @@ class Converter(ItemBuilder[Fixed]):
             apart.append(operand)
         return self.reshape(self.emit(kind, apart, (*shape[:axis], Batch(), rows, *shape[axis + 1 :])), shape)
 
-    def _note_masks(self, kind: str, operands: Sequence[Any], output: str) -> None:
-        """Integers and truth values that are as good as real numbers: given to the network, or computed of such."""
-        dtype = self.items[output].dtype
-        whole = kind in _CHOICES | _MOVEMENTS or (kind in _SUMS and dtype in _LARGE)
-        read = {operand.name for operand in operands if isinstance(operand, Traced)}
-        if whole and not dtype.is_floating_point and read <= self.truths | self.wholes:
-            (self.truths if dtype == torch.bool else self.wholes).add(output)
-
     def permute(self, item: Any, axes: Sequence[int]) -> Any:
         return self.call(aten.permute.default, item, [int(axis) for axis in axes])
 
@@ -548,5 +535,5 @@ def require_numbers(c: Converter, *operands: Any) -> None:
     """Integers that the network is given, and sums and products of such, are numbers as well."""
     for operand in operands:
         whole = isinstance(operand, Traced) and not operand.dtype.is_floating_point
-        if whole and operand.name not in c.truths | c.wholes:
+        if whole and operand.name not in c.truths | c.wholes | c.counted:
             raise Refused("it computes with integers or truth values that depend on the input")

@@ -31,7 +31,7 @@ def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
         return c.call(aten.to.dtype, x, meta.dtype)
     if is_truth(x) and meta.dtype.is_floating_point:
         return as_number(c, x)
-    whole = masks.is_truth(c, x) or masks.is_given(c, x)
+    whole = isinstance(x, Traced) and x.name in c.truths | c.wholes | c.counted
     truth = masks.as_truth(c, x) if whole and meta.dtype == torch.bool else None
     if truth is not None:
         return replace(truth, dtype=torch.bool)

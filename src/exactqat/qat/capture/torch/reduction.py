@@ -40,11 +40,7 @@ def _reduce(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 @handles("cumsum")
 def _cumulative_sum(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     (axis,) = _axes(c, a.self, a.dim)
-    summed = cumulative_sum(c, a.self, axis)
-    if not meta.dtype.is_floating_point:
-        # What is counted is numbers, too, whatever the model stores them in.
-        c.wholes.add(summed.name)
-    return replace(summed, dtype=meta.dtype)
+    return replace(cumulative_sum(c, a.self, axis), dtype=meta.dtype)
 
 
 @handles("max.dim", "min.dim")
