@@ -239,13 +239,12 @@ class FunctionalSubject(Subject, Generic[Array]):
     """Of a framework in which a model is a function of its variables.
 
     Attributes:
-        backend: has `program`, which compiles a function if the framework does, and `differentiated`, which gives a
-            function's gradients. primitives: the framework's.
+        primitives: the framework's, with `program`, which compiles a function if the framework does, and
+            `differentiated`, which gives the gradients of one.
         evaluates_after: what evaluation gives after a step of training is compared, too.
         compiles: each mode, number of examples and side is a program to compile, which takes longer than to run it.
     """
 
-    backend: ModuleType
     primitives: ModuleType
     evaluates_after = True
     compiles = False
@@ -300,10 +299,12 @@ class FunctionalSubject(Subject, Generic[Array]):
 
         def differentiated(leaves: Named[Array], others: Named[Array]) -> tuple[Named[Array], Any]:
             return (
-                self.backend.differentiated(step, leaves, others) if trial.gradients else ({}, step(leaves, others)[1])
+                self.primitives.differentiated(step, leaves, others)
+                if trial.gradients
+                else ({}, step(leaves, others)[1])
             )
 
-        program: Differentiated[Array] = self.backend.program(differentiated)
+        program: Differentiated[Array] = self.primitives.program(differentiated)
         return program
 
     def _tensors(self, values: Mapping[Any, Any]) -> dict[Any, Array]:

@@ -7,15 +7,19 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ...capture.core.refusals import CaptureError
 from ...capture.jax.layers import capturing
 from ...capture.jax.model import named_leaves
 from .moving_averages import MovingAverages
+
+if TYPE_CHECKING:
+    from flax import linen, nnx
 
 # Arguments that switch between training and evaluation, and their values in evaluation.
 FLAGS = {
@@ -29,6 +33,23 @@ _PHASES = ("mode", "phase")
 _TRAINING = ("train", "training")
 _EVALUATION = ("eval", "evaluation", "test", "inference", "predict")
 
+# A tree of arrays, nested as a user likes.
+Tree = Any
+Args = Sequence[Tree]
+Kwargs = Mapping[str, Tree]
+Leaves = Mapping[str, Array]
+# By name, the values of an argument or a field in evaluation and in training.
+Flags = dict[str, tuple[bool | str, bool | str]]
+
+
+class Run(Protocol):
+    """The user's model itself: its results, and all leaves after the call. key: None in evaluation that draws
+    nothing."""
+
+    def __call__(
+        self, leaves: Leaves, args: Args, kwargs: Kwargs, training: bool, key: Array | None, /
+    ) -> tuple[Tree, dict[str, Array]]: ...
+
 
 @dataclass(frozen=True)
 class UserModel:
@@ -39,38 +60,36 @@ class UserModel:
         trained: names of those that are trained, in the order of their tree.
         structure: of the user's tree of trained leaves.
         restore: what the user passed, with other values by name.
-        run: the user's model itself, a function of (leaves by name, args, kwargs, training, key): its results and all
-            leaves after the call. key: None in evaluation that draws nothing.
         trains: whether `run` distinguishes training from evaluation.
         words: arguments that select training with a string, such as "mode='train'".
     """
 
-    leaves: Mapping[str, Any]
+    leaves: Leaves
     trained: tuple[str, ...]
-    structure: Any
-    restore: Callable[[Mapping[str, Any]], Any]
-    run: Callable[[Mapping[str, Any], Sequence[Any], Mapping[str, Any], bool, Any], tuple[Any, dict[str, Any]]]
+    structure: jax.tree_util.PyTreeDef
+    restore: Callable[[Leaves], Tree]
+    run: Run
     trains: bool = False
     signature: inspect.Signature | None = None
     words: str = ""
 
-    def function(self, leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    def function(self, leaves: Sequence[Array], *args: Tree, **kwargs: Tree) -> Tree:
         """What the model returns in evaluation. leaves: in the order of `leaves`."""
         return self.run(dict(zip(self.leaves, leaves, strict=True)), args, kwargs, False, None)[0]
 
-    def tree(self, leaves: Mapping[str, Any]) -> Any:
+    def tree(self, leaves: Leaves) -> Tree:
         """The user's tree of trained leaves, from all leaves by name."""
         return jax.tree.unflatten(self.structure, [leaves[name] for name in self.trained])
 
-    def names_of_tree(self, tree: Any) -> dict[str, Any]:
+    def names_of_tree(self, tree: Tree) -> dict[str, Array]:
         """The inverse of `tree`."""
         return dict(zip(self.trained, jax.tree.leaves(tree), strict=True))
 
 
-def in_training(known: UserModel) -> Callable[..., Any]:
+def in_training(known: UserModel) -> Callable[..., Tree]:
     """The model's function as in training; refuses anything that training changes except batch norms' statistics."""
 
-    def function(leaves: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    def function(leaves: Sequence[Array], *args: Tree, **kwargs: Tree) -> Tree:
         before = dict(zip(known.leaves, leaves, strict=True))
         results, after = known.run(before, args, kwargs, True, jax.random.key(0))
         changed = [
@@ -89,49 +108,49 @@ def in_training(known: UserModel) -> Callable[..., Any]:
     return function
 
 
-def is_linen(model: Any) -> bool:
+def is_linen(model: object) -> bool:
     linen = sys.modules.get("flax.linen")
     return linen is not None and isinstance(model, linen.Module)
 
 
-def is_nnx(model: Any) -> bool:
+def is_nnx(model: object) -> bool:
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(model, nnx.Module)
 
 
-def _flag(name: str, value: Any) -> tuple[Any, Any] | None:
-    """The value of an argument or a field with that default in evaluation and in training; None if it selects
-    neither."""
-    if name in FLAGS:
-        return FLAGS[name], not FLAGS[name]
-    if name in _PHASES and isinstance(value, str) and value in _TRAINING + _EVALUATION:
-        return (_EVALUATION[0], value) if value in _TRAINING else (value, _TRAINING[0])
-    return None
+def _flags_of(defaults: Mapping[str, object]) -> Flags:
+    """Those of some arguments or fields, by their defaults, that select training or evaluation."""
+    flags: Flags = {name: (FLAGS[name], not FLAGS[name]) for name in defaults if name in FLAGS}
+    for name in _PHASES:
+        word = defaults.get(name)
+        if isinstance(word, str) and word in _TRAINING:
+            flags[name] = _EVALUATION[0], word
+        elif isinstance(word, str) and word in _EVALUATION:
+            flags[name] = word, _TRAINING[0]
+    return flags
 
 
-def _unused_flags(
-    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
-    """Flags that a call does not pass, in evaluation and in training."""
-    given = set(list(signature.parameters)[: len(args)]) | set(kwargs)
-    found = {name: _flag(name, each.default) for name, each in signature.parameters.items() if name not in given}
-    return {name: each for name, each in found.items() if each is not None}
+def _unused_flags(signature: inspect.Signature | None, args: Args, kwargs: Kwargs) -> Flags:
+    """Flags that a call does not pass."""
+    parameters = {} if signature is None else signature.parameters
+    passed = {*list(parameters)[: len(args)], *kwargs}
+    return _flags_of({name: each.default for name, each in parameters.items() if name not in passed})
 
 
-def _in_mode(flags: Mapping[str, tuple[Any, Any]], training: bool) -> dict[str, Any]:
-    return {name: each[training] for name, each in flags.items()}
+def _in_mode(flags: Flags, training: bool) -> dict[str, Any]:
+    return {name: values[training] for name, values in flags.items()}
 
 
-def _words(flags: Mapping[str, tuple[Any, Any]]) -> str:
+def _words(flags: Flags) -> str:
     """Flags that are strings, as in training, for messages."""
-    return ", ".join(f"{name}={each[1]!r}" for name, each in flags.items() if isinstance(each[1], str))
+    return ", ".join(f"{name}={values[1]!r}" for name, values in flags.items() if isinstance(values[1], str))
 
 
 def function_model(
-    function: Callable[..., Any],
-    params: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., Tree],
+    params: Tree,
+    args: Args,
+    kwargs: Kwargs,
     statistics: frozenset[str] = frozenset(),
     decays: Mapping[str, float] | None = None,
 ) -> UserModel:
@@ -153,14 +172,14 @@ def function_model(
         jax.tree.unflatten(definition, [leaf if name in trained else None for name, leaf in found])
     )
     signature = _without_first(function)
-    flags = {} if signature is None else _unused_flags(signature, args, kwargs)
+    flags = _unused_flags(signature, args, kwargs)
 
-    def restore(leaves: Mapping[str, Any], shaped: bool = True) -> Any:
+    def restore(leaves: Leaves, shaped: bool = True) -> Tree:
         return jax.tree.unflatten(definition, averages.tree_leaves(leaves, shaped))
 
     def run(
-        leaves: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
-    ) -> tuple[Any, dict[str, Any]]:
+        leaves: Leaves, args: Args, kwargs: Kwargs, training: bool, key: Array | None
+    ) -> tuple[Tree, dict[str, Array]]:
         # Where layers identify themselves, averages are vectors, as in training.
         given = restore(leaves, shaped=not capturing())
         return function(given, *args, **_in_mode(flags, training), **kwargs), dict(leaves)
@@ -168,14 +187,14 @@ def function_model(
     return UserModel(leaves, trained, structure, restore, run, bool(flags), signature, _words(flags))
 
 
-def _statistics(params: Any) -> frozenset[str]:
+def _statistics(params: Tree) -> frozenset[str]:
     """Leaves that Flax keeps apart from the trained ones, for functions that take Linen's variables."""
     if not isinstance(params, Mapping) or "params" not in params:
         return frozenset()
     return frozenset(name for name, _ in named_leaves(params) if not name.startswith("params."))
 
 
-def _without_first(function: Callable[..., Any]) -> inspect.Signature | None:
+def _without_first(function: Callable[..., Tree]) -> inspect.Signature | None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -183,17 +202,7 @@ def _without_first(function: Callable[..., Any]) -> inspect.Signature | None:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _flags_of_fields(module: Any) -> dict[str, tuple[Any, Any]]:
-    """Flags that a user's Linen module was made with (``train: bool = False``), in evaluation and in training."""
-    if type(module).__module__.partition(".")[0] == "flax":
-        return {}
-    fields = type(module).__dataclass_fields__
-    held = {name: getattr(module, name) for name in fields}
-    found = {name: _flag(name, value) for name, value in held.items() if isinstance(value, bool | str)}
-    return {name: each for name, each in found.items() if each is not None}
-
-
-def linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UserModel:
+def linen_model(module: linen.Module, variables: Tree, args: Args, kwargs: Kwargs) -> UserModel:
     if not isinstance(variables, Mapping) or "params" not in variables:
         raise TypeError(
             "variables must be what the module's init gave, a dictionary with 'params', got "
@@ -210,17 +219,19 @@ def linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappin
     full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
     trained = tuple(name for full, name in full_names.items() if full.startswith("params."))
     signature = _without_first(type(module).__call__)
-    flags = {} if signature is None else _unused_flags(signature, args, kwargs)
-    fields = _flags_of_fields(module)
+    flags = _unused_flags(signature, args, kwargs)
+    # Those that a user's module was made with (``train: bool = False``).
+    held = {} if type(module).__module__.partition(".")[0] == "flax" else type(module).__dataclass_fields__
+    fields = _flags_of({name: getattr(module, name) for name in held if isinstance(getattr(module, name), bool | str)})
     modules = {training: module.clone(**_in_mode(fields, training)) if fields else module for training in (False, True)}
     others = [collection for collection in variables if collection != "params"]
 
-    def restore(leaves: Mapping[str, Any]) -> Any:
+    def restore(leaves: Leaves) -> Tree:
         return jax.tree.unflatten(definition, [leaves[name] for name in names])
 
     def run(
-        leaves: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
-    ) -> tuple[Any, dict[str, Any]]:
+        leaves: Leaves, args: Args, kwargs: Kwargs, training: bool, key: Array | None
+    ) -> tuple[Tree, dict[str, Array]]:
         results, updates = modules[training].apply(
             restore(leaves),
             *args,
@@ -233,12 +244,12 @@ def linen_model(module: Any, variables: Any, args: Sequence[Any], kwargs: Mappin
         changed = {full_names[full]: leaf for full, leaf in named_leaves(dict(updates)) if full in full_names}
         return results, {**leaves, **changed}
 
-    held = {name: leaf for name, (_, leaf) in zip(names, found, strict=True)}
+    leaves = {name: leaf for name, (_, leaf) in zip(names, found, strict=True)}
     trains, words = bool(flags or fields or others), _words({**flags, **fields})
-    return UserModel(held, trained, jax.tree.structure(variables["params"]), restore, run, trains, signature, words)
+    return UserModel(leaves, trained, jax.tree.structure(variables["params"]), restore, run, trains, signature, words)
 
 
-def nnx_model(module: Any) -> UserModel:
+def nnx_model(module: nnx.Module) -> UserModel:
     from flax import nnx
 
     parts: Any = nnx.split(module, nnx.Param, ...)
@@ -255,14 +266,11 @@ def nnx_model(module: Any) -> UserModel:
     structure = nnx.to_pure_dict(params)
     signature = _without_first(type(module).__call__)
 
-    def restore(leaves: Mapping[str, Any]) -> Any:
+    def restore(leaves: Leaves) -> nnx.Module:
         values = {paths[name]: each.replace(leaves.get(name, each[...])) for name, each in held.items()}
         return nnx.merge(definition, nnx.from_flat_state(values))
 
-    def flags_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        return {} if signature is None else _unused_flags(signature, args, kwargs)
-
-    def numbers_of(made: Any) -> dict[str, Any]:
+    def numbers_of(made: nnx.Module) -> dict[str, int | float | str]:
         """Attributes that are plain numbers or strings, by their paths."""
         return {
             ".".join(map(str, (*path, name))): value
@@ -272,12 +280,12 @@ def nnx_model(module: Any) -> UserModel:
         }
 
     def run(
-        leaves: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, key: Any
-    ) -> tuple[Any, dict[str, Any]]:
+        leaves: Leaves, args: Args, kwargs: Kwargs, training: bool, key: Array | None
+    ) -> tuple[Tree, dict[str, Array]]:
         made = restore(leaves)
         made.train() if training else made.eval()
         before = numbers_of(made)
-        results = made(*args, **_in_mode(flags_of(args, kwargs), training), **kwargs)
+        results = made(*args, **_in_mode(_unused_flags(signature, args, kwargs), training), **kwargs)
         if changed := [name for name, value in numbers_of(made).items() if before.get(name, value) != value]:
             raise CaptureError(
                 f"the model changes its attribute '{changed[0]}' when it is called; the device computes the same at "
@@ -288,4 +296,4 @@ def nnx_model(module: Any) -> UserModel:
 
     trained = tuple(name for name, _ in named_leaves(structure))
     tree = jax.tree.structure(structure)
-    return UserModel(leaves, trained, tree, restore, run, True, signature, _words(flags_of((), {})))
+    return UserModel(leaves, trained, tree, restore, run, True, signature, _words(_unused_flags(signature, (), {})))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import jax
@@ -422,3 +422,34 @@ def dropout(x: Array, rate: float, key: Any, kept_axes: Sequence[int] = ()) -> A
     shape = [1 if axis in kept_axes else size for axis, size in enumerate(x.shape)]
     kept = jax.random.bernoulli(key, 1.0 - rate, tuple(shape))
     return jnp.where(kept, x / (1.0 - rate), 0.0)
+
+
+# --- programs that run once or a few times: compile time matters more than run time -----------------------------------
+
+_COMPILING = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+
+def program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled as a whole: each of its operations by itself takes longer."""
+    return jax.jit(function, compiler_options=_compiler_options())
+
+
+@cache
+def _compiler_options() -> dict[str, bool | int] | None:
+    """None where XLA does not know them: on accelerators, and in other versions."""
+    try:
+        jax.jit(lambda: 0, compiler_options=_COMPILING)()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return _COMPILING
+
+
+def differentiated(
+    step: Callable[..., tuple[Array, Any]], leaves: dict[str, Array], others: dict[str, Array]
+) -> tuple[dict[str, Array], Any]:
+    """Gradients of what ``step(leaves, others)`` returns first, by the names of leaves, and what it returns second."""
+    return jax.grad(step, has_aux=True)(leaves, others)

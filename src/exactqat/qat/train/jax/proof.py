@@ -29,7 +29,7 @@ from ...capture.proof import (
     prove,
 )
 from ..core.arrays import Mode
-from . import primitives, programs
+from . import primitives
 from .models import UserModel
 from .prepared import Prepared
 
@@ -38,7 +38,7 @@ class _Sides(FunctionalSubject[Array]):
     """The user's model, and what `prepare` made from it."""
 
     compiles = True
-    backend, primitives = programs, primitives
+    primitives = primitives
 
     def __init__(self, model: UserModel, prepared: Prepared) -> None:
         self.model, self.prepared = model, prepared

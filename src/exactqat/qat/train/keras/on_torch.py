@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..core.primitives import HostFunction
 from ..torch import primitives
-from ..torch.primitives import rounded_sums
+
+rounded_sums = primitives.rounded_sums
 
 
 def fake_quantize(x: Tensor, minimum: Tensor, maximum: Tensor, bits: int, narrow_range: bool) -> Tensor:
@@ -61,7 +62,7 @@ def differentiated(
         if not isinstance(total, Tensor) or not total.requires_grad:
             return {}, results
         gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}, results
+    return {name: x for name, x in zip(leaves, gradients, strict=True) if x is not None}, results
 
 
 def _arrays(tensors: Sequence[Tensor]) -> list[np.ndarray]:
@@ -70,15 +71,3 @@ def _arrays(tensors: Sequence[Tensor]) -> list[np.ndarray]:
 
 def _tensor(array: np.ndarray) -> Tensor:
     return cast(Tensor, convert_to_tensor(array))
-
-
-__all__ = [
-    "differentiated",
-    "fake_quantize",
-    "network_on_host",
-    "numbers_on_host",
-    "on_host",
-    "program",
-    "rounded_sums",
-    "sums_are_exact",
-]

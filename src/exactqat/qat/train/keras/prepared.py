@@ -424,7 +424,7 @@ class PreparedModel(keras.Model):
             self._held.functional.run(Arrays(tensors, learned, ranges), inputs, mode, None, seen)
             return seen
 
-        program: Callable[..., dict[str, Any]] = primitives_keras.backend.program(run)
+        program: Callable[..., dict[str, Any]] = primitives_keras.program(run)
         return program
 
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:

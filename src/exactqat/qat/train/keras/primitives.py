@@ -22,9 +22,11 @@ Pairs = Sequence[Sequence[int]]
 
 # --- functions of the backend -----------------------------------------------------------------------------------------
 
-backend: Any = import_module(f".on_{keras.backend.backend()}", __package__)
-fake_quantize, on_host, network_on_host = backend.fake_quantize, backend.on_host, backend.network_on_host
-sums_are_exact, numbers_on_host, rounded_sums = backend.sums_are_exact, backend.numbers_on_host, backend.rounded_sums
+_IN_ROOM = {"jax": "..jax.primitives", "torch": ".on_torch", "tensorflow": ".on_tensorflow"}
+_backend = import_module(_IN_ROOM[keras.backend.backend()], __package__)
+fake_quantize, on_host, network_on_host = _backend.fake_quantize, _backend.on_host, _backend.network_on_host
+sums_are_exact, numbers_on_host, rounded_sums = _backend.sums_are_exact, _backend.numbers_on_host, _backend.rounded_sums
+program, differentiated = _backend.program, _backend.differentiated
 
 
 # --- functions of `keras.ops` by the names of `Primitives`, which says what they do -----------------------------------

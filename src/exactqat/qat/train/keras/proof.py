@@ -39,7 +39,7 @@ class _Sides(FunctionalSubject[Any]):
         losing: paths of layers that added a loss of what they computed while the model ran.
     """
 
-    backend, primitives = primitives.backend, primitives
+    primitives = primitives
     compiles = keras.backend.backend() == "jax"
     first_line = staticmethod(first_line)
     remedy = "let it compute in training what it computes in evaluation, which is what the device runs"
