@@ -116,9 +116,6 @@ KEPT: dict[str, Callable[[], Any]] = {
     "sums along an axis": lambda: around(
         of("Summed", lambda x: keras.ops.cumsum(x, axis=1))(), layers.Dense(3), shape=(5, 6)
     ),
-    "other places for each row": lambda: around(
-        of("Taken", lambda x: keras.ops.take_along_axis(x, np.arange(15).reshape(1, 5, 3) * 7 % 6, -1))(), shape=(5, 6)
-    ),
     "frequencies": lambda: around(
         of("Real", lambda x: keras.ops.fft2((x, keras.ops.zeros_like(x)))[0])(), layers.Dense(3), shape=(5, 6)
     ),

@@ -10,7 +10,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from ....kit.display import listed
 from ..core.builder import Moving
 from ..core.refusals import CaptureError, Refused
 from ..core.sizes import Batch, Shape, for_examples
-from . import onnx_moves, onnx_recurrent  # noqa: F401 - their handlers enter themselves
+from . import onnx_moves  # noqa: F401 - its handlers enter themselves
 from .onnx_grids import DEQUANTIZE, on_its_grid
 from .onnx_integers import in_real_numbers
-from .onnx_nodes import HANDLERS
-from .reader import FileNetwork, Fixed, Reader
+from .onnx_nodes import HANDLERS, Attributes
+from .reader import FileNetwork, Fixed, Item, Reader, Result
+
+if TYPE_CHECKING:
+    import onnx
 
 # Of what a file computes from constants alone.
 _MOST_VALUES = 2**27
@@ -49,18 +52,14 @@ def capture(content: bytes) -> FileNetwork:
         raise CaptureError(f"the file is damaged ({text or type(error).__name__})") from error
 
 
-def _captured(model: Any) -> FileNetwork:
-    reader = OnnxReader(in_real_numbers(_onnx(), model))
+def _captured(model: onnx.ModelProto) -> FileNetwork:
+    reader = OnnxReader(in_real_numbers(model))
     for node in reader.model.graph.node:
         reader.read(node)
-    missing = [each.name for each in reader.model.graph.output if each.name not in reader.known]
-    if missing:
+    outputs = {each.name: reader.known.get(each.name) for each in reader.model.graph.output}
+    if missing := [name for name, item in outputs.items() if item is None]:
         raise CaptureError(f"no operator makes the outputs {listed(missing)}")
-    return reader.finished(
-        {name: reader.known[name].name for name in reader.inputs},
-        {each.name: reader.known[each.name] for each in reader.model.graph.output},
-        channels_first=True,
-    )
+    return reader.finished({name: f"input:{name}" for name in reader.inputs}, outputs, channels_first=True)
 
 
 def _onnx() -> Any:
@@ -74,18 +73,20 @@ class OnnxReader(Reader):
     """
     Attributes:
         model: of onnx.
+        node: that is read.
         inputs: names, without those that have a constant.
         known: by name, what the file's tensors are.
         opset: of the operators without a domain.
         one_example: whether the file's batch is fixed to one.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: onnx.ModelProto) -> None:
         self.onnx = _onnx()
         graph = model.graph
         held = {each.name: self.onnx.numpy_helper.to_array(each) for each in graph.initializer}
         given = [each for each in graph.input if each.name not in held]
-        shapes = [self._shape(each) for each in given]
+        sizes = [self._sizes(each) for each in given]
+        shapes = [(1, *rest) for _, *rest in sizes]
         super().__init__()
         own = [tuple(shape) for shape in (*shapes, *(each.shape for each in held.values()))]
         numbers = {*itertools.chain(*own), *map(math.prod, own)}
@@ -95,19 +96,19 @@ class OnnxReader(Reader):
         self.model = model
         self.inputs = tuple(each.name for each in given)
         self.opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
-        self.known: dict[str, Any] = {name: Fixed(name, each) for name, each in held.items()}
+        self.known: dict[str, Item | None] = {name: Fixed(name, each) for name, each in held.items()}
         # What was made for every example, of one, by name.
         self._of_one: dict[str, Fixed] = {}
         # Results that follow from what is refused.
         self._doubtful: set[str] = set()
-        self.one_example = all(self._batch(each) == 1 for each in given)
+        self.one_example = all(batch == 1 for batch, *_ in sizes)
         for each, shape in zip(given, shapes, strict=True):
             dtype = self._dtype(each)
             self.known[each.name] = self.input(f"input:{each.name}", self.traced(shape), dtype)
         if not given:
             raise CaptureError("the .onnx file has no inputs")
 
-    def _dtype(self, given: Any) -> str:
+    def _dtype(self, given: onnx.ValueInfoProto) -> str:
         types = {self.onnx.TensorProto.FLOAT: "float32", self.onnx.TensorProto.INT64: "int64",
                  self.onnx.TensorProto.INT32: "int32"}  # fmt: skip
         code = given.type.tensor_type.elem_type
@@ -117,12 +118,8 @@ class OnnxReader(Reader):
         return types[code]
 
     @staticmethod
-    def _batch(given: Any) -> int | None:
-        dims = given.type.tensor_type.shape.dim
-        return dims[0].dim_value if dims and dims[0].HasField("dim_value") else None
-
-    def _shape(self, given: Any) -> tuple[int, ...]:
-        """For one example."""
+    def _sizes(given: onnx.ValueInfoProto) -> list[int]:
+        """As the file says them; 0: an open batch."""
         dims = given.type.tensor_type.shape.dim
         sizes = [each.dim_value if each.HasField("dim_value") else None for each in dims]
         if not sizes or any(size is None or size < 1 for size in sizes[1:]):
@@ -132,73 +129,65 @@ class OnnxReader(Reader):
             )
         if sizes[0] not in (None, 0, 1):
             raise CaptureError(f"input '{given.name}' has a fixed batch of {sizes[0]}; leave it open, or make it 1")
-        return (1, *(int(size) for size in sizes[1:] if size is not None))
+        return [int(size or 0) for size in sizes]
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def read(self, node: Any) -> None:
+    def read(self, node: onnx.NodeProto) -> None:
+        self.node = node
         self.begin(next(filter(None, node.output)), node.op_type)
-        items = [self.known.get(name) if name else None for name in node.input]
         drawn = node.op_type.startswith("Random")
-        if not drawn and not any(isinstance(item, Moving) for item in items):
+        if not drawn and not any(isinstance(self.known.get(name), Moving) for name in node.input):
             if node.op_type == DEQUANTIZE:
-                self.known[node.output[0]] = on_its_grid(self, node)
+                self.known[node.output[0]] = on_its_grid(self, self.attributes(), *map(self.item, node.input))
             else:
                 self.fold(node)
             return
         try:
             if node.domain not in ("", "ai.onnx") or node.op_type not in HANDLERS:
                 raise Refused("")
-            made = HANDLERS[node.op_type](self, node)
+            made = HANDLERS[node.op_type](self, self.attributes(), *map(self.item, node.input))
         except Refused as refused:
-            made = self.refused(node, items, str(refused))
+            made = self.refused(str(refused))
         except (ValueError, TypeError, LookupError, AttributeError, ZeroDivisionError) as error:
             # The substitute of a refused result may have other axes than this one expects.
             if not self._doubtful.intersection(node.input):
                 text = " ".join(str(error).split())[:160]
                 raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' is not understood: {text}") from error
-            made = self.refused(node, items, "")
-        results = made if isinstance(made, list | tuple) else [made]
+            made = self.refused("")
         if self._doubtful.intersection(node.input):
             self._doubtful.update(node.output)
-        self.known.update(zip(node.output, results, strict=False))
+        self.known.update(zip(node.output, made if isinstance(made, list) else [made], strict=False))
 
-    def refused(self, node: Any, items: Sequence[Any], reason: str) -> Any:
+    def refused(self, reason: str) -> Result:
         """Substitutes for the results of a node without steps, so that the plan lists it with all others."""
-        self._doubtful.update(node.output)
-        read = [each for each in items if isinstance(each, Moving)]
-        shapes = self.shapes(node, [(Batch(), 1)] * len(node.output))
-        return self.unsupported(node.op_type, read, shapes, reason)
+        self._doubtful.update(self.node.output)
+        read = [item for name in self.node.input if isinstance(item := self.known.get(name), Moving)]
+        shapes = self.shapes(self.node, [(Batch(), 1)] * len(self.node.output))
+        return list(self.unsupported(self.word, read, shapes, reason))
 
-    def fold(self, node: Any) -> None:
+    def fold(self, node: onnx.NodeProto) -> None:
         """What depends on no input, by onnx' own meaning.
 
         Raises:
             CaptureError: it cannot be computed, or takes more than its size allows.
         """
-        helper = self.onnx.helper
         if any(each.HasField("g") or each.graphs for each in node.attribute):
             raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' is control flow, which networks have not")
         most = max((math.prod(self.in_numbers(shape)) for shape in self.shapes(node, [()])), default=0)
         if most > _MOST_VALUES:
             raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' holds {most:,} numbers")
-        names = [name for name in dict.fromkeys(node.input) if name]
-        arrays = {name: self.known[name].data for name in names}
-        types = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-            for name, each in arrays.items()
-        ]
-        outputs = [self.onnx.ValueInfoProto(name=name) for name in node.output if name]
-        graph = helper.make_graph([node], "folded", types, outputs)
-        model = helper.make_model(graph, opset_imports=self.model.opset_import)
+        operands = {name: item for name in node.input if isinstance(item := self.known.get(name), Fixed)}
+        names, imports = [name for name in node.output if name], list(self.model.opset_import)
+        function = self.onnx.helper.make_function("folded", "folded", list(operands), names, [node], imports)
         reference = importlib.import_module("onnx.reference")
         try:
-            results = reference.ReferenceEvaluator(model).run(None, arrays)
+            data = {name: item.data for name, item in operands.items()}
+            results = reference.ReferenceEvaluator(function).run(None, data, attributes={})
         except Exception as error:  # noqa: BLE001 - a node may hold anything
             text = " ".join(str(error).split())[:200]
             raise CaptureError(f"{node.op_type} that makes '{node.output[0]}': {text}") from error
-        for each, result in zip(outputs, results, strict=True):
-            self.known[each.name] = Fixed(each.name, np.asarray(result))
+        self.known |= {name: Fixed(name, np.asarray(each)) for name, each in zip(names, results, strict=True)}
 
     def in_numbers(self, shape: Shape) -> tuple[int, ...]:
         """A shape for the number of examples with which onnx computes."""
@@ -210,17 +199,16 @@ class OnnxReader(Reader):
             Batch(size // self._examples) if size and size % self._examples == 0 else int(size) for size in shape
         )
 
-    def shapes(self, node: Any, otherwise: Sequence[Shape] | None = None) -> list[Shape]:
+    def shapes(self, node: onnx.NodeProto, otherwise: Sequence[Shape] | None = None) -> list[Shape]:
         """Of a node's results, as traced, by onnx' own inference."""
         helper, types, data = self.onnx.helper, {}, {}
         for name in filter(None, node.input):
             item = self.known[name]
-            dtype = np.dtype(item.dtype) if isinstance(item, Moving) else item.data.dtype
-            types[name] = helper.make_tensor_type_proto(
-                helper.np_dtype_to_tensor_dtype(dtype), self.in_numbers(item.shape)
-            )
+            assert item is not None
             if isinstance(item, Fixed):
                 data[name] = self.onnx.numpy_helper.from_array(np.asarray(item.data), name)
+            code = helper.np_dtype_to_tensor_dtype(np.dtype(item.data.dtype if isinstance(item, Fixed) else item.dtype))
+            types[name] = helper.make_tensor_type_proto(code, self.in_numbers(item.shape))
         try:
             schema = self.onnx.defs.get_schema(node.op_type, self.opset, node.domain)
             found = self.onnx.shape_inference.infer_node_outputs(
@@ -238,9 +226,18 @@ class OnnxReader(Reader):
 
     # --- for handlers -------------------------------------------------------------------------------------------------
 
-    def item(self, node: Any, position: int) -> Any:
+    @property
+    def shape(self) -> Shape:
+        """Of the first result of the node that is read, as traced."""
+        return self.shapes(self.node)[0]
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """What the file calls the results of the node that is read; empty: they are left out."""
+        return self.node.output
+
+    def item(self, name: str) -> Item | None:
         """An operand; None: it is left out."""
-        name = node.input[position] if position < len(node.input) else ""
         item = self.known[name] if name else None
         if isinstance(item, Fixed) and self.batch_axes(self.in_batches(item.shape)):
             item = self._of_one.setdefault(name, Fixed(name, self.without_batch(item.data)))
@@ -258,20 +255,31 @@ class OnnxReader(Reader):
         if self.batch_axes(self.in_batches(item.shape)):
             raise Refused(f"'{item.name}' holds numbers for each example of a batch")
 
-    def operand_numbers(self, node: Any, position: int) -> np.ndarray | None:
+    def fixed(self, item: Item | None) -> np.ndarray | None:
         """An operand that must be a constant; None: it is left out.
 
         Raises:
             Refused: it is computed.
         """
-        item = self.item(node, position)
         if isinstance(item, Moving):
-            raise Refused(f"its operand {position} is computed from the network's input")
+            raise Refused("an operand that must be fixed is computed from the network's input")
         return None if item is None else np.asarray(item.data)
 
-    def attributes(self, node: Any) -> dict[str, Any]:
-        found = {each.name: self.onnx.helper.get_attribute_value(each) for each in node.attribute}
-        return {name: each.decode() if isinstance(each, bytes) else each for name, each in found.items()}
+    def integers(self, item: Item | None, otherwise: Sequence[int] | None = None) -> list[int]:
+        """A fixed operand of integers; where it is left out, the attribute that other opsets have for it."""
+        values = self.fixed(item)
+        return list(map(int, otherwise or () if values is None else values.reshape(-1)))
+
+    def attributes(self) -> Attributes:
+        """Of the node that is read, with ONNX' own defaults."""
+        value_of, node, defs = self.onnx.helper.get_attribute_value, self.node, self.onnx.defs
+        held = {each.name: value_of(each) for each in node.attribute}
+        if defs.has(node.op_type, self.opset, node.domain):
+            known = defs.get_schema(node.op_type, self.opset, node.domain).attributes
+            held = {
+                name: value_of(each.default_value) for name, each in known.items() if each.default_value.type
+            } | held
+        return Attributes({name: each.decode() if isinstance(each, bytes) else each for name, each in held.items()})
 
 
 __all__ = ["OnnxReader", "capture"]

@@ -4,10 +4,13 @@ QuantizeLinear. So files of either format are read the same way; the codes keep 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import onnx
 
 # By operator: the one in real numbers. Operands come as (codes, scale, zero point), then the result's scale and zero
 # point.
@@ -20,67 +23,59 @@ _ALIKE = {
     "QLinearGlobalAveragePool": "GlobalAveragePool",
     "QLinearSoftmax": "Softmax",
     "QLinearMatMul": "MatMul",
+    "QLinearConcat": "Concat",
+    "QLinearConv": "Conv",
+    "QGemm": "Gemm",
 }
 # What the operator in real numbers has no word for.
 _DROPPED = ("channels_last", "opset")
 
 
-def in_real_numbers(onnx: Any, model: Any) -> Any:
+def in_real_numbers(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without operators of codes that are known here; others stay."""
-    graph = model.graph
-    held = {each.name: each for each in graph.initializer}
-    made = onnx.ModelProto()
+    held = {each.name: each for each in model.graph.initializer}
+    made = type(model)()
     made.CopyFrom(model)
     del made.graph.node[:]
-    for node in graph.node:
-        made.graph.node.extend(_written_out(onnx, node, held, made.graph))
+    for node in model.graph.node:
+        made.graph.node.extend(_written_out(node, held, made.graph))
     return made
 
 
-def _written_out(onnx: Any, node: Any, held: Mapping[str, Any], graph: Any) -> list[Any]:
-    helper, given, output = onnx.helper, list(node.input), node.output[0] if node.output else ""
+def _written_out(
+    node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto], graph: onnx.GraphProto
+) -> list[onnx.NodeProto]:
+    from onnx import helper, numpy_helper
+
+    given, output = list(node.input), node.output[0] if node.output else ""
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if attributes.get("channels_last"):
         return [node]
     attributes = {name: value for name, value in attributes.items() if name not in _DROPPED}
-    nodes: list[Any] = []
-
-    def real(codes_and_grid: Sequence[str], axis: int = 0) -> str:
-        name = f"{output}/operand_{len(nodes)}"
-        nodes.append(helper.make_node("DequantizeLinear", list(codes_and_grid), [name], axis=axis))
-        return name
-
-    def bias(codes: str, scales: Sequence[str]) -> str:
-        """Whose codes are those of an accumulator."""
-        name = f"{output}/bias_scale"
-        factors = [onnx.numpy_helper.to_array(held[each]).astype(np.float32) for each in scales]
-        scale = np.asarray(factors[0].reshape(-1)[0] * factors[1].reshape(-1))
-        scale = scale if scale.size > 1 else scale.reshape(())
-        graph.initializer.append(onnx.numpy_helper.from_array(scale, name))
-        real_bias = f"{output}/bias"
-        nodes.append(helper.make_node("DequantizeLinear", [codes, name], [real_bias], axis=0))
-        return real_bias
-
-    kind = node.op_type
-    if kind in _ALIKE and len(given) >= 5:
-        kind, (*operands, scale, zero_point) = _ALIKE[kind], given
-        triples = [operands[at : at + 3] for at in range(0, len(operands), 3)]
-        # A product's weight has a scale for each column, its last axis.
-        reals = [real(triple, axis=-1) for triple in triples if len(triple) == 3]
+    kind, biases, axis = node.op_type, list[str](), -1  # a product's weight has a scale for each column, its last axis
+    weighted = len(given) >= 8 and {given[1], given[4]} <= set(held)
+    if kind == "QLinearConv" and weighted:
+        operands, (scale, zero_point), biases, axis = given[:6], given[6:8], given[8:9], 0
+    elif kind == "QGemm" and weighted:
+        operands, biases, (scale, zero_point) = given[:6], given[6:7], (*given[7:9], "", "")[:2]
+        axis = 0 if attributes.get("transB") else 1
     elif kind == "QLinearConcat" and len(given) >= 5:
-        kind, (scale, zero_point, *operands) = "Concat", given
-        reals = [real(operands[at : at + 3]) for at in range(0, len(operands), 3)]
-    elif kind in ("QLinearConv", "QGemm") and len(given) >= 8 and {given[1], given[4]} <= set(held):
-        x, weight, scales = given[:3], given[3:6], (given[1], given[4])
-        if kind == "QLinearConv":
-            kind, (scale, zero_point), biases = "Conv", given[6:8], given[8:9]
-            axis = 0
-        else:
-            kind, biases, (scale, zero_point) = "Gemm", given[6:7], (*given[7:9], "", "")[:2]
-            axis = 0 if attributes.get("transB") else 1
-        reals = [real(x), real(weight, axis=axis), *(bias(each, scales) for each in biases if each)]
+        scale, zero_point, *operands = given
+    elif kind in _ALIKE and kind not in ("QLinearConv", "QGemm") and len(given) >= 5:
+        *operands, scale, zero_point = given
     else:
         return [node]
+    kind, nodes, reals = _ALIKE[kind], list["onnx.NodeProto"](), list[str]()
+    for at in range(0, len(operands) - 2, 3):
+        reals.append(f"{output}/operand_{len(nodes)}")
+        nodes.append(helper.make_node("DequantizeLinear", operands[at : at + 3], reals[-1:], axis=axis))
+    for codes in filter(None, biases):  # those of an accumulator
+        factors = [numpy_helper.to_array(held[name]).astype(np.float32) for name in (given[1], given[4])]
+        grid = np.asarray(factors[0].reshape(-1)[0] * factors[1].reshape(-1))
+        grid = grid if grid.size > 1 else grid.reshape(())
+        graph.initializer.append(numpy_helper.from_array(grid, f"{output}/bias_scale"))
+        reals.append(f"{output}/bias")
+        nodes.append(helper.make_node("DequantizeLinear", [codes, f"{output}/bias_scale"], reals[-1:], axis=0))
     if not scale:
         return [*nodes, helper.make_node(kind, reals, [output], name=node.name, **attributes)]
     computed = f"{output}/computed"

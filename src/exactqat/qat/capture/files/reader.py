@@ -70,6 +70,11 @@ class Fixed:
         return float(self.data.reshape(-1)[0]) if self.data.size == 1 and self.grid is None else None
 
 
+Item = Moving | Fixed
+# Of a file's operator: None stands for one that is left out.
+Result = Item | list[Item | None]
+
+
 def path_of(name: str) -> str:
     """A path for what a file calls so: dots separate modules in frameworks, so names keep none; of what TensorFlow's
     converter fused, which it calls by all names, the first."""

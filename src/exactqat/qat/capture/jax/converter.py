@@ -17,15 +17,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 
 from ....kit.planning.callers import PACKAGE
 from ....kit.planning.network import Constant, Place
 from ..core.builder import ItemBuilder, Moving, entering, free_name
 from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
 from ..core.sizes import Batch, Shape, for_examples
-from .items import Expression, Fixed, Item, Node, nodes
+from .items import Expression, Fixed, Item, Node, Result, nodes
 
-Handler = Callable[..., Any]
+Handler = Callable[..., Result]
 # By the name of a primitive; a handler gives an item, or a list for several results.
 HANDLERS: dict[str, Handler] = {}
 handles = entering(HANDLERS)
@@ -37,7 +38,7 @@ _INLINE = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 class Operation:
     """An equation of a jaxpr, with `Batch` for each size that follows the batch."""
 
-    equation: Any
+    equation: JaxprEqn
     name: str
     params: dict[str, Any]
     shapes: tuple[Shape, ...]
@@ -72,13 +73,11 @@ class Converter(ItemBuilder[Fixed]):
         self._trainable = trainable
         self._shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
         self._leaves = leaves
-        self._checked: dict[int, str] = {}
-        # Ids are those of living nodes.
-        self._kept: list[Fixed] = []
-        self._names: dict[int, str] = {}
+        self._checked: dict[Node, str] = {}
+        self._names: dict[Node, str] = {}
         self._fixed_items: dict[str, Fixed] = {}
         # Those that are being read, the innermost last.
-        self._equations: list[Any] = []
+        self._equations: list[JaxprEqn] = []
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -114,26 +113,21 @@ class Converter(ItemBuilder[Fixed]):
                 name, Constant(name, self._shapes[name], parameter=True, trainable=self._trainable(name))
             )
             return name
-        if id(node) not in self._names:
-            found = item.sources
-            base = f"{found[0]}/computed" if found else "constant"
-            name = free_name(base, self.constants, self._shapes)
-            if found:
-                self.constants[name] = Constant(
-                    name,
-                    item.shape,
-                    parameter=False,
-                    trainable=any(map(self._trainable, found)),
-                    sources=found,
-                    expression=Expression(node),
-                )
-            else:
-                self.constants[name] = Constant(
-                    name, item.shape, parameter=False, data=np.asarray(item.values, np.float32)
-                )
-            self._names[id(node)] = name
+        if node not in self._names:
+            paths = item.sources
+            name = free_name(f"{paths[0]}/computed" if paths else "constant", self.constants, self._shapes)
+            self.constants[name] = Constant(
+                name,
+                item.shape,
+                parameter=False,
+                trainable=any(map(self._trainable, paths)),
+                data=None if paths else np.asarray(item.values, np.float32),
+                sources=paths,
+                expression=Expression(node) if paths else None,
+            )
+            self._names[node] = name
             self._fixed_items[name] = item
-        return self._names[id(node)]
+        return self._names[node]
 
     def fixed_named(self, name: str) -> Fixed:
         return self._fixed_items[name]
@@ -148,13 +142,13 @@ class Converter(ItemBuilder[Fixed]):
         """Where the current equation, or the call that contains it, is in the user's files."""
         return place_of(*self._equations)
 
-    def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
+    def then(self, item: Fixed, shape: Sequence[int], function: Callable[[jax.Array], jax.Array]) -> Fixed:
         return item.then(function)
 
-    def of_both(self, first: Fixed, second: Fixed, function: Callable[[Any, Any], Any]) -> Fixed:
+    def of_both(self, first: Fixed, second: Fixed, function: Callable[[jax.Array, jax.Array], jax.Array]) -> Fixed:
         return first.then(function, second)
 
-    def numbers(self, item: Any) -> np.ndarray | None:
+    def numbers(self, item: Item | float | None) -> np.ndarray | None:
         if isinstance(item, Fixed):
             values = item.values
             return None if values is None or values.dtype.kind not in "biuf" else values
@@ -172,12 +166,12 @@ class Converter(ItemBuilder[Fixed]):
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 
-    def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: Jaxpr, constants: Sequence[Item], arguments: Sequence[Item]) -> list[Item]:
         """The results of a jaxpr of these items."""
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+        known: dict[Any, Item] = dict(zip(jaxpr.constvars, constants, strict=True))
         known.update(zip(jaxpr.invars, arguments, strict=True))
 
-        def read(variable: Any) -> Any:
+        def read(variable: Any) -> Item:
             if hasattr(variable, "val"):  # a literal
                 return self.data(variable.val, variable.aval.dtype)
             return known[variable]
@@ -206,7 +200,7 @@ class Converter(ItemBuilder[Fixed]):
         """
         return tuple(self._known(int(size) if isinstance(size, np.integer) else size) for size in sizes)
 
-    def _known(self, value: Any) -> Any:
+    def _known(self, value: object) -> Any:
         """A parameter of an equation, with `Batch` for what follows the batch."""
         if isinstance(value, dict):
             return {key: self._known(entry) for key, entry in value.items()}
@@ -221,11 +215,9 @@ class Converter(ItemBuilder[Fixed]):
 
     def _follows(self, item: Fixed) -> str:
         """What is wrong with something that follows the size of the batch; empty for all else."""
-        key = id(item.node)
-        if key not in self._checked:
-            self._checked[key] = self._checked_following(item)
-            self._kept.append(item)
-        return self._checked[key]
+        if item.node not in self._checked:
+            self._checked[item.node] = self._checked_following(item)
+        return self._checked[item.node]
 
     def _checked_following(self, item: Fixed) -> str:
         found = nodes(item.node)
@@ -247,7 +239,7 @@ class Converter(ItemBuilder[Fixed]):
         """What it is for parameters that are drawn."""
         generator = np.random.default_rng(0)
         expression = Expression(item.node)
-        arrays = [
+        arrays: list[Any] = [
             generator.uniform(0.5, 1.5, leaf.shape).astype(leaf.dtype)
             if jnp.issubdtype(leaf.dtype, jnp.floating)
             else np.zeros(leaf.shape, leaf.dtype)
@@ -260,17 +252,17 @@ class Converter(ItemBuilder[Fixed]):
         values = self._tried(item)
         return bool((values == np.take(values, [0], axis)).all())
 
-    def closed(self, jaxpr: Any) -> tuple[Any, list[Any]]:
+    def closed(self, jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, list[Fixed]]:
         """A jaxpr and its constants as items."""
-        if hasattr(jaxpr, "jaxpr"):
+        if isinstance(jaxpr, ClosedJaxpr):
             return jaxpr.jaxpr, list(map(self.data, jaxpr.consts))
         return jaxpr, []
 
-    def inline(self, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    def inline(self, jaxpr: ClosedJaxpr | Jaxpr, arguments: Sequence[Item]) -> list[Item]:
         inner, constants = self.closed(jaxpr)
         return self.run(inner, constants, arguments)
 
-    def _apply(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def _apply(self, equation: JaxprEqn, operands: list[Item]) -> list[Item]:
         name, read = equation.primitive.name, [each for each in operands if isinstance(each, Moving)]
         inner = next((equation.params[key] for key in _INLINE if key in equation.params), None)
         inlined = name not in HANDLERS and name != "while"
@@ -284,7 +276,7 @@ class Converter(ItemBuilder[Fixed]):
         if inlined and inner is not None:
             return self.inline(inner, operands[len(operands) - len(getattr(inner, "jaxpr", inner).invars) :])
         try:
-            shapes = tuple(self.shape_of(variable.aval.shape) for variable in equation.outvars)
+            shapes = tuple(self.shape_of(aval.shape) for aval in _avals(equation.outvars))
             operation = Operation(equation, name, self._known(equation.params), shapes)
             if name not in _CONTROL and not read:
                 return self.fixed(operation, operands)
@@ -295,18 +287,18 @@ class Converter(ItemBuilder[Fixed]):
             return results if isinstance(results, list) else [results]
         except Refused as refused:
             tensors = [each if each.comparison is None else _operand_of(each) for each in read]
-            shapes = tuple(self._any_shape(variable.aval.shape) for variable in equation.outvars)
+            shapes = tuple(self._any_shape(aval.shape) for aval in _avals(equation.outvars))
             return list(self.unsupported({"select_n": "where"}.get(name, name), tensors, shapes, str(refused)))
 
-    def _follows_batch(self, equation: Any) -> bool:
-        variables = (*equation.invars, *equation.outvars)
-        return any(isinstance(size, type(self._batch)) for each in variables for size in each.aval.shape)
+    def _follows_batch(self, equation: JaxprEqn) -> bool:
+        avals = _avals([*equation.invars, *equation.outvars])
+        return any(isinstance(size, type(self._batch)) for aval in avals for size in aval.shape)
 
     def _any_shape(self, sizes: Sequence[Any]) -> Shape:
         """A shape with a batch in front in place of one that does not follow the batch as a value does."""
         return (Batch(), *(size for size in sizes if not isinstance(size, type(self._batch))))
 
-    def _refuse_sizes_of_batches(self, operands: Sequence[Any]) -> None:
+    def _refuse_sizes_of_batches(self, operands: Sequence[Item]) -> None:
         """Refuses a step that computes with the size of the batch, if what it reads can be had at all."""
         for each in operands:
             step = self.step_of(each)
@@ -316,7 +308,7 @@ class Converter(ItemBuilder[Fixed]):
             if isinstance(each, Fixed) and self._follows(each):
                 raise Refused(SIZE_OF_BATCH)
 
-    def fixed(self, operation: Operation, operands: list[Any]) -> list[Any]:
+    def fixed(self, operation: Operation, operands: list[Item]) -> list[Item]:
         """What is computed without the input, later, by JAX itself."""
         name, params, primitive = operation.name, operation.params, operation.equation.primitive
         if name == "convert_element_type" and all(
@@ -329,30 +321,34 @@ class Converter(ItemBuilder[Fixed]):
         random = str(self.place()) if "random" in name or "threefry" in name else ""
         by_rows = _has_batches(params)
 
-        def function(*arrays: Any, rows: int = 1) -> list[Any]:
+        def function(*arrays: jax.Array, rows: int = 1) -> list[jax.Array]:
             return bound(primitive, for_examples(params, rows), [jnp.asarray(array) for array in arrays])
 
-        inputs = tuple(each.node for each in operands)
-        results = []
-        for index, (shape, variable) in enumerate(zip(operation.shapes, operation.equation.outvars, strict=True)):
+        inputs = tuple(item.node for item in operands if isinstance(item, Fixed))
+        results: list[Item] = []
+        for index, (shape, aval) in enumerate(zip(operation.shapes, _avals(operation.equation.outvars), strict=True)):
             node = Node(function=function, inputs=inputs, index=index, random=random, by_rows=by_rows)
-            floating = jnp.issubdtype(variable.aval.dtype, jnp.floating)
-            results.append(Fixed(node, self.for_one(shape), np.float32 if floating else variable.aval.dtype))
+            dtype = np.float32 if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
+            results.append(Fixed(node, self.for_one(shape), dtype))
         return results
 
 
-def _name_of(jaxpr: Any) -> str:
+def _avals(variables: Sequence[Any]) -> list[jax.core.ShapedArray]:
+    return [variable.aval for variable in variables]
+
+
+def _name_of(jaxpr: object) -> str:
     """Of the function that a jaxpr was traced from."""
     return str(getattr(getattr(getattr(jaxpr, "jaxpr", jaxpr), "debug_info", None), "func_name", "a function"))
 
 
-def jaxprs(jaxpr: Any) -> Iterator[Any]:
+def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     """A jaxpr and those inside of its equations, in order."""
     yield jaxpr
     for equation in jaxpr.eqns:
         for value in equation.params.values():
             for entry in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(entry, "jaxpr", entry)
+                inner: Any = getattr(entry, "jaxpr", entry)
                 if hasattr(inner, "eqns"):
                     yield from jaxprs(inner)
 
@@ -364,7 +360,7 @@ def place_in(error: BaseException) -> Place:
     return Place("", own[-1].f_code.co_filename, own[-1].f_lineno) if own else Place("")
 
 
-def place_of(*equations: Any) -> Place:
+def place_of(*equations: JaxprEqn) -> Place:
     """Where the last of these equations, or the call that it is in, is in the user's files."""
     path = ""
     for equation in reversed(equations):
@@ -372,7 +368,8 @@ def place_of(*equations: Any) -> Place:
         # Linen names the scopes of its modules, the model's own first.
         scopes = [each for each in str(info.name_stack).split("/") if each.replace("_", "a").isalnum()][1:]
         path = path or ".".join(scopes)
-        for frame in [] if info.traceback is None else info.traceback.frames:
+        frames: Any = [] if info.traceback is None else info.traceback.frames
+        for frame in frames:
             if not is_library(frame.file_name):
                 return Place(path, frame.file_name, frame.line_num)
     return Place(path)
@@ -405,7 +402,7 @@ def _operand_of(item: Moving) -> Moving:
     raise AssertionError("a comparison of constants")
 
 
-def bound(primitive: Any, params: Any, arrays: Sequence[Any]) -> list[Any]:
+def bound(primitive: Primitive, params: Mapping[str, Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """What a primitive gives for these arrays."""
     subfunctions = any(hasattr(value, "eqns") or hasattr(value, "jaxpr") for value in params.values())
     params = {key: _in_float32(value) for key, value in params.items()}
@@ -424,6 +421,6 @@ def _in_float32(value: Any) -> Any:
     return value
 
 
-def _has_batches(value: Any) -> bool:
+def _has_batches(value: object) -> bool:
     entries = value.values() if isinstance(value, dict) else value if type(value) is tuple else ()
     return isinstance(value, Batch) or any(map(_has_batches, entries))

@@ -19,7 +19,7 @@ from ..core.refusals import Refused
 from ..core.sizes import Batch, Shape
 from ..passes import composites
 from .converter import Converter, Operation, handles
-from .items import Fixed, Item
+from .items import Fixed, Item, Result
 
 # Below this, softmax makes nothing of a value: a mask.
 _MASK = -1e4
@@ -47,42 +47,40 @@ _VALUES: dict[str, Callable[..., Any]] = {
 }
 
 
-def samples_of(c: Converter, name: str, params: Any, operands: Sequence[Item]) -> dict[str, Curve]:
+def samples_of(c: Converter, operation: Operation, operands: Sequence[Item]) -> dict[str, Curve]:
     """What a result is as a function of earlier values, where it is one value by value."""
+    name = operation.name
     function = _VALUES.get(name)
     if name == "integer_pow":
-        function = lambda x: np.power(x, params["y"])  # noqa: E731
+        function = lambda x: np.power(x, operation.params["y"])  # noqa: E731
     if function is None:
         return {}
     dtype = bool if name in (*_COMPARISONS, *_LOGIC) else np.float64
 
-    def evaluate(*given: Any) -> np.ndarray:
+    def evaluate(*numbers: np.ndarray | float) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return np.asarray(
-                function(*(each if isinstance(each, np.ndarray) else np.float64(each) for each in given)), dtype
-            )
+            return np.asarray(function(*(n if isinstance(n, np.ndarray) else np.float64(n) for n in numbers)), dtype)
 
     return c.sampled(operands, evaluate)
 
 
 def elementwise(c: Converter, operation: Operation, operands: Sequence[Item], kind: str, **attributes: Any) -> Moving:
     """One step, or the function that it completes."""
-    samples = samples_of(c, operation.name, operation.params, operands)
-    shape = operation.shape
+    samples, shape = samples_of(c, operation, operands), operation.shape
     made = c.recognized(samples, operands, shape)
     return made if made is not None else c.emit(kind, operands, shape, samples=samples, **attributes)
 
 
 @handles(*_UNARY)
-def _unary(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _unary(c: Converter, operation: Operation, *operands: Item) -> Item:
     return elementwise(c, operation, operands, _UNARY[operation.name])
 
 
 @handles("expm1", "log1p", "exp2", "cbrt", "ceil", "erfc", "is_finite")
-def _composite(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _composite(c: Converter, operation: Operation, *operands: Item) -> Item:
     """What the network has no kind for, in kinds that it has; mostly a part of a function that is recognised later."""
     name, (x,), shape = operation.name, operands, operation.shape
-    samples = samples_of(c, name, operation.params, operands)
+    samples = samples_of(c, operation, operands)
     if name == "is_finite":
         return Moving("", shape, bool, samples, ("is_finite", x, None))
     made = c.recognized(samples, operands, shape)
@@ -107,9 +105,8 @@ _COMPOSITES: dict[str, list[tuple[str, float | None, float | None]]] = {
 
 
 @handles(*_BINARY)
-def _binary(c: Converter, operation: Operation, *operands: Any) -> Item:
-    name, (first, second) = operation.name, operands
-    shape = operation.shape
+def _binary(c: Converter, operation: Operation, *operands: Item) -> Item:
+    name, shape, (first, second) = operation.name, operation.shape, operands
     numbers = [each.number if isinstance(each, Fixed) else None for each in operands]
     if name in ("max", "min"):
         # Where a maximum begins.
@@ -155,7 +152,7 @@ def _of_rows(c: Converter, item: Item, shape: Shape) -> Item:
 
 
 @handles("integer_pow")
-def _integer_power(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _integer_power(c: Converter, operation: Operation, *operands: Item) -> Item:
     exponent = int(operation.params["y"])
     if exponent == 2:
         return elementwise(c, operation, operands, "square")
@@ -163,24 +160,24 @@ def _integer_power(c: Converter, operation: Operation, *operands: Any) -> Item:
 
 
 @handles("pow")
-def _power(c: Converter, operation: Operation, x: Any, exponent: Any) -> Item:
+def _power(c: Converter, operation: Operation, x: Moving, exponent: Item) -> Item:
     if not isinstance(exponent, Fixed) or exponent.number is None:
         raise Refused("its exponent is no number")
-    samples = samples_of(c, "pow", {}, [x, exponent])
+    samples = samples_of(c, operation, [x, exponent])
     return c.emit("pow", [x], operation.shape, samples=samples, exponent=exponent.number)
 
 
 @handles("clamp")
-def _clamp(c: Converter, operation: Operation, low: Any, x: Any, high: Any) -> Item:
+def _clamp(c: Converter, operation: Operation, low: Item, x: Item, high: Item) -> Item:
     shape = operation.shape
-    made = c.recognized(samples_of(c, "clamp", {}, [low, x, high]), [x], shape)
+    made = c.recognized(samples_of(c, operation, [low, x, high]), [x], shape)
     if made is not None:
         return made
     return c.emit("minimum", [c.emit("maximum", [x, low], shape), high], shape)
 
 
 @handles(*_COMPARISONS, *_LOGIC)
-def _comparison(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _comparison(c: Converter, operation: Operation, *operands: Item) -> Item:
     name, shape = operation.name, operation.shape
     left, right = operands if len(operands) == 2 else (operands[0], None)
     if name in _LOGIC:
@@ -189,21 +186,22 @@ def _comparison(c: Converter, operation: Operation, *operands: Any) -> Item:
         mask = None if _is_below_zero(name, left, right) else masks.compared(c, name, left, right, shape)
     if mask is not None:
         return mask
-    samples = samples_of(c, name, operation.params, operands)
+    samples = samples_of(c, operation, operands)
     return Moving("", shape, bool, samples, (name, left, right))
 
 
 @handles("select_n")
-def _select(c: Converter, operation: Operation, condition: Any, *cases: Any) -> Item:
+def _select(c: Converter, operation: Operation, condition: Item, *cases: Item) -> Item:
     shape = operation.shape
     if len(cases) != 2:
         raise Refused("")
     if masks.is_truth(c, condition):
+        assert isinstance(condition, Moving)
         return masks.chosen(c, condition, cases[1], cases[0], shape)
     if isinstance(condition, Moving):
         if _counts_from_the_end(condition, cases[0]):
             return cases[0]
-        samples = samples_of(c, "select_n", operation.params, [condition, *cases])
+        samples = samples_of(c, operation, [condition, *cases])
         made = c.recognized(samples, cases, shape)
         if made is not None:
             return made
@@ -231,7 +229,7 @@ def _counts_from_the_end(condition: Moving, index: Item) -> bool:
     return left is index and _is_below_zero(word, left, right)
 
 
-def _is_below_zero(word: str, left: Any, right: Any) -> bool:
+def _is_below_zero(word: str, left: Item, right: Item | None) -> bool:
     """Whether integers are asked if they are negative."""
     whole = isinstance(left, Moving) and np.issubdtype(left.dtype, np.integer)
     return whole and word == "lt" and isinstance(right, Fixed) and right.number == 0
@@ -256,12 +254,12 @@ def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: Sh
 
 
 @handles("stop_gradient")
-def _stop_gradient(c: Converter, operation: Operation, x: Any) -> Item:
+def _stop_gradient(c: Converter, operation: Operation, x: Moving) -> Item:
     return c.emit("identity", [x], x.shape, expression=None, stop_gradient=True)
 
 
 @handles("convert_element_type")
-def _convert(c: Converter, operation: Operation, x: Any) -> Item:
+def _convert(c: Converter, operation: Operation, x: Moving) -> Item:
     if x.comparison is not None:
         raise Refused("truth values made numbers")
     if np.dtype(operation.params["new_dtype"]).kind == "b" and (mask := masks.as_truth(c, x)) is not None:
@@ -275,5 +273,5 @@ def _convert(c: Converter, operation: Operation, x: Any) -> Item:
 
 
 @handles("copy", "copy_p", "reduce_precision", "optimization_barrier", "name", "sharding_constraint", "mesh_cast")
-def _same(c: Converter, operation: Operation, *operands: Any) -> Any:
+def _same(c: Converter, operation: Operation, *operands: Item) -> Result:
     return list(operands) if len(operands) > 1 else operands[0]

@@ -26,7 +26,7 @@ class Node:
 
     path: str = ""
     data: Any = None
-    function: Callable[..., Any] | None = None
+    function: Callable[..., list[jax.Array]] | None = None
     inputs: tuple[Node, ...] = ()
     index: int = 0
     random: str = ""
@@ -67,7 +67,7 @@ class Fixed:
             return None
         return float(values.flat[0])
 
-    def then(self, function: Callable[..., Any], *others: Fixed) -> Fixed:
+    def then(self, function: Callable[..., jax.Array], *others: Fixed) -> Fixed:
         """What a function of its array, and of others', gives."""
         node = Node(function=lambda *arrays: [function(*arrays)], inputs=(self.node, *(other.node for other in others)))
         parts = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (self, *others)]
@@ -76,20 +76,20 @@ class Fixed:
 
 
 Item = Fixed | Moving
+Result = Item | list[Item]
 
 
 def nodes(node: Node) -> list[Node]:
     """All that a node is computed from, each once and after what it is computed from; the node itself is last."""
-    ordered: dict[int, Node] = {}
+    ordered: dict[Node, None] = {}
     stack = [node]
     while stack:
-        missing = [part for part in stack[-1].inputs if id(part) not in ordered]
+        missing = [part for part in stack[-1].inputs if part not in ordered]
         if missing:
             stack.extend(reversed(missing))
         else:
-            done = stack.pop()
-            ordered.setdefault(id(done), done)
-    return list(ordered.values())
+            ordered.setdefault(stack.pop())
+    return list(ordered)
 
 
 def sources(node: Node) -> tuple[str, ...]:
@@ -104,14 +104,14 @@ class Expression:
         self.node = node
         self.sources = sources(node)
 
-    def __call__(self, *arrays: Any, rows: int = 1) -> Any:
+    def __call__(self, *arrays: jax.Array, rows: int = 1) -> jax.Array:
         """rows: examples, of what follows their number."""
-        given = dict(zip(self.sources, arrays, strict=True))
-        results: dict[int, Any] = {}
+        sources = dict(zip(self.sources, arrays, strict=True))
+        results: dict[Node, jax.Array] = {}
         for node in nodes(self.node):
             if node.function is None:
-                results[id(node)] = given[node.path] if node.path else node.data
+                results[node] = sources[node.path] if node.path else node.data
             else:
                 more = {"rows": rows} if node.by_rows else {}
-                results[id(node)] = node.function(*(results[id(part)] for part in node.inputs), **more)[node.index]
-        return results[id(self.node)]
+                results[node] = node.function(*(results[part] for part in node.inputs), **more)[node.index]
+        return results[self.node]

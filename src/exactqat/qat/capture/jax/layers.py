@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching
 
+from ..core.builder import Moving, entering
 from ..core.expressions import Dropout
 from ..core.refusals import Refused
 from .converter import Converter, Operation, handles
@@ -34,26 +35,21 @@ Attributes = tuple[tuple[str, Any], ...]
 
 
 @_LAYER.def_abstract_eval
-def _(x: Any, *tensors: Any, shape: tuple[int, ...] | None, **params: Any) -> Any:
+def _(x: Any, *tensors: object, shape: tuple[int, ...] | None, **params: object) -> Any:
     return x.update(shape=x.shape if shape is None else shape, weak_type=False)
 
 
-def _batched(operands: Sequence[Any], axes: Sequence[Any], *, attributes: Attributes, shape: Any, **params: Any) -> Any:
+def _batched(operands: Sequence[jax.Array], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
     """Under `vmap`: one axis more in front."""
     x, *tensors = operands
     if any(axis is not None for axis in axes[1:]):
         raise NotImplementedError("a layer with parameters for each member of a vmap")
     x = jnp.moveaxis(x, axes[0], 0)
-    shifted = {
-        key: tuple(each + 1 for each in value)
-        if key in ("axes", "kept_axes")
-        else value + 1
-        if key == "channel_axis"
-        else value
-        for key, value in attributes
-    }
-    shape = None if shape is None else (x.shape[0], *shape)
-    return _LAYER.bind(x, *tensors, attributes=tuple(shifted.items()), shape=shape, **params), 0
+    moved = dict(params["attributes"])
+    moved |= {key: tuple(axis + 1 for axis in moved[key]) for key in ("axes", "kept_axes") if key in moved}
+    moved |= {key: moved[key] + 1 for key in ("channel_axis",) if key in moved}
+    shape = None if params["shape"] is None else (x.shape[0], *params["shape"])
+    return _LAYER.bind(x, *tensors, **{**params, "attributes": tuple(moved.items()), "shape": shape}), 0
 
 
 batching.primitive_batchers[_LAYER] = _batched
@@ -66,7 +62,7 @@ def capturing() -> bool:
 
 def layer(
     kind: str, x: Any, *tensors: Any, shape: tuple[int, ...] | None = None, trains: bool = True, **attributes: Any
-) -> Any:
+) -> jax.Array:
     """One equation for a step of this kind; tensors may be None.
 
     trains: whether the call asks for what it does in training.
@@ -84,11 +80,11 @@ def layer(
 
 
 @handles("exactqat_layer")
-def _layer(c: Converter, operation: Operation, x: Any, *given: Any) -> Item:
+def _layer(c: Converter, operation: Operation, x: Moving, *given: Item) -> Item:
     params, rest = operation.params, iter(given)
-    tensors = [next(rest) if present else None for present in params["present"]]
-    if any(each is not None and not isinstance(each, Fixed) for each in tensors):
+    if not all(isinstance(item, Fixed) for item in given):
         raise Refused("its parameters depend on the input")
+    tensors: list[Any] = [next(rest) if present else None for present in params["present"]]
     attributes = dict(params["attributes"])
     if params["kind"] == "batch_norm":
         if any(each is not None and not each.node.path and each.node.function is not None for each in tensors[2:]):
@@ -109,111 +105,76 @@ def _layer(c: Converter, operation: Operation, x: Any, *given: Any) -> Item:
 
 
 def batch_norm(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    epsilon: float,
-    momentum: float,
-    axis: int,
-    biased: bool = False,
-    trains: bool = True,
-    counter: Any = None,
-) -> Any:
-    """momentum: as in Flax, how much of the old statistics stays. biased: of the running variance. counter: of batches,
-    with which statistics that begin at 0 are divided by what they have seen of 1."""
-    return layer(
-        "batch_norm",
-        x,
-        scale,
-        bias,
-        mean,
-        variance,
-        counter,
-        epsilon=float(epsilon),
-        momentum=1.0 - float(momentum),
-        channel_axis=axis % x.ndim,
-        training=True,
-        biased=biased,
-        debiased=counter is not None,
-        trains=trains,
-    )
+    x: jax.Array, tensors: Sequence[jax.Array | None], epsilon: float, momentum: float, axis: int, **how: Any
+) -> jax.Array:
+    """tensors: scale, bias, mean and variance, and perhaps a counter of batches, with which statistics that begin at 0
+    are divided by what they have seen of 1. momentum: as in Flax, how much of the old statistics stays. how: `biased`,
+    of the running variance; `trains`."""
+    tensors = [*tensors, *[None] * (5 - len(tensors))]
+    how = {"channel_axis": axis % x.ndim, "training": True, "biased": False, "debiased": tensors[4] is not None} | how
+    return layer("batch_norm", x, *tensors, epsilon=float(epsilon), momentum=1.0 - float(momentum), **how)
 
 
 # --- Flax -------------------------------------------------------------------------------------------------------------
 
 # By the name of the layer's class: (layer, x, get, flag) -> the result, or None where it is to be traced as it is.
 # `get` gives a parameter or a statistic by its name, or None; `flag` what the call, or else the layer, says of a name.
-_LAYERS: dict[str, Callable[[Any, Any, Callable[[str], Any], Callable[[str], Any]], Any]] = {}
+Get = Callable[[str], Any]
+_LAYERS: dict[str, Callable[[Any, jax.Array, Get, Get], jax.Array | None]] = {}
+_flax = entering(_LAYERS)
 
 
-def _flax(function: Callable[[Any, Any, Callable[[str], Any], Callable[[str], Any]], Any]) -> Any:
-    _LAYERS[function.__name__.strip("_")] = function
-    return function
-
-
-def _one_axis(layer: Any, x: Any, name: str) -> int | None:
-    axis = getattr(layer, name, -1)
+def _one_axis(module: Any, x: jax.Array, name: str) -> int | None:
+    axis = getattr(module, name, -1)
     axis = axis[0] if isinstance(axis, tuple | list) and len(axis) == 1 else axis
     return axis % x.ndim if isinstance(axis, int) else None
 
 
-@_flax
-def _BatchNorm(layer: Any, x: Any, get: Any, flag: Any) -> Any:
-    axis = _one_axis(layer, x, "axis")
+@_flax("BatchNorm")
+def _batch_norm(module: Any, x: jax.Array, get: Get, flag: Get) -> jax.Array | None:
+    axis, trains = _one_axis(module, x, "axis"), not flag("use_running_average")
     if axis is None:
         return None
-    scale, bias, mean, variance = (get(name) for name in ("scale", "bias", "mean", "var"))
-    trains = not flag("use_running_average")
-    return batch_norm(x, scale, bias, mean, variance, layer.epsilon, layer.momentum, axis, biased=True, trains=trains)
+    tensors = [get(name) for name in ("scale", "bias", "mean", "var")]
+    return batch_norm(x, tensors, module.epsilon, module.momentum, axis, biased=True, trains=trains)
 
 
-@_flax
-def _Dropout(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
-    rate = float(layer_.rate)
-    kept = tuple(axis % x.ndim for axis in layer_.broadcast_dims)
+@_flax("Dropout")
+def _dropout(module: Any, x: jax.Array, get: Get, flag: Get) -> jax.Array | None:
+    rate, kept = float(module.rate), tuple(axis % x.ndim for axis in module.broadcast_dims)
     return x if rate == 0 else layer("dropout", x, rate=rate, kept_axes=kept, trains=not flag("deterministic"))
 
 
-@_flax
-def _LayerNorm(layer_: Any, x: Any, get: Any, flag: Any, kind: str = "layer_norm") -> Any:
-    if any(_one_axis(layer_, x, name) != x.ndim - 1 for name in ("reduction_axes", "feature_axes")):
+@_flax("LayerNorm", "RMSNorm")
+def _layer_norm(module: Any, x: jax.Array, get: Get, flag: Get) -> jax.Array | None:
+    if any(_one_axis(module, x, name) != x.ndim - 1 for name in ("reduction_axes", "feature_axes")):
         return None
-    weights = [get(name) for name in (("scale", "bias") if kind == "layer_norm" else ("scale",))]
-    return layer(kind, x, *weights, axes=(x.ndim - 1,), epsilon=float(layer_.epsilon))
+    root = any(each.__name__ == "RMSNorm" for each in type(module).__mro__)
+    weights = [get("scale")] if root else [get("scale"), get("bias")]
+    return layer("rms_norm" if root else "layer_norm", x, *weights, axes=(x.ndim - 1,), epsilon=float(module.epsilon))
 
 
-@_flax
-def _RMSNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
-    return _LayerNorm(layer_, x, get, flag, "rms_norm")
-
-
-@_flax
-def _GroupNorm(layer_: Any, x: Any, get: Any, flag: Any) -> Any:
-    """Also instance norm, whose groups are single channels."""
-    axis, instances = x.ndim - 1, not hasattr(layer_, "num_groups")
-    usual = (
-        _one_axis(layer_, x, "feature_axes") == axis if instances else getattr(layer_, "reduction_axes", None) is None
-    )
-    if not usual or x.ndim < 3:
+@_flax("GroupNorm", "InstanceNorm")
+def _group_norm(module: Any, x: jax.Array, get: Get, flag: Get) -> jax.Array | None:
+    """Groups of instance norm are single channels."""
+    axis, instances = x.ndim - 1, not hasattr(module, "num_groups")
+    whole = getattr(module, "reduction_axes", None) is None
+    if x.ndim < 3 or not (_one_axis(module, x, "feature_axes") == axis if instances else whole):
         return None
-    size = 1 if instances else int(layer_.group_size or 0)
-    groups = x.shape[axis] // size if size else int(layer_.num_groups)
-    return layer(
-        "group_norm", x, get("scale"), get("bias"), groups=groups, epsilon=float(layer_.epsilon), channel_axis=axis
-    )
+    size = 1 if instances else int(module.group_size or 0)
+    how: dict[str, Any] = {
+        "groups": x.shape[axis] // size if size else int(module.num_groups),
+        "epsilon": float(module.epsilon),
+    }
+    return layer("group_norm", x, get("scale"), get("bias"), channel_axis=axis, **how)
 
 
-_LAYERS["InstanceNorm"] = _GroupNorm
-
-
-def _flag(layer_: Any, args: Sequence[Any], kwargs: Any) -> Callable[[str], Any]:
+def _flag(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Get:
     """What a call of a layer says of a flag that only it or the layer has; it is the call's second argument."""
 
     def flag(name: str) -> Any:
-        given = kwargs.get(name, args[1] if len(args) > 1 else None)
-        return getattr(layer_, name, None) if given is None else given
+        value = kwargs.get(name, args[1] if len(args) > 1 else None)
+        return getattr(module, name, None) if value is None else value
 
     return flag
 
@@ -239,11 +200,11 @@ def _linen(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
     return next_function(*args, **kwargs)
 
 
-def _nnx(name: str, original: Any) -> Any:
+def _nnx(name: str, original: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """A layer's `__call__` in NNX."""
 
-    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        def get(tensor: str) -> Any:
+    def call(self: Any, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        def get(tensor: str) -> jax.Array | None:
             held = getattr(self, tensor, None)
             return None if held is None else held[...]
 
@@ -254,10 +215,10 @@ def _nnx(name: str, original: Any) -> Any:
     return call
 
 
-def _attention_weights(original: Any) -> Any:
+def _attention_weights(original: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Attention's dropout as a layer of its own."""
 
-    def weights(*args: Any, **kwargs: Any) -> Any:
+    def weights(*args: Any, **kwargs: Any) -> jax.Array:
         call = inspect.signature(original).bind(*args, **kwargs)
         call.apply_defaults()
         given = call.arguments
@@ -301,39 +262,26 @@ def _haiku(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
     )
     mean, variance = norm.mean_ema, norm.var_ema
     counter = hk.get_current_state()[mean.module_name]["counter"]
-    return batch_norm(
-        x, scale, offset, mean.average, variance.average, norm.eps, mean.decay, axis, biased=True, trains=trains,
-        counter=counter,
-    )  # fmt: skip
+    tensors = [scale, offset, mean.average, variance.average, counter]
+    return batch_norm(x, tensors, norm.eps, mean.decay, axis, biased=True, trains=trains)
 
 
 # --- resizing ---------------------------------------------------------------------------------------------------------
 
 
-def _resize(original: Any) -> Any:
-    def resize(image: Any, shape: Any, method: Any, *rest: Any, **others: Any) -> Any:
-        sizes = tuple(shape)
-        word = getattr(method, "name", str(method)).lower()
+def _resize(original: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def resize(image: jax.Array, shape: Sequence[int], method: Any, *rest: Any, **others: Any) -> jax.Array:
+        sizes, word = tuple(shape), getattr(method, "name", str(method)).lower()
         changed = [axis for axis, (a, b) in enumerate(zip(image.shape, sizes, strict=True)) if a != b]
         factors = [sizes[axis] / image.shape[axis] for axis in changed]
         nearest = word == "nearest" and all(factor == int(factor) for factor in factors)
         linear = word in ("linear", "bilinear", "triangle") and all(factor > 1 for factor in factors)
-        images = len(sizes) == 4 and changed and changed[0] > 0
         channels = [axis for axis in (3, 1) if axis not in changed]
-        if images and (nearest or linear) and channels:
-            channel_axis = channels[0]
-            spatial = [axis for axis in (1, 2, 3) if axis != channel_axis]
-            return layer(
-                "resize",
-                image,
-                shape=sizes,
-                size=tuple(sizes[axis] for axis in spatial),
-                mode="nearest" if nearest else "bilinear",
-                align_corners=False,
-                scales=None,
-                channel_axis=channel_axis,
-            )
-        return original(image, shape, method, *rest, **others)
+        if not (len(sizes) == 4 and changed and changed[0] > 0 and (nearest or linear) and channels):
+            return original(image, shape, method, *rest, **others)
+        size = tuple(sizes[axis] for axis in (1, 2, 3) if axis != channels[0])
+        how: dict[str, Any] = {"mode": "nearest" if nearest else "bilinear", "align_corners": False, "scales": None}
+        return layer("resize", image, shape=sizes, size=size, channel_axis=channels[0], **how)
 
     return resize
 
@@ -385,7 +333,7 @@ def context_of_its_own() -> Iterator[None]:
 
 
 @contextmanager
-def replacing(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replacing(owner: object, name: str, value: object) -> Iterator[None]:
     """Another value of an attribute, for a while."""
     before = getattr(owner, name)
     setattr(owner, name, value)

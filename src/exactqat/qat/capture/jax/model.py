@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from ....kit.planning.files import short_names
 from ....kit.planning.inputs import misfit_of_example
@@ -24,7 +25,7 @@ from ....kit.planning.network import Network, Place
 from ..core.builder import Moving
 from ..core.naming import input_names, result_name, words_of
 from ..core.refusals import SIZE_OF_BATCH, CaptureError, first_line
-from ..core.sizes import Batch
+from ..core.sizes import Batch, Shape
 from ..passes.affine import BiasAndAffine
 
 # Their handlers enter themselves into the converter's table.
@@ -77,12 +78,12 @@ class Tree:
         return jax.tree.unflatten(self.results, list(outputs))
 
 
-def is_batch(leaf: Any) -> bool:
+def is_batch(leaf: object) -> bool:
     """Whether an argument is an array with a batch."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
 
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+def named_leaves(tree: object) -> list[tuple[str, Any]]:
     """The leaves of a tree of parameters by their paths, as "encoder.layers.0.kernel"."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(".".join(words_of(path)) or "parameter", leaf) for path, leaf in found]
@@ -90,23 +91,21 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 def capture(
     function: Callable[..., Any],
-    variables: Any,
+    leaves: Mapping[str, Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    names: Sequence[str] | None = None,
     trainable: Callable[[str], bool] = lambda name: True,
     signature: inspect.Signature | None = None,
     in_training: Callable[..., Any] | None = None,
 ) -> Network:
-    """The network that ``function(variables, *args, **kwargs)`` computes, for a batch of any size.
+    """The network that ``function(list(leaves.values()), *args, **kwargs)`` computes, for a batch of any size.
 
     Args:
         function: as in evaluation; pure.
-        variables: a tree of arrays; its leaves are the network's parameters, by their paths.
+        leaves: arrays by the names that they have as the network's parameters.
         args, kwargs: the arguments. The first axis of every array is the batch; its size does not matter, values are
             not read. What is no array keeps its value.
-        names: of the leaves of `variables`, where they are not their paths.
         trainable: whether the parameter of that name is trained.
         signature: of the model, for the names of its inputs.
         in_training: `function` as in training, where that is known.
@@ -117,42 +116,39 @@ def capture(
     tree = Tree(args, kwargs or {})
     if not tree.arrays:
         raise CaptureError("example must hold an array with a batch in front")
-    leaves, definition = jax.tree.flatten(variables)
-    names = [name for name, _ in named_leaves(variables)] if names is None else list(names)
-    shapes = {name: tuple(np.shape(leaf)) for name, leaf in zip(names, leaves, strict=True)}
+    ways = _input_paths(tree, signature)
     # Networks are traced in float32, whatever they are in; those that cast by hand may need their own types.
     of_own_types = False
 
-    def parameters_given() -> list[jax.ShapeDtypeStruct]:
-        return [
-            jax.ShapeDtypeStruct(shapes[name], jnp.result_type(leaf) if of_own_types else _traced(leaf))
-            for name, leaf in zip(names, leaves, strict=True)
-        ]
+    def struct(array: Any, shape: Shape) -> jax.ShapeDtypeStruct:
+        dtype = jnp.result_type(array)
+        single = jnp.issubdtype(dtype, jnp.floating) and not of_own_types
+        return jax.ShapeDtypeStruct(shape, np.float32 if single else dtype)
 
-    def batches(shape_of: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> list[jax.ShapeDtypeStruct]:
-        return [
-            jax.ShapeDtypeStruct(shape_of(tuple(each.shape)), each.dtype if of_own_types else _traced(each))
-            for each in tree.example
-        ]
+    def parameters() -> list[jax.ShapeDtypeStruct]:
+        return [struct(leaf, np.shape(leaf)) for leaf in leaves.values()]
+
+    def batches(changed: Callable[[Shape], Shape]) -> list[jax.ShapeDtypeStruct]:
+        return [struct(array, changed(tuple(array.shape))) for array in tree.example]
 
     def called(function: Callable[..., Any]) -> Callable[..., Any]:
         def traced(leaves: Sequence[Any], arrays: Sequence[Any]) -> Any:
             args, kwargs = tree.arguments(arrays)
-            return function(jax.tree.unflatten(definition, leaves), *args, **kwargs)
+            return function(leaves, *args, **kwargs)
 
         return traced
 
     (batch,) = jax.export.symbolic_shape("batch")
 
-    def trace(function: Callable[..., Any] = function) -> tuple[Any, Any]:
+    def trace(function: Callable[..., Any] = function) -> tuple[ClosedJaxpr, Any]:
         with telling(), _equality_is_a_question(batch):
             arrays = batches(lambda shape: (batch, *shape[1:]))
-            return jax.make_jaxpr(called(function), return_shape=True)(parameters_given(), arrays)
+            return jax.make_jaxpr(called(function), return_shape=True)(parameters(), arrays)
 
-    def failure(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Exception | None:
+    def failure(changed: Callable[[Shape], Shape]) -> Exception | None:
         """What the model raises for the example with its shapes changed this way."""
         try:
-            jax.eval_shape(called(function), parameters_given(), batches(changed))
+            jax.eval_shape(called(function), parameters(), batches(changed))
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
             return error
         return None
@@ -174,8 +170,7 @@ def capture(
                 "the model decides by the values of its input; a network that is deployed does the same for every "
                 f"input: {first_line(own)}"
             ) from own
-        paths = input_names(_input_paths(tree, signature))
-        shapes_given = {path: tuple(each.shape) for path, each in zip(paths, tree.example, strict=True)}
+        shapes_given = {path: tuple(each.shape) for path, each in zip(input_names(ways), tree.example, strict=True)}
         misfit = misfit_of_example(first_line(own), shapes_given, lambda changed: failure(changed) is None)
         if misfit is None:
             raise own from None
@@ -188,17 +183,16 @@ def capture(
             raise
         except Exception:  # noqa: BLE001 - whatever the model raises: it has no training of its own
             fixed = frozenset()
-    given, inputs = parameters_given(), batches(lambda shape: (1, *shape[1:]))
     tree.results = jax.tree.structure(results)
-    c = Converter(batch, trainable, dict(zip(names, given, strict=True)), fixed)
-    paths = input_names(_input_paths(tree, signature))
-    parameters = [
-        Fixed(Node(path=name), shapes[name], np.float32 if jnp.issubdtype(each.dtype, jnp.floating) else each.dtype)
-        for name, each in zip(names, given, strict=True)
+    known, inputs = dict(zip(leaves, parameters(), strict=True)), batches(lambda shape: (1, *shape[1:]))
+    c = Converter(batch, trainable, known, fixed)
+    items_of_leaves = [
+        Fixed(Node(path=name), leaf.shape, np.float32 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
+        for name, leaf in known.items()
     ]
     values = [c.input(f"argument_{at}", (Batch(), *each.shape[1:]), each.dtype) for at, each in enumerate(inputs)]
     try:
-        items = c.run(*c.closed(jaxpr), [*parameters, *values])
+        items = c.run(*c.closed(jaxpr), [*items_of_leaves, *values])
     except (IndexError, TypeError, ValueError) as error:
         # What replaces something refused may have other axes than what reads it expects.
         refused = next((step for step in c.steps if step.attributes.get("reason")), None)
@@ -219,11 +213,11 @@ def capture(
         c.values,
         c.constants,
         tuple(steps),
-        paths,
+        input_names(ways),
         tuple(result_name(way) for way, _ in jax.tree_util.tree_flatten_with_path(results)[0]),
         tree,
         tree,
-        short_names(_input_paths(tree, signature)),
+        short_names(ways),
         channels_first=False,
     )
 
@@ -234,7 +228,7 @@ def _equality_is_a_question(batch: Any) -> Iterator[None]:
     kind: Any = type(batch)
     answer = kind.__eq__
 
-    def equal(size: Any, other: Any) -> Any:
+    def equal(size: object, other: object) -> bool:
         frame = sys._getframe(1)
         if type(other) is int and not answer(size, other) and not is_library(frame.f_code.co_filename):
             place = Place("", frame.f_code.co_filename, frame.f_lineno)
@@ -245,7 +239,7 @@ def _equality_is_a_question(batch: Any) -> Iterator[None]:
         yield
 
 
-def _fixed_in_training(evaluated: Any, trained: Any) -> Set[int]:
+def _fixed_in_training(evaluated: ClosedJaxpr, trained: ClosedJaxpr) -> Set[int]:
     """Ids of batch norms and dropouts that evaluate in training, too. Whatever else training does otherwise, the
     self-check finds."""
     ours, theirs = (
@@ -255,11 +249,6 @@ def _fixed_in_training(evaluated: Any, trained: Any) -> Set[int]:
     if [each.params["kind"] for each in ours] != [each.params["kind"] for each in theirs]:
         return frozenset()
     return {id(one) for one, other in zip(ours, theirs, strict=True) if not other.params["trains"]}
-
-
-def _traced(leaf: Any) -> Any:
-    dtype = jnp.result_type(leaf)
-    return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
 def _input_paths(tree: Tree, signature: inspect.Signature | None) -> list[tuple[str, ...]]:

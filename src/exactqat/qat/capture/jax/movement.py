@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,16 @@ from ..core.builder import Moving
 from ..core.refusals import Refused
 from ..core.sizes import Shape, Size
 from .converter import LONGEST_LOOP, Converter, Operation, handles
-from .items import Fixed, Item
+from .items import Fixed, Item, Result
 
 
 @handles("reshape")
-def _reshape(c: Converter, operation: Operation, x: Any, *sizes: Any) -> Item:
+def _reshape(c: Converter, operation: Operation, x: Moving, *sizes: Item) -> Item:
     return c.reshape(x, operation.shape)
 
 
 @handles("squeeze", "expand_dims")
-def _squeeze(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _squeeze(c: Converter, operation: Operation, *operands: Item) -> Item:
     return _with_kept_axes(c, operands[0], operation.shape)
 
 
@@ -40,7 +41,7 @@ def _with_kept_axes(c: Converter, x: Item, shape: Shape) -> Item:
 
 
 @handles("broadcast_in_dim")
-def _broadcast(c: Converter, operation: Operation, x: Any, *sizes_given: Any) -> Item:
+def _broadcast(c: Converter, operation: Operation, x: Moving, *sizes_given: Item) -> Item:
     shape, places = operation.shape, operation.params["broadcast_dimensions"]
     if x.comparison is not None:
         if x.shape != shape:
@@ -49,24 +50,22 @@ def _broadcast(c: Converter, operation: Operation, x: Any, *sizes_given: Any) ->
     sizes = [1] * len(shape)
     for at, axis in enumerate(places):
         sizes[axis] = x.shape[at]
-    x = _with_kept_axes(c, x, tuple(sizes))
-    if tuple(sizes) == shape:
-        return x
-    return c.emit("expand", [x], shape, x.dtype, shape=c.for_one(shape))
+    wide = _with_kept_axes(c, x, tuple(sizes))
+    return wide if tuple(sizes) == shape else c.emit("expand", [wide], shape, x.dtype, shape=c.for_one(shape))
 
 
 @handles("transpose")
-def _transpose(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _transpose(c: Converter, operation: Operation, *operands: Item) -> Item:
     return c.permute(operands[0], operation.params["permutation"])
 
 
 @handles("rev")
-def _reverse(c: Converter, operation: Operation, x: Any) -> Item:
+def _reverse(c: Converter, operation: Operation, x: Moving) -> Item:
     return c.flip(x, [int(axis) for axis in operation.params["dimensions"]])
 
 
 @handles("slice")
-def _slice(c: Converter, operation: Operation, x: Any) -> Item:
+def _slice(c: Converter, operation: Operation, x: Moving) -> Item:
     params = operation.params
     strides = params["strides"] or (1,) * x.rank
     for axis, bounds in enumerate(zip(params["start_indices"], params["limit_indices"], strides, strict=True)):
@@ -75,7 +74,7 @@ def _slice(c: Converter, operation: Operation, x: Any) -> Item:
 
 
 @handles("dynamic_slice")
-def _dynamic_slice(c: Converter, operation: Operation, x: Any, *starts: Any) -> Item:
+def _dynamic_slice(c: Converter, operation: Operation, x: Moving, *starts: Item) -> Item:
     if not isinstance(x, Moving):
         raise Refused("where it cuts depends on the input")
     numbers = [start.values if isinstance(start, Fixed) else None for start in starts]
@@ -99,26 +98,23 @@ def _part(c: Converter, x: Moving, starts: Sequence[Any], sizes: Sequence[Size])
 
 
 @handles("split")
-def _split(c: Converter, operation: Operation, x: Any) -> Any:
-    axis, start, parts = int(operation.params["axis"]), 0, []
-    for size in operation.params["sizes"]:
-        parts.append(c.cut(x, axis, start, start + int(size)))
-        start += int(size)
-    return parts
+def _split(c: Converter, operation: Operation, x: Moving) -> list[Item]:
+    ends = list(accumulate(operation.params["sizes"], initial=0))
+    return [c.cut(x, operation.params["axis"], *pair) for pair in pairwise(ends)]
 
 
 @handles("concatenate")
-def _concatenate(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _concatenate(c: Converter, operation: Operation, *operands: Item) -> Item:
     return c.join(operands, int(operation.params["dimension"]))
 
 
 @handles("stack")
-def _stack(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _stack(c: Converter, operation: Operation, *operands: Item) -> Item:
     return c.stacked(operands, int(operation.params["axis"]))
 
 
 @handles("tile")
-def _tile(c: Converter, operation: Operation, x: Any) -> Item:
+def _tile(c: Converter, operation: Operation, x: Item) -> Item:
     for axis, count in enumerate(operation.params["reps"]):
         if count != 1:
             x = c.join([x] * count, axis)
@@ -126,7 +122,7 @@ def _tile(c: Converter, operation: Operation, x: Any) -> Item:
 
 
 @handles("pad")
-def _pad(c: Converter, operation: Operation, x: Any, value: Any) -> Item:
+def _pad(c: Converter, operation: Operation, x: Moving, value: Item) -> Item:
     if not isinstance(x, Moving) or not isinstance(value, Fixed) or value.number is None:
         raise Refused("what it pads with is no number")
     config = [tuple(map(int, entry)) for entry in operation.params["padding_config"]]
@@ -140,7 +136,7 @@ def _pad(c: Converter, operation: Operation, x: Any, value: Any) -> Item:
 
 
 @handles("gather")
-def _gather(c: Converter, operation: Operation, x: Any, indices: Any) -> Item:
+def _gather(c: Converter, operation: Operation, x: Moving, indices: Item) -> Item:
     """Fixed places of one axis, as `x[:, indices]` and `jnp.take` ask for them."""
     numbers = operation.params["dimension_numbers"]
     if isinstance(x, Fixed) and isinstance(indices, Moving):
@@ -223,7 +219,7 @@ def _rows_alone(c: Converter, indices: Moving) -> Moving | None:
 
 
 @handles("scan")
-def _scan(c: Converter, operation: Operation, *operands: Any) -> Any:
+def _scan(c: Converter, operation: Operation, *operands: Item) -> Result:
     """A loop of a fixed number of rounds, unrolled."""
     params = operation.params
     length, rounds = int(params["length"]), params["jaxpr"]
@@ -250,14 +246,14 @@ def _entry(c: Converter, item: Item, at: int) -> Item:
 
 
 @handles("while")
-def _while(c: Converter, operation: Operation, *operands: Any) -> Any:
+def _while(c: Converter, operation: Operation, *operands: Item) -> Result:
     if not any(isinstance(each, Moving) for each in operands):
         return c.fixed(operation, list(operands))
     raise Refused("a loop whose rounds are not counted; use jax.lax.scan")
 
 
 @handles("cond")
-def _cond(c: Converter, operation: Operation, index: Any, *arguments: Any) -> Any:
+def _cond(c: Converter, operation: Operation, index: Item, *arguments: Item) -> Result:
     values = index.values if isinstance(index, Fixed) else None
     if values is None:
         if not any(isinstance(each, Moving) for each in (index, *arguments)):

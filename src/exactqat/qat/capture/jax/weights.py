@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ..core.builder import Moving
@@ -17,7 +18,7 @@ from .items import Fixed, Item
 
 
 @handles("conv_general_dilated")
-def _convolution(c: Converter, operation: Operation, x: Any, kernel: Any) -> Item:
+def _convolution(c: Converter, operation: Operation, x: Moving, kernel: Item) -> Item:
     params = operation.params
     numbers = params["dimension_numbers"]
     if not isinstance(kernel, Fixed) or not isinstance(x, Moving):
@@ -82,7 +83,7 @@ def _transposed(
     if any(before < 0 for before, _ in cut):
         raise Refused(f"with padding {tuple(padding)} wider than its window")
 
-    def turned(array: Any) -> Any:
+    def turned(array: jax.Array) -> jax.Array:
         flipped = jnp.flip(array, tuple(range(2, array.ndim))).reshape(groups, outputs // groups, inputs, *window)
         return jnp.swapaxes(flipped, 1, 2).reshape(groups * inputs, outputs // groups, *window)
 
@@ -99,10 +100,10 @@ def _transposed(
 
 
 @handles("dot_general")
-def _product(c: Converter, operation: Operation, *operands: Any) -> Item:
+def _product(c: Converter, operation: Operation, *operands: Item) -> Item:
     contracted, batched = operation.params["dimension_numbers"]
     for x, weight, x_axes, weight_axes in zip(operands, operands[::-1], contracted, contracted[::-1], strict=True):
-        if isinstance(weight, Fixed) and not batched[0]:
+        if isinstance(weight, Fixed) and isinstance(x, Moving) and not batched[0]:
             made = with_weight(c, x, [int(axis) for axis in x_axes], weight, weight_axes, c.module_of(weight))
             if x is operands[0]:
                 return made

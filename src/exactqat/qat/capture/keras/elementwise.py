@@ -13,7 +13,7 @@ from ..core import masks
 from ..core.builder import Moving
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
-from .items import Fixed, Item, numpy_of
+from .items import Fixed, Item, Result, numpy_of
 from .reader import Reader, layers, operations
 
 _KINDS = {
@@ -30,14 +30,15 @@ _LOGIC = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not"}
 
 
 @operations(*_KINDS, *_FUNCTIONS, *_COMPARISONS)
-def _elementwise(c: Reader, operation: Any, *operands: Any) -> Any:
+def _elementwise(c: Reader, operation: keras.Operation, *operands: Item) -> Result:
     name = type(operation).__name__
     moving = [each for each in operands if isinstance(each, Moving)]
     shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
     if name in _HOW and (mask := masks.compared(c, _HOW[name], operands[0], operands[1], shape)) is not None:
         return mask
-    if name == "Where" and masks.is_truth(c, operands[0]):
-        return masks.chosen(c, operands[0], operands[1], operands[2], shape)
+    if name == "Where" and masks.is_truth(c, condition := operands[0]):
+        assert isinstance(condition, Moving)
+        return masks.chosen(c, condition, operands[1], operands[2], shape)
     if (mask := masks.arithmetic(c, _KINDS.get(name, ""), operands, shape)) is not None:
         return mask
 
@@ -55,12 +56,12 @@ def _elementwise(c: Reader, operation: Any, *operands: Any) -> Any:
         given = {key: each for key, each in vars(operation).items() if isinstance(each, int | float) and key[0] != "_"}
         words = ", ".join(f"{key}={each}" for key, each in given.items() if key != "built")
         raise Refused(f"with {words}" if words else "")
-    operands = tuple(each.number if isinstance(each, Fixed) and each.number is not None else each for each in operands)
-    return c.emit(_KINDS[name], operands, shape, samples=samples)
+    read = [each.number if isinstance(each, Fixed) and each.number is not None else each for each in operands]
+    return c.emit(_KINDS[name], read, shape, samples=samples)
 
 
 @operations(*_LOGIC)
-def _logic(c: Reader, operation: Any, *operands: Any) -> Any:
+def _logic(c: Reader, operation: keras.Operation, *operands: Item) -> Result:
     shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
     made = masks.combined(c, _LOGIC[type(operation).__name__], operands, shape)
     if made is None:
@@ -69,13 +70,13 @@ def _logic(c: Reader, operation: Any, *operands: Any) -> Any:
 
 
 @operations("ZerosLike", "OnesLike")
-def _alike(c: Reader, operation: Any, x: Moving) -> Any:
+def _alike(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     made = np.zeros if type(operation).__name__ == "ZerosLike" else np.ones
     return c.fixed_of(made(c.for_one(x.shape), np.float32))
 
 
 @operations("HardShrink", "SoftShrink", "Threshold")
-def _shrink(c: Reader, operation: Any, x: Moving) -> Any:
+def _shrink(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     name = type(operation).__name__
     if name == "Threshold":
         return c.emit("threshold", [x], x.shape, least=float(operation.threshold), value=float(operation.default_value))
@@ -83,7 +84,7 @@ def _shrink(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("TanhShrink", "Log1p", "Expm1")
-def _composite(c: Reader, operation: Any, x: Moving) -> Any:
+def _composite(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     """What the network has no kind for, in kinds that it has."""
     name = type(operation).__name__
     if name == "TanhShrink":
@@ -94,7 +95,7 @@ def _composite(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("Glu")
-def _glu(c: Reader, operation: Any, x: Moving) -> Any:
+def _glu(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis = int(operation.axis) % x.rank
     half = x.shape[axis] // 2
     one, two = c.cut(x, axis, 0, half), c.cut(x, axis, half, 2 * half)
@@ -102,7 +103,7 @@ def _glu(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("Power")
-def _power(c: Reader, operation: Any, x1: Any, x2: Any) -> Any:
+def _power(c: Reader, operation: keras.Operation, x1: Any, x2: Any) -> Result:
     exponent = x2.number if isinstance(x2, Fixed) else x2
     if not isinstance(x1, Moving) or not isinstance(exponent, int | float):
         raise Refused("its exponent is no number")
@@ -113,7 +114,7 @@ def _power(c: Reader, operation: Any, x1: Any, x2: Any) -> Any:
 
 @operations("Softmax", "LogSoftmax")
 @layers("Softmax")
-def _softmax(c: Reader, how: Any, x: Moving, mask: Any = None) -> Any:
+def _softmax(c: Reader, how: Any, x: Moving, mask: Item | None = None) -> Result:
     """An operation, or a layer, which may have a mask."""
     axes = [how.axis] if isinstance(how.axis, int) else list(how.axis)
     if len(axes) != 1:
@@ -134,7 +135,7 @@ def _softmax(c: Reader, how: Any, x: Moving, mask: Any = None) -> Any:
 
 
 @operations("Cast", "Copy", "ConvertToTensor")
-def _same(c: Reader, operation: Any, x: Moving) -> Any:
+def _same(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     word = str(getattr(operation, "dtype", None) or "float")
     if word == "bool":
         truth = masks.as_truth(c, x)
@@ -147,7 +148,7 @@ def _same(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @layers("PReLU")
-def _prelu(c: Reader, layer: Any, x: Moving) -> Any:
+def _prelu(c: Reader, layer: keras.Layer, x: Moving) -> Result:
     alpha = c.weight(layer.alpha)
     if any(size != 1 for size in alpha.shape[:-1]):
         # A slope for each place, Keras' default: x + (slope - 1) * min(x, 0). Slopes begin at 0, which has no scale.
@@ -159,12 +160,12 @@ def _prelu(c: Reader, layer: Any, x: Moving) -> Any:
 
 
 @layers("Rescaling")
-def _rescaling(c: Reader, layer: Any, x: Moving) -> Any:
+def _rescaling(c: Reader, layer: keras.Layer, x: Moving) -> Result:
     return _scaled(c, x, np.asarray(layer.scale, np.float32), np.asarray(layer.offset, np.float32))
 
 
 @layers("Normalization")
-def _normalization(c: Reader, layer: Any, x: Moving) -> Any:
+def _normalization(c: Reader, layer: keras.Layer, x: Moving) -> Result:
     mean, deviation = numpy_of(layer.mean), np.maximum(np.sqrt(numpy_of(layer.variance)), 1e-7)
     # (x - mean) / deviation, or the way back.
     return _scaled(c, x, deviation, mean) if layer.invert else _scaled(c, x, 1 / deviation, -mean / deviation)

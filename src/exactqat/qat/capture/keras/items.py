@@ -37,6 +37,7 @@ class Fixed:
 
 
 Item = Moving | Fixed
+Result = Item | Sequence[Item]
 
 
 def numpy_of(value: Any) -> np.ndarray:
@@ -50,7 +51,15 @@ def first_line(error: BaseException) -> str:
     return line.split(". ")[0].rstrip(".")
 
 
-def for_one_example(operation: Any) -> Any:
+def is_seed(variable: keras.Variable) -> bool:
+    return "seed_generator" in variable.path
+
+
+def path_of(layer: keras.Layer) -> str:
+    return str(getattr(layer, "path", None) or layer.name).replace("/", ".")
+
+
+def for_one_example(operation: keras.Operation) -> keras.Operation:
     """What an operation that repeats something fixed for every example makes of it: the same, with a batch of one."""
     shapes = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(operation).items()}
     sizes = {name: value for name, value in shapes.items() if name[0] != "_" and _follow_the_batch(value)}
@@ -63,7 +72,7 @@ def for_one_example(operation: Any) -> Any:
     return of_one
 
 
-def _follow_the_batch(value: Any) -> bool:
+def _follow_the_batch(value: object) -> bool:
     return any(isinstance(size, Batch) for size in (value if isinstance(value, tuple) else [value]))
 
 
@@ -73,7 +82,7 @@ class Computed:
     It takes and gives NumPy arrays, or what training holds Keras' tensors in, each as its attribute `tensor`.
     """
 
-    def __init__(self, operation: Any, args: Any, kwargs: Any, names: Sequence[str], index: int) -> None:
+    def __init__(self, operation: keras.Operation, args: Any, kwargs: Any, names: Sequence[str], index: int) -> None:
         self.operation, self.args, self.kwargs = operation, args, kwargs
         self.operands = tuple(names)
         self.index = index
@@ -97,7 +106,7 @@ class Computed:
 class InTraining:
     """The expression of a step that training alone has: what a layer of Keras does then, by its own random numbers."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: keras.Layer) -> None:
         self.layer = layer
         self.sources: tuple[str, ...] = ()
 

@@ -23,9 +23,8 @@ from ..core.sizes import Batch
 from ..passes.affine import BiasAndAffine
 
 # Their handlers enter themselves into the reader's tables.
-from . import elementwise, markers, movement, normalization, products, reduction, sequence  # noqa: F401
-from .items import InTraining, Item, first_line
-from .known import is_seed, path_of
+from . import elementwise, markers, movement, products, reduction, sequence  # noqa: F401
+from .items import InTraining, Item, first_line, is_seed, path_of
 from .reader import Reader
 from .tree import Tree, flat_shapes, input_words, output_words, packed
 
@@ -35,23 +34,21 @@ _WHOLE = ("bool", "int32", "int64")
 __all__ = ["CaptureError", "InTraining", "capture", "first_line", "is_seed", "variable_names"]
 
 
-def variable_names(model: Any) -> dict[int, str]:
+def variable_names(model: keras.Model) -> dict[int, str]:
     """Names of a model's variables by identity: their paths, with dots."""
     names: dict[int, str] = {}
-    taken: set[str] = set()
-    for variable in model.variables:
-        if id(variable) in names:
-            continue
-        path = variable.path.replace("/", ".")
-        own = path.removeprefix(f"{model.name}.")
-        name = free_name(own, taken)
-        names[id(variable)] = name
-        taken.add(name)
+    for variable in {id(variable): variable for variable in model.variables}.values():
+        own = variable.path.replace("/", ".").removeprefix(f"{model.name}.")
+        names[id(variable)] = free_name(own, names.values())
     return names
 
 
 def capture(
-    model: Any, shapes: Any, names: Mapping[int, str], losses: list[str] | None = None, dtypes: Sequence[str] = ()
+    model: keras.Model,
+    shapes: Any,
+    names: Mapping[int, str],
+    losses: list[str] | None = None,
+    dtypes: Sequence[str] = (),
 ) -> Network:
     """The network that a built model computes in evaluation, for a batch of any size.
 
@@ -152,7 +149,7 @@ def as_needed(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]
     return tuple(ordered.values())
 
 
-def _misfit(model: Any, shapes: Any, text: str, paths: Sequence[str]) -> str | None:
+def _misfit(model: keras.Model, shapes: Any, text: str, paths: Sequence[str]) -> str | None:
     """What is wrong with the example's shapes; None if nothing is."""
     flat = flat_shapes(shapes)
     more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}

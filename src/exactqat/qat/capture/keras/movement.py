@@ -7,18 +7,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from ..core.builder import Moving
 from ..core.refusals import SIZE_OF_BATCH, Refused
 from ..core.sizes import Batch, Size, exact
-from .items import Fixed, Item
+from .items import Fixed, Item, Result
 from .reader import Reader, layers, operations
 from .reduction import axes_of, channel_axis_of, padded, spatial_axes
 
 
 @operations("Reshape")
-def _reshape(c: Reader, operation: Any, x: Moving) -> Any:
+def _reshape(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     newshape = operation.newshape
     sizes = list(exact(newshape if isinstance(newshape, Sequence) else [newshape]))
     if -1 in sizes:
@@ -28,12 +29,12 @@ def _reshape(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("Squeeze", "ExpandDims")
-def _units(c: Reader, operation: Any, x: Moving) -> Any:
+def _units(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     return c.reshape(x, c.shape_of(operation, x))
 
 
 @operations("Transpose", "Moveaxis", "Swapaxes")
-def _permute(c: Reader, operation: Any, x: Moving) -> Any:
+def _permute(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     name, axes = type(operation).__name__, range(x.rank)
     # Axes whose sizes are their numbers, moved.
     whole = np.empty(axes)
@@ -47,7 +48,7 @@ def _permute(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("DepthToSpace", "SpaceToDepth")
-def _blocks(c: Reader, operation: Any, x: Moving) -> Any:
+def _blocks(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     """As Keras writes it, over channels that are last."""
     side, result = int(operation.block_size), c.shape_of(operation, x)
     first = channel_axis_of(operation.data_format, x.rank) == 1
@@ -64,7 +65,7 @@ def _blocks(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("GetItem")
-def _get(c: Reader, operation: Any, x: Moving, key: Any) -> Any:
+def _get(c: Reader, operation: keras.Operation, x: Moving, key: Any) -> Result:
     keys = list(key) if isinstance(key, tuple | list) else [key]
     parts = [part for each in keys for part in ([each.start, each.stop] if isinstance(each, slice) else [each])]
     if any(isinstance(part, Item) for part in parts):
@@ -100,7 +101,7 @@ def _get(c: Reader, operation: Any, x: Moving, key: Any) -> Any:
 
 
 @operations("Take")
-def _take(c: Reader, operation: Any, x: Item, indices: Any) -> Any:
+def _take(c: Reader, operation: keras.Operation, x: Item, indices: Any) -> Result:
     """Rows of a table by integers that the network is given."""
     if (
         not isinstance(x, Fixed)
@@ -113,24 +114,8 @@ def _take(c: Reader, operation: Any, x: Item, indices: Any) -> Any:
     return c.emit("embedding", [indices, x], (*indices.shape, x.shape[1]), module=module, fixed_row=None)
 
 
-@operations("TakeAlongAxis")
-def _take_along(c: Reader, operation: Any, x: Item, indices: Any) -> Any:
-    """Fixed places of an axis, others for each row of the axes in front."""
-    places = None if isinstance(indices, Moving) else c.numbers(indices)
-    if not isinstance(x, Moving) or places is None or operation.axis is None or operation.axis % x.rank != x.rank - 1:
-        raise Refused("its indices depend on the input, or are not along the last axis")
-    if c.batch_axis(x.shape) != 0 or not (places == places[:1]).all():
-        raise Refused("its indices differ from example to example")
-    batch, *rows, size = x.shape
-    places = np.broadcast_to(places[0], (*rows, places.shape[-1])).astype(int) % size
-    count = math.prod(rows)
-    flat = (np.arange(count)[:, None] * size + places.reshape(count, -1)).reshape(-1)
-    taken = c.take(c.reshape(x, (batch, count * size)), 1, flat)
-    return c.reshape(taken, (batch, *places.shape))
-
-
 @operations("Concatenate", "Stack")
-def _beside(c: Reader, operation: Any, items: Sequence[Item]) -> Any:
+def _beside(c: Reader, operation: keras.Operation, items: Sequence[Item]) -> Result:
     rank = len(items[0].shape)
     if type(operation).__name__ == "Stack":
         return c.stacked(items, int(operation.axis) % (rank + 1))
@@ -138,7 +123,7 @@ def _beside(c: Reader, operation: Any, items: Sequence[Item]) -> Any:
 
 
 @operations("Split")
-def _split(c: Reader, operation: Any, x: Moving) -> Any:
+def _split(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis, parts = int(operation.axis) % x.rank, operation.indices_or_sections
     size = x.shape[axis]
     ends = [size // parts * (at + 1) for at in range(parts)] if isinstance(parts, int) else [*parts, size]
@@ -146,14 +131,14 @@ def _split(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("Unstack")
-def _unstack(c: Reader, operation: Any, x: Moving) -> Any:
+def _unstack(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis = int(operation.axis) % x.rank
     shape = [size for at, size in enumerate(x.shape) if at != axis]
     return [c.reshape(c.cut(x, axis, at, at + 1), shape) for at in range(x.shape[axis])]
 
 
 @operations("Roll")
-def _roll(c: Reader, operation: Any, x: Moving) -> Any:
+def _roll(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     if operation.axis is None:
         raise Refused("over all axes, laid flat; name the axes")
     shifts, axes = ([each] if isinstance(each, int) else list(each) for each in (operation.shift, operation.axis))
@@ -166,7 +151,7 @@ def _roll(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("Pad")
-def _pad(c: Reader, operation: Any, x: Moving, constant_values: Any = None) -> Any:
+def _pad(c: Reader, operation: keras.Operation, x: Moving, constant_values: Any = None) -> Result:
     value = constant_values.number if isinstance(constant_values, Fixed) else constant_values
     pairs = tuple((int(before), int(after)) for before, after in operation.pad_width)
     if operation.mode not in ("constant", "reflect"):
@@ -175,12 +160,12 @@ def _pad(c: Reader, operation: Any, x: Moving, constant_values: Any = None) -> A
 
 
 @operations("Flip")
-def _flip(c: Reader, operation: Any, x: Moving) -> Any:
+def _flip(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     return c.flip(x, axes_of(operation.axis, x.rank))
 
 
 @operations("Repeat")
-def _repeat(c: Reader, operation: Any, x: Moving) -> Any:
+def _repeat(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     if not isinstance(operation.repeats, int) or operation.axis is None:
         raise Refused("with a count for each entry")
     axis = int(operation.axis) % x.rank
@@ -190,14 +175,14 @@ def _repeat(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("BroadcastTo")
-def _broadcast(c: Reader, operation: Any, x: Moving) -> Any:
+def _broadcast(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     shape = exact(operation.shape)
     return c.emit("expand", [x], shape, shape=c.for_one(shape))
 
 
 @operations("Resize")
 @layers("Resizing")
-def _resize(c: Reader, how: Any, x: Moving) -> Any:
+def _resize(c: Reader, how: Any, x: Moving) -> Result:
     """An operation or a layer."""
     given = [name for name in ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "antialias") if getattr(how, name)]
     if given:
@@ -207,7 +192,7 @@ def _resize(c: Reader, how: Any, x: Moving) -> Any:
 
 
 @layers("UpSampling2D")
-def _up_sampling(c: Reader, layer: Any, x: Moving) -> Any:
+def _up_sampling(c: Reader, layer: keras.Layer, x: Moving) -> Result:
     axis = channel_axis_of(layer.data_format, x.rank)
     sizes = [x.shape[at] * by for at, by in zip(spatial_axes(x, axis), layer.size, strict=True)]
     return _resized(c, x, axis, sizes, layer.interpolation)
@@ -236,7 +221,7 @@ def _resized(c: Reader, x: Moving, axis: int, size: Sequence[int], word: str) ->
 
 
 @layers("CenterCrop")
-def _center_crop(c: Reader, layer: Any, x: Moving) -> Any:
+def _center_crop(c: Reader, layer: keras.Layer, x: Moving) -> Result:
     spatial = spatial_axes(x, channel_axis_of(layer.data_format, x.rank))
     for at, size in zip(spatial, (layer.height, layer.width), strict=True):
         if size > x.shape[at]:

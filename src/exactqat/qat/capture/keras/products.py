@@ -7,6 +7,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 
 from ....kit.planning.elementwise import SURELY_MASKED
@@ -16,12 +17,12 @@ from ..core.products import along, einsum
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
 from ..core.windows import count_of_windows, each, windows
-from .items import Fixed, Item
+from .items import Fixed, Item, Result
 from .reader import Reader, operations
 from .reduction import channel_axis_of, padding_of, spatial_axes
 
 
-def _turned(c: Reader, kernel: Any, depthwise: bool = False) -> Fixed:
+def _turned(c: Reader, kernel: Item, depthwise: bool = False) -> Fixed:
     """[*window, in / groups, out] as [out, in / groups, *window]; [*window, channels, multiplier], which is depthwise,
     as [channels * multiplier, 1, *window]."""
     if not isinstance(kernel, Fixed) or not kernel.name:
@@ -39,32 +40,33 @@ def _convolved(c: Reader, how: Any, x: Moving, weight: Fixed, module: str) -> Mo
     """how: has `strides`, `padding`, `dilation_rate` and `data_format`. weight: [out, in / groups, *window]"""
     axis, (outputs, inputs, *window) = channel_axis_of(how.data_format, x.rank), weight.shape
     strides, dilations = each(how.strides, len(window)), each(how.dilation_rate, len(window))
-    padding = padding_of(how, x, axis, window, strides, dilations)
+    padding = padding_of(how.padding, x, axis, window, strides, dilations)
     shape = list(x.shape)
     shape[axis] = outputs
-    for at, *sides in zip(spatial_axes(x, axis), window, strides, padding, dilations, strict=True):
-        shape[at] = count_of_windows(x.shape[at], *sides)
+    sides = zip(spatial_axes(x, axis), window, strides, padding, dilations, strict=True)
+    for at, side, stride, pair, dilation in sides:
+        shape[at] = count_of_windows(x.shape[at], side, stride, pair, dilation)
     attributes = {**windows(strides, padding, dilations), "groups": x.shape[axis] // inputs, "channel_axis": axis}
     return c.emit("conv", [x, weight, None], shape, module=module, **attributes)
 
 
 @operations("Conv", "DepthwiseConv")
-def _conv(c: Reader, operation: Any, inputs: Moving, kernel: Any) -> Any:
+def _conv(c: Reader, operation: keras.Operation, inputs: Moving, kernel: Fixed) -> Result:
     weight = _turned(c, kernel, type(operation).__name__ == "DepthwiseConv")
     return _convolved(c, operation, inputs, weight, c.module_of(kernel))
 
 
 @operations("SeparableConv")
-def _separable(c: Reader, operation: Any, inputs: Moving, depthwise_kernel: Any, pointwise_kernel: Any) -> Any:
-    first, second = _turned(c, depthwise_kernel, True), _turned(c, pointwise_kernel)
-    path, form = c.module_of(depthwise_kernel), operation.data_format
-    made = _convolved(c, operation, inputs, first, f"{path}.depthwise")
-    pointwise = SimpleNamespace(strides=1, padding="valid", dilation_rate=1, data_format=form)
-    return _convolved(c, pointwise, made, second, path)
+def _separable(c: Reader, operation: keras.Operation, inputs: Moving, *kernels: Fixed) -> Result:
+    depthwise, pointwise = _turned(c, kernels[0], True), _turned(c, kernels[1])
+    path, form = c.module_of(kernels[0]), operation.data_format
+    made = _convolved(c, operation, inputs, depthwise, f"{path}.depthwise")
+    how = SimpleNamespace(strides=1, padding="valid", dilation_rate=1, data_format=form)
+    return _convolved(c, how, made, pointwise, path)
 
 
 @operations("ConvTranspose")
-def _conv_transpose(c: Reader, operation: Any, inputs: Moving, kernel: Any) -> Any:
+def _conv_transpose(c: Reader, operation: keras.Operation, inputs: Moving, kernel: Fixed) -> Result:
     axis, count = channel_axis_of(operation.data_format, inputs.rank), inputs.rank - 2
     weight, shape = _turned(c, kernel), c.shape_of(operation, inputs, kernel)
     strides, dilations = each(operation.strides, count), each(operation.dilation_rate, count)
@@ -89,14 +91,14 @@ def _conv_transpose(c: Reader, operation: Any, inputs: Moving, kernel: Any) -> A
     )
 
 
-def linear(c: Reader, x: Any, kernel: Fixed, bias: Fixed | None, module: str) -> Moving:
+def linear(c: Reader, x: Item, kernel: Fixed, bias: Fixed | None, module: str) -> Moving:
     """kernel: [in, out]"""
     weight = c.then(kernel, kernel.shape[::-1], lambda array: array.transpose((1, 0)))
     return c.emit("linear", [x, weight, bias], (*x.shape[:-1], kernel.shape[1]), module=module)
 
 
 @operations("Matmul")
-def _matmul(c: Reader, operation: Any, x1: Item, x2: Item) -> Any:
+def _matmul(c: Reader, operation: keras.Operation, x1: Item, x2: Item) -> Result:
     if isinstance(x1, Moving) and isinstance(x2, Fixed) and len(x2.shape) == 2 and x2.name:
         return linear(c, x1, x2, None, c.module_of(x2))
     shape = (*broadcast(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-1])
@@ -104,21 +106,21 @@ def _matmul(c: Reader, operation: Any, x1: Item, x2: Item) -> Any:
 
 
 @operations("Einsum")
-def _einsum(c: Reader, operation: Any, *operands: Item) -> Any:
+def _einsum(c: Reader, operation: keras.Operation, *operands: Item) -> Result:
     return einsum(c, operation.subscripts, operands, lambda weight: c.module_of(weight) if weight.name else "")
 
 
 @operations("DotProductAttention")
 def _attention(
     c: Reader,
-    operation: Any,
+    operation: keras.Operation,
     query: Item,
     key: Item,
     value: Item,
     bias: Any = None,
-    mask: Any = None,
+    mask: Item | None = None,
     scale: float | None = None,
-) -> Any:
+) -> Result:
     """[batch, time, heads, size]"""
     if operation.attn_logits_soft_cap:
         raise Refused(f"with attn_logits_soft_cap={operation.attn_logits_soft_cap}; it is computed without, None")
@@ -141,7 +143,7 @@ def _attention(
 
 
 @operations("FFT", "FFT2")
-def _fourier(c: Reader, operation: Any, x: tuple[Any, Any]) -> Any:
+def _fourier(c: Reader, operation: keras.Operation, x: tuple[Any, Any]) -> Result:
     """Real and imaginary part, by products with the cosines and sines of each axis."""
     real, imaginary = x
     if not isinstance(real, Moving) or (not isinstance(imaginary, Moving) and c.numbers(imaginary).any()):  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -20,17 +21,20 @@ from ..core.expressions import Dropout
 from ..core.functions import same
 from ..core.refusals import SIZE_OF_BATCH, Refused
 from ..core.sizes import Batch, Shape, Size
-from .items import Computed, Fixed, InTraining, Item, first_line, for_one_example, numpy_of
-from .known import changed_kernel, is_seed, own_state, path_of
-from .symbols import Symbol, Weights, WeightSymbol, has_symbols, symbolic_calls
+from .items import Computed, Fixed, InTraining, Item, Result, first_line, for_one_example, is_seed, numpy_of, path_of
+from .symbols import Symbol, Weights, WeightSymbol, has_symbols
 
 # By the name of Keras' class, of operations and of layers that are more than their operations. A handler takes the
 # reader, the operation or the layer, and the items of its call; it gives those of its results.
-Handler = Callable[..., Any]
+Handler = Callable[..., Result]
 OPERATIONS: dict[str, Handler] = {}
 LAYERS: dict[str, Handler] = {}
 layers = entering(LAYERS)
 operations = entering(OPERATIONS)
+
+
+# What a layer's code raises on symbols that it does not take.
+_FAILURES = (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError)
 
 
 class _Phase(int):
@@ -52,23 +56,22 @@ class Reader(ItemBuilder[Fixed]):
     # Functions are evaluated in float32 by Keras' own operations.
     tolerance = 2e-5
 
-    def __init__(self, model: Any, names: Mapping[int, str]) -> None:
+    def __init__(self, model: keras.Model, names: Mapping[int, str]) -> None:
         """names: of variables, by identity."""
         super().__init__()
         self.names = names
         self.trains = True
         self.whole_inputs: set[str] = set()
-        self.losing: list[Any] = []
+        self.losing: list[keras.Layer] = []
         self._model = model
         self._layer = ""
         self._draws = False
         self._unshaped: dict[str, Fixed] = {}
         self._weights = Weights(model._flatten_layers(), self._symbol_of)
 
-    def read(self, model: Any, inputs: Any) -> Any:
+    def read(self, model: keras.Model, inputs: Any) -> Any:
         """The items of a model's results. inputs: items, nested as the model takes them."""
-        calls = symbolic_calls(self._called, self._dropped, self.losing.append, self._calls_of_layers())
-        with keras.StatelessScope() as scope, calls, self._weights.held(symbols=True):
+        with keras.StatelessScope() as scope, self._called_by_keras(), self._weights.held(symbols=True):
             results = model(tree.map_structure(self.symbol, inputs), training=INHERITED)
         for variable in (variable for variable in model.variables if id(variable) in self.names):
             if scope.get_current_value(variable) is not None and not is_seed(variable):
@@ -96,7 +99,7 @@ class Reader(ItemBuilder[Fixed]):
         item.name = name
         return name
 
-    def numbers(self, item: Any) -> np.ndarray | None:
+    def numbers(self, item: object) -> np.ndarray | None:
         if isinstance(item, Fixed):
             return None if item.data is None else np.asarray(item.data)
         return np.asarray(item, np.float32) if isinstance(item, int | float) else None
@@ -107,7 +110,7 @@ class Reader(ItemBuilder[Fixed]):
     def fixed_named(self, name: str) -> Fixed:
         return Fixed(name, self.constants[name].data, self.constants[name].shape, self._unshaped.get(name))
 
-    def weight(self, variable: Any) -> Any:
+    def weight(self, variable: keras.Variable) -> Any:
         """A variable of the model, or the symbol in its place; None where a layer is without."""
         if variable is None:
             return None
@@ -185,14 +188,14 @@ class Reader(ItemBuilder[Fixed]):
     def _dtype(self, item: Item) -> str:
         return "bool" if masks.is_truth(self, item) else "int32" if masks.is_given(self, item) else "float32"
 
-    def _symbol_of(self, variable: Any) -> WeightSymbol | None:
+    def _symbol_of(self, variable: keras.Variable) -> WeightSymbol | None:
         if id(variable) not in self.names or is_seed(variable):
             return None
         return WeightSymbol(Fixed(self.names[id(variable)], shape=variable.shape), variable)
 
     # --- what Keras calls ---------------------------------------------------------------------------------------------
 
-    def _called(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _called(self, operation: keras.Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The symbols of an operation's results."""
         outer = self._layer, self.trains
         if isinstance(operation, keras.Layer):
@@ -203,7 +206,7 @@ class Reader(ItemBuilder[Fixed]):
         try:
             try:
                 return tree.map_structure(self.symbol, self._results(operation, args, kwargs))
-            except (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError) as error:
+            except _FAILURES as error:
                 # What replaces something refused may have other axes than what reads it expects.
                 refused = next((step for step in self.steps[began:] if step.attributes.get("reason")), None)
                 if refused is not None:
@@ -216,11 +219,13 @@ class Reader(ItemBuilder[Fixed]):
         finally:
             self._layer, self.trains = outer
 
-    def _results(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _results(self, operation: keras.Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The items of an operation's results."""
         if isinstance(operation, keras.Layer):
-            if reason := changed_kernel(operation):
-                raise Refused(reason)
+            if mode := getattr(operation, "quantization_mode", None):
+                raise Refused(f"quantized by Keras (quantize({mode!r})); give the float model, before quantize")
+            if getattr(operation, "lora_enabled", False):
+                raise Refused("with enable_lora, its kernel is a sum; save the model and load it, which stores the sum")
             if kwargs.get("training"):
                 raise Refused("it is called with training=True in evaluation, too")
             return self.expand(operation, args, kwargs)
@@ -232,18 +237,55 @@ class Reader(ItemBuilder[Fixed]):
             raise Refused("")
         return handler(self, operation, *items, **more)
 
-    def _calls_of_layers(self) -> Iterator[tuple[type, Callable[..., Any]]]:
-        """Of each class of Keras whose layers have a handler, what its `call` is while the model is read."""
-        kinds = [getattr(keras.layers, name) for name in LAYERS if hasattr(keras.layers, name)]
-        for kind in {next(each for each in kind.__mro__ if "call" in vars(each)) for kind in kinds}:
-            yield kind, self._handled(vars(kind)["call"])
+    @contextmanager
+    def _called_by_keras(self) -> Iterator[None]:
+        """What Keras calls on symbols, it passes on, and writes nothing down."""
+        from keras.src import backend
+        from keras.src.backend import random as drawing
+        from keras.src.layers import layer as layer_module
+
+        draw, standardize = drawing.dropout, backend.standardize_shape
+
+        def passed_on(operation: keras.Operation, *args: Any, **kwargs: Any) -> Any:
+            return self._called(operation, args, kwargs)
+
+        def dropout(x: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+            if not has_symbols(x):
+                return draw(x, rate, noise_shape, seed)
+            if not self._draws:
+                raise Refused("it drops values in evaluation, too")
+            return self.symbol(self.dropout(x.item, rate, noise_shape))
+
+        def standardize_shape(shape: Sequence[Any]) -> Any:
+            return standardize([None if isinstance(size, Batch) else size for size in shape])
+
+        known = [getattr(keras.layers, name) for name in LAYERS if hasattr(keras.layers, name)]
+        kinds = {next(base for base in kind.__mro__ if "call" in vars(base)) for kind in known}
+        changes: list[tuple[Any, str, object]] = [
+            *((kind, "call", self._handled(vars(kind)["call"])) for kind in kinds),
+            (keras.Operation, "symbolic_call", passed_on),
+            (keras.Layer, "symbolic_call", passed_on),
+            (keras.Layer, "add_loss", lambda layer, loss: self.losing.append(layer)),
+            (layer_module, "Node", lambda **arguments: None),
+            (drawing, "dropout", dropout),
+            (backend, "standardize_shape", standardize_shape),
+        ]
+        with ExitStack() as stack:
+            # It words errors that pass through layers in its own way.
+            if keras.config.is_traceback_filtering_enabled():
+                keras.config.disable_traceback_filtering()
+                stack.callback(keras.config.enable_traceback_filtering)
+            for holder, name, replacement in changes:
+                stack.callback(setattr, holder, name, vars(holder)[name])
+                setattr(holder, name, replacement)
+            yield
 
     def _handled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A class's `call`; classes of the user's that are made of it call it, too."""
         signature = inspect.signature(original)
 
         @functools.wraps(original)
-        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
             given = signature.bind(layer, *args, **kwargs).arguments
             training, handler = given.pop("training", None), _table_entry(layer, LAYERS)
             _, x, *others = (tree.map_structure(self.item, value) for value in given.values())
@@ -259,7 +301,7 @@ class Reader(ItemBuilder[Fixed]):
 
         return call
 
-    def outputs(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
+    def outputs(self, operation: keras.Operation, *args: Any, **kwargs: Any) -> Any:
         """The symbolic tensors that Keras gives as an operation's results. args, kwargs: items."""
 
         def plain(item: Any) -> Any:
@@ -271,12 +313,12 @@ class Reader(ItemBuilder[Fixed]):
         args, kwargs = tree.map_structure(plain, args), tree.map_structure(plain, kwargs)
         return operation.compute_output_spec(*args, **kwargs)
 
-    def shape_of(self, operation: Any, x: Moving, *others: Any) -> Shape:
+    def shape_of(self, operation: keras.Operation, x: Moving, *others: Any) -> Shape:
         """The shape of an operation's result, as Keras says it; what it leaves open follows the batch as x does."""
         batch = x.shape[self.batch_axis(x.shape)]
         return tuple(batch if size is None else size for size in self.outputs(operation, x, *others).shape)
 
-    def _computed(self, operation: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _computed(self, operation: keras.Operation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What an operation makes of weights and data alone."""
         leaves = tree.flatten([args, kwargs])
         if any(isinstance(leaf, Batch) for leaf in leaves):
@@ -293,7 +335,7 @@ class Reader(ItemBuilder[Fixed]):
         ]
         return tree.pack_sequence_as(outputs, results)
 
-    def dropout(self, x: Moving, rate: float, noise_shape: Sequence[Any] | None) -> Moving:
+    def dropout(self, x: Moving, rate: float, noise_shape: Sequence[int | None] | None) -> Moving:
         """Values dropped in training; noise_shape: 1 where they are dropped together, along the whole axis."""
         if not rate or not self.trains:
             return x
@@ -302,13 +344,7 @@ class Reader(ItemBuilder[Fixed]):
         )  # fmt: skip
         return self.emit("dropout", [x], x.shape, expression=Dropout(float(rate), tuple(kept)))
 
-    def _dropped(self, x: Symbol, rate: float, noise_shape: Any) -> Any:
-        """By `keras.random.dropout`."""
-        if not self._draws:
-            raise Refused("it drops values in evaluation, too")
-        return self.symbol(self.dropout(x.item, rate, noise_shape))
-
-    def _refused(self, operation: Any, args: Any, kwargs: Any, refusal: Refused) -> Any:
+    def _refused(self, operation: keras.Operation, args: Any, kwargs: Any, refusal: Refused) -> Any:
         """Steps that the plan refuses, with the shapes that Keras gives an operation's results."""
         items, more = tree.map_structure(
             lambda value: value.item if isinstance(value, Symbol) else value, [list(args), kwargs]
@@ -325,7 +361,7 @@ class Reader(ItemBuilder[Fixed]):
         steps = self.unsupported(type(operation).__name__, moving, shapes, str(refusal))
         return tree.pack_sequence_as(outputs, [self.symbol(step) for step in steps])
 
-    def expand(self, layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def expand(self, layer: keras.Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The items that a layer's `call` gives. args, kwargs: symbols.
 
         Layers of Keras that do nothing else in training than to drop values are called as in training.
@@ -334,35 +370,26 @@ class Reader(ItemBuilder[Fixed]):
         kwargs, outer, self._draws = {**kwargs, "training": True} if draws else kwargs, self._draws, draws
         activation = vars(layer).get("activation")
         if callable(activation):
-            vars(layer)["activation"] = functools.partial(self._activated, activation)
+            vars(layer)["activation"] = lambda x: (
+                self.symbol(self.apply(activation, x.item)) if isinstance(x, Symbol) else activation(x)
+            )
         try:
             results = tree.map_structure(self.item, layer.call(*args, **kwargs))
-        except (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError):
-            given = [value.item for value in args if isinstance(value, Symbol)]
-            known = None
-            if len(given) == 1 and isinstance(given[0], Moving) and not layer.variables:
-                known = self.by_values(layer.call, given[0])
-            if known is None:
-                raise
-            return known
         finally:
             self._draws = outer
             if callable(activation):
                 vars(layer)["activation"] = activation
         if draws or isinstance(layer, keras.Model) or has_symbols(kwargs) or layer.trainable_variables:
             return results
-        if own_state(layer) or _table_entry(layer, LAYERS) is not None or not self.trains:
+        own_state = any(not is_seed(variable) for variable in layer.non_trainable_variables)
+        if own_state or _table_entry(layer, LAYERS) is not None or not self.trains:
             return results
         if results is self.item(args[0]) and "training" in inspect.signature(layer.call).parameters:
             # Nothing in evaluation: whatever it is, it is done in training.
             return self.emit("dropout", [results], results.shape, expression=InTraining(layer))
         return results
 
-    def _activated(self, function: Any, x: Any) -> Any:
-        """What a layer's activation makes of a symbol."""
-        return self.symbol(self.apply(function, x.item)) if isinstance(x, Symbol) else function(x)
-
-    def truth_of(self, mask: Any) -> Moving:
+    def truth_of(self, mask: Item) -> Moving:
         """1 where a layer's mask is not 0, else 0."""
         shown = masks.as_truth(self, mask) if isinstance(mask, Moving) else None
         if shown is None:
@@ -371,40 +398,38 @@ class Reader(ItemBuilder[Fixed]):
 
     # --- functions ----------------------------------------------------------------------------------------------------
 
-    def apply(self, function: Any, x: Any) -> Any:
-        """A function such as a layer's activation."""
+    def apply(self, function: Callable[[Any], Any] | None, x: Moving) -> Any:
+        """A function such as a layer's activation.
+
+        Some of Keras' own (`hard_swish`, `mish`) leave `keras.ops` before they compute: what they make of numbers says
+        which function they are.
+        """
         if function is None:
             return x
         try:
             return self.called(function, x)
         except (TypeError, ValueError, AttributeError) as error:
-            known = self.by_values(function, x)
+            reason = f"its activation computes by other means than keras.ops ({first_line(error)})"
+
+            def evaluate(points: np.ndarray) -> np.ndarray:
+                tensor = keras.ops.convert_to_tensor(np.ascontiguousarray(points, np.float32))
+                return numpy_of(function(tensor)).astype(np.float64)
+
+            for points in (curve.values for curve in x.samples.values()):
+                try:
+                    straight, turned = evaluate(points), evaluate(points[::-1])
+                except Exception:  # whatever the user's function does not like about a vector of numbers
+                    raise Refused(reason) from error
+                if straight.shape != points.shape or not same(straight, turned[::-1], self.tolerance):
+                    raise Refused(reason) from error
+            known = self.recognized(self.sampled([x], evaluate), [x], x.shape)
             if known is None:
-                raise Refused(f"its activation computes by other means than keras.ops ({first_line(error)})") from error
+                raise Refused(reason) from error
             return known
 
     def called(self, function: Callable[[Any], Any], x: Item) -> Any:
         """What a layer or a function gives for an item."""
         return self.item(function(self.symbol(x)))
-
-    def by_values(self, function: Callable[[Any], Any], x: Moving) -> Any | None:
-        """The result of a known function of one value, known by what it makes of numbers; None if it is none.
-
-        Some of Keras' own activations (`hard_swish`, `mish`) leave `keras.ops` before they compute.
-        """
-
-        def evaluate(points: np.ndarray) -> np.ndarray:
-            tensor = keras.ops.convert_to_tensor(np.ascontiguousarray(points, np.float32))
-            return numpy_of(function(tensor)).astype(np.float64)
-
-        for points in (curve.values for curve in x.samples.values()):
-            try:
-                straight, turned = evaluate(points), evaluate(points[::-1])
-            except Exception:  # whatever the user's function does not like about a vector of numbers
-                return None
-            if straight.shape != points.shape or not same(straight, turned[::-1], self.tolerance):
-                return None
-        return self.recognized(self.sampled([x], evaluate), [x], x.shape)
 
 
 def _sources(constant: Constant) -> tuple[str, ...]:
@@ -420,6 +445,6 @@ _DROPPING = {
 }
 
 
-def _table_entry(operation: Any, table: Mapping[str, Handler]) -> Handler | None:
+def _table_entry(operation: keras.Operation, table: Mapping[str, Handler]) -> Handler | None:
     names = (kind.__name__ for kind in type(operation).__mro__ if kind.__module__.startswith(("keras.", "exactqat.")))
     return next((table[name] for name in names if name in table), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions over axes, and pools."""
+"""Reductions over axes, norms and pools."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ..core.builder import Moving
 from ..core.products import cumulative_sum
 from ..core.refusals import MIXES, Refused
 from ..core.windows import each, padding_in_numbers
-from .reader import Reader, operations
+from .items import Fixed, Item, Result
+from .reader import Reader, layers, operations
 
 
-def axes_of(axis: Any, rank: int) -> tuple[int, ...]:
+def axes_of(axis: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Keras' word for axes in numbers, in order: None is all."""
     given = range(rank) if axis is None else [axis] if isinstance(axis, int) else axis
     return tuple(sorted(each % rank for each in given))
@@ -31,7 +32,7 @@ _REDUCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @operations(*_REDUCTIONS)
-def _reduce(c: Reader, operation: Any, x: Moving) -> Any:
+def _reduce(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     kind, more = _REDUCTIONS[type(operation).__name__]
     axes, of_truths = axes_of(operation.axis, x.rank), type(operation).__name__ in ("All", "Any")
     # Of masks, all is the least and any the largest.
@@ -50,14 +51,14 @@ def _reduce(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("Cumsum")
-def _cumulative_sum(c: Reader, operation: Any, x: Moving) -> Any:
+def _cumulative_sum(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     if operation.axis is None:
         raise Refused("over all axes, laid flat; name one axis")
     return cumulative_sum(c, x, int(operation.axis) % x.rank)
 
 
 @operations("Norm")
-def _length(c: Reader, operation: Any, x: Moving) -> Any:
+def _length(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axes = axes_of(operation.axis or (), x.rank)
     order = 2 if operation.ord is None else operation.ord
     if len(axes) != 1 or order not in (1, 2) or c.batch_axis(x.shape) in axes:
@@ -67,9 +68,50 @@ def _length(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("Argmax")
-def _argmax(c: Reader, operation: Any, x: Moving) -> Any:
+def _argmax(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis, keep = int(operation.axis) % x.rank, bool(operation.keepdims)
     return c.emit("argmax", [x], c.shape_of(operation, x), "int64", axis=axis, keep_dims=keep)
+
+
+@operations("LayerNorm", "RMSNorm")
+def _norm(
+    c: Reader,
+    operation: keras.Operation,
+    x: Item,
+    gamma: Fixed | None = None,
+    beta: Fixed | None = None,
+    scale: Fixed | None = None,
+) -> Result:
+    """Over the last axes."""
+    root = type(operation).__name__ == "RMSNorm"
+    if getattr(operation, "rms_scaling", False):
+        raise Refused("with rms_scaling=True; use RMSNormalization")
+    if not isinstance(x, Moving):
+        raise Refused("of something fixed")
+    axes, weights = axes_of(operation.axis, x.rank), [gamma or scale] if root else [gamma, beta]
+    if axes != tuple(range(x.rank - len(axes), x.rank)) or 0 in axes:
+        raise Refused(f"with axis={operation.axis} of {x.rank} axes; it is computed over the last ones, as with -1")
+    epsilon = float(keras.config.epsilon() if operation.epsilon is None else operation.epsilon)
+    kind = "rms_norm" if root else "layer_norm"
+    return c.emit(kind, [x, *weights], x.shape, module=c.place().path, axes=axes, epsilon=epsilon)
+
+
+@operations("Normalize")
+def _normalize(c: Reader, operation: keras.Operation, x: Moving) -> Result:
+    axes = [operation.axis] if isinstance(operation.axis, int) else list(operation.axis or ())
+    if len(axes) != 1 or operation.order != 2:
+        raise Refused(
+            f"with axis={operation.axis}, order={operation.order}; it is computed over one axis, with order=2"
+        )
+    return c.emit("normalize", [x], x.shape, axis=axes[0] % x.rank, epsilon=float(operation.epsilon or 1e-7))
+
+
+@layers("GroupNormalization")
+def _group_norm(c: Reader, layer: keras.Layer, x: Moving) -> Result:
+    axis = int(layer.axis) % x.rank
+    groups = x.shape[axis] if layer.groups == -1 else int(layer.groups)
+    tensors = [c.weight(layer.gamma), c.weight(layer.beta)]
+    return c.group_norm(x, tensors, "", axis, groups=groups, epsilon=float(layer.epsilon))
 
 
 def channel_axis_of(data_format: str | None, rank: int) -> int:
@@ -87,18 +129,20 @@ def padded(c: Reader, x: Moving, pairs: tuple[tuple[int, int], ...], mode: str, 
     return c.emit("pad", [x], shape, padding=pairs, mode=mode, value=value)
 
 
-def padding_of(how: Any, x: Moving, axis: int, window: Sequence[int], strides: Any, dilations: Any) -> Any:
+def padding_of(
+    word: str, x: Moving, axis: int, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
     """Before and after each spatial axis, of an operation with windows."""
-    return padding_in_numbers(how.padding, [x.shape[at] for at in spatial_axes(x, axis)], window, strides, dilations)
+    return padding_in_numbers(word, [x.shape[at] for at in spatial_axes(x, axis)], window, strides, dilations)
 
 
 @operations("MaxPool", "AveragePool")
-def _pool(c: Reader, operation: Any, x: Moving) -> Any:
+def _pool(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis, count = channel_axis_of(operation.data_format, x.rank), x.rank - 2
     shape, largest = c.shape_of(operation, x), type(operation).__name__ == "MaxPool"
     window = each(operation.pool_size, count)
     strides = window if operation.strides is None else each(operation.strides, count)
-    padding = padding_of(operation, x, axis, window, strides, (1,) * count)
+    padding = padding_of(operation.padding, x, axis, window, strides, (1,) * count)
     if not largest and keras.backend.backend() == "torch" and any(before != after for before, after in padding):
         # There Keras repeats the edge and counts it, where the padding is not the same on both sides.
         spatial = dict(zip(spatial_axes(x, axis), padding, strict=True))
@@ -112,7 +156,7 @@ def _pool(c: Reader, operation: Any, x: Moving) -> Any:
 
 
 @operations("AdaptiveAveragePool", "AdaptiveMaxPool")
-def _adaptive_pool(c: Reader, operation: Any, x: Moving) -> Any:
+def _adaptive_pool(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis, size = channel_axis_of(operation.data_format, x.rank), each(operation.output_size, x.rank - 2)
     kind = "adaptive_avg_pool" if type(operation).__name__ == "AdaptiveAveragePool" else "adaptive_max_pool"
     return c.emit(kind, [x], c.shape_of(operation, x), size=size, channel_axis=axis)

@@ -12,17 +12,15 @@ import numpy as np
 
 from ..core import masks
 from ..core.builder import Moving
-from ..core.expressions import Dropout
 from ..core.recurrent import ComposedCell, unrolled
 from ..core.refusals import Refused
-from .items import Fixed
-from .known import path_of
+from .items import Fixed, Item, Result, path_of
 from .products import linear
 from .reader import Reader, layers
 
 
 @layers("RNN", "Bidirectional")
-def _recurrent(c: Reader, layer: Any, x: Moving, mask: Any = None, **others: Any) -> Any:
+def _recurrent(c: Reader, layer: keras.Layer, x: Moving, mask: Item | None = None, **others: Any) -> Result:
     """The sequence or its last entry, as the layer says, and its states where it gives them."""
     if others:
         raise Refused(f"called with {', '.join(others)}; it takes a sequence, and a mask, and starts from zero")
@@ -47,7 +45,7 @@ def _recurrent(c: Reader, layer: Any, x: Moving, mask: Any = None, **others: Any
 
 
 @layers("TimeDistributed")
-def _time_distributed(c: Reader, layer: Any, x: Moving, mask: Any = None) -> Any:
+def _time_distributed(c: Reader, layer: keras.Layer, x: Moving, mask: Item | None = None) -> Result:
     """All times at once, as further examples; with batch norm inside time by time, each by statistics of its own."""
     inner, (batch, times) = layer.layer, x.shape[:2]
     if mask is not None and "mask" in inspect.signature(inner.call).parameters:
@@ -63,7 +61,7 @@ def _time_distributed(c: Reader, layer: Any, x: Moving, mask: Any = None) -> Any
 _CELLS = {keras.layers.LSTMCell: "lstm", keras.layers.GRUCell: "gru", keras.layers.SimpleRNNCell: "rnn"}
 
 
-def _run_of_time(c: Reader, layer: Any, x: Moving, mask: Any = None) -> list[Any]:
+def _run_of_time(c: Reader, layer: keras.Layer, x: Moving, mask: Item | None = None) -> list[Any]:
     """The sequence of results in the order of time, and the last states. mask: where it is 0, nothing happens."""
     cell: Any = getattr(layer, "cell", None)
     if type(cell) not in _CELLS or not isinstance(layer, keras.layers.RNN) or x.rank != 3:
@@ -74,9 +72,7 @@ def _run_of_time(c: Reader, layer: Any, x: Moving, mask: Any = None) -> list[Any
         raise Refused(f"with recurrent_dropout={cell.recurrent_dropout}; it is unrolled with recurrent_dropout=0.0")
     if layer.stateful:
         raise Refused("with stateful=True; the state starts from zero at every call, which is stateful=False")
-    if cell.dropout and c.trains:
-        # One mask for all times.
-        x = c.emit("dropout", [x], x.shape, expression=Dropout(float(cell.dropout), (1,)))
+    x = c.dropout(x, cell.dropout, (None, 1, None))  # one mask for all times
     kind = _CELLS[type(cell)]
     # What a step of the network says: PyTorch's LSTM and GRU.
     usual = cell.activation is keras.activations.tanh and kind != "rnn"
@@ -84,38 +80,21 @@ def _run_of_time(c: Reader, layer: Any, x: Moving, mask: Any = None) -> list[Any
     shown = None if mask is None else c.truth_of(mask)
     if shown is not None or not (usual and getattr(cell, "reset_after", True)):
         return _by_steps(c, layer, kind, x, shown)
-    units = int(cell.units)
-    gates = 4 if kind == "lstm" else 3
-    kernel, back = (c.weight(each) for each in (cell.kernel, cell.recurrent_kernel))
-    weights = [c.then(each, each.shape[::-1], lambda array: array.transpose((1, 0))) for each in (kernel, back)]
+    units, kernels = int(cell.units), (c.weight(cell.kernel), c.weight(cell.recurrent_kernel))
+    weights = [c.then(each, each.shape[::-1], lambda array: array.transpose((1, 0))) for each in kernels]
     if cell.use_bias:
-        bias = c.weight(cell.bias)
-        if kind == "lstm":
-            weights += [bias, c.fixed_of(np.zeros(gates * units, np.float32))]
-        else:
-            weights += [c.then(bias, (gates * units,), lambda a, at=at: a[at]) for at in (0, 1)]
-    shape = (*x.shape[:2], units)
-    last = (1, x.shape[0], units)
-    results = [
-        c.emit(
-            kind,
-            [x, *weights],
-            last if output else shape,
-            module=path_of(layer),
-            layers=1,
-            bidirectional=False,
-            batch_first=True,
-            has_bias=bool(cell.use_bias),
-            backwards=bool(layer.go_backwards),
-            update_first=kind == "gru",
-            output=output,
-        )
-        for output in range(3 if kind == "lstm" else 2)
-    ]
-    return [results[0], *(c.reshape(each, (x.shape[0], units)) for each in results[1:])]
+        bias, count = c.weight(cell.bias), weights[0].shape[0]
+        both = [bias, c.fixed_of(np.zeros(count, np.float32))]
+        weights += both if kind == "lstm" else [c.then(bias, (count,), lambda a, at=at: a[at]) for at in (0, 1)]
+    how: dict[str, Any] = {"module": path_of(layer), "layers": 1, "bidirectional": False, "batch_first": True}
+    how |= {"has_bias": bool(cell.use_bias), "backwards": bool(layer.go_backwards), "update_first": kind == "gru"}
+    (batch, times), ends = x.shape[:2], (1, 2) if kind == "lstm" else (1,)
+    sequence = c.emit(kind, [x, *weights], (batch, times, units), output=0, **how)
+    states = [c.emit(kind, [x, *weights], (1, batch, units), output=at, **how) for at in ends]
+    return [sequence, *(c.reshape(state, (batch, units)) for state in states)]
 
 
-def _by_steps(c: Reader, layer: Any, kind: str, x: Moving, mask: Moving | None) -> list[Any]:
+def _by_steps(c: Reader, layer: keras.Layer, kind: str, x: Moving, mask: Moving | None) -> list[Any]:
     """As `_run_of_time`, from products, sums and functions: other activations, a reset before the product, no gates,
     states that a mask keeps.
 

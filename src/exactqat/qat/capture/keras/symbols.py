@@ -9,8 +9,8 @@ model is read its layers hold symbols in place of their variables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import keras
@@ -146,55 +146,3 @@ class Weights:
 
 # Where Keras itself keeps what a layer holds.
 _VARIABLE_LISTS = ("_trainable_variables", "_non_trainable_variables", "_layers", "_metrics", "_losses", "_tracker")
-
-
-@contextmanager
-def symbolic_calls(
-    call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
-    drop: Callable[[Symbol, float, Any], Any],
-    losing: Callable[[Any], None],
-    calls: Iterable[tuple[type, Callable[..., Any]]],
-) -> Iterator[None]:
-    """What Keras calls on symbols, it passes on, and writes nothing down.
-
-    Args:
-        call: gets an operation, its arguments and keyword arguments, and returns the symbols of its results.
-        drop: gets what `keras.random.dropout` is called with.
-        losing: gets layers that add a loss of what they compute.
-        calls: classes of layers, and what their `call` is.
-    """
-    from keras.src import backend
-    from keras.src.backend import random as drawing
-    from keras.src.layers import layer as layer_module
-
-    draw, standardize = drawing.dropout, backend.standardize_shape
-
-    def passed_on(operation: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(operation, args, kwargs)
-
-    def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
-        return drop(inputs, rate, noise_shape) if has_symbols(inputs) else draw(inputs, rate, noise_shape, seed)
-
-    def standardize_shape(shape: Any) -> Any:
-        return standardize([None if isinstance(size, Batch) else size for size in shape])
-
-    def add_loss(layer: Any, loss: Any) -> None:
-        losing(layer)
-
-    changes: list[tuple[Any, str, Any]] = [
-        *((kind, "call", replacement) for kind, replacement in calls),
-        (keras.Operation, "symbolic_call", passed_on),
-        (keras.Layer, "symbolic_call", passed_on),
-        (keras.Layer, "add_loss", add_loss),
-        (layer_module, "Node", lambda **arguments: None),
-        (drawing, "dropout", dropout),
-        (backend, "standardize_shape", standardize_shape),
-    ]
-    with ExitStack() as stack:
-        if keras.config.is_traceback_filtering_enabled():  # It words errors that pass through layers in its own way.
-            keras.config.disable_traceback_filtering()
-            stack.callback(keras.config.enable_traceback_filtering)
-        for holder, name, replacement in changes:
-            stack.callback(setattr, holder, name, vars(holder)[name])
-            setattr(holder, name, replacement)
-        yield

@@ -8,7 +8,7 @@ sum. The network has words for both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,16 +82,14 @@ class BiasAndAffine:
             return self.c.of_both(ones, self.c.reshape(item, (1,)), lambda one, number: one * number)
         return self.c.reshape(item, (count,)) if (of_channel == np.arange(count)).all() else None
 
-    def _take(self, into: Step, reader: Step, **changes: Any) -> None:
-        """Makes `into` with these changes give what its reader gave."""
-        moved = {
-            (reader.output if name == into.output else name): (
-                replace(step, output=reader.output, **changes) if name == into.output else step
-            )
-            for name, step in self.steps.items()
-            if name != reader.output
+    def _put(self, name: str, step: Step, *taken: Step) -> None:
+        """A step in the place of one of that name, or of the one that it takes the name of, without those it takes."""
+        gone = {each.output for each in taken}
+        self.steps = {
+            (step.output if key == name else key): (step if key == name else each)
+            for key, each in self.steps.items()
+            if key == name or key not in gone
         }
-        self.steps = moved
 
     def _with_bias(self, step: Step) -> str:
         """Absorbs a sum with a constant, also where the result was moved in between; returns the result's name."""
@@ -103,53 +101,38 @@ class BiasAndAffine:
         vector = None if reader is None or reader.kind != "add" else self._vector(step, moves, reader)
         if reader is None or vector is None:
             return step.output
-        inputs = (*step.inputs[:2], self.c.operand(vector))
-        if not moves:
-            self._take(step, reader, inputs=inputs)
-            return reader.output
-        self.steps[step.output] = replace(step, inputs=inputs)
-        self._take(moves[-1], reader)
-        return step.output
+        biased, last = replace(step, inputs=(*step.inputs[:2], self.c.operand(vector))), moves[-1] if moves else step
+        self.steps[step.output] = biased
+        self._put(last.output, replace(self.steps[last.output], output=reader.output), reader)
+        return step.output if moves else reader.output
 
     def _with_line(self, name: str) -> None:
         """Makes differences, products and sums with vectors one batch norm that the user has frozen."""
-        step = self.steps[name]
-        axis, count = self._axis(step), self.c.values[name].shape[self._axis(step)]
-        c = self.c
+        c, step = self.c, self.steps[name]
+        axis, count = self._axis(step), c.values[name].shape[self._axis(step)]
+        # None: no factor, or no offset, so far.
         factor: Any = None
         offset: Any = None
         taken: list[Step] = []
         end = name
-
-        def combined(known: Any, other: Any, function: Callable[[Any, Any], Any]) -> Any:
-            return other if known is None else c.of_both(known, other, function)
-
-        while True:
-            reader = self._only_reader(end)
-            if reader is None or reader.kind not in ("add", "sub", "mul", "div"):
-                break
+        while (reader := self._only_reader(end)) is not None and reader.kind in ("add", "sub", "mul", "div"):
             vector = self._vector(replace(step, output=end), [], reader)
             if vector is None or (reader.kind in ("sub", "div") and reader.inputs[0] != end):
                 break
             if reader.kind in ("mul", "div"):
-                inverse = vector if reader.kind == "mul" else c.then(vector, (count,), lambda array: 1.0 / array)
-                factor = combined(factor, inverse, lambda a, b: a * b)
-                offset = None if offset is None else c.of_both(offset, inverse, lambda a, b: a * b)
+                vector = vector if reader.kind == "mul" else c.then(vector, (count,), lambda array: 1.0 / array)
+                factor = vector if factor is None else c.of_both(factor, vector, lambda a, b: a * b)
+                offset = None if offset is None else c.of_both(offset, vector, lambda a, b: a * b)
             else:
-                change = vector if reader.kind == "add" else c.then(vector, (count,), lambda array: -array)
-                offset = combined(offset, change, lambda a, b: a + b)
+                vector = vector if reader.kind == "add" else c.then(vector, (count,), lambda array: -array)
+                offset = vector if offset is None else c.of_both(offset, vector, lambda a, b: a + b)
             taken.append(reader)
             end = reader.output
         vectors = [each for each in (factor, offset) if each is not None]
         if factor is None or all(c.numbers(each) is not None for each in vectors):
             return
         zeros, ones = (c.operand(c.fixed_of(np.full(count, value, np.float32))) for value in (0, 1))
-        weight, bias = c.operand(factor), None if offset is None else c.operand(offset)
+        inputs = (name, c.operand(factor), None if offset is None else c.operand(offset), zeros, ones)
         attributes = {"epsilon": 0.0, "momentum": 0.1, "channel_axis": axis, "training": False, "counter": ""}
-        norm = replace(
-            taken[0], kind="batch_norm", inputs=(name, weight, bias, zeros, ones), output=end, attributes=attributes
-        )
-        gone = {each.output for each in taken}
-        self.steps = {
-            key: norm if key == end else each for key, each in self.steps.items() if key not in gone or key == end
-        }
+        norm = replace(taken[0], kind="batch_norm", inputs=inputs, output=end, attributes=attributes)
+        self._put(end, norm, *taken)

@@ -34,7 +34,7 @@ def batch_norm(
         momentum: as in Flax: how much of the running statistics stays at each batch.
     """
     if capturing():
-        return _captured_batch_norm(x, scale, bias, mean, variance, epsilon, momentum, axis)
+        return _captured_batch_norm(x, [scale, bias, mean, variance], epsilon, momentum, axis)
     shape = [-1 if at == axis % x.ndim else 1 for at in range(x.ndim)]
     factor = jax.lax.rsqrt(variance + epsilon) * (1.0 if scale is None else scale)
     y = (x - mean.reshape(shape)) * factor.reshape(shape)

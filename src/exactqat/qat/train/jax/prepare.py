@@ -87,10 +87,9 @@ def prepare(
         with at_work("prepare reads the model"):
             network = capture(
                 known.function,
-                list(known.leaves.values()),
+                known.leaves,
                 args,
                 kwargs,
-                names=list(known.leaves),
                 trainable=known.trained.__contains__,
                 signature=known.signature,
                 in_training=in_training(known) if known.trains else None,

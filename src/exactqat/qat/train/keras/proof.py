@@ -19,7 +19,7 @@ from keras import ops, tree
 
 from ....kit.planning.masks import is_mask
 from ....kit.planning.network import Network
-from ...capture.keras.known import path_of
+from ...capture.keras.items import path_of
 from ...capture.keras.model import first_line, is_seed, variable_names
 from ...capture.proof import FunctionalSubject, Named, Proof, Side, nudged, prove
 from ..core.arrays import Arrays, Mode
