@@ -509,7 +509,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {options.repeats}")
     try:
-        device = training.accelerator_named(options.device, "--device")
+        device = training.accelerator_named(options.device)
     except ValueError as error:
         parser.error(str(error))
     torch.set_num_threads(options.threads)

@@ -44,8 +44,9 @@ import numpy as np
 import torch
 
 from exactqat import cli
-from exactqat.application.job import figures, pipeline
+from exactqat.application.job import pipeline
 from exactqat.application.job.settings import Settings
+from exactqat.application.report import metrics as figures
 
 SETTINGS = ["--epochs-float", "1", "--epochs-qat", "1", "--weight-bits", "4", "--activation-bits", "4", "--keep-going"]
 # What every folder has and the job must ignore.

@@ -260,12 +260,12 @@ def test_names_of_headers() -> None:
 
 def test_devices_by_name() -> None:
     pytest.importorskip("torch")
-    from exactqat.application.job import devices
+    from exactqat.application.job import settings
 
     for name in ("xnnpack-x86", "xnnpack-arm64", "reference", "micro"):
-        assert devices.device_named(name) == name
+        assert settings.device_named(name) == name
     with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, micro, got 'toaster'$"):
-        devices.device_named("toaster")
+        settings.device_named("toaster")
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,10 @@ def test_devices_by_name() -> None:
 )
 def test_former_names_are_refused_with_the_new_one(former: str, now: str) -> None:
     pytest.importorskip("torch")
-    from exactqat.application.job import devices
+    from exactqat.application.job import settings
 
     with pytest.raises(ValueError, match=f"got '{former}'; .*{now}"):
-        devices.device_named(former)
+        settings.device_named(former)
 
 
 def test_profiles_of_python_say_what_a_former_name_is_called() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from exactqat import deploy
-from exactqat.application.job.devices import device_named
+from exactqat.application.job.settings import device_named
 from exactqat.deploy import Builder, Graph, per_tensor, simulate, unclaimed, verify, write_tflite
 from exactqat.deploy.runtimes import profile_here
 from exactqat.kit.device import PROFILES, Profile, declare, profile, profile_named

@@ -22,12 +22,12 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 
 from exactqat import cli, deploy, qat, tune  # noqa: E402
-from exactqat.application.job import beside, data, figures, pipeline, restored  # noqa: E402
+from exactqat.application.job import beside, data, pipeline, restored  # noqa: E402
+from exactqat.application.job.results import Results  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.application.report import findings  # noqa: E402
+from exactqat.application.report import findings, metrics  # noqa: E402
 from exactqat.application.report import job_page as report  # noqa: E402
 from exactqat.application.report.luck import paired  # noqa: E402
-from exactqat.application.report.results import Results  # noqa: E402
 from exactqat.deploy import profiles_here  # noqa: E402
 from exactqat.kit.device.profile import that_run  # noqa: E402
 
@@ -55,8 +55,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result
     with pytest.MonkeyPatch.context() as patch:
         two_methods(patch)
         results = pipeline.run(settings(out, device=FORMER), keep_going=True)
-        figures.write_metrics(results)
-        figures.write_report(results)
+        metrics.write_metrics(results)
+        metrics.write_report(results)
         yield out, results
 
 
@@ -115,7 +115,7 @@ def test_its_own_device_computes_what_was_trained(job: tuple[Path, Results], cal
         assert status == 0 and f"It was trained for {FORMER}, this device" in output
         assert "computes what was trained: none of 3,590 integers of the outputs differs" in output
         assert "no answer changes" in output
-    assert results.equal and results.training_differing == 0 < results.training_values
+    assert results.equal and results.training.differing == 0 < results.training.values
 
 
 @pytest.mark.slow
@@ -293,9 +293,9 @@ def test_luck_is_judged_pair_by_pair(job: tuple[Path, Results]) -> None:
         row = network["beside_float"]
         assert row["gained"] - row["lost"] == int(right.sum()) - int((floats == labels).sum())
     page = (out / "report.html").read_text()
-    for row in findings.rows(results)[1:]:
-        assert row.paired is not None and row.paired.points() in page
-        assert row.paired.verdict().replace("<", "&lt;") in page
+    for outcome in results.outcomes:
+        pair = findings.beside_float(results, outcome)
+        assert pair.points() in page and pair.verdict().replace("<", "&lt;") in page
     assert "differences below" not in page
 
 
@@ -316,9 +316,8 @@ def test_photos_are_called_by_their_files(tmp_path: Path) -> None:
             assert np.array_equal(pixels, image[0].numpy()) and name.startswith(dataset.class_names[label])
     two = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
     wrong = 1 - dataset.test.labels.numpy()
-    results = Results(settings(tmp_path), dataset, two, None, 0.0, 0.0, 0, [])  # type: ignore[arg-type]
+    results = Results(settings(tmp_path), dataset, two, None, 0.0, 0.0, 0, wrong)  # type: ignore[arg-type]
     object.__setattr__(results.settings, "weight_bits", None)
-    results.__dict__["float_predictions"] = wrong
     results.outcomes = []
 
     class Chosen:

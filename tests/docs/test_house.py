@@ -266,8 +266,8 @@ FLOORS = (
     ("train",),
     ("qat",),
     ("tune",),
-    ("report",),
     ("job",),
+    ("report",),
     ("cli",),
     ("__main__",),
 )

@@ -35,10 +35,10 @@ from PIL import Image  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.application.job import augmentation, beside, data, figures, files, pipeline, restored, training  # noqa: E402
+from exactqat.application.job import augmentation, beside, data, files, pipeline, restored, training  # noqa: E402
 from exactqat.application.job.models import NETWORKS  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.application.report import charts, findings  # noqa: E402
+from exactqat.application.report import charts, findings, metrics  # noqa: E402
 from exactqat.application.report import job_page as report  # noqa: E402
 from exactqat.application.report.page import render  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
@@ -380,8 +380,8 @@ def test_a_job_for_another_device(tmp_path: Path) -> None:
         assert outcome.test_accuracy == pytest.approx(outcome.device_accuracy)
     network, checkpoint = restored.restore(tmp_path / "w4a8" / "checkpoint.pt")
     assert network.profile == checkpoint["profile"] == "micro"
-    (tmp_path / "metrics.json").write_text(json.dumps(figures.metrics(results)))
-    assert "the device itself, here those of <code>micro</code>" in figures.write_report(results).read_text()
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics.metrics(results)))
+    assert "the device itself, here those of <code>micro</code>" in metrics.write_report(results).read_text()
     with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, got 'npu'"):
         Settings(tmp_path, device="npu")
 

@@ -37,12 +37,12 @@ from deadly import deadly  # noqa: E402
 
 from exactqat import cli  # noqa: E402
 from exactqat.application.job import checkpoints, files, models, processes, restored, training  # noqa: E402
-from exactqat.application.job.progress import Progress  # noqa: E402
-from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.job.results import Progress  # noqa: E402
+from exactqat.application.job.settings import METHODS, Settings, shell_word  # noqa: E402
 from exactqat.application.report import job_page as report  # noqa: E402
-from exactqat.application.report import text  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
+from exactqat.kit.display import printable  # noqa: E402
 
 RUN = [sys.executable, "-m", "exactqat.cli"]
 Call = Callable[..., tuple[int, str, str]]
@@ -331,7 +331,8 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
             if stop and steps > 1:
                 raise KeyboardInterrupt
 
-        training.train(model, groups, split, split, 3, 0, "test", on_step, path, 32, resume=resume)
+        manner, progress = training.Manner(batch_size=32), Progress(advance=on_step)
+        training.train(model, groups, split, split, 3, "test", path, manner, resume=resume, progress=progress)
 
     with pytest.raises(KeyboardInterrupt):
         train(resume=False, stop=True)
@@ -665,8 +666,8 @@ def test_drawing_that_fails_loses_nothing(folder: Path, call: Call, monkeypatch:
 
 @pytest.mark.parametrize("word", [*NAMES, "", "-n", "--out", "~", "*", "a b", "#x", "!x", "\\", "x\udce9", "\ud800"])
 def test_words_for_the_shell_are_read_as_they_are(word: str) -> None:
-    shown = text.shell_word(word)
-    assert text.printable(shown) == shown
+    shown = shell_word(word)
+    assert printable(shown) == shown
     done = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, check=True)
     expected = word.encode("utf-8", "surrogatepass" if word == "\ud800" else "surrogateescape")
     assert done.stdout == (b"./" if word.startswith("-") else b"") + expected

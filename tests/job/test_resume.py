@@ -37,8 +37,12 @@ pytest.importorskip("typer")
 from exactqat import cli, qat  # noqa: E402
 from exactqat.application.job import checkpoints, data, files, models, pipeline, restored, store, training  # noqa: E402
 from exactqat.application.job import settings as settings_of_jobs  # noqa: E402
-from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.application.report.text import option_value  # noqa: E402
+from exactqat.application.job.results import Progress  # noqa: E402
+from exactqat.application.job.settings import (  # noqa: E402
+    METHODS,
+    Settings,
+    option_value,  # noqa: E402
+)
 
 # One network is quantized without training and one with it.
 FEWER = tuple(each for each in METHODS if each.name in ("ptq_min_max", "qat_ema"))
@@ -166,8 +170,8 @@ def train(dataset: data.Dataset, path: Path, quantized: bool, on_step: Callable[
         ]
         model = prepared
     training.train(
-        model, groups, dataset.train, dataset.validation, 3, 0, "test", on_step, path, 16,
-        freeze_at=2 if quantized else None, resume=resume,
+        model, groups, dataset.train, dataset.validation, 3, "test", path, training.Manner(batch_size=16),
+        2 if quantized else None, resume=resume, progress=Progress(advance=on_step),
     )  # fmt: skip
     return model
 

@@ -25,8 +25,6 @@ from exactqat import cli, deploy, qat  # noqa: E402
 from exactqat.application.job import (  # noqa: E402
     augmentation,
     data,
-    figures,
-    logs,
     models,
     pipeline,
     recipes,
@@ -34,11 +32,17 @@ from exactqat.application.job import (  # noqa: E402
     store,
     training,
 )
-from exactqat.application.job.progress import Progress  # noqa: E402
-from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
-from exactqat.application.report import findings, job_page  # noqa: E402
-from exactqat.application.report.results import History, Split  # noqa: E402
-from exactqat.application.report.text import option_of  # noqa: E402
+from exactqat.application.job.results import (  # noqa: E402
+    History,
+    Progress,  # noqa: E402
+    Split,
+)
+from exactqat.application.job.settings import (  # noqa: E402
+    METHODS,
+    Settings,
+    option_of,  # noqa: E402
+)
+from exactqat.application.report import findings, job_page, metrics  # noqa: E402
 from exactqat.kit.device import DEFAULT_PROFILE  # noqa: E402
 
 
@@ -236,9 +240,10 @@ def trained(dataset: data.Dataset, path: Path, how: training.Manner, epochs: int
     torch.manual_seed(0)
     model = models.new_model("small_mobilenet", (1, 8, 8), 3)
     groups = [{"params": list(model.parameters()), "lr": 1e-3}]
+    progress = Progress(advance=given.pop("on_step", lambda steps: None), skip=given.pop("on_skip", lambda steps: None))
     history = training.train(
-        model, groups, dataset.train, dataset.validation, epochs, 0, "test", given.pop("on_step", lambda steps: None),
-        path, 16, manner=how, **given,
+        model, groups, dataset.train, dataset.validation, epochs, "test", path, replace(how, batch_size=16),
+        progress=progress, **given,
     )  # fmt: skip
     return model, history
 
@@ -304,7 +309,7 @@ def test_the_teacher_is_learned_from_and_stays_as_it_is(dataset: data.Dataset, t
     images, labels = dataset.train.images[:8], dataset.train.labels[:8]
     outputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     distillation = qat.Distillation(qat.prepare(teacher, images, keep_final_activation=False), teacher, (), 2.0)
-    how = training.Manner(teacher=training.Teacher(distillation, 0.25))
+    how = training.Manner(teacher=distillation, share=0.25)
     expected = 0.75 * torch.nn.functional.cross_entropy(outputs, labels, reduction="sum")
     expected += 0.25 * qat.distillation_loss(outputs, teacher(images), 2.0, "sum")
     assert float(training.loss_of(outputs, labels, images, how)) == pytest.approx(float(expected.detach()), rel=1e-6)
@@ -369,7 +374,7 @@ def test_mixed_precision_is_for_float_training_alone(
     chosen = Settings(tmp_path / "job", **SMALL, mixed_precision=True)
     results = pipeline.run(chosen, dataset=dataset, keep_going=True)
     assert seen == {"float training": {True}, "W4A4 QAT, learned ranges": {False}}
-    assert results.values_differing == results.training_differing == 0
+    assert results.simulation.differing == results.training.differing == 0
     monkeypatch.undo()
     plain, _ = trained(dataset, tmp_path / "plain.pt", training.Manner(), 1)
     mixed, _ = trained(dataset, tmp_path / "mixed.pt", training.Manner(mixed_precision=True), 1)
@@ -385,15 +390,15 @@ def test_all_options_in_one_job(dataset: data.Dataset, tmp_path: Path, one_netwo
     )  # fmt: skip
     said: list[str] = []
     results = pipeline.run(chosen, Progress(say=said.append), dataset, keep_going=True)
-    assert results.values_differing == results.training_differing == 0
+    assert results.simulation.differing == results.training.differing == 0
     for name, history in (("float", results.float_history), ("w4a4-qat_learned", results.outcomes[0].history)):
         assert history is not None
         with (chosen.out / "training" / f"{name}.csv").open() as file:
             table = list(csv.DictReader(file))
         assert [float(row["loss"]) for row in table] == history.loss
         assert [float(row["validation_loss"]) for row in table] == history.validation_loss
-        assert tuple(table[0]) == logs.HEADER
-    figures.write_metrics(results)
+        assert tuple(table[0]) == ("epoch", *store.CURVES, "frozen")
+    metrics.write_metrics(results)
     page = html.unescape(job_page.written(results))
     for sentence in chosen.training_sentences():
         assert sentence in page
@@ -426,25 +431,25 @@ def test_a_network_at_chance_ends_the_job_with_what_to_try(tmp_path: Path, one_n
 
 def test_the_time_is_that_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(logs.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(store.time, "perf_counter", lambda: now[0])
     history = History([1.0], [0.5], None, [1.0], [0.1])
-    first = logs.Logs(tmp_path)
+    first = store.Logs(tmp_path)
     now[0] += 7
     first.epoch("float", history)
     now[0] += 1000  # the machine is off
-    second = logs.Logs(tmp_path)
+    second = store.Logs(tmp_path)
     now[0] += 3
     second.epoch("float", history)
     second.close()
     assert (second.total, second.runs) == (10.0, 2)
-    again = logs.Logs(tmp_path, records=False)
+    again = store.Logs(tmp_path, records=False)
     now[0] += 50
     again.epoch("float", history)
     again.close()
     assert (again.total, again.runs) == (10.0, 2)
     (tmp_path / "training" / "elapsed.json").write_text('{"seconds": "x", "runs": 1, "processes": 1}')
     with pytest.raises(ValueError, match="elapsed.json: seconds must be a number of at least 0, got 'x'"):
-        logs.Logs(tmp_path)
+        store.Logs(tmp_path)
 
 
 def test_steps_of_an_earlier_run_do_not_shorten_the_time_left() -> None:

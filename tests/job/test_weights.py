@@ -26,9 +26,10 @@ pytest.importorskip("typer")
 import fuzz_jobs  # noqa: E402
 
 from exactqat import cli  # noqa: E402
-from exactqat.application.job import data, figures, models, pipeline, training, weights  # noqa: E402
-from exactqat.application.job.progress import Progress  # noqa: E402
+from exactqat.application.job import data, models, pipeline, training, weights  # noqa: E402
+from exactqat.application.job.results import Progress  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
+from exactqat.application.report import metrics  # noqa: E402
 
 SHAPE, CLASSES = (1, 8, 8), 3
 
@@ -288,7 +289,7 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
         pipeline.run(settings, progress, dataset, resume=True, keep_going=True)
     given.write_bytes(content)
     results = pipeline.run(settings, progress, dataset, resume=True, keep_going=True)
-    figures.write_metrics(results)
+    metrics.write_metrics(results)
     stored = json.loads((settings.out / "metrics.json").read_text())["weights"]
     assert "classifier.bias" in stored["sentences"][1]
     # From here on the job has all that it needs.

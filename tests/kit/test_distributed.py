@@ -135,7 +135,7 @@ def train(kind: str, path: Path, together: processes.Processes, epochs: int = 2)
     if epochs == 0:
         return dict(model.state_dict()), training.History()
     history = training.train(
-        model, groups, source.train, source.validation, 2, 0, kind, lambda steps: None, path / f"{kind}.pt", 5,
+        model, groups, source.train, source.validation, 2, kind, path / f"{kind}.pt", training.Manner(batch_size=5),
         freeze_at=1 if kind in QUANTIZED else None, processes=together,
     )  # fmt: skip
     return {name: entry for name, entry in model.state_dict().items() if isinstance(entry, torch.Tensor)}, history

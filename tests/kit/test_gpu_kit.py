@@ -122,7 +122,7 @@ def test_a_job_trains_on_a_gpu(tmp_path: Path) -> None:
 
     settings = Settings(tmp_path / "job", epochs_float=2, epochs_qat=1)
     results = pipeline.run(settings, keep_going=True, accelerator=torch.device("cuda"))
-    assert results.equal and results.training_differing == 0 < results.training_values
+    assert results.equal and results.training.differing == 0 < results.training.values
 
 
 @pytest.mark.parametrize("name", ["siamese", "ds_cnn"])

@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson, DirectoryOrFile, MetricName, Model, OtherExamples, Precision, TestExamples, command
+from .options import AsJson, DirectoryOrFile, MetricName, Model, Precision, command, metavar
 from .terminal import bars_on, columns, console_of, native_messages_kept_back, say
 
 if TYPE_CHECKING:
-    from ..application.job.restored import Judged
     from ..tune.metrics import Metric
 
 # A share of all answers that nobody intends to lose: percentage points are meant.
@@ -41,9 +40,7 @@ def metric_named(name: str) -> Metric | None:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(module)
-        for part in function.split("."):
-            found = getattr(found, part)
+        found: Any = functools.reduce(getattr, function.split("."), importlib.import_module(module))
     except Exception as error:
         # Whatever a module of the user's raises; the exit status of a gate must not say that the network fails.
         raise ValueError(f"--metric {name} cannot be imported: {type(error).__name__}: {error}") from error
@@ -62,36 +59,15 @@ def metric_named(name: str) -> Metric | None:
 @command("Say whether networks are good enough on their devices.")
 def gate(
     path: DirectoryOrFile,
-    data: TestExamples = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Device whose integers are judged: xnnpack-x86, xnnpack-arm64, reference, micro; several times for "
-            "several; all have to pass. By default the one that the network was trained for."
-        ),
-    ] = None,
-    min_accuracy: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The least accuracy on each device, such as 0.95.")
-    ] = None,
+    data: Annotated[Path | None, metavar("X.npz")] = None,
+    device: list[str] | None = None,
+    min_accuracy: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     metric: MetricName = "accuracy",
-    min_score: Annotated[float | None, typer.Option(help="The least --metric on each device.")] = None,
-    max_score: Annotated[
-        float | None, typer.Option(help="The largest --metric on each device, such as of an error.")
-    ] = None,
-    max_differ: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="How many of the outputs' integers may differ from those of the device that the network was trained "
-            "for.",
-        ),
-    ] = None,
-    beside: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Count differences from this device's integers instead.")
-    ] = None,
-    run: Annotated[
-        bool, typer.Option("--run", help="Also run the file on the devices' runtimes; no integer may differ.")
-    ] = False,
+    min_score: float | None = None,
+    max_score: float | None = None,
+    max_differ: Annotated[int | None, typer.Option(min=0)] = None,
+    beside: Annotated[str | None, metavar("DEVICE")] = None,
+    run: bool = False,
     precision: Precision = None,
     model: Model = None,
     as_json: AsJson = False,
@@ -99,6 +75,18 @@ def gate(
     """Say whether networks reach what is asked of them on their devices, for scripts and continuous integration.
 
     Exit status 0 if all do, 1 if one does not, 2 if anything goes wrong.
+
+    Args:
+        data: Inputs, and their classes y; by default the test images of the job in DIR.
+        device: Device whose integers are judged: xnnpack-x86, xnnpack-arm64, reference, micro; several times for
+            several; all have to pass. By default the one that the network was trained for.
+        min_accuracy: The least accuracy on each device, such as 0.95.
+        min_score: The least --metric on each device.
+        max_score: The largest --metric on each device, such as of an error.
+        max_differ: How many of the outputs' integers may differ from those of the device that the network was trained
+            for.
+        beside: Count differences from this device's integers instead.
+        run: Also run the file on the devices' runtimes; no integer may differ.
     """
     from ..application.job.restored import networks_of
     from ..deploy.verify import verify
@@ -116,7 +104,7 @@ def gate(
     passes, written = True, {}
     for each in networks_of(path, data, model, "test", precision):
         asked = Gate(
-            each.data, judge, devices=device or None, minimum=minimum if least is None else least, maximum=most,
+            each.examples(), judge, devices=device or None, minimum=minimum if least is None else least, maximum=most,
             max_differ=max_differ, beside=beside, higher_is_better=most is None or least is not None,
         )  # fmt: skip
         verdict = asked.verdict(each.graph)
@@ -126,7 +114,7 @@ def gate(
             with native_messages_kept_back(), bars_on(console_of(stderr=True), disable=as_json) as bars:
                 task = bars.add_task(f"{each.name} on the runtime of {found.device}", total=None)
                 report = verify(
-                    each.graph, each.path, device=found.device, data=each.data[0],
+                    each.graph, each.path, device=found.device, data=each.inputs,
                     progress=lambda done, total, bars=bars, task=task: bars.update(  # type: ignore[misc]
                         task, completed=done, total=total or None
                     ),
@@ -160,49 +148,21 @@ def gate(
 @command("Say which layers cost accuracy on the device, and why.")
 def tune(
     path: DirectoryOrFile,
-    data: OtherExamples = None,
-    device: Annotated[
-        str | None, typer.Option(help="Device whose integers count; by default the one that was trained for.")
-    ] = None,
+    data: Annotated[Path | None, metavar("X.npz")] = None,
+    device: str | None = None,
     precision: Precision = None,
     metric: MetricName = "accuracy",
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="The --metric is an error: less is better.")
-    ] = False,
-    examples: Annotated[int | None, typer.Option(min=1, help="How many examples are used, at most.")] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw what each layer costs, as .svg, .png or .pdf.")
-    ] = None,
-    search: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Search for ranges, biases and roundings with which the network is more accurate, without training, "
-            "and write it to this .tflite file.",
-        ),
-    ] = None,
-    budget: Annotated[int, typer.Option(min=1, help="The most evaluations of a search.")] = 300,
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Find the bits of each layer with which the network keeps to the budgets below, and write them to "
-            "this text file of rules, which people and `qat.load_rules` read. If the same bits in all layers keep to "
-            "the budgets too, they go beside it, as rules-even.txt beside rules.txt: train both.",
-        ),
-    ] = None,
-    max_drop: Annotated[
-        str | None, typer.Option(metavar="DROP", help="The most accuracy that a plan may lose, such as 0.5% or 0.005.")
-    ] = None,
-    flash: Annotated[str | None, typer.Option(metavar="BYTES", help="The largest file, such as 256k.")] = None,
-    arena: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="The largest arena of TFLite-Micro, such as 64k.")
-    ] = None,
-    multiply_adds: Annotated[
-        str | None,
-        typer.Option(metavar="COUNT", help="The most multiply-adds, in those of 8 by 8 bits, such as 10M."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the examples that a search holds out.")] = 0,
+    lower_is_better: bool = False,
+    examples: Annotated[int | None, typer.Option(min=1)] = None,
+    picture: Annotated[Path | None, metavar("FILE")] = None,
+    search: Annotated[Path | None, metavar("FILE")] = None,
+    budget: Annotated[int, typer.Option(min=1)] = 300,
+    plan: Annotated[Path | None, metavar("FILE")] = None,
+    max_drop: Annotated[str | None, metavar("DROP")] = None,
+    flash: Annotated[str | None, metavar("BYTES")] = None,
+    arena: Annotated[str | None, metavar("BYTES")] = None,
+    multiply_adds: Annotated[str | None, metavar("COUNT")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     model: Model = None,
     as_json: AsJson = False,
 ) -> bool:
@@ -210,120 +170,84 @@ def tune(
 
     With --plan: find the bits of each layer instead. Exit status 1 if no plan keeps to the budgets; the nearest is
     written then.
+
+    Args:
+        data: Inputs, and their classes y; by default the validation images of the job in DIR.
+        device: Device whose integers count; by default the one that was trained for.
+        lower_is_better: The --metric is an error: less is better.
+        examples: How many examples are used, at most.
+        picture: Draw what each layer costs, as .svg, .png or .pdf.
+        search: Search for ranges, biases and roundings with which the network is more accurate, without training, and
+            write it to this .tflite file.
+        budget: The most evaluations of a search.
+        plan: Find the bits of each layer with which the network keeps to the budgets below, and write them to this text
+            file of rules, which people and `qat.load_rules` read. If the same bits in all layers keep to the budgets
+            too, they go beside it, as rules-even.txt beside rules.txt: train both.
+        max_drop: The most accuracy that a plan may lose, such as 0.5% or 0.005.
+        flash: The largest file, such as 256k.
+        arena: The largest arena of TFLite-Micro, such as 64k.
+        multiply_adds: The most multiply-adds, in those of 8 by 8 bits, such as 10M.
+        seed: Of the examples that a search holds out.
     """
     from .. import tune as tuning
     from ..application.job.restored import networks_of
     from ..deploy.formats.tflite import write_tflite
-
-    budgets = {"max_drop": max_drop, "flash": flash, "arena": arena, "multiply_adds": multiply_adds}
-    if plan is not None:
-        if picture is not None:
-            raise ValueError("--picture draws what each layer costs: leave out --plan")
-        return find_plan(
-            path, data, device, precision, model, examples, plan, budgets, as_json, metric, lower_is_better
-        )
-    given = [name for name, value in budgets.items() if value is not None]
-    if given:
-        raise ValueError(f"--{given[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
-    _require_folders({"--picture": picture, "--search": search})
-    judge = metric_named(metric)
-    if judge is None and search is not None:
-        raise ValueError("--search decides by a metric: give --metric accuracy, or a function as module:function")
-    console = console_of()
-    networks = networks_of(path, data, model, "validation", precision, judge is not None)
-    if picture is not None or search is not None:
-        _require_one(path, networks)
-    for each in networks:
-        if search is not None and each.model is None:
-            raise ValueError("a file does not say what its weights were: --search needs the directory of a job")
-        judges = _first(each.data, examples)
-        subject = each.graph if each.model is None else each.model
-        found = tuning.sensitivity(subject, judges, judge, device=device, higher_is_better=not lower_is_better)
-        if not as_json:
-            say(console, (each.name, "bold"))
-        # A program may read it: nothing is wrapped or styled.
-        console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
-        if picture is not None:
-            say(console, "Written: ", (str(found.picture(picture)), "bold"), whole=True)
-        if search is None or judge is None:
-            continue
-        better = tuning.search(
-            each.model, judges, judge, device=device, budget=budget, seed=seed, higher_is_better=not lower_is_better
-        )
-        console.print(better.as_json() if as_json else f"\n{better.text()}", soft_wrap=True)
-        write_tflite(better.graph, search)
-        say(console, "Written: ", (str(search), "bold"), whole=True)
-    return True
-
-
-def find_plan(
-    path: Path,
-    data: Path | None,
-    device: str | None,
-    precision: str | None,
-    model: str | None,
-    examples: int | None,
-    rules: Path,
-    budgets: Mapping[str, str | None],
-    as_json: bool,
-    metric: str = ACCURACY,
-    lower_is_better: bool = False,
-) -> bool:
-    """Finds the bits of each layer, writes them as rules, and returns whether they keep within the budgets. If another
-    plan is worth training, its rules are written alongside."""
-    from .. import tune as tuning
-    from ..application.job.restored import networks_of
     from ..qat import save_rules
 
-    _require_folders({"--plan": rules})
+    budgets: dict[str, Any] = {"max_drop": max_drop, "flash": flash, "arena": arena, "multiply_adds": multiply_adds}
+    if plan is not None and picture is not None:
+        raise ValueError("--picture draws what each layer costs: leave out --plan")
+    given = [name for name, value in budgets.items() if value is not None]
+    if given and plan is None:
+        raise ValueError(f"--{given[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
+    for option, file in {"--picture": picture, "--plan": plan, "--search": search}.items():
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            why = "it is a directory" if file.is_dir() else f"there is no folder {file.parent}"
+            raise ValueError(f"{option} {file}: {why}")
     judge = metric_named(metric)
-    if judge is None:
-        raise ValueError("--plan decides by a metric: give --metric accuracy, or a function as module:function")
-    console = console_of()
-    (network,) = _require_one(path, networks_of(path, data, model, "validation", precision))
-    if network.model is None:
-        raise ValueError("a file does not say what its weights were: --plan needs the directory of a job")
-    drop = budgets["max_drop"]
-    if metric == ACCURACY and drop is not None and drop.replace(".", "", 1).isdigit() and float(drop) >= LARGE_DROP:
+    for option, file in {"--plan": plan, "--search": search}.items():
+        if judge is None and file is not None:
+            raise ValueError(f"{option} decides by a metric: give --metric accuracy, or a function as module:function")
+    if metric == ACCURACY and max_drop and max_drop.replace(".", "", 1).isdigit() and float(max_drop) >= LARGE_DROP:
         raise ValueError(
-            f"--max-drop {drop} would be {100 * float(drop):g} points of a hundred; for {drop} points say {drop}%"
+            f"--max-drop {max_drop} would be {100 * float(max_drop):g} points of a hundred; for {max_drop} points say "
+            f"{max_drop}%"
         )
-    given: dict[str, Any] = {**budgets, "device": device, "higher_is_better": not lower_is_better}
-    found = tuning.plan(network.model, _first(network.data, examples), judge, **given)
-    console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
-    written = [found.save_rules(rules)]
-    written += [save_rules(each.rules, _beside(rules)) for each in found.to_train[1:]]
-    for each in written if not as_json else ():
-        say(console, "Written: ", (str(each), "bold"), whole=True)
-    return bool(found)
-
-
-def _beside(rules: Path) -> Path:
-    """The file of the even plan."""
-    return rules.with_name(f"{rules.stem}-even{rules.suffix}")
-
-
-def _require_folders(written: Mapping[str, Path | None]) -> None:
-    """Refuses files that cannot be written, before any computation."""
-    for option, path in written.items():
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise ValueError(
-                f"{option} {path}: " + ("it is a directory" if path.is_dir() else f"there is no folder {path.parent}")
-            )
-
-
-def _require_one(path: Path, networks: list[Judged]) -> list[Judged]:
-    if len(networks) > 1:
-        names = ", ".join(each.name for each in networks)
+    console, written, good = console_of(), list[Path](), True
+    networks = networks_of(path, data, model, "validation", precision, judge is not None)
+    if len(networks) > 1 and (picture or search or plan):
+        names = ", ".join(network.name for network in networks)
         raise ValueError(f"{path} holds several networks: choose one by --precision ({names})")
-    return networks
+    options: dict[str, Any] = {"device": device, "higher_is_better": not lower_is_better}
 
+    def show(answer: Any, text: str) -> None:
+        # A program may read it: nothing is wrapped or styled.
+        console.print(answer.as_json() if as_json else text, soft_wrap=True)
 
-def _first(data: tuple[Any, Any], examples: int | None) -> Any:
-    """The first examples (None: all), with targets if there are any."""
-    inputs, classes = data
-    if isinstance(inputs, dict):
-        inputs = {name: array[:examples] for name, array in inputs.items()}
-    else:
-        inputs = inputs[:examples]
-    return inputs if classes is None else (inputs, classes[:examples])
+    for network in networks:
+        for option, file in {"--plan": plan, "--search": search}.items():
+            if file is not None and network.model is None:
+                raise ValueError(f"a file does not say what its weights were: {option} needs the directory of a job")
+        judges = network.examples(examples)
+        found: Any
+        if plan is not None:
+            found = tuning.plan(network.model, judges, judge or tuning.accuracy, **budgets, **options)
+            show(found, found.text(min(columns(), 100)))
+            good = bool(found)
+            even = plan.with_name(f"{plan.stem}-even{plan.suffix}")
+            written += [found.save_rules(plan), *(save_rules(other.rules, even) for other in found.to_train[1:])]
+        else:
+            if not as_json:
+                say(console, (network.name, "bold"))
+            subject = network.graph if network.model is None else network.model
+            found = tuning.sensitivity(subject, judges, judge, **options)
+            show(found, found.text(min(columns(), 100)))
+            written += [] if picture is None else [found.picture(picture)]
+        if search is not None and plan is None and judge is not None:
+            better = tuning.search(network.model, judges, judge, budget=budget, seed=seed, **options)
+            show(better, f"\n{better.text()}")
+            write_tflite(better.graph, search)
+            written.append(search)
+    for file in written if plan is None or not as_json else ():
+        say(console, "Written: ", (str(file), "bold"), whole=True)
+    return good

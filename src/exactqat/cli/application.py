@@ -68,8 +68,9 @@ def command_line() -> typer.Typer:
 
     for name in ORDER:
         command = COMMANDS[name]
+        sentences = (inspect.getdoc(command.function) or "").partition("\n\nArgs:")[0]
         application.command(
-            name, short_help=command.short_help, help=written(inspect.cleandoc(command.function.__doc__ or "")),
+            name, short_help=command.short_help, help=written(sentences),
             context_settings={"allow_extra_args": command.takes_more},
         )(answered(command))  # fmt: skip
     return application

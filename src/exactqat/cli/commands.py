@@ -6,22 +6,17 @@ Heavy libraries are imported inside, so that `exactqat --help` responds at once.
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import Field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..application.job.settings import declared, pairs, rules_in
-from ..application.report.text import option_of, option_value, shell_word
-from .options import Answer, AsJson, Directory, Model, command, path_in
+from ..application.job.settings import pairs, shell_word
+from .options import AsJson, Directory, Model, command, metavar
 from .terminal import (
-    Cell,
-    TableRow,
     bars_on,
     columns,
     console_of,
@@ -37,78 +32,19 @@ from .terminal import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..application.job.restored import Verified
-    from ..application.report.results import History, Results
-
-
-def with_settings(function: Answer) -> Answer:
-    """The command with an option for each setting in place of its ``**settings``, after its required options."""
-
-    def option(setting: Field[Any]) -> Any:
-        about = setting.metadata
-
-        def parsed(text: str) -> Any:
-            try:
-                return about["check"](rules_in(text) if setting.name == "rules" else text)
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from error
-
-        names = about["names"] or (option_of(setting.name),)
-        if isinstance(setting.default, bool):
-            return Annotated[bool, typer.Option(*names, help=about["help"], rich_help_panel=about["group"])]
-        return Annotated[
-            Any,
-            typer.Option(
-                *names, parser=parsed, metavar=about["metavar"] or setting.name.upper(), help=about["help"],
-                rich_help_panel=about["group"],
-            ),
-        ]  # fmt: skip
-
-    def default(setting: Field[Any]) -> Any:
-        """As a user would write it: the option parses it."""
-        return setting.default if isinstance(setting.default, bool | None) else option_value(setting.default)
-
-    signature = inspect.signature(function, eval_str=True)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    settings = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default(each), annotation=option(each))
-        for each in declared()
-    ]
-    first = [each for each in own if each.default is each.empty]
-    parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in (*first, *settings, *own[len(first) :])]
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
-    return function
+    from ..application.job.beside import Verified
+    from ..application.job.results import Dataset, History, Results
 
 
 @command("Train, quantize, deploy and verify a network.", takes_more=True)
-@with_settings
 def train(
     context: typer.Context,
-    out: Annotated[
-        Path,
-        typer.Option(
-            parser=path_in,
-            metavar="DIR",
-            help="Folder for checkpoints, .tflite files, metrics.json and report.html.",
-        ),
-    ],
-    accelerator: Annotated[str, typer.Option(help="Where to train: cpu, or cuda (needs a GPU).")] = "cpu",
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue the job in DIR, or start it if there is none. The bits stay the same."),
-    ] = False,
-    restart: Annotated[
-        bool,
-        typer.Option("--restart", help="Rename DIR with an existing job to DIR.1 or the next free number."),
-    ] = False,
-    keep_going: Annotated[
-        bool,
-        typer.Option(
-            "--keep-going", help="Quantize a float network that is no better than guessing, instead of stopping."
-        ),
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only print the table and the closing sentence.")] = False,
+    out: Annotated[Path, metavar("DIR")],
+    accelerator: str = "cpu",
+    resume: bool = False,
+    restart: bool = False,
+    keep_going: bool = False,
+    quiet: bool = False,
     **settings: Any,
 ) -> bool:
     """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare **every integer** with
@@ -119,6 +55,14 @@ def train(
     DIR/report.html is the report. Under torchrun, all processes work together. An existing job in DIR is never
     replaced. Exit status 1 if any integer differs, between the file and its simulation or between the device and
     training; 2 if anything else goes wrong.
+
+    Args:
+        out: Folder for checkpoints, .tflite files, metrics.json and report.html.
+        accelerator: Where to train: cpu, or cuda (needs a GPU).
+        resume: Continue the job in DIR, or start it if there is none. The bits stay the same.
+        restart: Rename DIR with an existing job to DIR.1 or the next free number.
+        keep_going: Quantize a float network that is no better than guessing, instead of stopping.
+        quiet: Only print the table and the closing sentence.
     """
     given = {
         name: value
@@ -133,10 +77,10 @@ def train(
 
     import torch
 
-    from ..application.job import figures, files, pipeline, processes, recipes, store, training
-    from ..application.job.progress import Progress
+    from ..application.job import pipeline, processes, recipes, store, training
+    from ..application.job.results import Progress
     from ..application.job.settings import Settings
-    from ..application.report import findings
+    from ..application.report import findings, metrics
 
     if resume and restart:
         raise ValueError("--resume and --restart cannot be combined")
@@ -148,37 +92,27 @@ def train(
         if given.get(name) and Path(given[name]).exists():
             given[name] = str(Path(given[name]).resolve())
     chosen = Settings(out, **recipes.chosen(given))
-    # Again once the directory is locked; this avoids reading the data.
-    store.check_free(out, resume, restart)
-    files.check_writable(out)
     if resume and (out / "job.json").exists():
         # What is not given stays as it was; what is given is compared.
         chosen = replace(store.stored_settings(out, given.get("model")), **given)
-    # Before all images are read; again when the job begins.
-    pipeline.check_before_data(chosen, resume)
-    with processes.joined(place) as (together, place), contextlib.ExitStack() as hold:
-        console = console_of(quiet=not together.writes)
-        if not quiet:
-            several = f", {together.count} processes" if together.count > 1 else ""
-            say(
-                console, ("exactqat train", "bold"), " on ", (chosen.data, "bold"), f", seed {chosen.seed}, for ",
-                (chosen.device, "bold"), ", results in ", (str(out), "bold"), several,
-            )  # fmt: skip
-            for sentence in chosen.training_sentences():
-                say(console, sentence)
-        dataset = pipeline.load_for(chosen)
-        _print_skipped(console_of(stderr=True, quiet=not together.writes), dataset.skipped, chosen.noun)
+    with processes.joined(place) as (together, place):
+        console, failures = console_of(quiet=not together.writes), list[Exception]()
         with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
-            task = bars.add_task("float training", total=pipeline.total_steps(chosen, dataset), figures="", epoch="")
-            progress = Progress(
-                begin=lambda text: bars.update(task, description=text, figures="", epoch=""),
-                advance=lambda steps: bars.advance(task, steps),
-                skip=lambda steps: skip(bars, task, steps),
-                epoch=lambda name, history, epochs: show_epoch(name, history, epochs),
-                say=lambda sentence: say(console, sentence),
-            )
+            task = bars.add_task("reading", total=None, figures="", epoch="")
 
-            def show_epoch(name: str, history: History, epochs: int) -> None:
+            def read(dataset: Dataset) -> None:
+                if not quiet:
+                    several = f", {together.count} processes" if together.count > 1 else ""
+                    say(
+                        console, ("exactqat train", "bold"), " on ", (chosen.data, "bold"),
+                        f", seed {chosen.seed}, for ", (chosen.device, "bold"),
+                        ", results in ", (str(out), "bold"), several,
+                    )  # fmt: skip
+                    for sentence in chosen.training_sentences():
+                        say(console, sentence)
+                _print_skipped(console_of(stderr=True, quiet=not together.writes), dataset.skipped, chosen.noun)
+
+            def epoch(name: str, history: History, epochs: int) -> None:
                 loss, right, done = history.loss[-1], history.validation_accuracy[-1], len(history.loss)
                 bars.update(task, figures=f"loss {loss:.3g}, {right:.1%} right", epoch=f"epoch {done}/{epochs}")
                 if not quiet and (bars.disable or done == epochs):
@@ -189,19 +123,29 @@ def train(
                         f"right{', frozen' if frozen else ''}",
                     )
 
-            results = pipeline.run(chosen, progress, dataset, together, resume, restart, place, hold, keep_going)
-            if not together.writes:
-                return True
-            # Before anything is drawn or printed, which can fail.
-            figures.write_metrics(results)
-            progress.begin("report")
-            failure = None
-            try:
-                figures.write_report(results)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the results
-                failure = error
+            def finish(results: Results) -> None:
+                # Before anything is drawn or printed, which can fail.
+                metrics.write_metrics(results)
+                bars.update(task, description="report", figures="", epoch="")
+                try:
+                    metrics.write_report(results)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the results
+                    failures.append(error)
+
+            progress = Progress(
+                total=lambda steps: bars.update(task, total=steps),
+                begin=lambda text: bars.update(task, description=text, figures="", epoch=""),
+                advance=lambda steps: bars.advance(task, steps),
+                skip=lambda steps: skip(bars, task, steps),
+                epoch=epoch,
+                say=lambda sentence: say(console, sentence),
+                read=read,
+            )
+            results = pipeline.run(chosen, progress, None, together, resume, restart, place, keep_going, finish)
+        if not together.writes:
+            return True
         _print_results(console, results)
-        if failure is not None:
+        for failure in failures:
             raise RuntimeError(
                 f"{out / 'report.html'} could not be written ({type(failure).__name__}: {failure}). All results are in "
                 f"{out / 'metrics.json'}; run `exactqat report {shell_word(out)}` to try again"
@@ -223,23 +167,15 @@ def _print_skipped(console: Console, skipped: Sequence[str], noun: str = "image"
 
 
 def _print_results(console: Console, results: Results) -> None:
-    from ..application.report import findings
+    from ..application.report import findings, job_page
 
-    rows: list[TableRow] = []
-    for row in findings.rows(results):
-        cells: list[Cell] = [
-            row.title,
-            row.method.removesuffix(" ranges") + (" ★" if row.delivered else ""),
-            f"{row.accuracy:.1%}",
-            "–" if row.paired is None else row.paired.in_short(),
-            "–" if row.differing is None else _colored(row.differing),
-            "–" if row.training_differing is None else _colored(row.training_differing),
-        ]
-        rows.append((cells, "bold" if row.delivered else ""))
     device, tests, noun = results.settings.device, len(results.dataset.test), results.dataset.noun
-    title = f"{results.dataset.name}: accuracy on {tests} test {noun}s on {device}, and how many integers differ"
-    header = ("network", "method", "accuracy", "to float", "runtime", "training")
-    show_table(console, title, header, rows, texts=2, grouped=True)
+    table = job_page.result_table(results)
+    table.caption = (
+        f"{results.dataset.name}: accuracy on {tests} test {noun}s on {device}, and how many integers differ"
+    )
+    table.header = ("network", "method", "accuracy", "to float", "runtime", "training")
+    show_table(console, table)
     explained = (
         "PTQ: post-training quantization. QAT: quantization-aware training. The second part names the source of the "
         "ranges. "
@@ -251,25 +187,22 @@ def _print_results(console: Console, results: Results) -> None:
     )
     say(console, (explained, "dim"))
     if len(results.settings.precisions) > 1:
-        widths: list[TableRow] = [(row, "") for row in findings.width_rows(results)]
-        show_table(console, "What fewer bits cost and save", findings.WIDTHS_HEADER, widths, texts=1)
+        widths = job_page.width_table(results)
+        widths.caption = "What fewer bits cost and save"
+        show_table(console, widths)
         say(console, (findings.WIDTHS_NOTE, "dim"))
-    _print_warnings(console, results)
-    for good, sentence in findings.closing_sentences(results):
-        say(console, _verdict(sentence, good))
+    _print_closing(console, results)
     if sentence := findings.recommendation(results):
         say(console, (sentence, "bold"))
 
 
-def _print_warnings(console: Console, results: Results) -> None:
+def _print_closing(console: Console, results: Results) -> None:
     from ..application.report import findings
 
     for sentence in findings.warnings_on(results):
         say(console, ("warning: ", "bold yellow"), sentence)
-
-
-def _colored(differing: int) -> tuple[str, str]:
-    return f"{differing:,}", "red" if differing else "green"
+    for good, sentence in findings.closing_sentences(results):
+        say(console, _verdict(sentence, good))
 
 
 def _verdict(sentence: str, good: bool) -> tuple[str, str]:
@@ -281,51 +214,41 @@ def report(directory: Directory, model: Model = None) -> None:
     """Write DIR/report.html again: reload, evaluate and compare the networks in DIR without training."""
     import torch
 
-    from ..application.job import figures, pipeline
-    from ..application.job.progress import Progress
-    from ..application.report import findings
+    from ..application.job import pipeline
+    from ..application.job.results import Progress
+    from ..application.report import metrics
 
     torch.set_num_threads(1)
     console = console_of()
-    with contextlib.ExitStack() as hold, native_messages_kept_back(), status_on(console, "reading") as status:
+
+    def finish(results: Results) -> None:
+        metrics.write_metrics(results)
+        metrics.write_report(results)
+
+    with native_messages_kept_back(), status_on(console, "reading") as status:
         progress = Progress(begin=lambda text: status.update(line_of(text)))
-        results = pipeline.finished(directory, progress, model=model, hold=hold)
-        figures.write_metrics(results)
-        path = figures.write_report(results)
-    _print_warnings(console, results)
-    for _, sentence in findings.closing_sentences(results):
-        say(console, sentence)
-    say(console, "Written: ", (str(path), "bold"))
+        results = pipeline.finished(directory, progress, model=model, finish=finish)
+    _print_closing(console, results)
+    say(console, "Written: ", (str(directory / "report.html"), "bold"))
 
 
 @command("Write the files of DIR again: .tflite, .onnx, C headers.")
 def export(
     directory: Directory,
     model: Model = None,
-    c_array: Annotated[
-        bool,
-        typer.Option(
-            "--c-array", help="Also write a C header for a board or a phone, named like its contents (--name)."
-        ),
-    ] = False,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Prefix of the header's file name and of every name in it, followed by the precision; by default the "
-            "job's name. Two networks in one firmware need two names.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="The device whose answer to one example the header holds: micro, by default, for a board; "
-            "xnnpack-arm64 for a phone.",
-        ),
-    ] = None,
+    c_array: bool = False,
+    name: Annotated[str | None, metavar("NAME")] = None,
+    device: Annotated[str | None, metavar("DEVICE")] = None,
 ) -> None:
-    """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no data."""
+    """Write model.tflite, and model.onnx if the package onnx is installed, from DIR's checkpoints. Needs no data.
+
+    Args:
+        c_array: Also write a C header for a board or a phone, named like its contents (--name).
+        name: Prefix of the header's file name and of every name in it, followed by the precision; by default the job's
+            name. Two networks in one firmware need two names.
+        device: The device whose answer to one example the header holds: micro, by default, for a board; xnnpack-arm64
+            for a phone.
+    """
     from ..application.job import restored
 
     for option, value in (("--name", name), ("--device", device)):
@@ -350,29 +273,24 @@ def _warn_of_unfinished(directory: Path) -> None:
 
 
 @command("Compare DIR's files with the device again.")
-def verify(
-    directory: Directory,
-    model: Model = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="Device to compare with: xnnpack-x86, xnnpack-arm64 (emulated on other machines), reference (LiteRT's "
-            "reference kernels), micro (TFLite-Micro); by default the device the job was trained for."
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only print the closing sentence.")] = False,
-) -> bool:
+def verify(directory: Directory, model: Model = None, device: str | None = None, quiet: bool = False) -> bool:
     """Run DIR's files on the device runtime again, and compare **every integer** with the checkpoints' simulation,
     and the device with what was trained.
 
     Exit status 1 if any integer differs, in either comparison; 2 if anything else goes wrong.
+
+    Args:
+        device: Device to compare with: xnnpack-x86, xnnpack-arm64 (emulated on other machines), reference (LiteRT's
+            reference kernels), micro (TFLite-Micro); by default the device the job was trained for.
+        quiet: Only print the closing sentence.
     """
     import torch
 
-    from ..application.job import devices, restored
-    from ..application.job.progress import Progress
+    from ..application.job import restored
+    from ..application.job.results import Progress
+    from ..application.job.settings import device_named
 
-    named = "" if device is None else devices.device_named(device)
+    named = "" if device is None else device_named(device)
     console = console_of()
     torch.set_num_threads(1)
     with native_messages_kept_back(), bars_on(console, disable=quiet) as bars:
@@ -383,9 +301,9 @@ def verify(
         )
         networks = restored.verify_directory(directory, progress, model=model, device=named)
     for precision, verified in networks.items():
-        if not quiet:
-            _print_comparison(console, directory, precision, verified)
         report = verified.report
+        if not quiet and report.operators:
+            _print_comparison(console, directory / precision / "model.tflite", precision.upper(), verified)
         ran, computes, trained = report.sentences()
         for sentence, good in (
             (ran, report.values > 0 and not report.differing + report.predictions_differing),
@@ -410,73 +328,54 @@ def verify(
     return equal
 
 
-def _print_comparison(console: Console, directory: Path, precision: str, verified: Verified) -> None:
+def _print_comparison(console: Console, path: Path, network: str, verified: Verified) -> None:
     """Tensor by tensor."""
+    from ..application.report.page import Cell, Table, differing
+
     report = verified.report
     trained = {row.name: row for row in report.training}
-    rows: list[TableRow] = []
+    header = ("tensor", "operator", "values", "not as simulated", "not as trained")
+    title = f"{network}: {path}, trained for {report.trained_for}, compared with {report.profile}"
+    table = Table(title, header, 2)
     for position, row in enumerate(report.table()):
         beside = trained.get(str(row["tensor"])) if position < len(report.operators) else None
-        cells: list[Cell] = [
+        table.add(
             str(row["tensor"]),
             str(row["operator"]),
             f"{row['values']:,}",
-            _colored(int(row["differing"] or 0)),
-            "–" if beside is None else _colored(beside.differing),
-        ]
-        rows.append((cells, ""))
-    title = (
-        f"{precision.upper()}: {directory / precision / 'model.tflite'}, trained for {report.trained_for}, "
-        f"compared with {report.profile}"
-    )
-    header = ("tensor", "operator", "values", "not as simulated", "not as trained")
-    if report.operators:
-        show_table(console, title, header, rows, texts=2)
+            differing(int(row["differing"] or 0), int(row["values"] or 0)),
+            Cell("–") if beside is None else differing(beside.differing, beside.values),
+        )
+    show_table(console, table)
 
 
 @command("Say what is in a quantized file and where devices differ.", "inspect")
 def inspect_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A quantized .tflite or .onnx file, whoever wrote it.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            parser=path_in,
-            metavar="X.npz",
-            help="Inputs by name, each with the batch first: real numbers, or codes; by default random codes.",
-        ),
-    ] = None,
-    examples: Annotated[int, typer.Option(min=1, help="How many examples are run, at most.")] = 8,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(help="Device to run it on; several times for several. By default all that this machine has."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random codes.")] = 0,
+    data: Annotated[Path | None, metavar("X.npz")] = None,
+    examples: Annotated[int, typer.Option(min=1)] = 8,
+    device: list[str] | None = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: AsJson = False,
-    float_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--float",
-            metavar="FLOAT",
-            help="The float network it was made of (.tflite or .onnx): signal to noise, layer by layer.",
-        ),
-    ] = None,
-    reduced: Annotated[
-        Path | None,
-        typer.Option(
-            "--reduce",
-            metavar="OUT",
-            help="Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.",
-        ),
-    ] = None,
+    float_file: Annotated[Path | None, typer.Option("--float", metavar="FLOAT")] = None,
+    reduced: Annotated[Path | None, typer.Option("--reduce", metavar="OUT")] = None,
 ) -> bool:
     """Say what is in a quantized .tflite or .onnx file, run it on every runtime of this machine beside the
     simulation, and say which devices compute different codes, from which layer on.
 
     Exit status 1 if an integer differs where equality is claimed; 2 if the file cannot be read, with every reason,
     or if nothing could be compared.
+
+    Args:
+        data: Inputs by name, each with the batch first: real numbers, or codes; by default random codes.
+        examples: How many examples are run, at most.
+        device: Device to run it on; several times for several. By default all that this machine has.
+        seed: Seed of the random codes.
+        float_file: The float network it was made of (.tflite or .onnx): signal to noise, layer by layer.
+        reduced: Write the smallest graph and input that still show a difference: OUT.tflite and OUT.npz.
     """
     from ..application.job import files
-    from ..deploy.inspect import inspect as inspect_file
+    from ..deploy.inspect import inspect
     from ..deploy.reduce import reduce
 
     if reduced is not None:
@@ -486,7 +385,7 @@ def inspect_file(
         if file.suffix.lower() == ".onnx" and given is not None:
             raise ValueError(f"{option} is for .tflite files, and {file} is an .onnx file")
     with status_on(errors, "reading") as status:
-        found = inspect_file(file, data, examples, device or None, seed, progress=status.update, float_file=float_file)
+        found = inspect(file, data, examples, device or None, seed, progress=status.update, float_file=float_file)
     # A program may read it: nothing is wrapped or styled.
     console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
     if reduced is not None:
@@ -501,35 +400,26 @@ def inspect_file(
 
 @command("Say whether a model can run on a device.")
 def check(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="package.module:name of a PyTorch, Keras or Flax model, or of a function that returns one, without "
-            "arguments or, as train --model takes it, of shape and classes; for JAX, of one that returns the function "
-            "or module and its parameters; timm/NAME or torchvision/NAME.",
-        ),
-    ],
-    example: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SHAPE",
-            help="Shape of an input with its batch, such as 1x3x224x224; once for each input. Keras models that know "
-            "their sizes need none.",
-        ),
-    ] = None,
-    classes: Annotated[int, typer.Option(min=1, help="What a function of shape and classes is called with.")] = 10,
-    device: Annotated[
-        str, typer.Option(help="Device to check for: xnnpack-x86, xnnpack-arm64, reference, micro.")
-    ] = "xnnpack-x86",
-    keep_final_activation: Annotated[
-        bool, typer.Option("--keep-final-activation", help="Keep a final softmax or sigmoid in the file.")
-    ] = False,
+    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    example: Annotated[list[str] | None, metavar("SHAPE")] = None,
+    classes: Annotated[int, typer.Option(min=1)] = 10,
+    device: str = "xnnpack-x86",
+    keep_final_activation: bool = False,
 ) -> bool:
     """Say whether a model can run on a device, as which operators and how large, without training it. Runs the code
     of the module that MODEL names.
 
     Exit status 1 if it cannot, with every place and what to do instead; 2 if there is no such model.
+
+    Args:
+        model: package.module:name of a PyTorch, Keras or Flax model, or of a function that returns one, without
+            arguments or, as train --model takes it, of shape and classes; for JAX, of one that returns the function or
+            module and its parameters; timm/NAME or torchvision/NAME.
+        example: Shape of an input with its batch, such as 1x3x224x224; once for each input. Keras models that know
+            their sizes need none.
+        classes: What a function of shape and classes is called with.
+        device: Device to check for: xnnpack-x86, xnnpack-arm64, reference, micro.
+        keep_final_activation: Keep a final softmax or sigmoid in the file.
     """
     import numpy as np
 
@@ -539,6 +429,7 @@ def check(
     shapes = [tuple(map(int, text.split("x"))) for text in example or []]
 
     from ..application.job.models import built, is_known, network
+    from ..application.report.page import Table
     from ..qat.dry_run import HEADER, explain
     from ..qat.train.core.frameworks import framework_of
 
@@ -558,7 +449,10 @@ def check(
         raise ValueError(f"{error} (--example SHAPE gives an input's shape)" if not inputs else str(error)) from error
     console = console_of()
     if answer:
-        show_table(console, f"{model} on {device}", HEADER, [(row, "") for row in answer.rows()], texts=3)
+        table = Table(f"{model} on {device}", HEADER, 3)
+        for row in answer.rows():
+            table.add(*row)
+        show_table(console, table)
     for sentence in answer.sentences():
         say(console, sentence)
     return bool(answer)
@@ -573,18 +467,15 @@ def compare(
 ) -> None:
     """Compare finished jobs: the settings that differ, and their delivered networks. Only reads metrics.json and
     job.json, no data or networks."""
-    from ..application.job import figures
     from ..application.report import comparison
 
     console = console_of()
-    jobs = [figures.read(directory) for directory in (first, second, *map(Path, context.args))]
-    changed: list[TableRow] = [(row, "") for row in comparison.differing_settings(jobs)]
-    if changed:
-        header = ["setting", *(job.name for job in jobs)]
-        show_table(console, "Settings that differ", header, changed, texts=1)
+    jobs = [comparison.read(directory) for directory in (first, second, *map(Path, context.args))]
+    changed = comparison.settings_table(jobs)
+    if changed.rows:
+        show_table(console, changed)
     else:
         say(console, "The jobs have the same settings.")
-    networks: list[TableRow] = [(row, "") for row in comparison.rows(jobs)]
-    show_table(console, "Delivered networks, on the device", comparison.HEADER, networks, texts=2, grouped=True)
+    show_table(console, comparison.network_table(jobs))
     for sentence in comparison.sentences(jobs):
         say(console, f"{sentence}.")

@@ -10,14 +10,18 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
+
+from ..application.report.page import Cell
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
     from rich.status import Status
     from rich.text import Text
+
+    from ..application.report.page import Table
 
 # Columns that any output needs, and from which a bar has room.
 NARROWEST, WIDE = 20, 90
@@ -95,42 +99,28 @@ def say(console: Console, *parts: str | tuple[str, str], whole: bool = False) ->
     console.print(line_of(*parts), soft_wrap=whole or not _in_terminal(console))
 
 
-# A text, or a text and its style; the cells of a row and the row's style.
-Cell = str | tuple[str, str]
-TableRow = tuple[Sequence[Cell], str]
-
-
-def show_table(
-    console: Console, title: str, header: Sequence[str], rows: Sequence[TableRow], texts: int, grouped: bool = False
-) -> None:
-    """A table, as wide as it needs to be where nobody set a width.
-
-    Args:
-        texts: how many of the first columns hold text; the others hold numbers.
-        grouped: rows with the same first cell belong together.
-    """
+def show_table(console: Console, shown: Table) -> None:
+    """A table, as wide as it needs to be where nobody set a width. Rows with the same first cell belong together."""
     from rich.measure import Measurement
     from rich.table import Table
 
     table = Table()
-    for column, name in enumerate(header):
-        table.add_column(line_of(name), justify="left" if column < texts else "right", overflow="fold")
-    previous: Cell | None = None
-    for cells, style in rows:
-        if grouped and previous not in (None, cells[0]):
+    for column, name in enumerate(shown.header):
+        table.add_column(line_of(name), justify="left" if column < shown.texts else "right", overflow="fold")
+    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for _, row in shown.rows]
+    names = [row[0].text for row in cells]
+    for place, ((marked, _), row) in enumerate(zip(shown.rows, cells, strict=True)):
+        if place and len(set(names)) < len(names) and names[place] != names[place - 1]:
             table.add_section()
-        table.add_row(*map(line_of, cells), style=style or None)
-        previous = cells[0]
-    say(console, (title, "italic"))
+        colors = {"good": "green", "bad": "red", "": ""}
+        table.add_row(
+            *(line_of((cell.short or cell.text, colors[cell.tone])) for cell in row), style="bold" if marked else None
+        )
+    say(console, (shown.caption, "italic"))
     if not _in_terminal(console) and "COLUMNS" not in os.environ:
         needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
         console.width = max(console.width, needed)
     console.print(table)
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things, such as "1 epoch" or "3 epochs"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

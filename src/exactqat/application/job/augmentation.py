@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-Range = tuple[float, float]
 
 
 def shifted(images: Tensor, generator: torch.Generator, across: bool = True) -> Tensor:
@@ -26,57 +24,7 @@ def shifted(images: Tensor, generator: torch.Generator, across: bool = True) -> 
     return padded.movedim(1, 3)[everyone, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
 
 
-def _uniform(count: int, low: float, high: float, generator: torch.Generator) -> Tensor:
-    """A number for each image, [n, 1, 1, 1]."""
-    return torch.empty(count, 1, 1, 1).uniform_(low, high, generator=generator)
-
-
-def _flipped(images: Tensor, generator: torch.Generator, limits: Range) -> Tensor:
-    turned = torch.randint(0, 2, (len(images), 1, 1, 1), generator=generator).bool()
-    return torch.where(turned, images.flip(3), images)
-
-
-def _brightened(images: Tensor, generator: torch.Generator, limits: Range) -> Tensor:
-    spread = (limits[1] - limits[0]) / 5
-    return (images + _uniform(len(images), -spread, spread, generator)).clamp(*limits)
-
-
-def _contrasted(images: Tensor, generator: torch.Generator, limits: Range) -> Tensor:
-    mean = images.mean((1, 2, 3), keepdim=True)
-    return (mean + (images - mean) * _uniform(len(images), 0.75, 1.25, generator)).clamp(*limits)
-
-
-def _noisy(images: Tensor, generator: torch.Generator, limits: Range) -> Tensor:
-    spread = (limits[1] - limits[0]) / 20
-    return (images + torch.empty_like(images).uniform_(-spread, spread, generator=generator)).clamp(*limits)
-
-
-def _erased(images: Tensor, generator: torch.Generator, limits: Range) -> Tensor:
-    count, _, height, width = images.shape
-
-    def inside(length: int) -> Tensor:
-        """[n, length]: whether a position is in the square."""
-        side = max(1, length // 4)
-        start = torch.randint(0, length - side + 1, (count, 1), generator=generator)
-        place = torch.arange(length)
-        return (place >= start) & (place < start + side)
-
-    gone = inside(height)[:, None, :, None] & inside(width)[:, None, None, :]
-    return images.masked_fill(gone, 0.0)
-
-
-_DONE: dict[str, Callable[[Tensor, torch.Generator, Range], Tensor]] = {
-    "shift": lambda images, generator, limits: shifted(images, generator),
-    "time-shift": lambda images, generator, limits: shifted(images, generator, across=False),
-    "flip": _flipped,
-    "brightness": _brightened,
-    "contrast": _contrasted,
-    "noise": _noisy,
-    "erase": _erased,
-}
-
-
-def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, limits: Range) -> Tensor:
+def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, limits: tuple[float, float]) -> Tensor:
     """Images changed at random.
 
     Args:
@@ -87,7 +35,34 @@ def augmented(images: Tensor, names: Sequence[str], generator: torch.Generator, 
     Returns:
         The same shape and dtype, within the limits; zeros where nothing is left.
     """
+    count, _, height, width = images.shape
+    extent = limits[1] - limits[0]
+
+    def uniform(low: float, high: float) -> Tensor:
+        """A number for each image."""
+        return torch.empty(count, 1, 1, 1).uniform_(low, high, generator=generator)
+
+    def inside(length: int) -> Tensor:
+        """[n, length]: whether a position is in the square that is erased."""
+        side, place = max(1, length // 4), torch.arange(length)
+        start = torch.randint(0, length - side + 1, (count, 1), generator=generator)
+        return (place >= start) & (place < start + side)
+
     for name in names:
-        if name != "none":
-            images = _DONE[name](images, generator, limits)
+        if name in ("shift", "time-shift"):
+            images = shifted(images, generator, across=name == "shift")
+        elif name == "flip":
+            turned = torch.randint(0, 2, (count, 1, 1, 1), generator=generator).bool()
+            images = torch.where(turned, images.flip(3), images)
+        elif name == "brightness":
+            images = (images + uniform(-extent / 5, extent / 5)).clamp(*limits)
+        elif name == "contrast":
+            mean = images.mean((1, 2, 3), keepdim=True)
+            images = (mean + (images - mean) * uniform(0.75, 1.25)).clamp(*limits)
+        elif name == "noise":
+            noise = torch.empty_like(images).uniform_(-extent / 20, extent / 20, generator=generator)
+            images = (images + noise).clamp(*limits)
+        elif name == "erase":
+            gone = inside(height)[:, None, :, None] & inside(width)[:, None, None, :]
+            images = images.masked_fill(gone, 0.0)
     return images

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what devices compute with what was trained: integer by integer, and answer by answer.
+"""Compares files with their simulation, and what devices compute with what was trained: integer by integer, and answer
+by answer.
 
 The trained network's own codes are compared with the exact simulation of a device, which needs no runtime. The
 simulation in turn is compared with the runtime, if there is one.
@@ -7,37 +8,54 @@ simulation in turn is compared with the runtime, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from ... import qat
 from ...deploy.codes import input_codes as codes_of
-from ...deploy.comparison import Report, Tally
+from ...deploy.comparison import Comparison, Report, Tally
 from ...deploy.graph import Graph
 from ...deploy.lower import lower_with_layouts
 from ...deploy.packing import packed
 from ...deploy.runtimes import profile_here, profiles_here
 from ...deploy.simulate import simulate
-from ...deploy.values import Lowered, device_codes
+from ...deploy.values import Lowered, device_codes, layer_values
+from ...deploy.verify import verify
 from ...kit.device.profile import DEFAULT_KERNELS, REFERENCE
-from ..report.results import Beside, Dataset, Split
+from .results import Beside, Dataset, Split
 
 # How many images' values are kept for all layers at once, and how many are computed at a time.
 LAYER_IMAGES = IMAGES_AT_A_TIME = 128
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A delivered file on a device, and the device compared with what was trained.
+
+    Attributes:
+        report: of the file and the integers.
+        beside: of the answers to the test images, by the device's exact simulation.
+        not_run: why the file was not run; empty: it was.
+    """
+
+    report: Report
+    beside: Beside
+    not_run: str = ""
+
+    @property
+    def differing(self) -> int:
+        """Integers that differ, between the file and its simulation, between the device and training, or between the
+        file fed with the user's images and the model."""
+        return self.report.differing + self.report.training_differing + self.report.predictions_differing
+
+
 def beside_training(
-    model: qat.PreparedModel,
-    graph: Graph,
-    split: Split,
-    codes: np.ndarray,
-    devices: Sequence[str],
-    lowered: Lowered | None = None,
-) -> dict[str, Beside]:
-    """Compares several devices with training.
+    model: qat.PreparedModel, graph: Graph, split: Split, codes: np.ndarray, device: str, lowered: Lowered | None = None
+) -> Beside:
+    """Compares a device with training.
 
     Args:
         model: frozen, in evaluation mode.
@@ -47,51 +65,66 @@ def beside_training(
     """
     lowered = lowered or lower_with_layouts(model)
     (output,) = graph.outputs
-    tallies: dict[str, dict[str, Tally]] = {device: {} for device in devices}
-    answers: dict[str, list[np.ndarray]] = {name: [] for name in ("training", *devices)}
+    tallies: dict[str, Tally] = {}
+    trained_answers, device_answers = [], []
     for start in range(0, len(codes), IMAGES_AT_A_TIME):
         block = slice(start, start + IMAGES_AT_A_TIME)
         trained = device_codes(model, split.images[block], lowered=lowered)
-        answers["training"].append(trained[output].argmax(1))
-        for device in devices:
-            integers = simulate(graph, codes[block], device, tensors=list(trained), progress=False)
-            answers[device].append(integers[output].argmax(1))
-            for name, own in trained.items():
-                tallies[device].setdefault(name, Tally()).add(integers[name], own, "training")
+        integers = simulate(graph, codes[block], device, tensors=list(trained), progress=False)
+        trained_answers.append(trained[output].argmax(1))
+        device_answers.append(integers[output].argmax(1))
+        for name, own in trained.items():
+            tallies.setdefault(name, Tally()).add(integers[name], own, "training")
     kinds = {operator.outputs[0]: operator.kind for operator in graph.operators}
-    classes = {name: np.concatenate(blocks) for name, blocks in answers.items()}
-    compared = {}
-    for device, tally in tallies.items():
-        same = device == graph.trained_for
-        rows = {name: entry.comparison(name, kinds.get(name, "input"), same) for name, entry in tally.items()}
-        labels = split.labels.numpy()[: len(codes)]
-        compared[device] = Beside(tuple(rows.values()), rows[output], classes["training"], classes[device], labels)
-    return compared
+    same = device == graph.trained_for
+    rows = {name: tally.comparison(name, kinds.get(name, "input"), same) for name, tally in tallies.items()}
+    answers = np.concatenate(trained_answers), np.concatenate(device_answers)
+    return Beside(tuple(rows.values()), rows[output], *answers, split.labels.numpy()[: len(codes)])
 
 
-def about(ran: Report, device: str, beside: Beside) -> Report:
-    """The findings about a device: the file on a runtime, its own if possible, and what it computes compared with
-    training."""
-    return replace(ran, profile=device, training=beside.tensors, ran_as="" if ran.profile == device else ran.profile)
+def compared(
+    model: qat.PreparedModel,
+    graph: Graph,
+    path: Path,
+    dataset: Dataset,
+    device: str = "",
+    noise: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verified:
+    """The file at `path` on a runtime beside its simulation, and the device beside training, over all test images.
 
-
-def runs_here(profile: str, graph: Graph) -> str:
-    """The profile itself if this machine has its runtime, else LiteRT's default kernels, or its reference kernels for
-    weights of four bits, which the others compute otherwise."""
-    if profile in profiles_here():
-        return profile
-    return DEFAULT_KERNELS if packed(graph) is graph else REFERENCE.name
+    Args:
+        device: by default the one that the network was trained for. Its file then runs on LiteRT's default kernels,
+            or its reference kernels for weights of four bits, if this machine does not have that device's runtime.
+        noise: also compare the first images' values with those of the float network.
+    """
+    wanted, runs, not_run = device or str(model.profile), device, ""
+    if not device:
+        here = DEFAULT_KERNELS if packed(graph) is graph else REFERENCE.name
+        runs = wanted if wanted in profiles_here() else here
+    try:
+        runs = profile_here(runs)
+    except (ValueError, ImportError) as error:
+        runs, not_run = "", str(error)
+    codes, lowered = input_codes(graph, dataset), lower_with_layouts(model)
+    beside = beside_training(model, graph, dataset.test, codes, wanted, lowered)
+    first = dataset.test.images[:LAYER_IMAGES]
+    if runs:
+        values = layer_values(model, first, lowered=lowered) if noise else (None, None)
+        # Images as the user has them, if the runtime is that of the model's device.
+        own = (model, first) if runs == model.profile else (None, None)
+        report = verify(
+            graph, path, codes, runs, float_values=values[0], trained_values=values[1], trained_codes={},
+            progress=progress, model=own[0], data=own[1],
+        )  # fmt: skip
+    else:
+        nothing = tuple(Comparison(name, "whole graph", 0, 0, 0, False) for name in graph.outputs)
+        report = Report(wanted, (), nothing, graph.trained_for)
+    ran_as = "" if report.profile == wanted else report.profile
+    return Verified(replace(report, profile=wanted, training=beside.tensors, ran_as=ran_as), beside, not_run)
 
 
 def input_codes(graph: Graph, dataset: Dataset) -> np.ndarray:
     """All test images as the device takes them, int8, with the axes of the graph's signature."""
     blocks = dataset.test.images.split(IMAGES_AT_A_TIME)
     return np.concatenate([codes_of(graph, block.numpy())[graph.inputs[0]] for block in blocks])
-
-
-def users_own(model: qat.PreparedModel, dataset: Dataset, runs: str) -> dict[str, Any]:
-    """Images as the user has them, for `verify` to feed to the file and compare with the model; nothing if the runtime
-    is not that of the model's device."""
-    if profile_here(runs) != model.profile:
-        return {}
-    return {"model": model, "data": dataset.test.images[:LAYER_IMAGES]}

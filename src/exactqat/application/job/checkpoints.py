@@ -13,14 +13,14 @@ import re
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .fields import TEXT, TEXTS, Kind, check_fields
+from ...kit.display import shortened
 from .files import check_file, write_atomically
 from .settings import split
 
@@ -32,6 +32,60 @@ DTYPES = {
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
 }  # fmt: skip
+
+
+# What a field must be, in words, and whether a value is that.
+Kind = tuple[str, Callable[[object], bool]]
+
+
+def _number(value: object, most: float = 2**63) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and 0 <= value <= most
+
+
+TEXT: Kind = ("a string", lambda value: type(value) is str)
+OBJECT: Kind = ("an object", lambda value: isinstance(value, dict))
+NUMBER: Kind = ("a number of at least 0", _number)
+WHOLE: Kind = ("a whole number of at least 0", lambda value: type(value) is int and _number(value))
+SHARE: Kind = ("a number from 0 to 1", lambda value: _number(value, 1))
+FLAG: Kind = ("True or False", lambda value: type(value) is bool)
+FLOAT: Kind = ("a number", lambda value: type(value) is float)
+TEXTS: Kind = ("a list of strings", lambda value: isinstance(value, list) and all(type(text) is str for text in value))
+
+
+def whole_to(low: int, high: int) -> Kind:
+    return f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
+
+
+def optional(kind: Kind) -> Kind:
+    """The same, or nothing."""
+    return kind[0], lambda value: value is None or kind[1](value)
+
+
+def list_of(count: int, words: str, kind: type) -> Kind:
+    """So many numbers of a type."""
+    return (
+        f"a list of {count} {words}",
+        lambda value: isinstance(value, list) and len(value) == count and all(type(number) is kind for number in value),
+    )
+
+
+def check_fields(holder: object, where: object, kinds: Mapping[str, Kind]) -> Mapping[str, Any]:
+    """The object, if it has these fields; one that may be nothing may be missing.
+
+    Args:
+        where: it is, for messages.
+
+    Raises:
+        ValueError: names the field, what it must be, and what it holds.
+    """
+    if not isinstance(holder, Mapping):
+        raise ValueError(f"{where} must be an object, got {shortened(repr(holder), 100)}")
+    for name, (words, fits) in kinds.items():
+        if name not in holder and not fits(None):
+            raise ValueError(f"{where} has no field {name!r}")
+        if not fits(holder.get(name)):
+            raise ValueError(f"{where}: {name} must be {words}, got {shortened(repr(holder.get(name)), 100)}")
+    return holder
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
@@ -109,25 +163,24 @@ def _check_archive(content: bytes) -> None:
             raise ValueError(f"its part {damaged} is damaged")
 
 
-def _check_plain(value: Any, where: str, depth: int) -> None:
+def _check_plain(value: object, where: str, depth: int) -> None:
     if depth > DEEPEST:
         raise ValueError(f"{where} is nested too deeply")
-    kind = type(value)
-    if kind in (dict, OrderedDict):
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
         for key, entry in value.items():
             if type(key) not in (str, int):
                 raise ValueError(f"{where} has a key of type {type(key).__name__}")
             _check_plain(entry, f"{where}[{key!r}]", depth + 1)
-    elif kind in (list, tuple):
+    elif isinstance(value, list | tuple):
         for position, entry in enumerate(value):
             _check_plain(entry, f"{where}[{position}]", depth + 1)
-    elif kind is Tensor:
+    elif isinstance(value, Tensor) and type(value) is Tensor:
         if value.layout != torch.strided or value.device.type != "cpu" or value.dtype not in DTYPES or value.is_nested:
             raise ValueError(f"{where} is not a dense tensor of numbers")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise ValueError(f"{where} shows more numbers than it stores")
-    elif kind not in (type(None), bool, int, float, str):
-        raise ValueError(f"{where} is of type {kind.__name__}")
+    elif type(value) not in (type(None), bool, int, float, str):
+        raise ValueError(f"{where} is of type {type(value).__name__}")
 
 
 def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
@@ -139,20 +192,22 @@ def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
     if "rules" not in checkpoint:
         raise ValueError(f"{path} is not a checkpoint of a quantized network")
 
-    def is_shape(value: Any) -> bool:
+    def is_shape(value: object) -> bool:
         # Channels, height and width, or features.
         fits = isinstance(value, list) and len(value) in (1, 3) and all(type(n) is int and n > 0 for n in value)
-        return fits and math.prod(value) <= LARGEST_IMAGE
+        return fits and math.prod(value) <= LARGEST_IMAGE  # type: ignore[call-overload]
 
-    def has_names(value: Any) -> bool:
+    def has_names(value: object) -> bool:
         return isinstance(value, dict) and all(type(name) is str for name in value)
 
     size = f"1 or 3 positive integers whose product is at most {LARGEST_IMAGE:,}"
-    rules = ("a list of rules", lambda value: isinstance(value, list) and all(map(has_names, value)))
-    names = ("a list of strings", lambda value: TEXTS[1](value) and len(value) > 0)
-    fields: dict[str, Kind] = {name: TEXT for name in ("network", "data", "precision", "method")}
-    fields |= {"input_shape": (size, is_shape), "class_names": names, "rules": rules}
-    check_fields(checkpoint, path, fields | {"state": ("a state dict", has_names)})
+    kinds: dict[str, Kind] = {
+        "input_shape": (size, is_shape),
+        "class_names": ("a list of strings", lambda value: TEXTS[1](value) and value != []),
+        "rules": ("a list of rules", lambda value: isinstance(value, list) and all(map(has_names, value))),
+        "state": ("a state dict", has_names),
+    }
+    check_fields(checkpoint, path, dict.fromkeys(("network", "data", "precision", "method"), TEXT) | kinds)
     side = checkpoint.get("image_size")
     if side is not None and (type(side) is not int or checkpoint["input_shape"][1:] != [side, side]):
         raise ValueError(f"{path}: image_size must be None or the height and width in input_shape, got {side!r:.100}")

@@ -17,38 +17,40 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from ...deploy.examples import NAMES, PART_NAMES, StoredArrays, endings_in, numbered
 from ...kit.display import on_one_line
 from ...kit.progress import Clock
-from ..report import results
-from ..report.results import Dataset, Split
 from .glyphs import rendered
-from .images import AT_ONCE, Files, Images, part_of, reason
+from .images import AT_ONCE, Files, Images, reason, scale_of
+from .results import Dataset, Split
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
-SPLIT_SEED = 0
-TEST_SHARE, VALIDATION_SHARE = 0.2, 0.15
+SPLIT, SPLIT_SEED = "65/15/20:0", 0
+# The share of validation images where only training and test images are divided.
+VALIDATION_SHARE = 0.15
 # The most files that are all read before training; of more files so many are read, evenly.
 MOST_CHECKED, SAMPLE = 100_000, 2_000
 # Images of a part, read or not, and their labels.
-Part = tuple[results.Images, np.ndarray]
+Part = tuple[Images | Tensor, np.ndarray]
 
 
 def load(name: str, image_size: int | None = None, split: str | None = None) -> Dataset:
     """The data set of that name.
 
     Args:
-        name: "digits", "glyphs", the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
+        name: "digits", scikit-learn's handwritten digits: 1797 images of 8x8 pixels with values 0..16, scaled to 0..1;
+            "glyphs", 2,496 letters of 16x16 pixels, rendered here, whose test images are other renderings in the same
+            fonts; the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
         image_size: height and width to which images are scaled, in pixels.
         split: parts of training, validation and test, and a seed, as `settings.split` writes them; for data that is not
             yet divided.
@@ -58,9 +60,15 @@ def load(name: str, image_size: int | None = None, split: str | None = None) -> 
     """
     path = Path(name)
     if name == "digits":
-        return digits(image_size, split)
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        pixels = torch.from_numpy(_fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size))
+        return _dataset(name, {"": (pixels, bunch.target)}, (0.0, 1.0), split=split)
     if name == "glyphs":
-        return glyphs(image_size, split)
+        rows, letters = rendered(SPLIT_SEED)
+        pixels = Images(rows[..., None], np.arange(len(rows)), _fitting(image_size))[:]
+        return _dataset(name, {"": (pixels, letters)}, (0.0, 1.0), split=split)
     if path.suffix == ".npz":
         return from_npz(path, image_size, split)
     if name and path.is_dir():  # without a name it is the working directory
@@ -68,23 +76,6 @@ def load(name: str, image_size: int | None = None, split: str | None = None) -> 
     raise ValueError(
         f"data must be 'digits', 'glyphs', an .npz file or a folder with one folder of images per class, got {name!r}"
     )
-
-
-def digits(image_size: int | None = None, split: str | None = None) -> Dataset:
-    """scikit-learn's handwritten digits: 1797 images of 8x8 pixels with values 0..16, scaled to 0..1."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = _fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size)
-    return _dataset("digits", {"": (torch.from_numpy(images), bunch.target)}, (0.0, 1.0), split=split)
-
-
-def glyphs(image_size: int | None = None, split: str | None = None) -> Dataset:
-    """2,496 images of letters, 16x16 pixels, rendered here; see `rendered`. The test images are other renderings in the
-    same fonts."""
-    rows, letters = rendered(SPLIT_SEED)
-    images = Images(rows[..., None], np.arange(len(rows)), _fitting(image_size))[:]
-    return _dataset("glyphs", {"": (images, letters)}, (0.0, 1.0), split=split)
 
 
 def from_npz(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
@@ -148,7 +139,7 @@ def from_arrays(
             if block.dtype.kind == "f":
                 finite[start : start + AT_ONCE] = np.isfinite(block).all((1, 2, 3))
                 block = block[finite[start : start + AT_ONCE]]
-            scale = {"uint8": 255, "uint16": 65535}.get(block.dtype.name, 1)
+            scale = scale_of(block.dtype)
             low, high = min(low, float(block.min(initial=0)) / scale), max(high, float(block.max(initial=0)) / scale)
         skipped += [f"{place}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
         parts[part] = (Images(rows, np.nonzero(finite)[0], _fitting(image_size)), y[finite])
@@ -185,23 +176,21 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
             )
         divided = {"": path}
     skipped: list[str] = []
-    listed = {
-        part: [(label, _files_below(place, skipped)) for label, place in _subfolders(folder).items()]
-        for part, folder in divided.items()
-    }
-    for part, classes in listed.items():
-        if not classes:
-            raise ValueError(f"{divided[part]} must contain one folder of images per class, but contains no folder")
-    files = [(part, label, name) for part, classes in listed.items() for label, names in classes for name in names]
-    rows, usable = _read_files(path, files, image_size, skipped)
-    first = {label for label, _ in next(iter(listed.values()))}
+    listed: dict[str, dict[str, list[str]]] = {}
+    for part, folder in divided.items():
+        listed[part] = {label: _files_below(place, skipped) for label, place in _subfolders(folder).items()}
+        if not listed[part]:
+            raise ValueError(f"{folder} must contain one folder of images per class, but contains no folder")
+    files = [(part, label, name) for part in listed for label, names in listed[part].items() for name in names]
+    rows, usable = _read_files(path, [name for *_, name in files], image_size, skipped)
     counts = Counter(file[:2] for file, good in zip(files, usable, strict=True) if good)
+    first = next(iter(listed))
     parts: dict[str, Part] = {}
     photos: dict[str, list[str]] = {}
     for part, folder in divided.items():
-        for label, held_files in listed[part]:
-            if label not in first:
-                raise ValueError(f"{folder} holds class '{label}', which {next(iter(divided.values()))} lacks")
+        for label, held_files in listed[part].items():
+            if label not in listed[first]:
+                raise ValueError(f"{folder} holds class '{label}', which {divided[first]} lacks")
             if not counts[part, label]:
                 place = on_one_line(folder / label)
                 why = next((sentence for sentence in reversed(skipped) if sentence.startswith(place)), "it is empty")
@@ -232,45 +221,43 @@ def _files_below(folder: Path, skipped: list[str]) -> list[str]:
         for file in [os.path.join(place, name) for name in (*names, *folders) if not name.startswith(".")]:
             if os.path.isfile(file):
                 files.append(file)
+            elif os.path.islink(file) and os.path.isdir(file):
+                skipped.append(f"{on_one_line(file)}: a link to a folder, which is not followed below a class")
             elif not os.path.isdir(file):
                 skipped.append(f"{on_one_line(file)}: not a readable file")
-            elif os.path.islink(file):
-                skipped.append(f"{on_one_line(file)}: a link to a folder, which is not followed below a class")
     return sorted(files, key=lambda name: name.split("/"))
 
 
 def _read_files(
-    path: Path, files: Sequence[tuple[str, str, str]], image_size: int | None, skipped: list[str]
+    path: Path, names: Sequence[str], image_size: int | None, skipped: list[str]
 ) -> tuple[Files, np.ndarray]:
     """The files' images, and whether each can be used; `skipped` gets those that cannot."""
     tell = Clock.counting(f"reading {on_one_line(path.name)}", None)
-    few = len(files) <= MOST_CHECKED
-    checked = np.arange(len(files)) if few else np.linspace(0, len(files) - 1, SAMPLE).astype(int)
-    usable, failed = np.ones(len(files), bool), dict[int, str]()
+    every = len(names) <= MOST_CHECKED
+    checked = np.arange(len(names)) if every else np.linspace(0, len(names) - 1, SAMPLE).astype(int)
+    usable, failed = np.ones(len(names), bool), dict[int, str]()
     sizes: dict[tuple[int, int], str] = {}
-    channels, dtype = 1, np.uint8
+    channels, bits = 1, 8
     for number in checked.tolist():
-        name = files[number][2]
         try:
-            with Image.open(name) as image:
+            with Image.open(names[number]) as image:
                 turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-                sizes.setdefault(image.size[::-1] if turned else image.size, on_one_line(name))
+                sizes.setdefault(image.size[::-1] if turned else image.size, on_one_line(names[number]))
                 channels = max(channels, 1 if image.mode[0] in "1LIF" else 3)
-                dtype = np.uint16 if image.mode.startswith("I") else dtype  # type: ignore[assignment]
+                bits = 16 if image.mode.startswith("I") else bits
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
             failed[number] = reason(error)
     if image_size is None and len(sizes) > 1:
         two = " and ".join(f"{name} has {width}x{height} pixels" for (width, height), name in list(sizes.items())[:2])
         raise ValueError(f"images differ in size ({two}); set image_size (--image-size) to scale them all")
     width, height = (image_size, image_size) if image_size is not None else next(iter(sizes), (1, 1))
-    rows = Files([name for *_, name in files], (height, width, channels), dtype, image_size)
+    rows = Files(names, (height, width, channels), np.dtype(f"uint{bits}"), image_size)
     left = np.setdiff1d(checked, list(failed)).astype(int)
     for start in range(0, len(left), AT_ONCE):
         failed |= rows.read(left[start : start + AT_ONCE])
         tell(min(start + AT_ONCE, len(left)), len(left))
-    for number in sorted(failed):
-        usable[number] = False
-        skipped.append(f"{on_one_line(files[number][2])}: {failed[number]}")
+    usable[list(failed)] = False
+    skipped += [f"{on_one_line(names[number])}: {failed[number]}" for number in sorted(failed)]
     return rows, usable
 
 
@@ -292,7 +279,7 @@ def _channels_last(x: np.ndarray, where: str) -> np.ndarray:
     return x
 
 
-def _fitting(size: int | None) -> Any:
+def _fitting(size: int | None) -> Callable[[np.ndarray], np.ndarray] | None:
     return None if size is None else lambda images: _fitted(images, size)
 
 
@@ -343,29 +330,21 @@ def _dataset(
     if split is not None and "" not in splits:
         raise ValueError(f"{where} is divided into {' and '.join(splits)} already: omit --split {split}")
     if "" in splits:
-        of_validation, of_test, seed = _shares(split)
-        rest, test = _divided(where, splits.pop(""), of_test, class_names, 3, seed)
-        train, validation = _divided(where, rest, of_validation / (1 - of_test), class_names, 2, seed)
-        splits = {"train": train, "validation": validation, "test": test}
+        shares, _, seed = (split or SPLIT).partition(":")
+        sizes = [int(share) for share in shares.split("/")]
+        of_validation, of_test = sizes[1] / sum(sizes), sizes[2] / sum(sizes)
+        rest, splits["test"] = _divided(where, splits.pop(""), of_test, class_names, 3, int(seed))
+        of_rest = of_validation / (1 - of_test)
+        splits["train"], splits["validation"] = _divided(where, rest, of_rest, class_names, 2, int(seed))
     elif "validation" not in splits:
-        train, validation = _divided(where, splits["train"], VALIDATION_SHARE, class_names, least=2)
-        splits |= {"train": train, "validation": validation}
+        divided = _divided(where, splits["train"], VALIDATION_SHARE, class_names, 2, SPLIT_SEED)
+        splits["train"], splits["validation"] = divided
     train, validation, test = (splits[part] for part in PART_NAMES)
     return Dataset(name, class_names, value_range, train, validation, test, tuple(skipped))
 
 
-def _shares(split: str | None) -> tuple[float, float, int]:
-    """The shares of validation and test, and a seed."""
-    if split is None:
-        return VALIDATION_SHARE, TEST_SHARE, SPLIT_SEED
-    parts, _, seed = split.partition(":")
-    train, validation, test = map(int, parts.split("/"))
-    whole = train + validation + test
-    return validation / whole, test / whole, int(seed)
-
-
 def _divided(
-    where: str, split: Split, share: float, class_names: tuple[str, ...], least: int, seed: int = SPLIT_SEED
+    where: str, split: Split, share: float, class_names: tuple[str, ...], least: int, seed: int
 ) -> tuple[Split, Split]:
     """Divides a part into the rest and a share, always the same for a seed; every class has its share of both, at least
     one image."""
@@ -383,12 +362,9 @@ def _divided(
     smaller = np.sort(np.concatenate(chosen))
     larger = np.setdiff1d(np.arange(len(labels)), smaller)
     # Not in class order: batches without shuffling, as in calibration, should hold all classes.
-    parts = [torch.from_numpy(generator.permutation(indices)) for indices in (larger, smaller)]
-    first, second = (
-        Split(
-            part_of(split.images, part), split.labels[part],
-            tuple(split.names[index] for index in part if split.names),
-        )
-        for part in parts
-    )  # fmt: skip
-    return first, second
+    parts = []
+    for indices in (generator.permutation(larger), generator.permutation(smaller)):
+        images = split.images.part(indices) if isinstance(split.images, Images) else split.images[indices]
+        names = tuple(split.names[index] for index in indices if split.names)
+        parts.append(Split(images, split.labels[indices], names))
+    return parts[0], parts[1]

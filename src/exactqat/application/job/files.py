@@ -132,19 +132,6 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
         os.close(descriptor)
 
 
-def check_there(out: Path) -> None:
-    """Refuses anything but a directory, before looking for a job in it.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        NotADirectoryError: it is not a directory.
-    """
-    if not out.exists():
-        raise FileNotFoundError(f"{out} does not exist; run `exactqat train` first")
-    if not out.is_dir():
-        raise NotADirectoryError(f"{out} is a file, not a job's directory")
-
-
 def entries(out: Path) -> list[str]:
     """The names in a directory that a job uses for itself, even if written by others.
 

@@ -7,13 +7,14 @@ temporary files), from which every later epoch reads. They keep the bits they ca
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,11 +22,15 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ...kit.display import on_one_line
-from ..report import results
 
 # Images that are read at once where all are looked at.
 AT_ONCE = 256
-Index = slice | Tensor | np.ndarray | Sequence[int]
+Index = int | slice | Tensor | np.ndarray | Sequence[int]
+
+
+def scale_of(dtype: np.dtype) -> int:
+    """What the number 1 is in images of a dtype."""
+    return {"uint8": 255, "uint16": 65535}.get(dtype.name, 1)
 
 
 class Rows(Protocol):
@@ -53,8 +58,7 @@ class Images:
 
     def _read(self, numbers: np.ndarray) -> np.ndarray:
         rows = np.asarray(self._rows[numbers])
-        scale = {"uint8": 255, "uint16": 65535}.get(rows.dtype.name, 1)
-        images = np.ascontiguousarray(rows.transpose(0, 3, 1, 2), np.float32) / np.float32(scale)
+        images = np.ascontiguousarray(rows.transpose(0, 3, 1, 2), np.float32) / np.float32(scale_of(rows.dtype))
         return images if self._fitted is None else self._fitted(images)
 
     def __len__(self) -> int:
@@ -71,10 +75,9 @@ class Images:
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
-    def part(self, index: Index) -> Images:
+    def part(self, index: np.ndarray) -> Images:
         """Some of the images, not yet read."""
-        chosen = index.numpy() if isinstance(index, Tensor) else index
-        return Images(self._rows, self._numbers[chosen], self._fitted)
+        return Images(self._rows, self._numbers[index], self._fitted)
 
     def numpy(self) -> np.ndarray:
         """All of them."""
@@ -85,19 +88,14 @@ class Images:
         return self._rows.unread(self._numbers) if isinstance(self._rows, Files) else []
 
 
-def part_of(images: results.Images, index: Tensor | slice) -> results.Images:
-    """Some of the images; those on disk are not yet read."""
-    return images.part(index) if isinstance(images, Images) else images[index]
-
-
-def temporary_array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def temporary_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array in a file without a name, which ends with the process.
 
     Raises:
         ValueError: the disk has no room for it.
     """
     folder = os.environ.get("EXACTQAT_CACHE") or tempfile.gettempdir()
-    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * dtype.itemsize
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ValueError(
@@ -151,7 +149,7 @@ class Files:
         shape: height, width and channels; dtype: uint8 or uint16.
     """
 
-    def __init__(self, paths: Sequence[str], shape: tuple[int, int, int], dtype: Any, size: int | None) -> None:
+    def __init__(self, paths: Sequence[str], shape: tuple[int, int, int], dtype: np.dtype, size: int | None) -> None:
         self.paths, self._size = paths, size
         self.shape: tuple[int, ...] = (len(paths), *shape)
         self._pixels = temporary_array(self.shape, dtype)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import tempfile
 import zlib
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,25 +17,20 @@ from torch import nn
 
 from ... import qat, tune
 from ...deploy.footprint import footprint
-from ...deploy.formats.tflite import tflite_bytes, write_tflite
-from ...deploy.lower import lower, lower_with_layouts
-from ...deploy.values import layer_values
-from ...deploy.verify import verify
+from ...deploy.formats.tflite import tflite_bytes
+from ...deploy.lower import lower
 from ...kit.device import Refusal
 from ...kit.device.profile import that_run
 from ...qat.train.torch.prepare import prepare_again
-from ..report import findings
-from ..report.results import Dataset, History, Method, Outcome, Results, Split
 from . import checkpoints, data, files, recipes, training, weights
-from .beside import LAYER_IMAGES, about, beside_training, input_codes, runs_here, users_own
-from .fields import FLAG, NUMBER, WHOLE, check_fields
-from .logs import Logs
+from .beside import beside_training, compared, input_codes
+from .checkpoints import FLAG, NUMBER, WHOLE, check_fields
 from .models import check_name, new_model
 from .processes import ALONE, Processes
-from .progress import Progress
 from .restored import describe_checkpoint, describe_network
-from .settings import SEARCHED, Settings
-from .store import check_free, float_state, quantized_before, read_job, start, stored_settings, unfinished
+from .results import Dataset, History, Method, Outcome, Progress, Results, Split
+from .settings import Settings
+from .store import Logs, check_free, read_job, start, stored_settings, unfinished
 
 # Quantization-aware training starts from the calibrated float network, which is shown this many images at a time.
 CALIBRATION_BATCH = 256
@@ -45,37 +38,14 @@ CALIBRATION_BATCH = 256
 SEARCH_IMAGES, SEARCH_BUDGET = 1024, 200
 # Test images on which delivered networks are compared with what every other device computes.
 ELSEWHERE_IMAGES = 512
+# By how many standard deviations an accuracy has to exceed that of a guess to count: one guess in a hundred does.
+BEYOND_LUCK = 2.33
+# With few images, for which chance reaches further above the most frequent class, anything above that may be learned.
+TELLING = 0.1
 
 
 class NothingLearned(ValueError):
     """The float network is no better than guessing, so there is nothing for quantization to preserve."""
-
-
-def total_steps(settings: Settings, dataset: Dataset) -> int:
-    """Training steps of the whole job, for the time left."""
-    trainings = sum(method.trained for method in settings.methods)
-    epochs = settings.epochs_float + trainings * sum(map(settings.epochs_of, settings.precisions.values()))
-    return training.steps_per_epoch(dataset.train, settings.batch_size) * epochs
-
-
-def load_for(settings: Settings) -> Dataset:
-    """The data of a job."""
-    return replace(data.load(settings.data, settings.image_size, settings.split), noun=settings.noun)
-
-
-def check_before_data(settings: Settings, resume: bool = False) -> None:
-    """Refuses what is known to be wrong before all images are read: a missing network, unreadable weights.
-
-    Raises:
-        FileNotFoundError, ValueError: see `models.check_name` and `weights.check`.
-    """
-    check_name(settings.model)
-    if _reads_weights(settings, resume):
-        weights.check(Path(cast(str, settings.weights)))
-
-
-def _reads_weights(settings: Settings, resume: bool) -> bool:
-    return settings.weights is not None and not (resume and float_state(settings).exists())
 
 
 def make_rules(
@@ -131,19 +101,35 @@ def untrained_network(settings: Settings, dataset: Dataset) -> nn.Module:
     return model
 
 
-def check_learned(results: Results) -> None:
-    """Refuses to quantize a float network that learned nothing.
+def to_try(noun: str) -> str:
+    """What to do about a network that has learned nothing."""
+    larger = ", larger ones (--image-size)" if noun == "image" else ""
+    return (
+        f"Try more epochs (--epochs-float), another learning rate (--lr), more {noun}s of every class{larger}, another "
+        f"network (--model), pretrained weights (--weights); and check some {noun}s and their labels"
+    )
 
-    Raises:
-        NothingLearned: says what to try.
-    """
-    part, accuracy, noun = results.dataset.validation, results.float_validation_accuracy, results.dataset.noun
-    if not findings.better_than_guessing(part, accuracy):
-        raise NothingLearned(
-            f"the float network has learned nothing: {accuracy:.1%} of {len(part):,} validation {noun}s are right, and "
-            f"always naming the most frequent class gives {findings.chance(part)['accuracy']:.1%}. "
-            f"{findings.to_try(noun)}. Continue this job as it is with --resume --keep-going"
-        )
+
+def chance(part: Split) -> dict[str, float]:
+    """The share of images in the most frequent class, which a network gets right by always naming it; and the accuracy
+    above which it is more than chance. Above 1 if there are too few images to tell."""
+    labels = part.labels.numpy()
+    share = float(np.bincount(labels, minlength=1).max() / len(labels))
+    # With a single class there is nothing to learn; a guess that is always right shows no more.
+    spread = float(np.sqrt(share * (1 - share) / len(labels)))
+    return {"accuracy": share, "needed": share + BEYOND_LUCK * spread + 0.5 / len(labels)}
+
+
+def better_than_guessing(part: Split, accuracy: float) -> bool:
+    """Whether an accuracy shows that something was learned, or there are too few images to tell."""
+    share, needed = chance(part).values()
+    few = needed - share > TELLING
+    return needed >= 1 or accuracy > (share if few else needed)
+
+
+def load_for(settings: Settings) -> Dataset:
+    """The data of a job."""
+    return replace(data.load(settings.data, settings.image_size, settings.split), noun=settings.noun)
 
 
 def run(
@@ -154,8 +140,8 @@ def run(
     resume: bool = False,
     restart: bool = False,
     accelerator: torch.device = training.CPU,
-    hold: ExitStack | None = None,
     keep_going: bool = False,
+    finish: Callable[[Results], object] = lambda results: None,
 ) -> Results:
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
 
@@ -164,25 +150,30 @@ def run(
         processes: those that work on the job together; all but the first only train.
         resume: continue the job in the directory, if there is one; restart: move it aside, finished or not.
         accelerator: where networks train; everything else, including ranges and the device's integers, runs on the CPU.
-        hold: takes the lock on the directory, for a caller that continues writing there; by default it ends with the
-            call.
         keep_going: quantize even a float network that is no better than guessing.
+        finish: writes more into the directory, while it is still locked.
 
     Raises:
         NothingLearned: the float network is no better than guessing.
         ValueError: another process is at work in the directory.
     """
-    progress = progress or Progress()
-    check_before_data(settings, resume)
+    out, progress = settings.out, progress or Progress()
+    # What is known to be wrong, before all images are read: a missing network, unreadable weights, a directory in use.
+    check_name(settings.model)
+    float_state = out / "training" / "float.pt"
+    given = None if settings.weights is None or resume and float_state.exists() else Path(settings.weights)
+    if given is not None:
+        weights.read(given)
+    processes.first_does(lambda: check_free(out, resume, restart))
+    processes.first_does(lambda: files.check_writable(out))
     dataset = dataset or load_for(settings)
-    if settings.recipe is not None:
-        for sentence in recipes.check_data(settings.recipe, dataset):
-            progress.say(sentence)
+    progress.read(dataset)
+    if settings.recipe is not None and (sentence := recipes.check_data(settings.recipe, dataset)):
+        progress.say(sentence)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     model = untrained_network(settings, dataset)
-    fit = weights.put(model, Path(cast(str, settings.weights))) if _reads_weights(settings, resume) else None
-    out = settings.out
-    with ExitStack() as own:
+    fit = None if given is None else weights.put(model, given)
+    with ExitStack() as hold:
 
         def begin() -> bool:
             check_free(out, resume, restart)
@@ -192,14 +183,13 @@ def run(
                 out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise files.cannot_write(out / "job.json", error) from error
-            (own if hold is None else hold).enter_context(files.locked(out))
+            hold.enter_context(files.locked(out))
             return start(settings, dataset, resume, fit)
 
         resumed = processes.first_does(begin)
-        if fit is not None:
-            for sentence in fit.sentences:
-                progress.say(sentence)
-        elif settings.weights is not None:
+        for sentence in fit.sentences if fit is not None else ():
+            progress.say(sentence)
+        if fit is None and settings.weights is not None:
             *_, fit = read_job(out)
         # A finished job is only evaluated again.
         ended = (out / "metrics.json").exists()
@@ -211,23 +201,23 @@ def run(
             )
         manner = training.manner_of(settings, dataset)
         job = Job(settings, dataset, progress, processes, resumed, accelerator, manner, logs)
+        progress.total(job.steps)
         results = job.run(model, keep_going or ended)
         results.fit, results.seconds, results.runs = fit, logs.total, logs.runs
+        if processes.writes:
+            finish(results)
         return results
 
 
 def finished(
-    out: Path,
-    progress: Progress | None = None,
-    dataset: Dataset | None = None,
-    model: str | None = None,
-    hold: ExitStack | None = None,
-) -> Results:
+    out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None,
+    finish: Callable[[Results], object] = lambda results: None,
+) -> Results:  # fmt: skip
     """The results of the finished job in a directory: its networks are loaded, evaluated and compared again.
 
     Args:
         model: see `stored_settings`.
-        hold: see `run`.
+        finish: see `run`.
 
     Raises:
         ValueError, FileNotFoundError: there is no job, or an unfinished one.
@@ -243,9 +233,12 @@ def finished(
             raise FileNotFoundError(f"{state} is missing; without it the report cannot be written again")
         if not training.finished(state):
             raise ValueError(f"{state} belongs to an unfinished training, in a job that is marked finished")
-    results = run(settings, progress, dataset, resume=True, hold=hold)
-    results.seconds, results.resumed, results.runs = metrics["seconds"], metrics["resumed"], metrics["runs"]
-    return results
+
+    def as_before(results: Results) -> None:
+        results.seconds, results.resumed, results.runs = metrics["seconds"], metrics["resumed"], metrics["runs"]
+        finish(results)
+
+    return run(settings, progress, dataset, resume=True, finish=as_before)
 
 
 @dataclass(frozen=True)
@@ -266,45 +259,55 @@ class Job:
     manner: training.Manner
     logs: Logs
 
+    @property
+    def steps(self) -> int:
+        """Training steps of the whole job, for the time left."""
+        trainings = sum(method.trained for method in self.settings.methods)
+        epochs = trainings * sum(map(self.settings.epochs_of, self.settings.precisions.values()))
+        per_epoch = training.steps_per_epoch(self.dataset.train, self.settings.batch_size)
+        return per_epoch * (self.settings.epochs_float + epochs)
+
     def run(self, model: nn.Module, keep_going: bool) -> Results:
         """All of it, from the untrained network on."""
         settings, dataset, writes = self.settings, self.dataset, self.processes.writes
         results = self.float_network(model)
-        if not keep_going:
+        part, accuracy, noun = dataset.validation, results.float_validation_accuracy, dataset.noun
+
+        def check_learned() -> None:
             # If a run continued past this before, it has answered the question.
-            self.processes.first_does(lambda: None if quantized_before(settings) else check_learned(results))
+            before = [path for path in (settings.out / "training").glob("*.pt") if path.name != "float.pt"]
+            if not before and not better_than_guessing(part, accuracy):
+                raise NothingLearned(
+                    f"the float network has learned nothing: {accuracy:.1%} of {len(part):,} validation {noun}s are "
+                    f"right, and always naming the most frequent class gives {chance(part)['accuracy']:.1%}. "
+                    f"{to_try(noun)}. Continue this job as it is with --resume --keep-going"
+                )
+
+        if not keep_going:
+            self.processes.first_does(check_learned)
         # The captured network was compared with the user's before any training.
         prepared = qat.prepare(model, dataset.train.images[:2], check=False, keep_final_activation=False)
         for precision in settings.precisions:
-            searched = functools.cache(functools.partial(self.search, prepared, precision))
             for method in settings.methods:
                 self.progress.begin(f"{precision.upper()} {method.title}")
                 if method.trained or writes:
-                    results.outcomes.append(self.quantized_network(model, prepared, precision, method, searched))
+                    network = self.quantized(model, prepared, precision, method)
+                    if writes:
+                        results.outcomes.append(self.judged(precision, method, *network))
             if writes:
-                self.progress.begin(f"{precision.upper()} on the runtime, every integer compared")
-                for outcome in results.of(precision):
-                    deploy(outcome, dataset)
-                deliver(settings, results, precision)
+                self.deliver(results.chosen(precision))
         self.logs.close()
         return results
 
     def train(
-        self,
-        model: nn.Module,
-        groups: list[dict[str, Any]],
-        epochs: int,
-        title: str,
-        name: str,
-        manner: training.Manner,
+        self, model: nn.Module, groups: training.Groups, epochs: int, title: str, name: str, manner: training.Manner,
         freeze_at: int | None = None,
-    ) -> History:
+    ) -> History:  # fmt: skip
         """Trains a network; see `training.train`.
 
         Args:
             title: of the training, for users; name: of its files.
         """
-        settings = self.settings
 
         def on_epoch(history: History) -> None:
             if history.loss:
@@ -312,14 +315,14 @@ class Job:
             self.progress.epoch(title, history, epochs)
 
         history = training.train(
-            model, groups, self.dataset.train, self.dataset.validation, epochs, settings.seed, title,
-            self.progress.advance, settings.out / "training" / f"{name}.pt", settings.batch_size, freeze_at,
-            self.processes, self.resumed, self.accelerator, on_epoch, manner, self.progress.skip,
+            model, groups, self.dataset.train, self.dataset.validation, epochs, title,
+            self.settings.out / "training" / f"{name}.pt", manner, freeze_at, self.processes, self.resumed,
+            self.accelerator, self.progress, on_epoch,
         )  # fmt: skip
         if len(history.loss) < epochs:
             self.progress.say(
                 f"{title}: ended after epoch {len(history.loss)} of {epochs}, as the validation loss has not fallen "
-                f"for {settings.early_stopping}"
+                f"for {manner.patience}"
             )
         return history
 
@@ -337,12 +340,12 @@ class Job:
             answers = training.predictions(model, dataset.test).numpy()
             test = float((answers == dataset.test.labels.numpy()).mean())
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
-        return Results(
-            settings, dataset, model, history, validation, test, size, [], resumed=self.resumed,
-            float_predictions=answers,
-        )  # fmt: skip
+        return Results(settings, dataset, model, history, validation, test, size, answers, resumed=self.resumed)
 
-    def calibrated(self, prepared: qat.PreparedModel, precision: str, method: Method) -> qat.PreparedModel:
+    def calibrated(
+        self, prepared: qat.PreparedModel, precision: str, method: Method
+    ) -> tuple[qat.PreparedModel, list[qat.Rule]]:
+        """A network that is to be quantized by a method, with its ranges, and its rules."""
         settings, dataset = self.settings, self.dataset
         bits = settings.precisions[precision]
         rules = make_rules(settings, bits, method.ranges, dataset.value_range, last_layer(prepared))
@@ -350,87 +353,66 @@ class Job:
         # In each process over all images: the ranges are then the same bits everywhere.
         qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
         training.check_ranges(model, f"{precision.upper()} {method.title}, after calibration")
-        return model
+        return model, rules
 
-    def quantized_network(
-        self,
-        float_model: nn.Module,
-        prepared: qat.PreparedModel,
-        precision: str,
-        method: Method,
-        searched: Callable[[], tune.Search],
-    ) -> Outcome:
-        """One row of the report.
+    def quantized(
+        self, float_model: nn.Module, prepared: qat.PreparedModel, precision: str, method: Method
+    ) -> tuple[qat.PreparedModel, list[qat.Rule], History | None]:
+        """A network by one method, frozen, its rules, and how it was trained.
 
         Args:
             prepared: made from the trained float network.
-            searched: what a search finds for this precision.
         """
-        settings, dataset, bits = self.settings, self.dataset, self.settings.precisions[precision]
-        model = self.calibrated(prepared, precision, method)
-        history = None
+        settings, bits = self.settings, self.settings.precisions[precision]
+        model, rules = self.calibrated(prepared, precision, method)
         if method.trained:
             epochs, fine = settings.epochs_of(bits), min(bits) >= 8
-            history = self.train(
-                model,
-                training.quantized_groups(model, settings, fine),
-                epochs,
-                f"{precision.upper()} {method.title}",
-                f"{precision}-{method.name}",
-                training.with_teacher(self.manner, settings, float_model, model),
-                epochs - training.frozen_epochs(epochs),
-            )
-        else:
-            if method.searched:
-                searched().apply(model)
-            qat.freeze(model)
-        accuracy, loss = training.accuracy_and_loss(model, dataset.validation, manner=self.manner)
-        rules = make_rules(settings, bits, method.ranges, dataset.value_range, last_layer(prepared))
+            groups = training.quantized_groups(model, settings, fine)
+            manner = training.with_teacher(self.manner, settings, float_model, model)
+            title, name = f"{precision.upper()} {method.title}", f"{precision}-{method.name}"
+            freeze_at = epochs - training.frozen_epochs(epochs)
+            return model, rules, self.train(model, groups, epochs, title, name, manner, freeze_at)
+        if method.searched:
+            # On training images; validation images judge what it finds.
+            train = self.dataset.train
+            order = np.random.default_rng(settings.seed).permutation(len(train))[:SEARCH_IMAGES]
+            part = train.images[order].numpy(), train.labels[order].numpy()
+            tune.search(model, part, seed=settings.seed, budget=SEARCH_BUDGET, progress=False).apply(model)
+        qat.freeze(model)
+        return model, rules, None
+
+    def judged(
+        self, precision: str, method: Method, model: qat.PreparedModel, rules: list[qat.Rule], history: History | None
+    ) -> Outcome:
+        """One row of the report: writes the network, runs it on all test images and compares all integers."""
+        dataset, graph = self.dataset, lower(model)
+        accuracy, loss = training.accuracy_and_loss(model, dataset.validation, self.manner)
         test = training.accuracy(model, dataset.test)
-        return Outcome(method, precision, model, rules, lower(model), history, accuracy, loss, test)
-
-    def search(self, prepared: qat.PreparedModel, precision: str) -> tune.Search:
-        """What a search finds on training images for a calibrated network; validation images judge it afterwards."""
-        model, train = self.calibrated(prepared, precision, SEARCHED), self.dataset.train
-        order = np.random.default_rng(self.settings.seed).permutation(len(train))[:SEARCH_IMAGES]
-        part = train.images[order].numpy(), train.labels[order].numpy()
-        return tune.search(model, part, seed=self.settings.seed, budget=SEARCH_BUDGET, progress=False)
-
-
-def deploy(outcome: Outcome, dataset: Dataset) -> None:
-    """Writes the network, runs it on all test images and compares all integers."""
-    graph, codes, lowered = outcome.graph, input_codes(outcome.graph, dataset), lower_with_layouts(outcome.model)
-    device = cast(str, outcome.model.profile)
-    runs = runs_here(device, graph)
-    float_values, trained_values = layer_values(outcome.model, dataset.test.images[:LAYER_IMAGES], lowered=lowered)
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "model.tflite"
-        write_tflite(graph, path, f"{outcome.precision} {outcome.method.name}")
-        content = path.read_bytes()
-        ran = verify(
-            graph, path, codes, runs, float_values=float_values, trained_values=trained_values, trained_codes={},
-            **users_own(outcome.model, dataset, runs),
+        self.progress.begin(f"{precision.upper()} on the runtime, every integer compared")
+        content = tflite_bytes(graph, f"{precision} {method.name}")
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "model.tflite"
+            path.write_bytes(content)
+            verified = compared(model, graph, path, dataset, noise=True)
+        return Outcome(
+            method, precision, model, rules, graph, history, accuracy, loss, test, verified.report,
+            verified.beside.device_accuracy, verified.beside.device_answers, len(content),
+            len(zlib.compress(content, 9)),
         )  # fmt: skip
-    outcome.file_bytes, outcome.compressed_bytes = len(content), len(zlib.compress(content, 9))
-    beside = beside_training(outcome.model, graph, dataset.test, codes, [device], lowered)[device]
-    outcome.report = about(ran, device, beside)
-    outcome.device_predictions, outcome.device_accuracy = beside.device_answers, beside.device_accuracy
 
-
-def deliver(settings: Settings, results: Results, precision: str) -> None:
-    """Puts the better network of a precision in its place: checkpoint.pt and model.tflite. Then every device is
-    compared with its training."""
-    outcome = results.chosen(precision)
-    folder = settings.out / precision
-    checkpoints.save_checkpoint(folder / "checkpoint.pt", describe_checkpoint(settings, results.dataset, outcome))
-    content = tflite_bytes(outcome.graph, f"{precision} {outcome.method.name}")
-    outcome.footprint = footprint(outcome.graph, content)
-    files.write_atomically(folder / "model.tflite", content)
-    test = results.dataset.test
-    part = Split(test.images[:ELSEWHERE_IMAGES], test.labels[:ELSEWHERE_IMAGES])
-    codes = input_codes(outcome.graph, results.dataset)[:ELSEWHERE_IMAGES]
-    for device in that_run(".tflite"):
-        try:
-            outcome.elsewhere |= beside_training(outcome.model, outcome.graph, part, codes, [device])
-        except Refusal as error:
-            outcome.elsewhere[device] = str(error)
+    def deliver(self, outcome: Outcome) -> None:
+        """Puts the better network of a precision in its place: checkpoint.pt and model.tflite. Then every device is
+        compared with its training."""
+        settings, dataset, graph = self.settings, self.dataset, outcome.graph
+        folder = settings.out / outcome.precision
+        checkpoints.save_checkpoint(folder / "checkpoint.pt", describe_checkpoint(settings, dataset, outcome))
+        content = tflite_bytes(graph, f"{outcome.precision} {outcome.method.name}")
+        outcome.footprint = footprint(graph, content)
+        files.write_atomically(folder / "model.tflite", content)
+        part = Split(dataset.test.images[:ELSEWHERE_IMAGES], dataset.test.labels[:ELSEWHERE_IMAGES])
+        codes = input_codes(graph, dataset)[:ELSEWHERE_IMAGES]
+        for device in that_run(".tflite"):
+            try:
+                outcome.elsewhere[device] = beside_training(outcome.model, graph, part, codes, device)
+            except Refusal as error:
+                outcome.elsewhere[device] = str(error)

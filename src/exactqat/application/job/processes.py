@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class Processes:
         summed = self.fabric.all_reduce(torch.tensor(numbers, dtype=torch.float64), reduce_op="sum")
         return [float(number) for number in summed]
 
-    def from_first(self, value: Any) -> Any:
+    def from_first(self, value: Result) -> Result:
         """The value from rank 0."""
         return value if self.fabric is None else self.fabric.broadcast(value)
 
@@ -64,7 +64,8 @@ class Processes:
         """
         if self.count == 1:
             return work()
-        value, failure = None, None
+        value: Result | None = None
+        failure: Exception | None = None
         if self.writes:
             try:
                 value = work()
@@ -75,7 +76,7 @@ class Processes:
             raise failure
         if message is not None:
             raise ValueError(f"the first process reports: {message}")
-        return value
+        return cast(Result, value)
 
     def synchronized(self, model: nn.Module) -> AbstractContextManager[None]:
         """In this context, batch norm and observed ranges of `model` are those of all processes."""

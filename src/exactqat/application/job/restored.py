@@ -7,13 +7,12 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from ... import qat
-from ...deploy.comparison import Comparison, Report
 from ...deploy.examples import TARGETS, read_examples
 from ...deploy.formats.c_array import MADE_BY, c_array, c_name
 from ...deploy.formats.onnx import onnx_bytes
@@ -21,13 +20,10 @@ from ...deploy.formats.read_tflite import read_tflite
 from ...deploy.formats.tflite import tflite_bytes
 from ...deploy.graph import Graph
 from ...deploy.lower import lower
-from ...deploy.runtimes import profile_here
-from ...deploy.verify import verify
-from ..report.results import Beside, Dataset, Outcome, Split
 from . import checkpoints, data, files, training
-from .beside import about, beside_training, input_codes, runs_here, users_own
+from .beside import Verified, compared
 from .models import named_in, new_model
-from .progress import Progress
+from .results import Dataset, Outcome, Progress, Split
 from .settings import Settings
 from .store import delivered
 
@@ -57,8 +53,7 @@ def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) 
 
 
 def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, dict[str, Any]]:
-    """The network of a checkpoint, and the checkpoint with its `profile`. Needs no data, and runs no code named in the
-    file.
+    """The network of a checkpoint, and the checkpoint. Needs no data, and runs no code named in the file.
 
     Args:
         model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
@@ -78,12 +73,7 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
         raise ValueError(f"{path}: its network cannot be prepared by its rules: {error}") from error
     training.load_state(restored, checkpoint["state"], path)
     restored.eval()
-    return restored, checkpoint | {"profile": restored.profile}
-
-
-def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
-    """The data a checkpoint's network was trained, validated and tested on."""
-    return data.load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"))
+    return restored, checkpoint
 
 
 def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
@@ -97,6 +87,11 @@ def lowered(restored: qat.PreparedModel, path: Path) -> Graph:
         return lower(restored)
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{path}: its network cannot be lowered: {error}") from error
+
+
+def data_of(checkpoint: Mapping[str, Any]) -> Dataset:
+    """The data a checkpoint's network was trained, validated and tested on."""
+    return data.load(checkpoint["data"], checkpoint["image_size"], checkpoint.get("split"))
 
 
 def export_directory(
@@ -143,48 +138,23 @@ def export_directory(
     return list(contents)
 
 
-@dataclass(frozen=True)
-class Verified:
-    """A delivered file on a device, and the device compared with what was trained.
-
-    Attributes:
-        report: of the file and the integers.
-        beside: of the answers to the test images, by the device's exact simulation.
-        not_run: why the file was not run; empty: it was.
-    """
-
-    report: Report
-    beside: Beside
-    not_run: str = ""
-
-    @property
-    def differing(self) -> int:
-        """Integers that differ, between the file and its simulation, between the device and training, or between the
-        file fed with the user's images and the model."""
-        return self.report.differing + self.report.training_differing + self.report.predictions_differing
-
-
 def verify_directory(
-    out: Path,
-    progress: Progress | None = None,
-    dataset: Dataset | None = None,
-    model: str | None = None,
+    out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None,
     device: str = "",
-) -> dict[str, Verified]:
+) -> dict[str, Verified]:  # fmt: skip
     """Reruns the delivered files on a device, and compares them with the simulation of the networks in the checkpoints,
     and what the device computes with what was trained.
 
     Args:
         model: see `restore`.
-        device: a name in `devices`; by default the one that each network was trained for. Its file then runs on
-            LiteRT's default kernels if this machine does not have that device's runtime.
+        device: see `beside.compared`.
 
     Raises:
         FileNotFoundError: the directory holds no delivered network.
         ValueError: a file cannot be compared.
     """
     progress = progress or Progress()
-    found = {}
+    verified = {}
     folders = delivered(out, "checkpoint.pt", "model.tflite")
     for folder in folders:
         files.check_file(folder / "model.tflite")
@@ -192,26 +162,13 @@ def verify_directory(
         for folder in folders:
             progress.begin(f"{folder.name.upper()} on the runtime")
             restored, checkpoint = restore(folder / "checkpoint.pt", model)
-            graph = lowered(restored, folder / "checkpoint.pt")
+            graph, path = lowered(restored, folder / "checkpoint.pt"), folder / "model.tflite"
             dataset = dataset or data_of(checkpoint)
-            path, codes = folder / "model.tflite", input_codes(graph, dataset)
-            wanted, not_run = device or cast(str, restored.profile), ""
             try:
-                runs = profile_here(wanted if device else runs_here(wanted, graph))
-            except (ValueError, ImportError) as error:
-                runs, not_run = "", str(error)
-            try:
-                beside = beside_training(restored, graph, dataset.test, codes, [wanted])[wanted]
-                if runs:
-                    own = users_own(restored, dataset, runs)
-                    report = verify(graph, path, codes, runs, progress=progress.compared, trained_codes={}, **own)
-                else:
-                    nothing = tuple(Comparison(name, "whole graph", 0, 0, 0, False) for name in graph.outputs)
-                    report = Report(wanted, (), nothing, graph.trained_for)
+                verified[folder.name] = compared(restored, graph, path, dataset, device, progress=progress.compared)
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"{path} cannot be compared: {error}") from error
-            found[folder.name] = Verified(about(report, wanted, beside), beside, not_run)
-    return found
+    return verified
 
 
 @dataclass(frozen=True)
@@ -223,28 +180,32 @@ class Judged:
         path: of the .tflite file.
         graph: what the file holds.
         model: the prepared model, frozen; None for a file.
-        data: inputs and classes; None in place of these if there are none and none are needed.
+        inputs: of the examples, an array or one by name.
+        targets: their classes; None if there are none and none are needed.
     """
 
     name: str
     path: Path
     graph: Graph
-    model: Any
-    data: tuple[Any, np.ndarray | None]
+    model: qat.PreparedModel | None
+    inputs: np.ndarray | dict[str, np.ndarray]
+    targets: np.ndarray | None
+
+    def examples(self, most: int | None = None) -> Any:
+        """The first examples (None: all), with targets if there are any."""
+        inputs = self.inputs
+        inputs = {n: a[:most] for n, a in inputs.items()} if isinstance(inputs, dict) else inputs[:most]
+        return inputs if self.targets is None else (inputs, self.targets[:most])
 
 
 def networks_of(
-    path: Path,
-    data: Path | None,
-    model: str | None,
-    part: str = "test",
-    precision: str | None = None,
+    path: Path, examples: Path | None, model: str | None, part: str = "test", precision: str | None = None,
     classes: bool = True,
-) -> list[Judged]:
+) -> list[Judged]:  # fmt: skip
     """The networks of a job's directory, or of a .tflite file.
 
     Args:
-        data: a file of examples (`deploy.examples.read_examples`); by default a part of the job's own data. A .tflite
+        examples: a file of them (`deploy.examples.read_examples`); by default a part of the job's own data. A .tflite
             file has none.
         model: see `restore`.
         part: of the job's data: train, validation or test.
@@ -255,18 +216,16 @@ def networks_of(
         FileNotFoundError: there is no such job, file, or folder.
         ValueError: a file cannot be read, or examples are missing.
     """
-    given = None
-    if data is not None:
-        held = read_examples(data, part, classes)
-        given = held.inputs, held.targets
+    held = None if examples is None else read_examples(examples, part, classes)
+    given = None if held is None else (held.inputs, held.targets)
     if not path.is_dir():
-        chosen = {"--precision": precision, "--model": model}
-        for option in (name for name, value in chosen.items() if value is not None):
-            raise ValueError(f"{option} is for the directory of a job; {path} is not one")
+        for option, value in {"--precision": precision, "--model": model}.items():
+            if value is not None:
+                raise ValueError(f"{option} is for the directory of a job; {path} is not one")
         if given is None:
             raise ValueError(f"{path} says nothing of examples: give --data FILE.npz with the inputs and {TARGETS}")
-        return [Judged(path.name, path, read_tflite(path), None, given)]
-    found = []
+        return [Judged(path.name, path, read_tflite(path), None, *given)]
+    networks = []
     for folder in delivered(path, "checkpoint.pt", "model.tflite"):
         if precision is not None and folder.name != precision:
             continue
@@ -275,7 +234,7 @@ def networks_of(
         if given is None:
             split: Split = getattr(data_of(checkpoint), part)
             given = split.images.numpy(), split.labels.numpy()
-        found.append(Judged(folder.name, folder / "model.tflite", graph, restored, given))
-    if not found:
+        networks.append(Judged(folder.name, folder / "model.tflite", graph, restored, *given))
+    if not networks:
         raise FileNotFoundError(f"{path} has no network {precision}")
-    return found
+    return networks

@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's settings for a job, each declared once: its default, what is allowed, and what help says of it.
 
-Options, help, job.json and the report follow from the fields of `Settings`. Imports nothing heavy, so that help
-responds at once.
+Options, help, job.json and the report follow from the fields of `Settings`, and help from its docstring. Imports
+nothing heavy, so that help responds at once.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..report.results import Mark, Method
-from ..report.text import option_of, option_value, shell_word
+from ...kit.device.profile import formerly, that_run, with_alias
+from ...kit.display import UNPRINTABLE
 
 if TYPE_CHECKING:
-    from ...qat import Rule
+    from ...qat import RangePolicy, Rule
 
 # Bits of weights and of activations, and those if the user gives none.
 FEWEST_BITS, MOST_BITS = 2, 8
@@ -52,6 +54,27 @@ AUGMENTATIONS = {
     "erase": "erased in a square of a quarter of their height and width",
 }
 TEMPERATURE = 4.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to quantize: with training or without, and where activation ranges come from.
+
+    searched: by `tune.search`, which starts from such ranges.
+    """
+
+    name: str
+    title: str
+    ranges: RangePolicy
+    trained: bool
+    searched: bool = False
+
+    @property
+    def delivered(self) -> bool:
+        """Whether a network made this way can be delivered; others are baselines."""
+        return self.trained or self.searched
+
+
 METHODS = (
     Method("ptq_min_max", "PTQ, min/max ranges", "min_max", trained=False),
     Method("ptq_least_error", "PTQ, least-error ranges", "learned", trained=False),
@@ -61,72 +84,56 @@ METHODS = (
 # Under `Settings.ptq`.
 SEARCHED = Method("ptq_searched", "PTQ, searched", "min_max", trained=False, searched=True)
 
+
 # Each check returns a setting as it is kept, from a text of the command line or a value of job.json, or raises
 # ValueError with what follows the setting's name.
+def refuse(allowed: str, value: object) -> NoReturn:
+    raise ValueError(f"must be {allowed}, got {value!r}")
 
 
-def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"must be a string, got {value!r}")
-    return value
+def text(value: object) -> str:
+    return value if isinstance(value, str) else refuse("a string", value)
 
 
-def path(value: Any) -> str:
+def path(value: object) -> str:
     """Not empty, as from an unset variable: for pathlib that is the working directory."""
-    if not text(value):
-        raise ValueError("must not be empty")
-    return str(value)
+    if text(value):
+        return text(value)
+    raise ValueError("must not be empty")
 
 
-def switch(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"must be True or False, got {value!r}")
-    return value
+def switch(value: object) -> bool:
+    return value if isinstance(value, bool) else refuse("True or False", value)
 
 
-def one_of(allowed: Sequence[str] | Mapping[str, str]) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}, got {value!r}")
-        return value
-
-    return check
+def one_of(allowed: Iterable[str]) -> Callable[[object], str]:
+    return lambda value: str(value) if value in tuple(allowed) else refuse(f"one of {', '.join(allowed)}", value)
 
 
-def whole(low: int, high: int = 2**31 - 1) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        number = value
-        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value, re.ASCII):
-            number = int(value)
+def whole(low: int, high: int = 2**31 - 1) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        digits = isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value, re.ASCII)
+        number = int(str(value)) if digits else value
         if type(number) is not int:
-            raise ValueError(f"must be an integer, got {value!r}")
-        if not low <= number <= high:
-            allowed = f"from {low} to {high}" if high < 2**31 - 1 or number > high else f"at least {low}"
-            raise ValueError(f"must be {allowed}, got {number}")
-        return number
+            refuse("an integer", value)
+        limits = f"from {low} to {high}" if high < 2**31 - 1 or number > high else f"at least {low}"
+        return number if low <= number <= high else refuse(limits, number)
 
     return check
 
 
-def number(value: Any) -> float:
-    """A finite number."""
-    try:
-        parsed = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except ValueError:
-        parsed = math.nan
-    if not math.isfinite(parsed):
-        raise ValueError(f"must be a number, got {value!r}")
-    return parsed
-
-
-def rate(value: Any) -> float:
+def rate(value: object) -> float:
     """A learning rate."""
-    if not 0 < number(value) <= 100:
-        raise ValueError(f"must be above 0 and at most 100, got {value!r}")
-    return number(value)
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        refuse("a number", value)
+    return number if 0 < number <= 100 else refuse("above 0 and at most 100", value)
 
 
-def widths(value: Any) -> tuple[int, ...]:
+def widths(value: object) -> tuple[int, ...]:
     """Numbers of bits, the most first."""
     words = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     if not words:
@@ -134,62 +141,64 @@ def widths(value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(map(whole(FEWEST_BITS, MOST_BITS), words)), reverse=True))
 
 
-def pairs(value: Any) -> tuple[str, ...]:
+def pairs(value: object) -> tuple[str, ...]:
     """Bits of weights and activations, such as ("8x8", "4x4"), the most first."""
     words = re.split(r"[\s,]+", value.strip()) if isinstance(value, str) else value
-    fits = isinstance(words, list | tuple) and words and all(isinstance(word, str) for word in words)
-    if not fits or not all(re.fullmatch(rf"[{FEWEST_BITS}-{MOST_BITS}]x[{FEWEST_BITS}-{MOST_BITS}]", w) for w in words):
-        raise ValueError(f"must be pairs of {FEWEST_BITS} to {MOST_BITS} bits such as 8x8 4x4, got {value!r}")
-    return tuple(sorted(set(words), reverse=True))
+    pair = f"[{FEWEST_BITS}-{MOST_BITS}]x[{FEWEST_BITS}-{MOST_BITS}]"
+    if isinstance(words, list | tuple) and words and all(re.fullmatch(pair, str(word)) for word in words):
+        return tuple(sorted(set(words), reverse=True))
+    return refuse(f"pairs of {FEWEST_BITS} to {MOST_BITS} bits such as 8x8 4x4", value)
 
 
-def augmentations(value: Any) -> tuple[str, ...]:
+def augmentations(value: object) -> tuple[str, ...]:
     """Names from AUGMENTATIONS, in that order; "none" if there are none."""
     words = value.split(",") if isinstance(value, str) else value
     names = [str(word).strip() for word in words] if isinstance(words, list | tuple) else []
     if names == ["none"]:
         return ("none",)
     if not names or not set(names) <= AUGMENTATIONS.keys():
-        raise ValueError(f"must be none alone, or some of {', '.join(AUGMENTATIONS)}, got {value!r}")
+        refuse(f"none alone, or some of {', '.join(AUGMENTATIONS)}", value)
     return tuple(name for name in AUGMENTATIONS if name in names)
 
 
-def split(value: Any) -> str:
+def split(value: object) -> str:
     """Parts of training, validation and test, and a seed, as "70/15/15:0"."""
     matched = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})/([0-9]{1,9})(?::([0-9]{1,9}))?", str(value), re.ASCII)
     parts = [] if matched is None else [int(part or 0) for part in matched.groups()]
-    if not all(parts[:3]) or not parts:
-        raise ValueError(
-            f"must be three parts above 0 of training, validation and test, such as 70/15/15, and if you like a seed "
-            f"as in 70/15/15:1, got {value!r}"
+    if not parts or not all(parts[:3]):
+        refuse(
+            "three parts above 0 of training, validation and test, such as 70/15/15, and if you like a seed as in "
+            "70/15/15:1",
+            value,
         )
     return "/".join(map(str, parts[:3])) + f":{parts[3]}"
 
 
-def distillation(value: Any) -> str:
+def distillation(value: object) -> str:
     """The share of the float network's answers in the loss, and a temperature, as "0.5:4"."""
     share, _, temperature = str(value).partition(":")
     try:
-        parts = number(share), number(temperature or TEMPERATURE)
+        parts = rate(share), rate(temperature or TEMPERATURE)
     except ValueError:
-        parts = math.nan, math.nan
-    if isinstance(value, bool) or not (0 < parts[0] <= 1 and 0 < parts[1] <= 100):
-        raise ValueError(
-            "must be a share above 0 and at most 1, and if you like a temperature above 0 and at most 100 after a "
-            f"colon, as in 0.5:4, got {value!r}"
+        parts = math.inf, math.inf
+    if isinstance(value, bool) or parts[0] > 1:
+        refuse(
+            "a share above 0 and at most 1, and if you like a temperature above 0 and at most 100 after a colon, as in "
+            "0.5:4",
+            value,
         )
     return ":".join(f"{part:g}" for part in parts)
 
 
-def rules(value: Any) -> str:
+def rules(value: object) -> str:
     """Rules for the bits of layers in one line, separated by semicolons."""
     from ...kit.planning.rule_text import parse_rules, rules_text
 
     try:
-        parsed = parse_rules("\n".join(text(value).split(";")), "rules")
+        parsed = parse_rules(text(value).replace(";", "\n"), "rules")
         lines = [line for line in rules_text(parsed).splitlines() if not line.startswith("#")]
-        line = "; ".join(" ".join(each.split()) for each in lines)
-        again = parse_rules("\n".join(line.split(";")), "rules")
+        line = "; ".join(" ".join(rule.split()) for rule in lines)
+        again = parse_rules(line.replace(";", "\n"), "rules")
     except ValueError as error:
         raise ValueError(f"must be rules such as 'stem W8A16; * W4A8': {error}") from error
     if again != parsed:
@@ -208,9 +217,27 @@ def rules_in(value: str) -> str:
     return value
 
 
-def setting(
-    group: str, default: Any, check: Callable[[Any], Any], help: str, metavar: str = "", names: Sequence[str] = ()
-) -> Any:
+def device_named(name: object) -> str:
+    """A device that a job can be trained for.
+
+    Raises:
+        ValueError: there is none with that name; says what a name from an earlier version is called now.
+    """
+    name = text(name)
+    if name in that_run(".tflite"):
+        return name
+    advice = ""
+    if with_alias(name):
+        names = " or ".join(profile.name for profile in with_alias(name))
+        advice = f"; it rounds differently on different processors: use {names}"
+    elif formerly(name):
+        advice = f"; it is now called {formerly(name)}"
+    elif re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        advice = f"; to choose where networks train, use --accelerator {name}"
+    raise ValueError(f"--device must be one of {', '.join(that_run('.tflite'))}, got {name!r}{advice}")
+
+
+def setting(group: str, default: Any, check: Callable[[object], object], metavar: str = "", *names: str) -> Any:
     """A field.
 
     Args:
@@ -219,8 +246,7 @@ def setting(
         metavar: what help shows for the value.
         names: on the command line, if not the field's own.
     """
-    about = {"group": group, "check": check, "help": help, "metavar": metavar, "names": tuple(names)}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={"group": group, "check": check, "metavar": metavar, "names": names})
 
 
 _DATA, _NETWORK, _BITS = (functools.partial(setting, group) for group in ("Data", "Network", "Bits"))
@@ -230,163 +256,86 @@ _DEVICE = functools.partial(setting, "Device and search")
 
 @dataclass(frozen=True)
 class Settings:
-    """The user's settings; out: the directory that holds everything the job writes.
+    """The user's settings; `out` is the directory that holds everything the job writes. What follows is the help.
+
+    Attributes:
+        data: digits (scikit-learn's, needs no download), glyphs (rendered letters), an .npz file with x and y, or a
+            folder with one folder of images per class (or with train, val and test folders that contain them).
+        split: Parts of the images for training, validation and test, and a seed that decides which; for data that are
+            not divided yet. By default 65/15/20:0.
+        recipe: Network, sizes, training and pass mark of a benchmark, for your --data: mlperf-tiny/kws,
+            mlperf-tiny/vww or mlperf-tiny/ic. Other options replace what it says. Status 1 if the mark is missed.
+        model: small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, resnet8 or autoencoder; timm/NAME or
+            torchvision/NAME, if that package is installed; or module:function that builds a network.
+        weights: Weights to start float training from: a state dict written by torch.save, or safetensors; also another
+            job's float/checkpoint.pt. Tensors that match by name and shape are used, the rest is reported.
+        weight_bits: Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of W8A8,
+            W4A4 and W3A4.
+        activation_bits: Likewise for activations (8 if only weights are given); each width is combined with each of
+            the weights'.
+        bits: Bits of weights and of activations in pairs, such as 8x8 4x4 3x4, which is the default; a network for
+            each.
+        rules: A text file with the bits of each layer, as exactqat tune --plan writes it; instead of W8A8, W4A4 and
+            W3A4. What it says of ranges counts too; where it says nothing, they are each method's.
+        image_size: Height and width to which images are scaled, in pixels.
+        augment: How training images are changed at random each time they are drawn: none, or some of shift,
+            time-shift, flip, brightness, contrast, noise, erase.
+        class_weights: balanced: rare classes count more in the loss, so that all count the same.
+        batch_size: Images per training step, over all processes.
+        epochs_float: Epochs of float training; with 0, the network is that of --weights.
+        epochs_qat: Epochs of each quantization-aware training, the last third of them frozen; at 8 bits a quarter of
+            that, for fine-tuning.
+        early_stopping: End a training after so many epochs without a lower validation loss. In quantization-aware
+            training frozen epochs count alone, whose validation loss is that of the device's integers.
+        mixed_precision: Float training computes in bfloat16 where PyTorch's autocast does. Quantization-aware training
+            stays in float32, where alone it computes what the device does.
+        optimizer: adam, adamw, sgd: what trains the weights.
+        lr: Learning rate of float training. By default 0.004, or 0.001 from given --weights; with sgd ten times that.
+        lr_qat: Learning rate of quantization-aware training. By default 0.001, or 0.0003 at 8 bits; with sgd ten times
+            that.
+        lr_ranges: Learning rate of learned ranges, of weights a fifth. By default 0.003, whatever the optimizer.
+        schedule: constant, cosine, step, warm-up: how learning rates change over a training.
+        distill: Quantization-aware training also learns the float network's answers: their share of the loss, above 0
+            and at most 1, and a temperature, by default 4.
+        device: Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 (LiteRT with
+            XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro).
+        ptq: Also search the best post-training quantization on the device's integers; it is delivered if its
+            validation loss is the lowest.
+        seed: Seed for weights, order and changes of the images. The same seed gives the same bits.
 
     Raises:
         ValueError: a value is not allowed, or has the wrong type.
     """
 
     out: Path
-    data: str = _DATA(
-        "digits",
-        text,
-        "digits (scikit-learn's, needs no download), glyphs (rendered letters), an .npz file with x and y, or a folder "
-        "with one folder of images per class (or with train, val and test folders that contain them).",
-    )
-    split: str | None = _DATA(
-        None,
-        split,
-        "Parts of the images for training, validation and test, and a seed that decides which; for data that are not "
-        "divided yet. By default 65/15/20:0.",
-        "TRAIN/VALIDATION/TEST[:SEED]",
-    )
-    recipe: str | None = _NETWORK(
-        None,
-        text,
-        "Network, sizes, training and pass mark of a benchmark, for your --data: mlperf-tiny/kws, mlperf-tiny/vww or "
-        "mlperf-tiny/ic. Other options replace what it says. Status 1 if the mark is missed.",
-    )
-    model: str = _NETWORK(
-        "small_mobilenet",
-        text,
-        "small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, resnet8 or autoencoder; timm/NAME or torchvision/NAME, if "
-        "that package is installed; or module:function that builds a network.",
-    )
-    weights: str | None = _NETWORK(
-        None,
-        path,
-        "Weights to start float training from: a state dict written by torch.save, or safetensors; also another job's "
-        "float/checkpoint.pt. Tensors that match by name and shape are used, the rest is reported.",
-        "FILE",
-    )
-    weight_bits: tuple[int, ...] | None = _BITS(
-        None,
-        widths,
-        "Quantize weights to 2 to 8 bits, or to several widths in turn, such as 8,6,4; instead of W8A8, W4A4 and W3A4.",
-        "BITS[,BITS...]",
-        ("--weight-bits", "-w"),
-    )
-    activation_bits: tuple[int, ...] | None = _BITS(
-        None,
-        widths,
-        "Likewise for activations (8 if only weights are given); each width is combined with each of the weights'.",
-        "BITS[,BITS...]",
-        ("--activation-bits", "-a"),
-    )
-    bits: tuple[str, ...] | None = _BITS(
-        None,
-        pairs,
-        "Bits of weights and of activations in pairs, such as 8x8 4x4 3x4, which is the default; a network for each.",
-        "WxA [WxA...]",
-        ("--bits", "-b"),
-    )
-    rules: str | None = _BITS(
-        None,
-        rules,
-        "A text file with the bits of each layer, as exactqat tune --plan writes it; instead of W8A8, W4A4 and W3A4. "
-        "What it says of ranges counts too; where it says nothing, they are each method's.",
-        "FILE",
-    )
-    image_size: int | None = _DATA(
-        None, whole(1, 2**14), "Height and width to which images are scaled, in pixels.", "INTEGER"
-    )
-    augment: tuple[str, ...] = _DATA(
-        ("shift",),
-        augmentations,
-        "How training images are changed at random each time they are drawn: none, or some of "
-        f"{', '.join(AUGMENTATIONS)}.",
-        "NAME[,NAME...]",
-    )
-    class_weights: str | None = _RATES(
-        None,
-        one_of(["balanced"]),
-        "balanced: rare classes count more in the loss, so that all count the same.",
-        "balanced",
-    )
-    batch_size: int = _TRAINING(64, whole(2), "Images per training step, over all processes.", "INTEGER")
-    epochs_float: int = _TRAINING(
-        60, whole(0), "Epochs of float training; with 0, the network is that of --weights.", "INTEGER"
-    )
-    epochs_qat: int = _TRAINING(
-        80,
-        whole(1),
-        "Epochs of each quantization-aware training, the last third of them frozen; at 8 bits a quarter of that, for "
-        "fine-tuning.",
-        "INTEGER",
-    )
-    early_stopping: int | None = _TRAINING(
-        None,
-        whole(1),
-        "End a training after so many epochs without a lower validation loss. In quantization-aware training frozen "
-        "epochs count alone, whose validation loss is that of the device's integers.",
-        "EPOCHS",
-    )
-    mixed_precision: bool = _TRAINING(
-        False,
-        switch,
-        "Float training computes in bfloat16 where PyTorch's autocast does. Quantization-aware training stays in "
-        "float32, where alone it computes what the device does.",
-    )
-    optimizer: str = _RATES("adam", one_of(OPTIMIZERS), f"{', '.join(OPTIMIZERS)}: what trains the weights.")
-    lr: float | None = _RATES(
-        None,
-        rate,
-        "Learning rate of float training. By default 0.004, or 0.001 from given --weights; with sgd ten times that.",
-        "RATE",
-    )
-    lr_qat: float | None = _RATES(
-        None,
-        rate,
-        "Learning rate of quantization-aware training. By default 0.001, or 0.0003 at 8 bits; with sgd ten times that.",
-        "RATE",
-    )
-    lr_ranges: float | None = _RATES(
-        None,
-        rate,
-        "Learning rate of learned ranges, of weights a fifth. By default 0.003, whatever the optimizer.",
-        "RATE",
-    )
-    schedule: str = _RATES(
-        "cosine", one_of(SCHEDULES), f"{', '.join(SCHEDULES)}: how learning rates change over a training."
-    )
-    distill: str | None = _RATES(
-        None,
-        distillation,
-        "Quantization-aware training also learns the float network's answers: their share of the loss, above 0 and at "
-        f"most 1, and a temperature, by default {TEMPERATURE:g}.",
-        "SHARE[:TEMPERATURE]",
-    )
-    device: str = _DEVICE(
-        "xnnpack-x86",
-        text,
-        "Device to train for; the frozen epochs compute its integers: xnnpack-x86, xnnpack-arm64 (LiteRT with "
-        "XNNPACK), reference (LiteRT's reference kernels) or micro (TFLite-Micro).",
-    )
-    ptq: bool = _DEVICE(
-        False,
-        switch,
-        "Also search the best post-training quantization on the device's integers; it is delivered if its validation "
-        "loss is the lowest.",
-    )
-    seed: int = _TRAINING(
-        0,
-        whole(0, 2**63 - 1),
-        "Seed for weights, order and changes of the images. The same seed gives the same bits.",
-        "INTEGER",
-    )
+    data: str = _DATA("digits", text)
+    split: str | None = _DATA(None, split, "TRAIN/VALIDATION/TEST[:SEED]")
+    recipe: str | None = _NETWORK(None, text)
+    model: str = _NETWORK("small_mobilenet", text)
+    weights: str | None = _NETWORK(None, path, "FILE")
+    weight_bits: tuple[int, ...] | None = _BITS(None, widths, "BITS[,BITS...]", "--weight-bits", "-w")
+    activation_bits: tuple[int, ...] | None = _BITS(None, widths, "BITS[,BITS...]", "--activation-bits", "-a")
+    bits: tuple[str, ...] | None = _BITS(None, pairs, "WxA [WxA...]", "--bits", "-b")
+    rules: str | None = _BITS(None, rules, "FILE")
+    image_size: int | None = _DATA(None, whole(1, 2**14), "INTEGER")
+    augment: tuple[str, ...] = _DATA(("shift",), augmentations, "NAME[,NAME...]")
+    class_weights: str | None = _RATES(None, one_of(["balanced"]), "balanced")
+    batch_size: int = _TRAINING(64, whole(2), "INTEGER")
+    epochs_float: int = _TRAINING(60, whole(0), "INTEGER")
+    epochs_qat: int = _TRAINING(80, whole(1), "INTEGER")
+    early_stopping: int | None = _TRAINING(None, whole(1), "EPOCHS")
+    mixed_precision: bool = _TRAINING(False, switch)
+    optimizer: str = _RATES("adam", one_of(OPTIMIZERS))
+    lr: float | None = _RATES(None, rate, "RATE")
+    lr_qat: float | None = _RATES(None, rate, "RATE")
+    lr_ranges: float | None = _RATES(None, rate, "RATE")
+    schedule: str = _RATES("cosine", one_of(SCHEDULES))
+    distill: str | None = _RATES(None, distillation, "SHARE[:TEMPERATURE]")
+    device: str = _DEVICE("xnnpack-x86", device_named)
+    ptq: bool = _DEVICE(False, switch)
+    seed: int = _TRAINING(0, whole(0, 2**63 - 1), "INTEGER")
 
     def __post_init__(self) -> None:
-        from .devices import device_named
         from .recipes import recipe_named
 
         for entry in declared():
@@ -396,13 +345,13 @@ class Settings:
             try:
                 object.__setattr__(self, entry.name, entry.metadata["check"](value))
             except ValueError as error:
-                raise ValueError(f"{entry.name} {error}") from error
+                named = str(error) if entry.name == "device" and str(error)[:2] == "--" else f"{entry.name} {error}"
+                raise ValueError(named) from error
         ways = [name for name in ("rules", "bits", "weight_bits", "activation_bits") if getattr(self, name) is not None]
         if len(ways) > 1 and ways != ["weight_bits", "activation_bits"]:
             raise ValueError(f"{ways[0]} cannot be combined with {ways[1]}: both say the bits")
         if self.epochs_float == 0 and self.weights is None:
             raise ValueError("epochs_float must be at least 1 without weights, got 0")
-        device_named(self.device)
         if self.recipe is not None:
             recipe_named(self.recipe)
 
@@ -411,7 +360,7 @@ class Settings:
         """The rules that set the bits of each layer; none: `precisions` do."""
         from ...kit.planning.rule_text import parse_rules
 
-        return () if self.rules is None else parse_rules("\n".join(self.rules.split(";")))
+        return () if self.rules is None else parse_rules(self.rules.replace(";", "\n"))
 
     @property
     def precisions(self) -> dict[str, tuple[int, int]]:
@@ -420,7 +369,7 @@ class Settings:
         if self.rules is not None:
             of_weights, of_activations = zip(*self.widths, strict=True)
             return {MIXED: (min(of_weights), min(of_activations))}
-        chosen: Sequence[tuple[int, int]] = PRECISIONS
+        chosen: Iterable[tuple[int, int]] = PRECISIONS
         if self.bits is not None:
             chosen = [(int(pair[0]), int(pair[2])) for pair in self.bits]
         elif self.weight_bits is not None or self.activation_bits is not None:
@@ -451,13 +400,6 @@ class Settings:
         return (["float"] if self.epochs_float else []) + quantized
 
     @property
-    def mark(self) -> Mark | None:
-        """What the recipe requires of the device."""
-        from .recipes import recipe_named
-
-        return None if self.recipe is None else recipe_named(self.recipe).mark
-
-    @property
     def noun(self) -> str:
         """What an example of the data is called."""
         from .recipes import recipe_named
@@ -467,34 +409,27 @@ class Settings:
     def training_sentences(self) -> list[str]:
         """How the networks are trained, for readers: augmentation always, the rest if it is not the default."""
         changes = "; ".join(AUGMENTATIONS[name] for name in self.augment if name != "none")
-        said = [f"Training {self.noun}s are {f'changed at random: {changes}' if changes else 'not changed'}."]
-        if (self.optimizer, self.schedule) != ("adam", "cosine"):
-            said.append(f"Optimizer: {OPTIMIZERS[self.optimizer]}; the learning rate {SCHEDULES[self.schedule]}.")
         rates = {"in float training": self.lr, "in quantization-aware training": self.lr_qat}
         chosen = [f"{rate:g} {what}" for what, rate in (rates | {"of ranges": self.lr_ranges}).items() if rate]
-        if chosen:
-            said.append(f"Learning rate: {', '.join(chosen)}.")
-        if self.class_weights is not None:
-            said.append("Classes are weighted in the loss of training and validation: so that each counts the same.")
-        if self.distill is not None:
-            share, _, temperature = self.distill.partition(":")
-            said.append(
-                f"Quantization-aware training learns the float network's answers too: they are {float(share):.0%} of "
-                f"the loss, at temperature {temperature}."
-            )
-        if self.rules is not None:
-            said.append(f"Layers have the bits of these rules, the first that matches: {self.rules}.")
-        if self.mixed_precision:
-            said.append(
-                "Float training computes in bfloat16 where PyTorch's autocast does; quantization-aware training stays "
-                "in float32, where alone it computes what the device does."
-            )
-        if self.early_stopping is not None:
-            said.append(
-                f"A training ends after {self.early_stopping} epochs without a lower validation loss; after freezing, "
-                "that is the loss of the device's integers."
-            )
-        return said
+        share, _, temperature = (self.distill or "0:0").partition(":")
+        said = {
+            f"Training {self.noun}s are {f'changed at random: {changes}' if changes else 'not changed'}.": True,
+            f"Optimizer: {OPTIMIZERS[self.optimizer]}; the learning rate {SCHEDULES[self.schedule]}.": (
+                (self.optimizer, self.schedule) != ("adam", "cosine")
+            ),
+            f"Learning rate: {', '.join(chosen)}.": chosen,
+            "Classes are weighted in the loss of training and validation: so that each counts the same.": (
+                self.class_weights
+            ),
+            f"Quantization-aware training learns the float network's answers too: they are {float(share):.0%} of the "
+            f"loss, at temperature {temperature}.": self.distill,
+            f"Layers have the bits of these rules, the first that matches: {self.rules}.": self.rules,
+            "Float training computes in bfloat16 where PyTorch's autocast does; quantization-aware training stays in "
+            "float32, where alone it computes what the device does.": self.mixed_precision,
+            f"A training ends after {self.early_stopping} epochs without a lower validation loss; after freezing, that "
+            "is the loss of the device's integers.": self.early_stopping,
+        }
+        return [sentence for sentence, holds in said.items() if holds]
 
     def stored(self) -> dict[str, Any]:
         """All settings but the directory, for job.json."""
@@ -521,3 +456,34 @@ class Settings:
 def declared() -> list[Field[Any]]:
     """The settings, in the order of the command line."""
     return [entry for entry in fields(Settings) if entry.metadata]
+
+
+def documented(thing: object) -> Mapping[str, str]:
+    """What the docstring says of each argument or attribute: the help of its option."""
+    section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", inspect.getdoc(thing) or "", re.MULTILINE)
+    found = re.findall(r"^    (\w+): ((?:.*\n?(?:        .*\n?)*))", section[1] if section else "", re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in found}
+
+
+def option_value(value: object) -> str:
+    """A setting as its option takes it: several are separated by commas."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def option_of(name: str) -> str:
+    """The option of `exactqat train` that decides a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def shell_word(text: object) -> str:
+    """One word for a POSIX shell or bash, which reads it as exactly this text and not as an option."""
+    word = f"./{text}" if str(text).startswith("-") else str(text)
+    if "\n" not in word and not UNPRINTABLE.search(word):
+        return shlex.quote(word)
+    # Bytes that no terminal shows: bash's and zsh's own notation. Surrogates stand for bytes of a file's name.
+    own_bytes = all("\udc80" <= letter <= "\udcff" for letter in word if "\ud800" <= letter <= "\udfff")
+    escaped = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}"
+        for byte in word.encode("utf-8", "surrogateescape" if own_bytes else "surrogatepass")
+    )
+    return f"$'{escaped}'"

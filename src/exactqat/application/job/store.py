@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job's directory: its job.json, what may be continued or moved aside, and which networks are delivered there."""
+"""The job's directory: its job.json, what may be continued or moved aside, which networks are delivered there, and what
+is written after every epoch for other programs to read."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..report.results import Dataset
-from ..report.text import option_of, option_value, shell_word
 from . import files
-from .fields import OBJECT, TEXT, TEXTS, check_fields
+from .checkpoints import NUMBER, OBJECT, TEXT, TEXTS, WHOLE, check_fields
 from .models import named_in
-from .settings import PRECISION, Settings
+from .results import Dataset, History
+from .settings import PRECISION, Settings, option_of, option_value, shell_word
 from .weights import Fit
 
 JOB_FORMAT = 1
+CURVES = ("learning_rate", "loss", "validation_loss", "validation_accuracy")
 
 
 def check_free(out: Path, resume: bool, restart: bool = False) -> None:
@@ -27,14 +31,12 @@ def check_free(out: Path, resume: bool, restart: bool = False) -> None:
         ValueError: it holds a job and neither option is given, or other files with the names of a job's.
     """
     taken = files.entries(out)
-    if "job.json" not in taken:
-        if taken:
-            raise ValueError(
-                f"{out} contains {', '.join(taken)} but no job.json, so another program wrote that and a job would "
-                "overwrite it. Use another directory"
-            )
-        return
-    if not resume and not restart:
+    if taken and "job.json" not in taken:
+        raise ValueError(
+            f"{out} contains {', '.join(taken)} but no job.json, so another program wrote that and a job would "
+            "overwrite it. Use another directory"
+        )
+    if taken and not resume and not restart:
         finished = "metrics.json" in taken
         raise ValueError(
             f"{out} contains {'a finished' if finished else 'an unfinished'} job: "
@@ -85,8 +87,12 @@ def start(settings: Settings, dataset: Dataset, resume: bool = False, fit: Fit |
 
 
 def read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
-    """The settings, the fingerprint of the images, and which of the weights fitted."""
-    files.check_there(out)
+    """The settings, the fingerprint of the images, and which of the weights fitted.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError, ValueError: there is no job, or job.json is damaged.
+    """
+    check_there(out)
     path = out / "job.json"
     if not path.exists():
         raise FileNotFoundError(f"{out} contains no job.json; run `exactqat train` first")
@@ -119,14 +125,12 @@ def stored_settings(out: Path, model: str | None = None) -> Settings:
     return settings
 
 
-def float_state(settings: Settings) -> Path:
-    return settings.out / "training" / "float.pt"
-
-
-def quantized_before(settings: Settings) -> bool:
-    """Whether an earlier run of the job has begun to train a quantized network."""
-    of_float = float_state(settings)
-    return any(each != of_float for each in of_float.parent.glob("*.pt"))
+def check_there(out: Path) -> None:
+    """Refuses anything but a directory, before looking for a job in it."""
+    if not out.exists():
+        raise FileNotFoundError(f"{out} does not exist; run `exactqat train` first")
+    if not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file, not a job's directory")
 
 
 def delivered(out: Path, *names: str) -> list[Path]:
@@ -135,7 +139,7 @@ def delivered(out: Path, *names: str) -> list[Path]:
     Raises:
         FileNotFoundError, NotADirectoryError: there is none.
     """
-    files.check_there(out)
+    check_there(out)
     folders = [
         out / name
         for name in files.entries(out)
@@ -144,11 +148,8 @@ def delivered(out: Path, *names: str) -> list[Path]:
     if not folders and unfinished(out):
         raise FileNotFoundError(f"{unfinished(out)}. It has not delivered a network yet")
     if not folders:
-        raise FileNotFoundError(
-            f"no {' with a '.join(names)} beside it in a folder such as {out / 'w8a8'}; run `exactqat train` first"
-            if len(names) > 1
-            else f"no {names[0]} in a folder such as {out / 'w8a8'}; run `exactqat train` first"
-        )
+        missing = f"{' with a '.join(names)}{' beside it' if len(names) > 1 else ''}"
+        raise FileNotFoundError(f"no {missing} in a folder such as {out / 'w8a8'}; run `exactqat train` first")
     return sorted(folders, reverse=True)
 
 
@@ -158,3 +159,46 @@ def unfinished(out: Path) -> str:
     if not (out / "job.json").exists() or (out / "metrics.json").exists():
         return ""
     return f"{out} contains an unfinished job: continue it with `exactqat train --resume --out {shell_word(out)}`"
+
+
+class Logs:
+    """A table of epochs for each training run, and how long the job has taken.
+
+    Attributes:
+        records: whether anything is written; not for a finished job that is evaluated again.
+        runs: how often the job was started.
+        processes_before: how many trained it last; None: none yet.
+    """
+
+    def __init__(self, out: Path, processes: int = 1, records: bool = True) -> None:
+        self._folder, self._processes, self._started = out / "training", processes, time.perf_counter()
+        self._path = self._folder / "elapsed.json"
+        self.records, self._before, self.runs, self.processes_before = records, 0.0, int(records), None
+        if self._path.exists():
+            kinds = {"seconds": NUMBER, "runs": WHOLE, "processes": WHOLE}
+            before = check_fields(files.read_json(self._path), self._path, kinds)
+            self._before, self.processes_before = float(before["seconds"]), before["processes"]
+            self.runs += before["runs"]
+
+    @property
+    def total(self) -> float:
+        """Seconds that the job has taken so far, over all its runs."""
+        return self._before + (time.perf_counter() - self._started if self.records else 0.0)
+
+    def epoch(self, name: str, history: History) -> None:
+        """Records a training so far; name: of its file below training/."""
+        if not self.records:
+            return
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["epoch", *CURVES, "frozen"])
+        for epoch, row in enumerate(zip(*(getattr(history, curve) for curve in CURVES), strict=True), 1):
+            writer.writerow([epoch, *row, int(history.frozen_from is not None and epoch > history.frozen_from)])
+        files.write_atomically(self._folder / f"{name}.csv", text.getvalue().encode())
+        self.close()
+
+    def close(self) -> None:
+        """At the end of the job, and after every epoch."""
+        if self.records:
+            content = {"seconds": round(self.total, 2), "runs": self.runs, "processes": self._processes}
+            files.write_atomically(self._path, (json.dumps(content) + "\n").encode())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,25 @@ from torch import Tensor, nn
 from ... import qat
 from ...kit.planning.plans import SMALLEST_WIDTH
 from ...qat.train.core.steps import WeightedStep
-from ..report.results import Dataset, History, Split
 from .augmentation import augmented
-from .checkpoints import CHECKPOINT_FORMAT, first_line, load_checkpoint, save_checkpoint
-from .fields import FLAG, FLOAT, OBJECT, Kind, check_fields, optional, whole_to
+from .checkpoints import (
+    CHECKPOINT_FORMAT,
+    FLAG,
+    FLOAT,
+    OBJECT,
+    Kind,
+    check_fields,
+    first_line,
+    load_checkpoint,
+    optional,
+    save_checkpoint,
+    whole_to,
+)  # fmt: skip
 from .processes import ALONE, Processes
+from .results import Dataset, History, Progress, Split
 from .settings import Settings
 
 CPU = torch.device("cpu")
-BATCH_SIZE = 64
 EVALUATION_BATCH = 512
 # Learning rates. Given weights already know something, which large steps would lose; eight bits are fine enough to keep
 # what float training found, and fewer bits have to search again.
@@ -37,13 +47,9 @@ QAT_RATE, FINE_TUNING_RATE, RANGE_RATE = 1e-3, 3e-4, 3e-3
 SGD_FACTOR = 10
 # Share of quantization-aware epochs with batch norm and ranges frozen and biases on the int32 grid.
 FROZEN_SHARE = 1 / 3
-
 # What optimizers keep for each parameter.
 MOMENTS = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 MOMENTS["adamw"] = MOMENTS["adam"]
-
-# Called with the number of training steps done since the last call.
-Step = Callable[[int], None]
 
 
 class TrainingDiverged(RuntimeError):
@@ -54,38 +60,27 @@ class RangeCollapsed(RuntimeError):
     """A quantization range has collapsed, so the network's answer is the same for all images."""
 
 
-def accelerator_named(name: str, option: str = "--accelerator") -> torch.device:
+def accelerator_named(name: str) -> torch.device:
     """What to train on, with deterministic algorithms if it is a GPU.
-
-    Args:
-        option: the one it was given by, for messages.
 
     Raises:
         ValueError: it is neither "cpu" nor "cuda" (or "cuda:1" and so on), or PyTorch does not see it.
     """
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
-        raise ValueError(f"{option} must be cpu, cuda, or a specific device such as cuda:1, got {name!r}")
+        raise ValueError(f"--accelerator must be cpu, cuda, or a specific device such as cuda:1, got {name!r}")
     if kind == "cpu":
-        return torch.device("cpu")
+        return CPU
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= count:
         seen = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
-        raise ValueError(f"{option} {name} is not available: PyTorch {torch.__version__} sees {seen}")
+        raise ValueError(f"--accelerator {name} is not available: PyTorch {torch.__version__} sees {seen}")
     # Read when cuBLAS starts; without it, its sums depend on what ran before.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     return torch.device(name)
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """The float network, whose answers are also learned; share: of the loss."""
-
-    distillation: qat.Distillation
-    share: float
 
 
 @dataclass(frozen=True)
@@ -97,8 +92,10 @@ class Manner:
         limits: the smallest and the largest value of an image.
         class_weights: float32 [classes]; None: all count the same.
         patience: epochs without a lower validation loss after which training ends; None: it does not end early.
-        teacher: None: only the labels count.
+        teacher: the float network, whose answers are this share of the loss; None: only the labels count.
         mixed_precision: bfloat16 where PyTorch's autocast has it.
+        batch_size: over all processes.
+        seed: for the order of the images, and their augmentation.
     """
 
     optimizer: str = "adam"
@@ -107,11 +104,11 @@ class Manner:
     limits: tuple[float, float] = (0.0, 1.0)
     class_weights: Tensor | None = None
     patience: int | None = None
-    teacher: Teacher | None = None
+    teacher: qat.Distillation | None = None
+    share: float = 0.0
     mixed_precision: bool = False
-
-
-DEFAULT = Manner()
+    batch_size: int = 64
+    seed: int = 0
 
 
 def manner_of(settings: Settings, dataset: Dataset) -> Manner:
@@ -123,14 +120,9 @@ def manner_of(settings: Settings, dataset: Dataset) -> Manner:
         # Their mean over the training images is 1.
         weights = (weights * counts.sum() / (weights * counts).sum()).float()
     return Manner(
-        settings.optimizer,
-        settings.schedule,
-        settings.augment,
-        dataset.value_range,
-        weights,
-        settings.early_stopping,
-        mixed_precision=settings.mixed_precision,
-    )
+        settings.optimizer, settings.schedule, settings.augment, dataset.value_range, weights, settings.early_stopping,
+        mixed_precision=settings.mixed_precision, batch_size=settings.batch_size, seed=settings.seed,
+    )  # fmt: skip
 
 
 def with_teacher(manner: Manner, settings: Settings, float_model: nn.Module, model: qat.PreparedModel) -> Manner:
@@ -139,7 +131,7 @@ def with_teacher(manner: Manner, settings: Settings, float_model: nn.Module, mod
     if settings.distill is None:
         return manner
     share, temperature = map(float, settings.distill.split(":"))
-    return replace(manner, teacher=Teacher(qat.Distillation(model, float_model, (), temperature), share))
+    return replace(manner, teacher=qat.Distillation(model, float_model, (), temperature), share=share)
 
 
 def float_rate(settings: Settings) -> float:
@@ -150,19 +142,15 @@ def float_rate(settings: Settings) -> float:
     return rate * (SGD_FACTOR if settings.optimizer == "sgd" else 1)
 
 
-def quantized_groups(model: qat.PreparedModel, settings: Settings, fine: bool) -> list[dict[str, Any]]:
+Groups = list[dict[str, Any]]
+
+
+def quantized_groups(model: qat.PreparedModel, settings: Settings, fine: bool) -> Groups:
     """The optimizer's groups for quantization-aware training; fine: it only fine-tunes."""
     rate = settings.lr_qat
     if rate is None:
         rate = (FINE_TUNING_RATE if fine else QAT_RATE) * (SGD_FACTOR if settings.optimizer == "sgd" else 1)
     return qat.parameter_groups(model, rate, settings.lr_ranges or RANGE_RATE)
-
-
-def optimizer_of(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """One of OPTIMIZERS."""
-    if name == "sgd":
-        return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](groups)
 
 
 def learning_rate_factor(schedule: str, step: int, steps: int) -> float:
@@ -192,8 +180,7 @@ def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> 
         losses = losses * manner.class_weights.to(outputs.device)[labels]
     if manner.teacher is None:
         return losses.sum()
-    of_teacher = manner.teacher.distillation(outputs, images, "sum")
-    return (1 - manner.teacher.share) * losses.sum() + manner.teacher.share * of_teacher
+    return (1 - manner.share) * losses.sum() + manner.share * manner.teacher(outputs, images, "sum")
 
 
 def _on_cpu(value: Any) -> Any:
@@ -205,17 +192,15 @@ def _on_cpu(value: Any) -> Any:
     return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
 
 
-def batches(
-    split: Split, batch_size: int, generator: torch.Generator, manner: Manner = DEFAULT
-) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(split: Split, manner: Manner, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch of shuffled, augmented batches; a last batch of one image would have no variance and is left out."""
-    for chosen in torch.randperm(len(split), generator=generator).split(batch_size):
+    for chosen in torch.randperm(len(split), generator=generator).split(manner.batch_size):
         if len(chosen) > 1:
             images = augmented(split.images[chosen], manner.augment, generator, manner.limits)
             yield images, split.labels[chosen]
 
 
-def steps_per_epoch(split: Split, batch_size: int = BATCH_SIZE) -> int:
+def steps_per_epoch(split: Split, batch_size: int) -> int:
     """Number of batches that `batches` yields."""
     full, rest = divmod(len(split), batch_size)
     return full + int(rest > 1)
@@ -235,7 +220,7 @@ def accuracy(model: nn.Module, split: Split) -> float:
 
 @torch.no_grad()
 def accuracy_and_loss(
-    model: nn.Module, split: Split, processes: Processes = ALONE, manner: Manner = DEFAULT
+    model: nn.Module, split: Split, manner: Manner, processes: Processes = ALONE
 ) -> tuple[float, float]:
     """Share of images classified correctly, and the mean loss; each process computes its share of the images."""
     model.eval()
@@ -271,22 +256,19 @@ def check_ranges(model: nn.Module, when: str) -> None:
 
 def train(
     model: nn.Module,
-    groups: list[dict[str, Any]],
+    groups: Groups,
     training: Split,
     validation: Split,
     epochs: int,
-    seed: int,
     name: str,
-    on_step: Step,
     state_path: Path,
-    batch_size: int = BATCH_SIZE,
+    manner: Manner,
     freeze_at: int | None = None,
     processes: Processes = ALONE,
     resume: bool = False,
     accelerator: torch.device = CPU,
+    progress: Progress | None = None,
     on_epoch: Callable[[History], None] = lambda history: None,
-    manner: Manner = DEFAULT,
-    on_skip: Step | None = None,
 ) -> History:
     """Trains `model` in place and leaves it in its best state, on the CPU.
 
@@ -296,57 +278,49 @@ def train(
 
     Args:
         groups: the optimizer's parameter groups, each with its learning rate, which the manner's schedule changes.
-        seed: for the order of the images, and their augmentation.
         name: of this training, for error messages.
-        batch_size: over all processes.
         freeze_at: epoch with which the model, a `PreparedModel`, is frozen if it is not yet. Then only later states can
             be the best.
         processes: those that train together, all with the same arguments.
         resume: continue from `state_path` if it exists, whatever it was trained on.
-        on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
         accelerator: where the network trains. Images are drawn and augmented on the CPU, so they are the same
             everywhere.
-        manner: how it goes: optimizer, schedule, losses, when it ends early.
-        on_skip: as `on_step`, for steps that take no time now: those of an earlier run, or skipped ones.
+        on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
 
     Raises:
         TrainingDiverged: the loss became NaN or infinite.
         RangeCollapsed: a quantization range lost its width.
         ValueError: `state_path` is damaged or belongs to another training.
     """
+    progress = progress or Progress()
     model.to(accelerator)
     if manner.teacher is not None:
-        manner.teacher.distillation.to(accelerator)
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = optimizer_of(manner.optimizer, groups)
-    steps = steps_per_epoch(training, batch_size)
-    rates, all_steps = [group["lr"] for group in groups], max(1, epochs * steps)
-    skip = on_skip or on_step
-    history = History(frozen_from=freeze_at)
-    best_loss = math.inf
-    best_state: dict[str, Any] = {}
-    first_epoch = 0
+        manner.teacher.to(accelerator)
+    generator = torch.Generator().manual_seed(manner.seed)
+    optimizer: torch.optim.Optimizer
+    if manner.optimizer == "sgd":
+        optimizer = torch.optim.SGD(groups, momentum=0.9, nesterov=True)
+    else:
+        optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[manner.optimizer](groups)
+    rates, steps = [group["lr"] for group in groups], steps_per_epoch(training, manner.batch_size)
+    history, first_epoch, best_loss, best_state = History(frozen_from=freeze_at), 0, math.inf, dict[str, Any]()
     state = processes.from_first(_stored_state(state_path, name, epochs) if resume and processes.writes else None)
     if state is not None:
         first_epoch, best_loss, best_state = state["epoch"], state["best_loss"], state["best"]
         history = state["history"]
-        if state["stopped"]:
-            epochs = first_epoch
-        skip(state["epochs"] * steps if state["stopped"] else first_epoch * steps)
+        progress.skip((epochs if state["stopped"] else first_epoch) * steps)
         on_epoch(history)
+        if state["stopped"]:
+            first_epoch = epochs
         if first_epoch < epochs:
             _continue(state, state_path, model, optimizer, MOMENTS[manner.optimizer], generator)
-
-    def kept() -> str:
-        return f"the last good checkpoint is kept in {state_path}" if history.loss else "no checkpoint was written yet"
-
     with processes.synchronized(model):
         replica = processes.replica(model) if first_epoch < epochs else model
         called: nn.Module | None = None
         for epoch in range(first_epoch, epochs):
             when = f"{name}, epoch {epoch + 1} of {epochs}"
-            if epoch == freeze_at and not (isinstance(model, qat.PreparedModel) and model.frozen):
-                assert isinstance(model, qat.PreparedModel)
+            kept = f"the last good checkpoint is kept in {state_path}" if history.loss else "no checkpoint was written"
+            if epoch == freeze_at and isinstance(model, qat.PreparedModel) and not model.frozen:
                 with warnings.catch_warnings():
                     # Nothing is learned in this few steps, and the report says so.
                     warnings.simplefilter("ignore", qat.UnsettledStatisticsWarning)
@@ -355,11 +329,12 @@ def train(
                 replica, called = processes.replica(model), None
             # For layers that draw random numbers, such as dropout: different in each process, and the same again after
             # a resume.
-            torch.manual_seed(int(np.random.SeedSequence([seed, epoch, processes.rank]).generate_state(1)[0]))
+            seeds = np.random.SeedSequence([manner.seed, epoch, processes.rank])
+            torch.manual_seed(int(seeds.generate_state(1)[0]))
             replica.train()
-            losses, first_step = [], epoch * steps
-            for step, (images, labels) in enumerate(batches(training, batch_size, generator, manner), first_step):
-                factor = learning_rate_factor(manner.schedule, step, all_steps)
+            losses: list[float] = []
+            for step, (images, labels) in enumerate(batches(training, manner, generator), epoch * steps):
+                factor = learning_rate_factor(manner.schedule, step, epochs * steps)
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * factor
                 mine = processes.share(torch.arange(len(labels)))
@@ -372,35 +347,31 @@ def train(
                     outputs = called(shown)
                 summed = loss_of(outputs.float() if manner.mixed_precision else outputs, truth, shown, manner)
                 loss = summed * (processes.count / len(labels))
-                value = processes.sums([summed.item()])[0] / len(labels)
-                if not math.isfinite(value):
-                    raise TrainingDiverged(f"{when}: the loss became {value}; {kept()}")
+                losses.append(processes.sums([summed.item()])[0] / len(labels))
+                if not math.isfinite(losses[-1]):
+                    raise TrainingDiverged(f"{when}: the loss became {losses[-1]}; {kept}")
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                losses.append(value)
-                on_step(1)
-            validation_accuracy, validation_loss = accuracy_and_loss(model, validation, processes, manner)
+                progress.advance(1)
+            validation_accuracy, validation_loss = accuracy_and_loss(model, validation, manner, processes)
             if not math.isfinite(validation_loss):
-                raise TrainingDiverged(f"{when}: the validation loss became {validation_loss}; {kept()}")
+                raise TrainingDiverged(f"{when}: the validation loss became {validation_loss}; {kept}")
             try:
                 check_ranges(model, when)
             except RangeCollapsed as error:
-                raise RangeCollapsed(f"{error}; {kept()}") from None
+                raise RangeCollapsed(f"{error}; {kept}") from None
             history.loss.append(sum(losses) / len(losses))
             history.validation_accuracy.append(validation_accuracy)
             history.validation_loss.append(validation_loss)
-            history.learning_rate.append(rates[0] * learning_rate_factor(manner.schedule, first_step, all_steps))
+            first_factor = learning_rate_factor(manner.schedule, epoch * steps, max(1, epochs * steps))
+            history.learning_rate.append(rates[0] * first_factor)
             # The loss, not the accuracy, picks the best state: on a few hundred images it depends far less on luck.
             if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
                 best_loss = validation_loss
-                best_state = {
-                    key: entry.clone() if isinstance(entry, Tensor) else entry
-                    for key, entry in model.state_dict().items()
-                }
+                best_state = {key: _copied(entry) for key, entry in model.state_dict().items()}
             stopped = epoch + 1 < epochs and _stops(history, manner.patience)
             if processes.writes:
-                finished = stopped or epoch + 1 == epochs
                 checkpoint = {
                     "format": CHECKPOINT_FORMAT,
                     "training": name,
@@ -411,7 +382,7 @@ def train(
                     "history": asdict(history),
                     "stopped": stopped,
                 }
-                if not finished:
+                if not stopped and epoch + 1 < epochs:
                     checkpoint |= {
                         "model": model.state_dict(),
                         "moments": optimizer.state_dict()["state"],
@@ -420,14 +391,18 @@ def train(
                 save_checkpoint(state_path, _on_cpu(checkpoint))
             on_epoch(history)
             if stopped:
-                skip((epochs - epoch - 1) * steps)
+                progress.skip((epochs - epoch - 1) * steps)
                 break
     if best_state:
         load_state(model, best_state, state_path)
     model.cpu().eval()
     if manner.teacher is not None:
-        manner.teacher.distillation.to(CPU)
+        manner.teacher.to(CPU)
     return history
+
+
+def _copied(entry: object) -> object:
+    return entry.clone() if isinstance(entry, Tensor) else entry
 
 
 def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
@@ -464,13 +439,9 @@ def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
 
 
 def _continue(
-    state: dict[str, Any],
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    names: tuple[str, ...],
+    state: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, names: tuple[str, ...],
     generator: torch.Generator,
-) -> None:
+) -> None:  # fmt: skip
     """Restores everything as it was after an epoch; names: of what the optimizer keeps for each parameter."""
     load_state(model, state["model"], path)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..report.text import printable, shortened
+from ...kit.display import listed, shortened
 from .checkpoints import DTYPES, read_archive, reason
 from .files import check_file
 
@@ -51,7 +50,7 @@ def put(model: nn.Module, path: Path) -> Fit:
             network then stays as it was.
         ModuleNotFoundError: safetensors is not installed.
     """
-    content, tensors = _read(path)
+    content, tensors = read(path)
     own = {name: entry for name, entry in model.state_dict().items() if isinstance(entry, Tensor)}
     prefix = _prefix(tensors, own)
     tensors = {name.removeprefix(prefix): entry for name, entry in tensors.items()}
@@ -59,10 +58,17 @@ def put(model: nn.Module, path: Path) -> Fit:
     other_shapes = []
     for name in [name for name in own if name in tensors]:
         entry, expected = tensors[name], own[name]
-        if entry.dtype in DTYPES and entry.shape == expected.shape and _kind(entry) == _kind(expected):
-            fitting[name] = _checked(entry, expected, f"{path}: {shortened(name, NAME_LENGTH)}")
-        else:
+        same_kind = entry.is_floating_point() == expected.is_floating_point()
+        same_kind &= (entry.dtype == torch.bool) == (expected.dtype == torch.bool)
+        if entry.dtype not in DTYPES or entry.shape != expected.shape or not same_kind:
             other_shapes.append(f"{name} ({_what(expected)} in the network, {_what(entry)} in the file)")
+            continue
+        fitting[name] = entry.detach().to(expected.dtype)
+        where = f"{path}: {shortened(name, NAME_LENGTH)}"
+        if not torch.isfinite(fitting[name]).all():
+            raise ValueError(f"{where} contains NaN or infinity")
+        if name.endswith("running_var") and (fitting[name] < 0).any():
+            raise ValueError(f"{where} contains negative variances")
     # Batch counts alone, which fit any batch norm with that name, are not weights.
     if not any(entry.is_floating_point() for entry in fitting.values()):
         theirs, ours = (_names([f"{name} {_what(entry)}" for name, entry in held.items()]) for held in (tensors, own))
@@ -76,27 +82,18 @@ def put(model: nn.Module, path: Path) -> Fit:
     # Only all of it is 100 %.
     percent = "100%" if share == 1 else f"{min(share, 0.999):.1%}"
     without = f", their names without {shortened(prefix, NAME_LENGTH)!r}" if prefix else ""
-    sentences = [
-        f"Weights from {path}: {len(fitting):,} of the network's {len(own):,} tensors match ({percent} of its "
-        f"numbers{without})"
-    ]
-    for names, words in (
-        ([name for name in own if name not in tensors], "missing from the file, initialized as in a new network"),
-        (other_shapes, "with other shapes, initialized as in a new network"),
-        ([name for name in tensors if name not in own], "not in this network, ignored"),
-    ):
-        if names:
-            sentences.append(f"  {words}: {_names(names)}")
-    return Fit(hashlib.sha256(content).hexdigest(), sentences)
+    matching = f"{len(fitting):,} of the network's {len(own):,} tensors match ({percent} of its numbers{without})"
+    others = {
+        "missing from the file, initialized as in a new network": [name for name in own if name not in tensors],
+        "with other shapes, initialized as in a new network": other_shapes,
+        "not in this network, ignored": [name for name in tensors if name not in own],
+    }
+    sentences = [f"  {words}: {_names(names)}" for words, names in others.items() if names]
+    return Fit(hashlib.sha256(content).hexdigest(), [f"Weights from {path}: {matching}", *sentences])
 
 
-def check(path: Path) -> None:
-    """Refuses a file that `put` would refuse for any network; raises the same errors."""
-    _read(path)
-
-
-def _read(path: Path) -> tuple[bytes, dict[str, Tensor]]:
-    """A file's content, and its tensors by name."""
+def read(path: Path) -> tuple[bytes, dict[str, Tensor]]:
+    """A file's content, and its tensors by name; raises what `put` raises for any network."""
     if not path.exists():
         raise FileNotFoundError(f"--weights {path} does not exist")
     check_file(path)
@@ -120,7 +117,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Tensor]]:
     return content, tensors
 
 
-def _state_dict(content: Any) -> dict[str, Tensor]:
+def _state_dict(content: object) -> dict[str, Tensor]:
     """The largest state dict in a checkpoint: all of it, or one of its entries."""
     if not isinstance(content, Mapping):
         raise ValueError(f"it contains a {type(content).__name__} where a state dict is expected")
@@ -139,28 +136,10 @@ def _prefix(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
     """The prefix without which most names are the network's; wrappers such as DistributedDataParallel add one."""
     counts = Counter({"": 0})
     for name in tensors:
-        start = 0
-        while True:
-            counts[name[:start]] += name[start:] in own
-            start = name.find(".", start) + 1
-            if not start:
-                break
+        parts = name.split(".")
+        for place in range(len(parts)):
+            counts["".join(f"{part}." for part in parts[:place])] += ".".join(parts[place:]) in own
     return max(counts, key=lambda prefix: (counts[prefix], -len(prefix)))
-
-
-def _kind(tensor: Tensor) -> tuple[bool, bool]:
-    """Real numbers, truth values, or integers."""
-    return tensor.is_floating_point(), tensor.dtype == torch.bool
-
-
-def _checked(tensor: Tensor, own: Tensor, where: str) -> Tensor:
-    """Its numbers in the network's dtype."""
-    value = tensor.detach().to(own.dtype)
-    if not torch.isfinite(value).all():
-        raise ValueError(f"{where} contains NaN or infinity")
-    if where.endswith("running_var") and (value < 0).any():
-        raise ValueError(f"{where} contains negative variances")
-    return value
 
 
 def _what(tensor: Tensor) -> str:
@@ -168,5 +147,4 @@ def _what(tensor: Tensor) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(shortened(printable(name), NAME_LENGTH) for name in names[:SHOWN])
-    return shown + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
+    return listed(names, SHOWN, NAME_LENGTH)

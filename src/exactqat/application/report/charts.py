@@ -8,26 +8,24 @@ is room.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from ...deploy.comparison import Comparison
+from ...kit.display import shortened
+from ..job.results import Outcome, Results
 from . import findings
 from .page import DARK, INK, LINE, NOTE, escape, variable
-from .text import shortened
-
-if TYPE_CHECKING:
-    from .results import History, Outcome, Results
 
 FLOAT_COLOR, PTQ_COLORS, QAT_COLORS = "#6b7280", ("#f2b77c", "#e08a3c"), ("#6fa8dc", "#1f5fa8")
 METHOD_COLORS = dict(
@@ -51,6 +49,7 @@ PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.5g}%")
 # Axes with room beyond the possible shares.
 SHARE = FuncFormatter(lambda value, _: f"{100 * value:.5g}%" if -1e-9 < value < 1 + 1e-9 else "")
 NUMBER = FuncFormatter(lambda value, _: f"{value:.6g}")
+DASHED: dict[str, Any] = {"linestyle": "--", "linewidth": 1}
 # An artist's id that becomes what is shown next to the pointer.
 TIP = "tip:"
 
@@ -134,7 +133,7 @@ def accuracies(results: Results) -> Markup:
     for bar, place, (label, share, _) in zip(bars, places, rows, strict=True):
         bar.set_gid(f"{TIP}{label}: {share:.2%}")
         axes.text(1.02, place, f"{share:.1%}", transform=axes.get_yaxis_transform(), va="center", fontsize=10)
-    axes.axvline(shares[0], color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's")
+    axes.axvline(shares[0], **DASHED, color=FLOAT_COLOR, label="the float network's")
     axes.set_yticks(places, [label for label, *_ in rows])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
@@ -152,35 +151,38 @@ def sizes(results: Results) -> list[Markup]:
     """Accuracy against the bytes of all parameters, for all networks, and against the compressed file, for those that
     are delivered."""
     figure, axes = _figure(3.5)
-    axes.plot(results.float_bytes, results.float_test_accuracy, "D", color=FLOAT_COLOR, markersize=7, label="float32")
-    packed = [(float(results.float_bytes), results.float_test_accuracy, "float32")]
-    titled = set[str]()
-    for outcome in results.outcomes:
-        name, size, share = outcome.method.name, float(findings.packed_bytes(outcome)), outcome.device_accuracy
-        title = f"{outcome.precision.upper()} {outcome.method.title}"
-        label = None if name in titled else outcome.method.title.removesuffix(" ranges")
-        axes.plot(size, share, METHOD_MARKERS[name], color=METHOD_COLORS[name], markersize=7, label=label)
-        packed.append((size, share, title))
-        titled.add(name)
+    share = results.float_test_accuracy
+    axes.plot(results.float_bytes, share, "D", color=FLOAT_COLOR, markersize=7, label="float32")
+    packed = [(results.float_bytes, share, "float32")]
+    for method in dict.fromkeys(outcome.method for outcome in results.outcomes):
+        outcomes = [outcome for outcome in results.outcomes if outcome.method == method]
+        points = [
+            (findings.packed_bytes(o), o.device_accuracy, f"{o.precision.upper()} {method.title}") for o in outcomes
+        ]
+        axes.plot(
+            [size for size, *_ in points], [share for _, share, _ in points], METHOD_MARKERS[method.name], markersize=7,
+            color=METHOD_COLORS[method.name], label=method.title.removesuffix(" ranges"),
+        )  # fmt: skip
+        packed += points
     first = _size_picture(
         figure, axes, packed, "bytes of all parameters, packed",
         "Accuracy against size: parameters packed at their own bits (files use 8-bit containers).",
     )  # fmt: skip
     figure, axes = _figure(3.5)
-    widths = [width for width in findings.widths(results) if width.compressed_file_bytes is not None]
-    for number, bits in enumerate(sorted({width.activation_bits for width in widths}, reverse=True)):
-        line = [width for width in widths if width.activation_bits == bits]
+    shown = []
+    activations = sorted({results.settings.precisions[o.precision][1] for o in results.delivered}, reverse=True)
+    for bits, color in zip(activations, itertools.cycle(PRECISION_COLORS), strict=False):
+        outcomes = [o for o in results.delivered if results.settings.precisions[o.precision][1] == bits]
+        points = [
+            (outcome.compressed_bytes, outcome.device_accuracy, outcome.precision.upper()) for outcome in outcomes
+        ]
         axes.plot(
-            [float(width.compressed_file_bytes or 0) for width in line],
-            [float(width.device_accuracy or 0) for width in line],
-            "o-", color=PRECISION_COLORS[number % len(PRECISION_COLORS)], label=f"{bits}-bit activations",
-        )  # fmt: skip
-    shown = [(float(w.compressed_file_bytes or 0), float(w.device_accuracy or 0), w.network.upper()) for w in widths]
-    for size, share, name in shown:
-        axes.annotate(name, (size, share), (0, 8), textcoords="offset points", ha="center", fontsize=10)
-    axes.axhline(
-        results.float_test_accuracy, color=FLOAT_COLOR, linestyle="--", linewidth=1, label="the float network's"
-    )
+            *zip(*[point[:2] for point in points], strict=True), "o-", color=color, label=f"{bits}-bit activations"
+        )
+        for size, share, name in points:
+            axes.annotate(name, (size, share), (0, 8), textcoords="offset points", ha="center", fontsize=10)
+        shown += points
+    axes.axhline(results.float_test_accuracy, **DASHED, color=FLOAT_COLOR, label="the float network's")
     second = _size_picture(
         figure, axes, shown, "bytes of the compressed .tflite file",
         "Accuracy of the delivered networks on the device, against the compressed file, as downloaded.",
@@ -189,14 +191,12 @@ def sizes(results: Results) -> list[Markup]:
 
 
 def _size_picture(
-    figure: Figure, axes: Axes, shown: Sequence[tuple[float, float, str]], label: str, caption: str
+    figure: Figure, axes: Axes, shown: Sequence[tuple[int, float, str]], label: str, caption: str
 ) -> Markup:
     """Sizes from left to right, accuracies upwards; `shown`: each point and what it is."""
     bytes_of = [size for size, *_ in shown]
-    _tips(
-        axes, bytes_of, [share for _, share, _ in shown],
-        [f"{name}: {share:.2%}, {size:,.0f} bytes" for size, share, name in shown],
-    )  # fmt: skip
+    texts = [f"{name}: {share:.2%}, {size:,} bytes" for size, share, name in shown]
+    _tips(axes, bytes_of, [share for _, share, _ in shown], texts)
     axes.margins(x=0.12, y=0.22)
     if max(bytes_of) > 3 * min(bytes_of):
         axes.set_xscale("log")
@@ -221,20 +221,17 @@ def _size_picture(
 
 def curves(results: Results) -> list[Markup]:
     """Loss and validation accuracy by epoch: of the float network, then of each precision."""
-    groups: list[tuple[str, list[tuple[str, str, History]]]] = []
-    if results.float_history.loss:  # unless its weights were given and kept
-        groups.append(("float", [("float", FLOAT_COLOR, results.float_history)]))
+    groups = {"float": [("float", FLOAT_COLOR, results.float_history)]}
     for precision in results.settings.precisions:
-        trained = [
+        groups[precision.upper()] = [
             (outcome.method.title, METHOD_COLORS[outcome.method.name], outcome.history)
             for outcome in results.of(precision)
             if outcome.history
         ]
-        if trained:
-            groups.append((precision.upper(), trained))
     pictures = []
-    for title, histories in groups:
-        for what in ("loss", f"accuracy on the validation {results.dataset.noun}s"):
+    for title, histories in groups.items():
+        # A network whose weights were given and kept has no curve.
+        for what in ("loss", f"accuracy on the validation {results.dataset.noun}s") if histories[0][2].loss else ():
             figure, axes = _figure()
             drawn: list[float] = []
             for number, (label, color, history) in enumerate(histories):
@@ -249,23 +246,28 @@ def curves(results: Results) -> list[Markup]:
                 shown = [f"{value:.4g}" if what == "loss" else f"{value:.2%}" for value in values]
                 _tips(axes, epochs, values, [f"{label}, epoch {epoch}: {text}" for epoch, text in enumerate(shown, 1)])
                 drawn += values
-            frozen = {history.frozen_from for *_, history in histories if history.frozen_from}
-            for number, epoch in enumerate(sorted(frozen)):
-                label = "frozen from here on" if number == 0 else ""
-                axes.axvline(epoch + 0.5, color=NOTE, linestyle="--", linewidth=1, label=label)
+            frozen = sorted({history.frozen_from for *_, history in histories if history.frozen_from})
+            for number, epoch in enumerate(frozen):
+                axes.axvline(epoch + 0.5, **DASHED, color=NOTE, label="" if number else "frozen from here on")
             longest = max(len(history.loss) for *_, history in histories)
-            axes.set_xlim(1 - 0.02 * longest - 0.4 * (longest < 3), longest + 0.02 * longest + 0.4 * (longest < 3))
+            room = 0.02 * longest + 0.4 * (longest < 3)
+            axes.set_xlim(1 - room, longest + room)
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
             axes.set_xlabel("epoch")
-            if what == "loss":
-                _loss_axis(axes, drawn)
-            else:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+            axes.yaxis.set_major_formatter(NUMBER if what == "loss" else PERCENT)
+            if what != "loss":
                 # The first epochs of a long training start from chance and would flatten the rest.
                 low, high = float(np.quantile(drawn, 0.02)) if longest > 20 else min(drawn), max(drawn)
                 room = max(0.01, 0.08 * (high - low))
                 axes.set_ylim(max(0.0, low - room), min(1.0 + room / 4, high + room))
-                axes.yaxis.set_major_locator(MaxNLocator(5))
-                axes.yaxis.set_major_formatter(PERCENT)
+            elif min(drawn) > 0 and max(drawn) > 5 * min(drawn):
+                # The loss falls far; with full numbers.
+                axes.set_yscale("log")
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_major_formatter(NUMBER)
+                axes.yaxis.set_minor_locator(NullLocator())
+                axes.set_ylabel("logarithmic")
             axes.set_title(f"{title}: {what}")
             if len(histories) > 1 or frozen:
                 _below(figure, axes)
@@ -274,42 +276,28 @@ def curves(results: Results) -> list[Markup]:
     return pictures
 
 
-def _loss_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Logarithmic if the loss falls far, with full numbers."""
-    if min(values) > 0 and max(values) > 5 * min(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylabel("logarithmic")
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(NUMBER)
-
-
-def noise_by_layer(outcome: Outcome) -> dict[str, Comparison]:
-    """What each layer stores, where there is both signal and noise."""
-    assert outcome.report is not None
-    return {row.name: row for row in outcome.report.operators if row.device_sqnr is not None}
+def noise_by_layer(outcome: Outcome) -> dict[str, float]:
+    """The signal-to-noise ratio of what each layer stores on the device, in dB, where there are signal and noise."""
+    rows = {row.name: row.device_sqnr for row in outcome.report.operators}
+    return {name: ratio for name, ratio in rows.items() if ratio is not None}
 
 
 def noise(outcomes: Sequence[Outcome]) -> Markup:
     """Signal to noise of what every layer stores, a row for each layer."""
     names = list(dict.fromkeys(name for outcome in outcomes for name in noise_by_layer(outcome)))
-    positions = {name: position for position, name in enumerate(names)}
     figure, axes = _figure(1.3 + 0.2 * max(4, len(names)))
     for number, outcome in enumerate(outcomes):
-        color = PRECISION_COLORS[number % len(PRECISION_COLORS)]
         line = PRECISION_LINES[number // len(PRECISION_COLORS) % len(PRECISION_LINES)]
-        rows, title = noise_by_layer(outcome), outcome.precision.upper()
-        places = [positions[name] for name in rows]
-        device = [np.nan if row.device_sqnr is None else row.device_sqnr for row in rows.values()]
-        trained = [np.nan if row.trained_sqnr is None else row.trained_sqnr for row in rows.values()]
+        color = PRECISION_COLORS[number % len(PRECISION_COLORS)]
+        ratios, title = noise_by_layer(outcome), outcome.precision.upper()
+        places, device = [names.index(name) for name in ratios], list(ratios.values())
+        trained = {
+            row.name: np.nan if row.trained_sqnr is None else row.trained_sqnr for row in outcome.report.operators
+        }
         axes.plot(device, places, color=color, linestyle=line, marker="o", markersize=4, label=f"{title}, device")
-        axes.plot(trained, places, color=INK, linestyle="", marker="x", markersize=5)
-        texts = [f"{title}, {name}: {ratio:.1f} dB" for name, ratio in zip(rows, device, strict=True)]
-        _tips(axes, device, places, texts)
-    axes.plot([], [], color=INK, linestyle="", marker="x", label="in training")
+        axes.plot([trained[name] for name in ratios], places, "x", color=INK, markersize=5)
+        _tips(axes, device, places, [f"{title}, {name}: {ratio:.1f} dB" for name, ratio in ratios.items()])
+    axes.plot([], [], "x", color=INK, label="in training")
     axes.set_xlabel("signal to noise in dB")
     axes.set_yticks(range(len(names)), [_tail(name) for name in names], fontsize=10)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)

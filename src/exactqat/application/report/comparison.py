@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...kit.display import shortened
+from ..job import files
+from ..job.checkpoints import OBJECT, SHARE, TEXT, WHOLE, check_fields, list_of
+from ..job.settings import PRECISION, option_of, option_value
+from ..job.store import read_job
 from .luck import NOTE, paired
-from .text import option_of, option_value, shortened
-
-HEADER = ("network", "job", "accuracy", "to the first", "bytes", "simulation", "training")
+from .page import Table
 
 
 @dataclass(frozen=True)
@@ -47,24 +52,61 @@ class FinishedJob:
     networks: Mapping[str, Delivered]
 
 
-def differing_settings(jobs: Sequence[FinishedJob]) -> list[list[str]]:
+def read(directory: Path) -> FinishedJob:
+    """The finished job in a directory.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is none.
+        ValueError: it is unfinished, or its files are damaged; the message says which.
+    """
+    settings, images, _ = read_job(directory)
+    path = directory / "metrics.json"
+    if not path.exists():
+        raise ValueError(f"{directory} contains an unfinished job, which has no figures to compare: continue it first")
+    content = check_fields(files.read_json(path), path, {"float": OBJECT, "networks": OBJECT})
+    labels = content.get("labels")
+    if not isinstance(labels, list) or not labels or any(type(label) is not int for label in labels):
+        raise ValueError(f"{path}: labels must be a list of whole numbers, at least one")
+    answers = {"answers": list_of(len(labels), "whole numbers", int)}
+
+    def right(network: Mapping[str, Any]) -> np.ndarray:
+        return np.array(network["answers"], dtype=object) == np.array(labels, dtype=object)
+
+    held = check_fields(content["float"], f"{path}: float", {"test_accuracy": SHARE} | answers)
+    networks = {"float32": Delivered(held["test_accuracy"], right(held))}
+    figures = ("file_bytes", "values_differing", "training_differing")
+    for precision, methods in content["networks"].items():
+        where = f"{path}: networks.{shortened(precision, 20)}"
+        if not re.fullmatch(PRECISION, precision):
+            raise ValueError(f"{where} is not a precision such as w8a8")
+        name = check_fields(methods, where, {"chosen": TEXT})["chosen"]
+        kinds = {"device_accuracy": SHARE} | answers | dict.fromkeys(figures, WHOLE)
+        chosen = check_fields(methods.get(name), where, kinds)
+        networks[precision] = Delivered(
+            chosen["device_accuracy"], right(chosen), tuple(chosen[figure] for figure in figures)
+        )
+    return FinishedJob(str(directory), settings, images, networks)
+
+
+def settings_table(jobs: Sequence[FinishedJob]) -> Table:
     """A row for each setting in which they differ: its option, then each job's value."""
-    rows = []
+    table = Table("Settings that differ", ["setting", *(job.name for job in jobs)], 1)
     for name in dict.fromkeys(name for job in jobs for name in job.settings):
         values = [job.settings.get(name) for job in jobs]
         if any(value != values[0] for value in values):
             written = ["–" if value is None else shortened(option_value(value), 120) for value in values]
-            rows.append([shortened(option_of(name), 40), *written])
-    return rows
+            table.add(shortened(option_of(name), 40), *written)
+    return table
 
 
-def rows(jobs: Sequence[FinishedJob]) -> list[list[str]]:
-    """A row for each network of each job, as HEADER names its cells; the same network from all jobs together. The last
-    two are integers that differ."""
-    table = []
+def network_table(jobs: Sequence[FinishedJob]) -> Table:
+    """A row for each network of each job; the same network from all jobs together. The last two columns are integers
+    that differ."""
+    header = ("network", "job", "accuracy", "to the first", "bytes", "simulation", "training")
+    table = Table("Delivered networks, on the device", header, 2)
     for name in dict.fromkeys(name for job in jobs for name in job.networks):
-        first = next(job for job in jobs if name in job.networks)
-        for job in [job for job in jobs if name in job.networks]:
+        first, *others = [job for job in jobs if name in job.networks]
+        for job in (first, *others):
             network, other, difference = job.networks[name], first.networks[name], "–"
             if job is not first and job.images == first.images:
                 difference = paired(network.right, other.right).in_short()
@@ -72,7 +114,7 @@ def rows(jobs: Sequence[FinishedJob]) -> list[list[str]]:
                 difference = f"{100 * (network.accuracy - other.accuracy):+.1f}, not known"
             figures = ["–" if figure is None else f"{figure:,}" for figure in network.figures]
             shown = name if name == "float32" else name.upper()
-            table.append([shown, job.name, f"{network.accuracy:.1%}", difference, *figures])
+            table.add(shown, job.name, f"{network.accuracy:.1%}", difference, *figures)
     return table
 
 

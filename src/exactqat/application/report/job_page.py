@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DIR/report.html: a report on the job in one file, with all pictures, for readers who did not run it.
 
-The page is `templates/job.html`; here is what it shows.
+The page is `templates/job.html`; here are the tables and pictures that it shows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ...deploy.simulate import PROFILES, unclaimed
 from ...kit.device.profile import that_run
+from ...kit.display import shortened
 from ...qat.train.core.steps import WeightedStep
+from ..job.results import Outcome, Results
 from . import charts, findings
 from .page import Cell, Table, differing, render
-from .results import Outcome, Results
-from .text import shortened
 
 # Beyond this many classes a table of mistakes replaces the matrix, which would be unreadable.
 MATRIX_CLASSES = 20
@@ -40,34 +40,33 @@ def written(results: Results) -> str:
 
 
 def _page(results: Results) -> str:
-    dataset, settings = results.dataset, results.settings
-    best = [results.chosen(precision) for precision in settings.precisions]
-    trained = [outcome.report for outcome in results.outcomes if outcome.method.trained and outcome.report is not None]
-    of_weights, of_activations = (sorted(set(bits), reverse=True) for bits in zip(*settings.widths, strict=True))
+    best = results.delivered
+    footprints = [outcome.footprint for outcome in best if outcome.footprint is not None]
+    of_weights, of_activations = (
+        sorted(set(bits), reverse=True) for bits in zip(*results.settings.widths, strict=True)
+    )
     return render(
         "job.html",
-        title=f"exactqat: {dataset.name}",
+        title=f"exactqat: {results.dataset.name}",
         results=results,
-        dataset=dataset,
-        settings=settings,
-        noun=dataset.noun,
+        dataset=results.dataset,
+        settings=results.settings,
+        noun=results.dataset.noun,
         best=best,
         profiles=PROFILES,
         findings=findings,
         charts=charts,
         sizes=charts.sizes(results),
-        learned=findings.learned(dataset, results.float_test_accuracy),
-        closing=findings.closing_sentences(results),
-        guess=findings.chance(dataset.test),
-        rounding=(sum(report.training_differing for report in trained), sum(r.training_values for r in trained)),
+        guess=findings.chance(results.dataset.test),
+        rounding=[outcome.report for outcome in results.outcomes if outcome.method.trained],
         weight_bits=_listed(of_weights),
-        weight_codes=_listed([2**bits - 1 for bits in of_weights]),
+        weight_codes=_listed(2**bits - 1 for bits in of_weights),
         activation_bits=_listed(of_activations),
-        activation_codes=_listed([2**bits for bits in of_activations]),
-        fit=[shortened(sentence, 4 * WRITTEN_LENGTH) for sentence in (results.fit.sentences if results.fit else ())],
-        result_table=_result_table(results),
-        width_table=_width_table(results),
-        devices=_devices(results, best),
+        activation_codes=_listed(2**bits for bits in of_activations),
+        fit=[shortened(text, 4 * WRITTEN_LENGTH) for text in (results.fit.sentences if results.fit else ())],
+        result_table=result_table(results),
+        width_table=width_table(results),
+        devices=_devices(results),
         weakest=[_weakest(outcome) for outcome in best],
         class_table=_class_table(results),
         matrices=_confusions(results, best),
@@ -77,53 +76,68 @@ def _page(results: Results) -> str:
             for side in (best[0].graph.signature.inputs, best[0].graph.signature.outputs)
         ],
         footprint_tables=_footprint_tables(best),
-        not_measured=dict.fromkeys(each.why_not for o in best if (each := o.footprint) is not None and each.why_not),
-        claims=_claims(best),
-        layers=[
-            (outcome.precision.upper(), len(outcome.graph.operators), _layer_table(outcome)) for outcome in best
-        ],
+        not_measured=dict.fromkeys(footprint.why_not for footprint in footprints if footprint.why_not),
+        claims=[(PROFILES[device].title, device, _claim(best, device)) for device in that_run(".tflite")],
+        layers=[(o.precision.upper(), len(o.graph.operators), _layer_table(o)) for o in best],
         shifted=any(operator.kind == "QUANTIZE" for outcome in best for operator in outcome.graph.operators),
-    )  # fmt: skip
+    )
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _listed(numbers: Iterable[int]) -> str:
     """As in a sentence."""
     *first, last = map(str, numbers)
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _result_table(results: Results) -> Table:
+def result_table(results: Results) -> Table:
     header = (
         "network", "method", "accuracy on the device", "points to float", "file and simulation differ",
         "device and training differ",
     )  # fmt: skip
     table = Table(f"Every network on {len(results.dataset.test):,} test {results.dataset.noun}s", header, 2, "stack")
-    for row in findings.rows(results):
+    share = results.float_test_accuracy
+    accuracy = Cell(f"{share:.1%}", f"in PyTorch {share:.2%}")
+    table.add(Cell("float32", f"{results.float_bytes:,} bytes"), "float training", accuracy, *[Cell("–")] * 3)
+    for outcome in results.outcomes:
+        report, pair = outcome.report, findings.beside_float(results, outcome)
+        delivered = outcome is results.chosen(outcome.precision)
+        method = outcome.method.title + (" ★" if delivered else "")
         table.add(
-            Cell(row.title, f"{row.file_bytes or row.packed_parameter_bytes:,} bytes"),
-            row.method + (" ★" if row.delivered else ""),
-            Cell(f"{row.accuracy:.1%}", f"in PyTorch {row.pytorch_accuracy:.2%}"),
-            Cell("–") if row.paired is None else Cell(row.paired.points(), row.paired.verdict()),
-            differing(row.differing, row.compared),
-            differing(row.training_differing, row.training_compared),
-            marked=row.delivered,
+            Cell(outcome.precision.upper(), f"{outcome.file_bytes:,} bytes"),
+            Cell(method, short=method.replace(" ranges", "")),
+            Cell(f"{outcome.device_accuracy:.1%}", f"in PyTorch {outcome.test_accuracy:.2%}"),
+            Cell(pair.points(), pair.verdict(), short=pair.in_short()),
+            differing(report.differing, report.values),
+            differing(report.training_differing, report.training_values),
+            marked=delivered,
         )
     return table
 
 
-def _width_table(results: Results) -> Table:
-    caption = "The delivered networks: accuracy, and bytes on the device"
-    return Table(caption, findings.WIDTHS_HEADER, 1, "stack", [(False, row) for row in findings.width_rows(results)])
+def width_table(results: Results) -> Table:
+    header = (
+        "network", "in PyTorch", "on the device", "points to float", "difference", "packed bytes", "file bytes",
+        "compressed",
+    )  # fmt: skip
+    table = Table("The delivered networks: accuracy, and bytes on the device", header, 1, "stack")
+    packed = f"{results.float_bytes:,}"
+    table.add("float32", f"{results.float_test_accuracy:.1%}", "–", "–", "–", packed, "–", "–")
+    for outcome in results.delivered:
+        pair, sizes = findings.beside_float(results, outcome), (outcome.file_bytes, outcome.compressed_bytes)
+        accuracies = f"{outcome.test_accuracy:.1%}", f"{outcome.device_accuracy:.1%}"
+        size_texts = (f"{size:,}" for size in (findings.packed_bytes(outcome), *sizes))
+        table.add(outcome.precision.upper(), *accuracies, pair.points(), pair.verdict(), *size_texts)
+    return table
 
 
-def _devices(results: Results, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _devices(results: Results) -> list[dict[str, Any]]:
     """What every device computes for the delivered networks, compared with training; the job's own device first."""
-    shown = []
-    own = results.settings.device
-    for device in sorted({name: None for o in outcomes for name in o.elsewhere}, key=lambda name: name != own):
+    shown, own = [], results.settings.device
+    names = dict.fromkeys(name for outcome in results.delivered for name in outcome.elsewhere)
+    for device in sorted(names, key=lambda name: name != own):
         header = ("network", "computes", "integers that differ from training", "logits that differ", "answers changed")
         table, tests = Table("", header, 2, "stack wrap"), 0
-        for outcome in outcomes:
+        for outcome in results.delivered:
             beside, network = outcome.elsewhere.get(device), outcome.precision.upper()
             if isinstance(beside, str):
                 table.add(network, f"not simulated: {beside}", "–", "–", "–")
@@ -136,15 +150,13 @@ def _devices(results: Results, outcomes: Sequence[Outcome]) -> list[dict[str, An
                     differing(beside.logits.differing, beside.logits.values),
                     Cell(f"{beside.answers_differing:,}", f"accuracy {beside.device_accuracy:.2%}"),
                 )
-        table.caption = (
-            f"{device} ({PROFILES[device].title}): the delivered networks on the first {tests:,} test "
-            f"{results.dataset.noun}s"
-        )
+        named = f"{device} ({PROFILES[device].title})"
+        table.caption = f"{named}: the delivered networks on the first {tests:,} test {results.dataset.noun}s"
         shown.append({"name": device, "own": device == own, "table": table})
     return shown
 
 
-def _footprint_tables(outcomes: Sequence[Outcome]) -> list[Table]:
+def _footprint_tables(outcomes: Iterable[Outcome]) -> list[Table]:
     """What the delivered networks need on a microcontroller, and what the bytes of their files contain."""
     footprints = {outcome.precision.upper(): outcome.footprint for outcome in outcomes if outcome.footprint is not None}
     kinds = list(dict.fromkeys(kind for footprint in footprints.values() for kind in footprint.parts))
@@ -160,19 +172,13 @@ def _footprint_tables(outcomes: Sequence[Outcome]) -> list[Table]:
     return [needs, parts]
 
 
-def _claims(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
-    """For each device its title, its name, and whether files are claimed to run there as simulated, or which operators
-    prevent that."""
-    claims = []
-    for device in that_run(".tflite"):
-        missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
-        claim = f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
-        claims.append((PROFILES[device].title, device, claim))
-    return claims
+def _claim(outcomes: Iterable[Outcome], device: str) -> str:
+    """Whether files are claimed to run on a device as simulated, or which operators prevent that."""
+    missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
+    return f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
 
 
 def _layer_table(outcome: Outcome) -> Table:
-    assert outcome.report is not None
     header = (
         "layer", "operator", "integers that differ", "result", "bits of weights / result", "scale, zero point",
         "multiply-adds", "dB trained / device",
@@ -191,6 +197,7 @@ def _layer_table(outcome: Outcome) -> Table:
             scales = f"{scale.min():.2g} … {scale.max():.2g}"
         result_bits = "–" if layer is None else str(layer.output_quantizer.bits)
         comparison, count = compared[name], int(summary["multiply_accumulates"])
+        ratios = (comparison.trained_sqnr, comparison.device_sqnr)
         table.add(
             name,
             operator.kind + (f", {activation.lower()}" if activation in ("RELU", "RELU6") else ""),
@@ -199,7 +206,7 @@ def _layer_table(outcome: Outcome) -> Table:
             f"{weight_bits} / {result_bits}",
             Cell(f"{float(summary['scale']):.4g}, {summary['zero_point']}", f"scales of weights: {scales}"),
             Cell(f"{count:,}", f"{count / max(work, 1):.1%}"),
-            f"{_decibels(comparison.trained_sqnr)} / {_decibels(comparison.device_sqnr)}",
+            " / ".join("–" if ratio is None else f"{ratio:.1f}" for ratio in ratios),
         )
     whole = outcome.report.outputs[0]
     equal = differing(whole.differing, whole.values)
@@ -207,31 +214,23 @@ def _layer_table(outcome: Outcome) -> Table:
     return table
 
 
-def _decibels(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.1f}"
-
-
 def _weakest(outcome: Outcome) -> tuple[str, str, str]:
     """The network, the layer in which the signal-to-noise ratio falls most from its operands to its result (empty:
     nothing has noise), and by how much."""
     rows = charts.noise_by_layer(outcome)
     # Ratios of all tensors; an operator that merely moves codes passes on its operand's.
-    ratios = {name: row.device_sqnr for name, row in rows.items() if row.device_sqnr is not None}
-    falls: dict[str, float] = {}
+    ratios, falls = dict(rows), dict[str, float]()
     for operator in outcome.graph.operators:
         name = operator.outputs[0]
         before = min((ratios[source] for source in operator.inputs if source in ratios), default=None)
-        if before is None:
-            continue
-        if name in rows:
-            falls[name] = before - ratios[name]
-        else:
+        if before is not None and name in rows:
+            falls[name] = before - rows[name]
+        elif before is not None:
             ratios[name] = before
     if not falls:
         return outcome.precision.upper(), "", ""
-    worst = max(falls, key=lambda name: falls[name])
-    last = rows.get(outcome.graph.outputs[0])
-    logits = f"; the logits end at {last.device_sqnr:.1f} dB" if last is not None else ""
+    worst, last = max(falls, key=lambda name: falls[name]), rows.get(outcome.graph.outputs[0])
+    logits = "" if last is None else f"; the logits end at {last:.1f} dB"
     return outcome.precision.upper(), worst, f"{falls[worst]:.1f} dB to {ratios[worst]:.1f} dB{logits}"
 
 
@@ -251,12 +250,11 @@ def _class_table(results: Results) -> Table:
 
 
 def _mistakes(results: Results) -> dict[str, Any]:
-    """How many test images are misclassified, and the first of them: those that most networks get wrong."""
-    mistaken = findings.mistaken(results)
-    part, names = results.dataset.test, results.dataset.class_names
+    """The misclassified test images, and what each network answered."""
+    mistaken, part, names = findings.mistaken(results), results.dataset.test, results.dataset.class_names
     shown = []
     for image in mistaken[:SHOWN_IMAGES]:
-        truth = names[part.labels[image]]
+        truth = names[int(part.labels[image])]
         networks: dict[str, list[str]] = {}
         for network, answer in findings.answers_to(results, image).items():
             if answer != truth:
@@ -284,25 +282,22 @@ def _picture_of(image: Tensor, value_range: tuple[float, float]) -> tuple[str, b
     # Two channels have no natural colors; of four, the last is not a color.
     drawn = Image.fromarray(codes[:3].transpose(1, 2, 0) if len(codes) > 2 else codes[0])
     side = max(drawn.size)
-    if side > 2 * IMAGE_SIDE:
-        drawn.thumbnail((2 * IMAGE_SIDE, 2 * IMAGE_SIDE))
+    drawn.thumbnail((2 * IMAGE_SIDE, 2 * IMAGE_SIDE))
     buffer = io.BytesIO()
     drawn.save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", side < IMAGE_SIDE
 
 
-def _confusions(results: Results, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _confusions(results: Results, outcomes: Iterable[Outcome]) -> dict[str, Any]:
     """For each network how often each class got each answer; beyond MATRIX_CLASSES the most frequent mistakes."""
     labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
     if len(names) > MATRIX_CLASSES:
-        mistakes: Counter[tuple[int, int]] = Counter()
-        for outcome in outcomes:
-            pairs = zip(labels, outcome.device_predictions, strict=True)
-            mistakes.update((int(truth), int(answer)) for truth, answer in pairs if truth != answer)
+        pairs = (pair for o in outcomes for pair in zip(labels.tolist(), o.device_predictions.tolist(), strict=True))
+        mistakes = Counter(pair for pair in pairs if pair[0] != pair[1])
         caption = "The most frequent mistakes of the delivered networks together, on the device"
         table = Table(caption, ("true class", "the network's answer", "times"), 2)
-        for (truth, answer), count in mistakes.most_common(15):
-            table.add(*(shortened(names[code], WRITTEN_LENGTH) for code in (truth, answer)), f"{count}")
+        for pair, count in mistakes.most_common(15):
+            table.add(*(shortened(names[code], WRITTEN_LENGTH) for code in pair), f"{count}")
         return {"table": table, "networks": []}
     answers = {f"{outcome.precision.upper()}, device": outcome.device_predictions for outcome in outcomes}
     matrices = []

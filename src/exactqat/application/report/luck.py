@@ -51,14 +51,13 @@ class Paired:
         """The difference in percentage points, and its interval."""
         if not self.gained + self.lost:
             return "0.0"
-        low, high = (round(100 * end, 1) + 0.0 for end in (self.low, self.high))
-        return f"{round(100 * self.difference, 1) + 0.0:+.1f} ({low:+.1f} to {high:+.1f})"
+        points = (round(100 * share, 1) + 0.0 for share in (self.difference, self.low, self.high))
+        return "{:+.1f} ({:+.1f} to {:+.1f})".format(*points)
 
     def verdict(self) -> str:
         """Whether it may be chance, in a few words for a table."""
-        if not self.gained + self.lost:
-            return "none"
-        return f"{'may be chance' if self.may_be_luck else 'not chance'}, {self.probability()}"
+        luck = "may be chance" if self.may_be_luck else "not chance"
+        return f"{luck}, {self.probability()}" if self.gained + self.lost else "none"
 
     def in_short(self) -> str:
         """The difference in percentage points, and p."""

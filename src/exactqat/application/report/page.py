@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single-file pages from the templates in `templates/`, light or dark by the reader's preference, from a phone's screen
-up. Names from others are escaped."""
+"""Tables for pages and terminals, and single-file pages from the templates in `templates/`, light or dark by the
+reader's preference, from a phone's screen up. Names from others are escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .text import printable
+from ...kit.display import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,16 +53,18 @@ class Cell:
     Attributes:
         hover: what is shown next to the pointer.
         tone: "good" or "bad"; empty: neither.
+        short: the text on a terminal, where columns are few; empty: the same.
     """
 
     text: str
     hover: str = ""
     tone: str = ""
+    short: str = ""
 
 
 @dataclass
 class Table:
-    """A table of a page.
+    """A table of a page or a terminal.
 
     Attributes:
         caption: what it shows.
@@ -85,7 +87,8 @@ def differing(count: int | None, values: int | None) -> Cell:
     """How many of the compared integers differ, with a tick if none does; a dash if none was compared."""
     if count is None or not values:
         return Cell("–")
-    return Cell(f"{CROSS if count else TICK} {count:,} of {values:,}", tone="bad" if count else "good")
+    text = f"{CROSS if count else TICK} {count:,} of {values:,}"
+    return Cell(text, tone="bad" if count else "good", short=f"{count:,}")
 
 
 @functools.cache

@@ -1,84 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's findings, as pages and tables show them and as metrics.json records them."""
+"""What a job works on and finds out, as its pages, its tables and metrics.json show it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .luck import Paired, paired
+from .settings import Method, Settings
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from ...deploy.comparison import Comparison, Report
     from ...deploy.footprint import Footprint
     from ...deploy.graph import Graph
-    from ...qat import PreparedModel, RangePolicy, Rule
+    from ...qat import PreparedModel, Rule
+    from .images import Images
+    from .weights import Fit
 
 # Images whose content is hashed at a time.
 FINGERPRINT_BATCH = 256
 
 
 @dataclass(frozen=True)
-class Mark:
-    """What a benchmark requires of a network on its device.
+class Progress:
+    """How a job reports what it does. total(n): all its training steps; begin(text): a new piece of work; advance(n): n
+    more training steps are done; skip(n): n steps were done in an earlier run, or are skipped, so they take no time;
+    epoch(training, history, n): one more of a training's n epochs is done, or those done earlier; say(text): a sentence
+    that the user should read; compared(n, m): n of the m comparisons of a file are done; read(dataset)."""
 
-    Attributes:
-        title: of the benchmark.
-        least: the lowest accuracy on the test images.
-    """
-
-    title: str
-    least: float
-
-
-class Asked(Protocol):
-    """What a page shows of a job's settings; `exactqat.application.job.Settings` is one."""
-
-    @property
-    def out(self) -> Path: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def precisions(self) -> Mapping[str, tuple[int, int]]: ...
-    @property
-    def widths(self) -> Sequence[tuple[int, int]]: ...
-    @property
-    def mark(self) -> Mark | None: ...
-    def training_sentences(self) -> list[str]: ...
-    def commands(self) -> tuple[str, ...]: ...
-    def stored(self) -> dict[str, Any]: ...
-
-
-class Fit(Protocol):
-    """What a network took from a file of weights; `exactqat.application.job.weights.Fit` is one."""
-
-    @property
-    def digest(self) -> str: ...
-    @property
-    def sentences(self) -> Sequence[str]: ...
-
-
-class Images(Protocol):
-    """Images, float32 [n, channels, height, width]: a tensor, or what reads them from disk when they are indexed."""
-
-    @property
-    def shape(self) -> torch.Size: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any, /) -> Tensor: ...
-    def split(self, size: int, /) -> Iterable[Tensor]: ...
-    def numpy(self) -> np.ndarray: ...
+    total: Callable[[int], object] = lambda steps: None
+    begin: Callable[[str], object] = lambda text: None
+    advance: Callable[[int], object] = lambda steps: None
+    skip: Callable[[int], object] = lambda steps: None
+    epoch: Callable[[str, History, int], object] = lambda name, history, epochs: None
+    say: Callable[[str], object] = lambda text: None
+    compared: Callable[[int, int], None] = lambda done, all: None
+    read: Callable[[Dataset], object] = lambda dataset: None
 
 
 @dataclass(frozen=True)
@@ -86,7 +48,7 @@ class Split:
     """images: float32 [n, channels, height, width]; labels: int64 [n]; names: of the images' files, below the data's
     folder, if they have any."""
 
-    images: Images
+    images: Images | Tensor
     labels: Tensor
     names: tuple[str, ...] = ()
 
@@ -157,12 +119,12 @@ class Beside:
     @property
     def differing(self) -> int:
         """Stored integers that differ from training's."""
-        return sum(each.differing for each in self.tensors)
+        return sum(tensor.differing for tensor in self.tensors)
 
     @property
     def values(self) -> int:
         """Stored integers compared."""
-        return sum(each.values for each in self.tensors)
+        return sum(tensor.values for tensor in self.tensors)
 
     @property
     def trained_accuracy(self) -> float:
@@ -187,15 +149,10 @@ class Beside:
 
     def accuracies(self) -> str:
         """A clause on the answers."""
-        images = len(self.labels)
-        changed = (
-            f"{self.answers_differing:,} of {images:,} answers change"
-            if self.answers_differing
-            else "no answer changes"
-        )
+        images, changed = len(self.labels), self.answers_differing
         return (
             f"accuracy on {images:,} test images {self.device_accuracy:.1%}, in training {self.trained_accuracy:.1%}, "
-            f"{changed}"
+            + (f"{changed:,} of {images:,} answers change" if changed else "no answer changes")
         )
 
     def stored(self) -> dict[str, Any]:
@@ -210,25 +167,6 @@ class Beside:
             "accuracy": self.device_accuracy,
             "trained_accuracy": self.trained_accuracy,
         }
-
-
-@dataclass(frozen=True)
-class Method:
-    """One way to quantize: with training or without, and where activation ranges come from.
-
-    searched: by `tune.search`, which starts from such ranges.
-    """
-
-    name: str
-    title: str
-    ranges: RangePolicy
-    trained: bool
-    searched: bool = False
-
-    @property
-    def delivered(self) -> bool:
-        """Whether a network made this way can be delivered; others are baselines."""
-        return self.trained or self.searched
 
 
 @dataclass
@@ -252,13 +190,20 @@ class Outcome:
     validation_accuracy: float
     validation_loss: float
     test_accuracy: float
-    device_accuracy: float = 0.0
-    device_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    file_bytes: int = 0
-    compressed_bytes: int = 0
-    report: Report | None = None
+    report: Report
+    device_accuracy: float
+    device_predictions: np.ndarray
+    file_bytes: int
+    compressed_bytes: int
     footprint: Footprint | None = None
     elsewhere: dict[str, Beside | str] = field(default_factory=dict)
+
+
+class Compared(NamedTuple):
+    """How many integers were compared, and how many of them differ."""
+
+    values: int
+    differing: int
 
 
 @dataclass
@@ -270,19 +215,19 @@ class Results:
     every test image, [n].
     """
 
-    settings: Asked
+    settings: Settings
     dataset: Dataset
     float_model: nn.Module
     float_history: History
     float_validation_accuracy: float
     float_test_accuracy: float
     float_bytes: int
-    outcomes: list[Outcome]
+    float_predictions: np.ndarray
+    outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
     resumed: bool = False
     runs: int = 1
     fit: Fit | None = None
-    float_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def of(self, precision: str) -> list[Outcome]:
         """The outcomes of one precision, in the order of METHODS."""
@@ -293,48 +238,34 @@ class Results:
         return min((o for o in self.of(precision) if o.method.delivered), key=lambda outcome: outcome.validation_loss)
 
     @property
-    def reports(self) -> list[Report]:
-        """Of all networks that were compared."""
-        return [outcome.report for outcome in self.outcomes if outcome.report is not None]
+    def delivered(self) -> list[Outcome]:
+        return [self.chosen(precision) for precision in self.settings.precisions]
 
     @property
-    def values_compared(self) -> int:
-        """Integers compared between simulation and runtime, over all networks."""
-        return sum(report.values for report in self.reports)
+    def simulation(self) -> Compared:
+        """The files on the runtime with their simulation, over all networks."""
+        reports = [outcome.report for outcome in self.outcomes]
+        return Compared(sum(report.values for report in reports), sum(report.differing for report in reports))
 
     @property
-    def values_differing(self) -> int:
-        """How many of them differ."""
-        return sum(report.differing for report in self.reports)
+    def training(self) -> Compared:
+        """The device that was trained for with training, over all networks."""
+        reports = [outcome.report for outcome in self.outcomes]
+        return Compared(sum(r.training_values for r in reports), sum(r.training_differing for r in reports))
 
     @property
-    def training_values(self) -> int:
-        """Integers of the device that was trained for, compared with training's, over all networks."""
-        return sum(report.training_values for report in self.reports)
-
-    @property
-    def training_differing(self) -> int:
-        """How many of them differ."""
-        return sum(report.training_differing for report in self.reports)
-
-    @property
-    def predictions(self) -> tuple[int, int]:
-        """How many integers of the files, fed with the user's images, differ from the models' own, and how many were
-        compared; 0 of 0 if the runtime is not that of the device."""
-        rows = [row for report in self.reports for row in report.predictions]
-        return sum(row.differing for row in rows), sum(row.values for row in rows)
+    def predictions(self) -> Compared:
+        """The files, fed with the user's images, with the models' own; nothing if the runtime is not the device's."""
+        rows = [row for outcome in self.outcomes for row in outcome.report.predictions]
+        return Compared(sum(row.values for row in rows), sum(row.differing for row in rows))
 
     @property
     def equal(self) -> bool:
         """Whether every file runs as simulated, and the device computes what was trained."""
-        return all(report.equal for report in self.reports)
+        return all(outcome.report.equal for outcome in self.outcomes)
 
     @property
     def ran_as(self) -> str:
         """The profile whose runtime ran the files: the device's own if this machine has it."""
-        return self.reports[0].ran_as or self.reports[0].profile
-
-    def beside_float(self, answers: np.ndarray) -> Paired:
-        """A network's answers to the test images compared with the float network's, image by image."""
-        labels = self.dataset.test.labels.numpy()
-        return paired(answers == labels, self.float_predictions == labels)
+        report = self.outcomes[0].report
+        return report.ran_as or report.profile

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DIR/metrics.json: all figures of a job."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..job import files
+from ..job.results import Outcome, Results
+from . import findings
+
+
+def metrics(results: Results) -> dict[str, Any]:
+    """What DIR/metrics.json holds."""
+    dataset, settings = results.dataset, results.settings
+    return {
+        "data": {
+            "name": dataset.name,
+            **{part: len(getattr(dataset, part)) for part in ("train", "validation", "test")},
+            "classes": list(dataset.class_names),
+            "skipped": list(dataset.skipped),
+        },
+        "settings": settings.stored(),
+        "device": settings.device,
+        "ran_as": results.ran_as,
+        "seconds": round(results.seconds, 2),
+        "resumed": results.resumed,
+        "runs": results.runs,
+        "recipe": [{"passes": passes, "sentence": sentence} for passes, sentence in findings.passing(results)],
+        "weights": results.fit and {"digest": results.fit.digest, "sentences": list(results.fit.sentences)},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "numpy", "ai-edge-litert")},
+        },
+        "float": {
+            "validation_accuracy": results.float_validation_accuracy,
+            "test_accuracy": results.float_test_accuracy,
+            "answers": results.float_predictions.tolist(),
+            "parameter_bytes": results.float_bytes,
+            "history": asdict(results.float_history),
+        },
+        "networks": {
+            precision: {
+                "chosen": results.chosen(precision).method.name,
+                **{outcome.method.name: _network(results, outcome) for outcome in results.of(precision)},
+            }
+            for precision in settings.precisions
+        },
+        "widths": [_width(results, outcome) for outcome in (None, *results.delivered)],
+        "values_compared": results.simulation.values,
+        "values_differing": results.simulation.differing,
+        "training_values": results.training.values,
+        "training_differing": results.training.differing,
+        "labels": dataset.test.labels.tolist(),
+        "guessing": findings.chance(dataset.test),
+        "warnings": findings.warnings_on(results),
+        "classes": findings.per_class(results),
+        "mistakes": findings.mistakes(results),
+    }
+
+
+def _network(results: Results, outcome: Outcome) -> dict[str, Any]:
+    report, beside = outcome.report, findings.beside_float(results, outcome)
+    logits_differing, logits = report.outputs_beside_training
+    devices = {
+        device: {"not_simulated": beside} if isinstance(beside, str) else beside.stored()
+        for device, beside in outcome.elsewhere.items()
+    }
+    # A row for each operator and for the whole network, with its multiply-adds for one image.
+    work = [int(row["multiply_accumulates"]) for row in outcome.graph.summary()]
+    rows = zip(report.table(), work + [sum(work)] * len(report.outputs), strict=False)
+    return {
+        **({} if outcome.footprint is None else {"footprint": asdict(outcome.footprint)}),
+        **({"devices": devices} if devices else {}),
+        "title": outcome.method.title,
+        "validation_accuracy": outcome.validation_accuracy,
+        "validation_loss": outcome.validation_loss,
+        "test_accuracy": outcome.test_accuracy,
+        "device_accuracy": outcome.device_accuracy,
+        "file_bytes": outcome.file_bytes,
+        "compressed_file_bytes": outcome.compressed_bytes,
+        "values_compared": report.values,
+        "values_differing": report.differing,
+        "predictions_values": sum(row.values for row in report.predictions),
+        "predictions_differing": report.predictions_differing,
+        "training_values": report.training_values,
+        "training_differing": report.training_differing,
+        "training_logits": logits,
+        "training_logits_differing": logits_differing,
+        "beside_float": asdict(beside) | {"may_be_luck": beside.may_be_luck},
+        "answers": outcome.device_predictions.tolist(),
+        "packed_parameter_bytes": findings.packed_bytes(outcome),
+        "layers": [{**row, "multiply_accumulates": count} for row, count in rows],
+        "history": asdict(outcome.history) if outcome.history else None,
+    }
+
+
+def _width(results: Results, outcome: Outcome | None) -> dict[str, Any]:
+    """A delivered network, or the float network, by its size and accuracy; None where something does not apply."""
+    row: dict[str, Any] = {
+        "network": "float32",
+        "method": "float training",
+        "weight_bits": 32,
+        "activation_bits": 32,
+        "pytorch_accuracy": results.float_test_accuracy,
+        "packed_parameter_bytes": results.float_bytes,
+        "device_accuracy": None,
+        "lost": 0.0,
+        **dict.fromkeys(("file_bytes", "compressed_file_bytes", "flash_bytes", "differing", "compared")),
+        **dict.fromkeys(("training_differing", "training_compared", "paired")),
+        "delivered": False,
+    }
+    if outcome is None:
+        return row
+    bits, report = results.settings.precisions[outcome.precision], outcome.report
+    return row | {
+        "network": outcome.precision,
+        "method": outcome.method.title,
+        "weight_bits": bits[0],
+        "activation_bits": bits[1],
+        "pytorch_accuracy": outcome.test_accuracy,
+        "packed_parameter_bytes": findings.packed_bytes(outcome),
+        "device_accuracy": outcome.device_accuracy,
+        "lost": results.float_test_accuracy - outcome.device_accuracy,
+        "file_bytes": outcome.file_bytes,
+        "compressed_file_bytes": outcome.compressed_bytes,
+        "flash_bytes": None if outcome.footprint is None else outcome.footprint.flash_bytes,
+        "differing": report.differing,
+        "compared": report.values,
+        "training_differing": report.training_differing,
+        "training_compared": report.training_values,
+        "paired": asdict(findings.beside_float(results, outcome)),
+        "delivered": True,
+    }
+
+
+def write_metrics(results: Results) -> Path:
+    """Writes DIR/metrics.json and returns its path."""
+    path = results.settings.out / "metrics.json"
+    text = json.dumps(metrics(results), indent=2)
+    # Long lists of numbers, such as the answers, would hide everything else at one per line. Strings hold no line
+    # breaks.
+    text = re.sub(r"\[\n\s+-?\d+(,\n\s+-?\d+)*\n\s*\]", lambda match: re.sub(r"\n\s*", "", match[0]), text)
+    files.write_atomically(path, (text + "\n").encode())
+    return path
+
+
+def write_report(results: Results) -> Path:
+    """Writes DIR/report.html and returns its path."""
+    from . import job_page
+
+    path = results.settings.out / "report.html"
+    files.write_atomically(path, job_page.written(results).encode("utf-8", "backslashreplace"))
+    return path
