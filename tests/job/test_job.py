@@ -37,6 +37,7 @@ from sklearn.datasets import load_digits  # noqa: E402
 from exactqat import cli  # noqa: E402
 from exactqat.application.job import augmentation, beside, data, files, pipeline, restored, training  # noqa: E402
 from exactqat.application.job.models import NETWORKS  # noqa: E402
+from exactqat.application.job.results import Compared  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.application.report import charts, findings, metrics  # noqa: E402
 from exactqat.application.report import job_page as report  # noqa: E402
@@ -378,8 +379,8 @@ def test_a_job_for_another_device(tmp_path: Path) -> None:
         assert outcome.model.profile == "micro" and outcome.report.trained_for == "micro"
         assert outcome.report.training_differing == 0 < outcome.report.training_values
         assert outcome.test_accuracy == pytest.approx(outcome.device_accuracy)
-    network, checkpoint = restored.restore(tmp_path / "w4a8" / "checkpoint.pt")
-    assert network.profile == checkpoint["profile"] == "micro"
+    network, _ = restored.restore(tmp_path / "w4a8" / "checkpoint.pt")
+    assert network.profile == "micro"
     (tmp_path / "metrics.json").write_text(json.dumps(metrics.metrics(results)))
     assert "the device itself, here those of <code>micro</code>" in metrics.write_report(results).read_text()
     with pytest.raises(ValueError, match="--device must be one of xnnpack-x86, .*, got 'npu'"):
@@ -424,7 +425,7 @@ def test_eight_bits_take_a_quarter_of_the_epochs(tmp_path: Path) -> None:
     assert [settings.epochs_of(bits) for bits in ((8, 8), (4, 8), (3, 4))] == [10, 40, 40]
     assert Settings(tmp_path, epochs_qat=1).epochs_of((8, 8)) == 1
     dataset = data.load("digits")
-    steps = training.steps_per_epoch(dataset.train)
+    steps = training.steps_per_epoch(dataset.train, 64)
     # Two ways to train for each of W8A8, W4A4 and W3A4.
     assert pipeline.total_steps(settings, dataset) == steps * (3 + 2 * (10 + 40 + 40))
 
@@ -750,10 +751,9 @@ def test_the_report_names_differences_as_what_they_are() -> None:
         settings = Settings(Path("x"), device="micro")
         outcomes = [object()] * 2
         dataset = data.load("digits")
-        values_compared, values_differing = 1000, 7
-        training_values, training_differing = 2000, 9
+        simulation, training = Compared(1000, 7), Compared(2000, 9)
         ran_as = "xnnpack-x86"
-        predictions = (0, 10)
+        predictions = Compared(10, 0)
 
     (ran, runs), (computes, trained), (there, device) = findings.closing_sentences(Results())  # type: ignore[arg-type]
     assert not ran and "(LiteRT with XNNPACK on x86): 7 of them differ" in runs
@@ -792,6 +792,7 @@ def test_the_smallest_network_that_is_good_enough_is_recommended(
         dataset=SimpleNamespace(test=SimpleNamespace(labels=torch.from_numpy(labels))),
         float_test_accuracy=0.98,
         chosen=lambda precision: good[precision],
+        delivered=list(good.values()),
         of=lambda precision: [outcome(precision, untrained, 0.3, untrained_wrong), good[precision]],
     )
     sentence = findings.recommendation(results)  # type: ignore[arg-type]

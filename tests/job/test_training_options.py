@@ -42,7 +42,7 @@ from exactqat.application.job.settings import (  # noqa: E402
     Settings,
     option_of,  # noqa: E402
 )
-from exactqat.application.report import findings, job_page, metrics  # noqa: E402
+from exactqat.application.report import job_page, metrics  # noqa: E402
 from exactqat.kit.device import DEFAULT_PROFILE  # noqa: E402
 
 
@@ -367,7 +367,7 @@ def test_mixed_precision_is_for_float_training_alone(
 
     def watched(*given: Any, **options: Any) -> Any:
         manner = next(value for value in (*given, *options.values()) if isinstance(value, training.Manner))
-        seen.setdefault(given[6], set()).add(manner.mixed_precision)
+        seen.setdefault(given[5], set()).add(manner.mixed_precision)
         return train(*given, **options)
 
     monkeypatch.setattr(training, "train", watched)
@@ -423,10 +423,10 @@ def test_a_network_at_chance_ends_the_job_with_what_to_try(tmp_path: Path, one_n
     assert results.outcomes and results.runs == 2
     # Too few images to tell are no reason to stop.
     few = Split(noise.test.images[:4], torch.tensor([0, 0, 1, 2]))
-    assert findings.better_than_guessing(few, 0.0)
+    assert pipeline.better_than_guessing(few, 0.0)
     # Of a few more, half of a dozen say something, though luck might do as well.
     dozen = Split(noise.test.images[:12], torch.arange(12) % 3)
-    assert findings.better_than_guessing(dozen, 0.5) and not findings.better_than_guessing(dozen, 1 / 3)
+    assert pipeline.better_than_guessing(dozen, 0.5) and not pipeline.better_than_guessing(dozen, 1 / 3)
 
 
 def test_the_time_is_that_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,7 +271,7 @@ def test_a_job_with_weights_begins_with_them_and_goes_on_without(
     train = training.train
 
     def watched(model: Any, groups: Any, *arguments: Any, **options: Any) -> Any:
-        if arguments[4] == "float training":
+        if arguments[3] == "float training":
             begins.append((model.state_dict()["stem.0.weight"].clone(), groups[0]["lr"]))
             if len(begins) == 1:
                 raise KeyboardInterrupt

@@ -127,6 +127,13 @@ def better_than_guessing(part: Split, accuracy: float) -> bool:
     return needed >= 1 or accuracy > (share if few else needed)
 
 
+def total_steps(settings: Settings, dataset: Dataset) -> int:
+    """Training steps of the whole job, for the time left."""
+    trainings = sum(method.trained for method in settings.methods)
+    epochs = settings.epochs_float + trainings * sum(map(settings.epochs_of, settings.precisions.values()))
+    return training.steps_per_epoch(dataset.train, settings.batch_size) * epochs
+
+
 def load_for(settings: Settings) -> Dataset:
     """The data of a job."""
     return replace(data.load(settings.data, settings.image_size, settings.split), noun=settings.noun)
@@ -201,7 +208,7 @@ def run(
             )
         manner = training.manner_of(settings, dataset)
         job = Job(settings, dataset, progress, processes, resumed, accelerator, manner, logs)
-        progress.total(job.steps)
+        progress.total(total_steps(settings, dataset))
         results = job.run(model, keep_going or ended)
         results.fit, results.seconds, results.runs = fit, logs.total, logs.runs
         if processes.writes:
@@ -258,14 +265,6 @@ class Job:
     accelerator: torch.device
     manner: training.Manner
     logs: Logs
-
-    @property
-    def steps(self) -> int:
-        """Training steps of the whole job, for the time left."""
-        trainings = sum(method.trained for method in self.settings.methods)
-        epochs = trainings * sum(map(self.settings.epochs_of, self.settings.precisions.values()))
-        per_epoch = training.steps_per_epoch(self.dataset.train, self.settings.batch_size)
-        return per_epoch * (self.settings.epochs_float + epochs)
 
     def run(self, model: nn.Module, keep_going: bool) -> Results:
         """All of it, from the untrained network on."""
