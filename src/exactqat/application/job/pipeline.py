@@ -175,8 +175,10 @@ def run(
     processes.first_does(lambda: files.check_writable(out))
     dataset = dataset or load_for(settings)
     progress.read(dataset)
-    if settings.recipe is not None and (sentence := recipes.check_data(settings.recipe, dataset)):
-        progress.say(sentence)
+    if settings.recipe is not None:
+        shape, classes = tuple(dataset.train.images.shape[1:]), len(dataset.class_names)
+        if sentence := recipes.check_data(settings.recipe, dataset.name, shape, classes):
+            progress.say(sentence)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     model = untrained_network(settings, dataset)
     fit = None if given is None else weights.put(model, given)

@@ -11,10 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .results import Dataset
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -60,18 +57,17 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given) if recipe is None else {**recipe_named(recipe).settings, **given}
 
 
-def check_data(name: str, dataset: Dataset) -> str:
-    """What a user should know about data for a recipe; empty: nothing.
+def check_data(name: str, data: str, shape: tuple[int, ...], classes: int) -> str:
+    """What a user should know about data for a recipe, by name, shape of an input and classes; empty: nothing.
 
     Raises:
         ValueError: the data has another shape.
     """
     recipe = recipe_named(name)
-    shape, classes = tuple(dataset.train.images.shape[1:]), len(dataset.class_names)
     if shape != recipe.shape:
         raise ValueError(
             f"recipe {name} takes {recipe.data}: channels, height and width {list(recipe.shape)}; --data "
-            f"{dataset.name} has {list(shape)}"
+            f"{data} has {list(shape)}"
         )
     if classes == recipe.classes:
         return ""

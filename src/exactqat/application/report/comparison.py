@@ -14,8 +14,9 @@ import numpy as np
 from ...kit.display import shortened
 from ..job import files
 from ..job.checkpoints import OBJECT, SHARE, TEXT, WHOLE, check_fields, list_of
-from ..job.settings import PRECISION, option_of, option_value
+from ..job.settings import PRECISION
 from ..job.store import read_job
+from ..job.text import option_of, option_value
 from .luck import NOTE, paired
 from .page import Table
 
