@@ -111,7 +111,7 @@ def environment(folder: Path, python: Path, isa: str, cpu: str) -> dict[str, str
     here = emulation.folder()
     left_out = ("PYTHON", "LD_", "QEMU_", "EXACTQAT_")
     return {name: value for name, value in os.environ.items() if not name.startswith(left_out)} | {
-        "QEMU_CPU": emulation.CPUS[cpu].model,
+        "QEMU_CPU": emulation.CPUS[cpu],
         "PYTHONHOME": str(here / "system" / "usr"),
         "PYTHONPATH": os.pathsep.join(map(str, (folder / "site", folder / "pytest", here / "site"))),
         "PYTHONDONTWRITEBYTECODE": "1",

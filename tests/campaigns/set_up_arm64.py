@@ -20,8 +20,17 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exactqat.deploy.runtimes.emulation import CPUS, Cpu, answers, folder, is_set_up, versions
+from exactqat.deploy.runtimes.emulation import CPUS, answers, folder, is_set_up, versions
 
+_BASE = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
+_DOT = f"{_BASE} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
+# How Linux describes each processor: Arm's part number of the core, and features as in /proc/cpuinfo.
+DESCRIPTIONS = {
+    "cortex-a53": ("0xd03", _BASE),
+    "cortex-a76": ("0xd0b", _DOT),
+    "neoverse-v1": ("0xd44", f"{_DOT} i8mm bf16"),
+    "sme": ("0xd44", f"{_DOT} i8mm bf16"),
+}
 # Earlier emulators compute some of the newest instructions wrongly.
 OLDEST_EMULATOR = 10
 WHEELS = ("numpy", "ml_dtypes", "flatbuffers", "protobuf", "backports.strenum", "typing-extensions", "tqdm")
@@ -56,8 +65,8 @@ def set_up(say: Callable[[str], None] = print) -> Path:
         runtime = importlib.metadata.version("ai-edge-litert")
         packages = [*WHEELS, f"ai-edge-litert=={runtime}"]
         unpack_wheels(Path(work) / "wheels", python.removeprefix("python"), packages, target / "site")
-    for name, cpu in CPUS.items():
-        _describe_cpu(target / "cpus" / name, target / "system", cpu)
+    for name, (part, features) in DESCRIPTIONS.items():
+        _describe_cpu(target / "cpus" / name, target / "system", part, features)
     content = {"python": python, "emulator": emulator, "ai-edge-litert": runtime}
     (target / "ready.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     for name in CPUS:
@@ -148,7 +157,7 @@ def unpack_wheels(work: Path, python: str, packages: Sequence[str], target: Path
             archive.extractall(target)
 
 
-def _describe_cpu(root: Path, system: Path, cpu: Cpu) -> None:
+def _describe_cpu(root: Path, system: Path, part: str, features: str) -> None:
     """Writes the files in which Linux describes a processor: XNNPACK reads them, and crashes on those of another
     architecture."""
     shutil.rmtree(root, ignore_errors=True)
@@ -157,8 +166,8 @@ def _describe_cpu(root: Path, system: Path, cpu: Cpu) -> None:
     for name in ("lib", "usr", "etc"):
         if (system / name).exists():
             (root / name).symlink_to(os.path.relpath(system / name, root))
-    lines = ["processor\t: {0}", "BogoMIPS\t: 48.00", f"Features\t: {cpu.features}", "CPU implementer\t: 0x41"]
-    lines += ["CPU architecture: 8", "CPU variant\t: 0x1", f"CPU part\t: {cpu.part}", "CPU revision\t: 0", "", ""]
+    lines = ["processor\t: {0}", "BogoMIPS\t: 48.00", f"Features\t: {features}", "CPU implementer\t: 0x41"]
+    lines += ["CPU architecture: 8", "CPU variant\t: 0x1", f"CPU part\t: {part}", "CPU revision\t: 0", "", ""]
     (root / "proc/cpuinfo").write_text("".join("\n".join(lines).format(number) for number in range(2)))
     files = {f"{name}": "0-1" for name in ("possible", "present", "online")} | {"kernel_max": "1"}
     for number in range(2):

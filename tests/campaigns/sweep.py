@@ -113,7 +113,7 @@ def processors(profile: str) -> tuple[str, ...]:
 def version(profile: str) -> str:
     """What was run."""
     name = PROFILES[profile].runtime
-    emulated = [emulation.CPUS[cpu].model for cpu in processors(profile) if cpu]
+    emulated = [emulation.CPUS[cpu] for cpu in processors(profile) if cpu]
     if emulated:
         return f"{name} {emulation.versions()[name]} on aarch64, emulated as {'; '.join(emulated)}"
     return f"{name} {importlib.metadata.version(name)} on {platform.machine()}"

@@ -42,9 +42,10 @@ from exactqat.deploy import (
 from exactqat.deploy.formats import tflite
 from exactqat.deploy.formats.read_tflite import read_content
 from exactqat.deploy.formats.tflite import tflite_bytes
-from exactqat.deploy.graph import ACTIVATIONS, same_padding
 from exactqat.deploy.inspect import inspect
 from exactqat.deploy.runtimes.trial import RuntimeRefusal
+from exactqat.kit.device import ACTIVATIONS
+from exactqat.kit.device.arithmetic import same_padding
 
 HERE = profiles_here()
 Random = np.random.Generator

@@ -8,6 +8,7 @@ Importing this package only requires NumPy; writing and running files requires `
 """
 
 from ..kit.device.operator import Refusal
+from ..kit.device.tensor import dequantize, quantize
 from ..kit.planning.plans import MissingData
 from .codes import input_codes, output_values
 from .comparison import Comparison, Report
@@ -27,7 +28,7 @@ from .reduce import Reduction, reduce
 from .runtimes import profiles_here
 from .runtimes.trial import RuntimeRefusal
 from .signature import Port, Signature
-from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, dequantize, quantize, simulate, unclaimed
+from .simulate import EXACT, MEASURED, PROFILES, Compiled, compile, simulate, unclaimed
 from .streams import Stream, stream
 from .values import device_codes, layer_values
 from .verify import verify

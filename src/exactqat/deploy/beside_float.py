@@ -22,8 +22,8 @@ from ..kit.device.tensor import CODE_RANGES, dequantize, quantize
 from .comparison import decibels, power
 from .formats.read_tflite import read_content
 from .formats.tflite import import_deploy
-from .graph import Graph, Operator
-from .runtimes.trial import RuntimeRefusal, answer_of
+from .graph import Graph
+from .runtimes.trial import Answer, RuntimeRefusal, answer_of
 from .simulate import simulate, simulate_operator
 
 # Tensors belong together from this correlation on.
@@ -89,11 +89,16 @@ def collapse(layers: tuple[LayerBesideFloat, ...]) -> LayerBesideFloat | None:
 # --- in another process ---------------------------------------------------------------------------------------------
 
 
-def _work(
-    graph: Graph, codes: Mapping[str, np.ndarray], content: bytes, suffix: str, profile: str
-) -> list[dict[str, Any]]:
+def _work(graph: Graph, codes: Mapping[str, np.ndarray], content: bytes, suffix: str, profile: str) -> list[Answer]:
     real = [dequantized(graph, name, codes[name]) for name in graph.inputs]
-    values = _of_onnx(content, real) if suffix.lower() == ".onnx" else _of_tflite(content, real)
+    if suffix.lower() == ".onnx":
+        values = _of_onnx(content, real)
+    else:  # computed in NumPy
+        own = read_content(content, "it").graph
+        if len(own.inputs) != len(real) or any(own.tensors[name].dtype != FLOAT for name in own.inputs):
+            raise Refusal(f"it must take {len(real)} inputs in {FLOAT}, it takes {len(own.inputs)}")
+        inputs = dict(zip(own.inputs, real, strict=True))
+        values = simulate(own, inputs, tensors=own.results(), batch_size=1, progress=False)
     return [asdict(row) for row in _rows(graph, codes, values, profile)]
 
 
@@ -101,15 +106,6 @@ def dequantized(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:
     """The real numbers that a tensor's codes represent."""
     tensor = graph.tensors[name]
     return dequantize(codes, tensor.quantization) if tensor.dtype in CODE_RANGES else codes
-
-
-def _of_tflite(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """All results of a float .tflite network, computed in NumPy."""
-    graph = read_content(content, "it").graph
-    if len(graph.inputs) != len(real) or any(graph.tensors[name].dtype != FLOAT for name in graph.inputs):
-        raise Refusal(f"it must take {len(real)} inputs in {FLOAT}, it takes {len(graph.inputs)}")
-    given = dict(zip(graph.inputs, real, strict=True))
-    return simulate(graph, given, tensors=graph.results(), batch_size=1, progress=False)
 
 
 def _of_onnx(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
@@ -133,45 +129,54 @@ def _of_onnx(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
         raise Refusal(f"it must take {len(real)} inputs, it takes {len(inputs)}")
     names, parts = [each.name for each in session.get_outputs()], []
     for example in range(len(real[0])):
-        feeds = {
-            each.name: _as_shaped(array[example : example + 1], each.shape)
-            for each, array in zip(inputs, real, strict=True)
-        }
+        feeds = {}
+        for each, array in zip(inputs, real, strict=True):
+            one = array[example : example + 1]
+            turned = np.ascontiguousarray(np.moveaxis(one, -1, 1))  # channels first, if that fits
+            sizes = [size if isinstance(size, int) else None for size in each.shape]
+            fits = [
+                len(form.shape) == len(sizes)
+                and all(size in (None, given) for size, given in zip(sizes[1:], form.shape[1:], strict=True))
+                for form in (one, turned)
+            ]
+            feeds[each.name] = turned if fits == [False, True] else one
         parts.append(session.run(names, feeds))
     kept = [at for at, found in enumerate(parts[0]) if found.dtype == np.float32 and found.shape[:1] == (1,)]
     return {names[at]: np.concatenate([part[at] for part in parts]) for at in kept}
-
-
-def _as_shaped(array: np.ndarray, shape: list[Any]) -> np.ndarray:
-    """With the channels first, if that fits."""
-    sizes = [size if isinstance(size, int) else None for size in shape]
-
-    def fits(other: tuple[int, ...]) -> bool:
-        return len(other) == len(sizes) and all(
-            size in (None, given) for size, given in zip(sizes[1:], other[1:], strict=True)
-        )
-
-    turned = np.ascontiguousarray(np.moveaxis(array, -1, 1))
-    if not fits(array.shape) and fits(turned.shape):
-        return turned
-    return array
 
 
 def _rows(
     graph: Graph, codes: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray], profile: str
 ) -> list[LayerBesideFloat]:
     stored = {**codes, **simulate(graph, codes, profile, graph.results(), 1, False)}
-    matched = {name: ("", dequantized(graph, name, codes[name])) for name in graph.inputs}
+    # The float network's values of the tensors that have a partner in it.
+    signals = {name: dequantized(graph, name, codes[name]) for name in graph.inputs}
     rows = []
-    for operator in graph.operators:
-        for name in operator.outputs:
-            if graph.tensors[name].dtype not in CODE_RANGES:
-                continue
-            real = dequantized(graph, name, stored[name])
-            of, signal = _partner(name, real, values)
-            if signal is not None:
-                matched[name] = of, signal
-            rows.append(_row(graph, operator, name, stored, of, signal, matched, profile))
+    for operator, name in [(each, name) for each in graph.operators for name in each.outputs]:
+        tensor, own_codes = graph.tensors[name], stored[name]
+        if tensor.dtype not in CODE_RANGES:
+            continue
+        real = dequantized(graph, name, own_codes)
+        of, signal = _partner(name, real, values)
+        flat = own_codes.reshape(-1, own_codes.shape[-1])
+        dead = int(np.count_nonzero((flat == flat[0]).all(0))) if len(flat) > 1 else 0
+        cumulative = own = clipped = None
+        if signal is not None:
+            signals[name] = signal
+            loudness = power(signal)
+            cumulative = decibels(loudness, power(signal, real))
+            ends = np.array(CODE_RANGES[tensor.dtype]) - tensor.quantization.zero_point[0] + (-0.5, 0.5)
+            low, high = ends * float(tensor.quantization.scale[0])
+            clipped = float(np.mean((signal < low) | (signal > high)))
+            activations = [each for each in operator.inputs if graph.tensors[each].data is None]
+            in_codes = all(each in signals and graph.tensors[each].dtype in CODE_RANGES for each in activations)
+            if in_codes and operator.outputs[0] == name:
+                given = {each: quantize(signals[each], graph.tensors[each].quantization) for each in activations}
+                alone = simulate_operator(graph, operator, given, profile)
+                own = decibels(loudness, power(signal, dequantized(graph, name, alone)))
+        lowest, highest = CODE_RANGES[tensor.dtype]
+        wasted, channels = 1 - len(np.unique(own_codes)) / (highest - lowest + 1), own_codes.shape[-1]
+        rows.append(LayerBesideFloat(name, operator.kind, of, cumulative, own, clipped, wasted, dead, channels))
     return rows
 
 
@@ -198,39 +203,3 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> float:
     one, other = (array.astype(np.float64) - array.mean(dtype=np.float64) for array in (first, second))
     size = math.sqrt(float(np.square(one).sum()) * float(np.square(other).sum()))
     return float((one * other).sum()) / size if size and math.isfinite(size) else 0.0
-
-
-def _row(
-    graph: Graph,
-    operator: Operator,
-    name: str,
-    stored: Mapping[str, np.ndarray],
-    of: str,
-    signal: np.ndarray | None,
-    matched: Mapping[str, tuple[str, np.ndarray]],
-    profile: str,
-) -> LayerBesideFloat:
-    tensor, codes = graph.tensors[name], stored[name]
-    used = np.unique(codes)
-    flat = codes.reshape(-1, codes.shape[-1])
-    dead = int(np.count_nonzero((flat == flat[0]).all(0))) if len(flat) > 1 else 0
-    cumulative = own = clipped = None
-    if signal is not None:
-        loudness = power(signal)
-        cumulative = decibels(loudness, power(signal, dequantized(graph, name, codes)))
-        ends = np.array(CODE_RANGES[tensor.dtype]) - tensor.quantization.zero_point[0] + (-0.5, 0.5)
-        low, high = ends * float(tensor.quantization.scale[0])
-        clipped = float(np.mean((signal < low) | (signal > high)))
-        activations = [each for each in operator.inputs if graph.tensors[each].data is None]
-        in_codes = all(each in matched and graph.tensors[each].dtype in CODE_RANGES for each in activations)
-        if in_codes and operator.outputs[0] == name:
-            given = {each: quantize(matched[each][1], graph.tensors[each].quantization) for each in activations}
-            alone = simulate_operator(graph, operator, given, profile)
-            own = decibels(loudness, power(signal, dequantized(graph, name, alone)))
-    lowest, highest = CODE_RANGES[tensor.dtype]
-    return LayerBesideFloat(
-        name, operator.kind, of, cumulative, own, clipped, 1 - len(used) / (highest - lowest + 1), dead, codes.shape[-1]
-    )
-
-
-__all__ = ["LOST", "LayerBesideFloat", "beside_float", "collapse"]

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..kit.device.tensor import CODE_RANGES, RAW, Quantization, Tensor, dequantize, quantize
 from ..kit.planning.callers import users_line
+from .examples import Data
 from .graph import Graph
 from .signature import Port
 
@@ -38,7 +38,7 @@ class Intake:
         """warns: False for parts of data that was looked at as a whole."""
         self.graph, self._warns = graph, warns
 
-    def codes(self, data: Any) -> dict[str, np.ndarray]:
+    def codes(self, data: Data) -> dict[str, np.ndarray]:
         """As `input_codes`, of some examples."""
         codes = {}
         for port, array in self._arrays(data):
@@ -53,7 +53,7 @@ class Intake:
                 codes[port.tensor] = as_codes(numbers, tensor.dtype, tensor.quantization, port.limits)
         return codes
 
-    def numbers(self, data: Any) -> dict[str, np.ndarray]:
+    def numbers(self, data: Data) -> dict[str, np.ndarray]:
         """The same examples as real numbers (or indices) in the user's axes, by the inputs' names."""
         numbers = {}
         for port, array in self._arrays(data):
@@ -64,7 +64,7 @@ class Intake:
                 numbers[port.name] = self._numbers(port, tensor, array)
         return numbers
 
-    def as_model_takes(self, data: Any) -> Any:
+    def as_model_takes(self, data: Data) -> Data:
         """Data for the model itself: integers of an only input as real numbers in its axes, all else as it is."""
         ports = self.graph.signature.inputs
         if (
@@ -76,7 +76,7 @@ class Intake:
         array = as_array(data)
         return self.numbers(array)[ports[0].name].astype(np.float32) if np.issubdtype(array.dtype, np.integer) else data
 
-    def _arrays(self, data: Any) -> list[tuple[Port, np.ndarray]]:
+    def _arrays(self, data: Data) -> list[tuple[Port, np.ndarray]]:
         ports = self.graph.signature.inputs
         arrays = by_name([port.name for port in ports], data)
         return [(port, as_array(arrays[port.name])) for port in ports]
@@ -108,7 +108,7 @@ class Intake:
         return real
 
 
-def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
+def input_codes(graph: Graph, data: Data) -> dict[str, np.ndarray]:
     """Converts a user's arrays to codes, by tensor name, as `simulate` and `verify` expect them.
 
     Args:
@@ -122,7 +122,7 @@ def input_codes(graph: Graph, data: Any) -> dict[str, np.ndarray]:
     return Intake(graph).codes(data)
 
 
-def codes_of(graph: Graph, data: Any) -> dict[str, np.ndarray]:
+def codes_of(graph: Graph, data: Data) -> dict[str, np.ndarray]:
     """`input_codes`, of data whose values were looked at before."""
     return Intake(graph, warns=False).codes(data)
 
@@ -136,7 +136,7 @@ def _placed(port: Port, tensor: Tensor, codes: np.ndarray) -> np.ndarray:
     return codes if _fits(codes, tensor.shape) else port.to_graph(in_users_axes(port, tensor, codes))
 
 
-def as_array(values: Any) -> np.ndarray:
+def as_array(values: Data) -> np.ndarray:
     """A NumPy array of a framework's, wherever it lies."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
@@ -204,7 +204,7 @@ def output_values(graph: Graph, codes: Mapping[str, np.ndarray]) -> dict[str, np
     return values
 
 
-def by_name(names: Sequence[str], data: Any) -> dict[str, Any]:
+def by_name(names: Sequence[str], data: Data) -> dict[str, Data]:
     """Data of all inputs by their names: from a mapping, a sequence in their order, or that of the only one.
 
     Raises:

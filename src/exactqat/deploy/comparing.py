@@ -17,10 +17,10 @@ from ..kit.device import Profile, profile_named
 from ..kit.device.operator import FLOAT
 from ..kit.device.tensor import RAW, dequantize, quantize
 from ..kit.display import shortened
-from .comparison import Comparison, Tally
+from .comparison import Comparison
 from .formats.read_tflite import FileEnd, TfliteFile, to_file
 from .formats.tflite import with_outputs, with_outputs_at
-from .graph import Graph, Operator
+from .graph import Graph
 from .runtimes import open_runtime
 from .runtimes.trial import RuntimeRefusal
 from .simulate import EXACT, simulate, simulate_results
@@ -68,12 +68,26 @@ class OpenedTflite:
         self._whole = open_runtime(opened, inputs, self._computed, profile, in_order)
 
     def run(self, batch: Codes) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        given = {end.name: to_file(self._graph, batch[end.tensor], end) for end in self._inputs}
-        stored = {name: _with_batch(self._graph, name, codes) for name, codes in self._whole.run(given).items()}
-        if len(next(iter(batch.values()))) == 1:
-            _need_shapes(self._graph, stored)
-        plain = self._plain.run(given)
-        return stored, {end.tensor: _from_file(self._graph, plain[end.name], end) for end in self._outputs}
+        graph = self._graph
+        given = {end.name: to_file(graph, batch[end.tensor], end) for end in self._inputs}
+        stored = {name: _with_batch(graph, name, codes) for name, codes in self._whole.run(given).items()}
+        for name, codes in stored.items() if len(next(iter(batch.values()))) == 1 else ():
+            shape = graph.tensors[name].shape
+            if codes.shape != shape:  # TFLite-Micro infers none that the file leaves open
+                raise RuntimeRefusal(
+                    f"it takes {list(codes.shape)} for the shape of {shortened(name)!r}, which is {list(shape)} "
+                    "(convert the model with a fixed batch)"
+                )
+        returned, plain = {}, self._plain.run(given)
+        for end in self._outputs:
+            tensor, codes = graph.tensors[end.tensor], _with_batch(graph, end.tensor, plain[end.name])
+            if end.dtype == FLOAT and tensor.dtype != FLOAT:
+                real, codes = codes, quantize(np.nan_to_num(codes, nan=-np.inf), tensor.quantization)
+                # A value between two codes is not a code.
+                if not np.array_equal(dequantize(codes, tensor.quantization), real):
+                    raise RuntimeRefusal(f"output {end.name!r} is not on its grid")
+            returned[end.tensor] = codes
+        return stored, returned
 
 
 def _own(graph: Graph, name: str) -> FileEnd:
@@ -88,28 +102,6 @@ def _with_batch(graph: Graph, name: str, codes: np.ndarray) -> np.ndarray:
     return codes[None] if graph.tensors[name].shape == (1, *codes.shape) else codes
 
 
-def _from_file(graph: Graph, array: np.ndarray, end: FileEnd) -> np.ndarray:
-    """Codes for what the file returns; a value between two codes is not a code."""
-    tensor, array = graph.tensors[end.tensor], _with_batch(graph, end.tensor, array)
-    if end.dtype == FLOAT and tensor.dtype != FLOAT:
-        codes = quantize(np.nan_to_num(array, nan=-np.inf), tensor.quantization)
-        if not np.array_equal(dequantize(codes, tensor.quantization), array):
-            raise RuntimeRefusal(f"output {end.name!r} is not on its grid")
-        return codes
-    return array
-
-
-def _need_shapes(graph: Graph, stored: Codes) -> None:
-    """Refuses results to which a runtime gave other shapes: TFLite-Micro infers none that the file leaves open."""
-    for name, codes in stored.items():
-        whole = graph.tensors[name].shape
-        if codes.shape != whole:
-            raise RuntimeRefusal(
-                f"it takes {list(codes.shape)} for the shape of {shortened(name)!r}, which is {list(whole)} (convert "
-                "the model with a fixed batch)"
-            )
-
-
 class Comparing:
     """Counts where a device's codes differ from its simulation.
 
@@ -122,16 +114,19 @@ class Comparing:
         """claims: whether operators may be claimed to be exact. all_reals: whether results in real numbers are compared
         where no equality is claimed, too."""
         self.graph, self.profile = graph, profile_named(profile).name
-        self.operators = {name: Tally() for name in graph.results()}
-        self.outputs = {name: Tally() for name in graph.outputs}
-        self.kinds = {name: graph.measured_as(operator) for operator in graph.operators for name in operator.outputs}
-        self._claims, self._all_reals = claims, all_reals
+        self.operators = {
+            name: Comparison(name, kind, exact=claims and (kind, self.profile) in EXACT)
+            for operator in graph.operators
+            for kind in (graph.measured_as(operator),)
+            for name in operator.outputs
+        }
+        # They are claimed to be exact if all operators are.
+        exact = all(row.exact for row in self.operators.values())
+        whole = "whole graph" if all_reals else "whole file"
+        self.outputs = {name: Comparison(name, whole, exact=exact) for name in graph.outputs}
+        self._all_reals = all_reals
         # What variables hold: as each operator leaves them from the device's operands, and in the whole simulation.
         self._memory, self._whole = graph.initial_state(), graph.initial_state()
-
-    def claimed(self, name: str) -> bool:
-        """Whether a result is claimed to be exact."""
-        return self._claims and (self.kinds[name], self.profile) in EXACT
 
     def add(
         self,
@@ -155,12 +150,16 @@ class Comparing:
         graph, memory, stored = self.graph, self._memory, {**batch, **device}
         agree = all(name in stored for name in (*graph.results(), *also))
         for operator in graph.operators:
-            if self._is_compared(operator) or operator.outputs[0] not in device:
+            real, row = graph.tensors[operator.outputs[0]].dtype == FLOAT, self.operators[operator.outputs[0]]
+            # Real numbers are compared if their equality is claimed, or if all are asked for.
+            if self._all_reals or not real or (row.kind, self.profile) in EXACT or row.name not in device:
                 for name, codes in simulate_results(graph, operator, {**stored, **memory}, self.profile).items():
                     if name in memory:
                         memory[name] = codes
                     elif name in device:
-                        agree &= self.operators[name].add(device[name], codes)
+                        before = self.operators[name]
+                        self.operators[name] = before.counting(device[name], codes)
+                        agree &= self.operators[name].differing == before.differing
                     else:  # the file has no codes of it
                         stored[name] = codes
             else:
@@ -172,26 +171,7 @@ class Comparing:
         whole = stored if agree and not memory else simulate(
             graph, batch, self.profile, wanted, state=self._whole, progress=False
         )  # fmt: skip
-        for name, tally in self.outputs.items():
+        for name, row in self.outputs.items():
             if self._all_reals or graph.tensors[name].dtype != FLOAT:
-                tally.add(returned[name], whole[name])
+                self.outputs[name] = row.counting(returned[name], whole[name])
         return {name: whole[name] for name in wanted}
-
-    def _is_compared(self, operator: Operator) -> bool:
-        """Results in real numbers are compared if their equality is claimed, or if all are asked for."""
-        real = self.graph.tensors[operator.outputs[0]].dtype == FLOAT
-        return self._all_reals or not real or (self.graph.measured_as(operator), self.profile) in EXACT
-
-    def rows(self) -> tuple[Comparison, ...]:
-        """One for each result of an operator."""
-        return tuple(
-            tally.comparison(name, self.kinds[name], self.claimed(name)) for name, tally in self.operators.items()
-        )
-
-    def output_rows(self, kind: str) -> tuple[Comparison, ...]:
-        """One for each output; they are claimed to be exact if all operators are."""
-        exact = all(map(self.claimed, self.kinds))
-        return tuple(tally.comparison(name, kind, exact) for name, tally in self.outputs.items())
-
-
-__all__ = ["Codes", "Comparing", "Opened", "OpenedTflite"]

@@ -25,10 +25,10 @@ class Comparison:
 
     name: str
     kind: str
-    values: int
-    differing: int
-    largest_difference: int
-    exact: bool
+    values: int = 0
+    differing: int = 0
+    largest_difference: int = 0
+    exact: bool = False
     signal: float = 0.0
     trained_noise: float = 0.0
     device_noise: float = 0.0
@@ -50,6 +50,31 @@ class Comparison:
             signal=self.signal + other.signal,
             trained_noise=self.trained_noise + other.trained_noise,
             device_noise=self.device_noise + other.device_noise,
+        )
+
+    def counting(self, device: np.ndarray, simulated: np.ndarray, other: str = "the graph") -> Comparison:
+        """With further codes of the device, and of what they are compared with: `other`."""
+        if device.shape != simulated.shape:
+            raise ValueError(f"the device returns shape {device.shape} but {other} has {simulated.shape}")
+        if device.dtype == np.float32 and simulated.dtype == np.float32:
+            # Real numbers are either equal bit for bit or not.
+            difference = (device.view(np.int32) != simulated.view(np.int32)).astype(np.int64)
+        else:
+            difference = np.abs(device.astype(np.int64) - simulated)
+        return replace(
+            self,
+            values=self.values + difference.size,
+            differing=self.differing + int(np.count_nonzero(difference)),
+            largest_difference=max(self.largest_difference, math.ceil(difference.max(initial=0))),
+        )
+
+    def with_noise(self, exact: np.ndarray, device: np.ndarray, trained: np.ndarray | None) -> Comparison:
+        """With squares of the float network's values, and of what those of the device and of training differ by."""
+        return replace(
+            self,
+            signal=self.signal + power(exact),
+            device_noise=self.device_noise + power(exact, device),
+            trained_noise=self.trained_noise + (0.0 if trained is None else power(exact, trained)),
         )
 
     @property
@@ -231,40 +256,6 @@ class Report(Finding):
             }
             for comparison in (*self.operators, *self.outputs)
         ]
-
-
-class Tally:
-    """Running counts of one comparison."""
-
-    def __init__(self) -> None:
-        self.values = self.differing = self.largest = 0
-        self.signal = self.trained_noise = self.device_noise = 0.0
-
-    def add(self, device: np.ndarray, simulated: np.ndarray, other: str = "the graph") -> bool:
-        """Counts differences, and returns whether all were equal; `other` is what the device is compared with."""
-        if device.shape != simulated.shape:
-            raise ValueError(f"the device returns shape {device.shape} but {other} has {simulated.shape}")
-        if device.dtype == np.float32 and simulated.dtype == np.float32:
-            # Real numbers are either equal bit for bit or not.
-            difference = (device.view(np.int32) != simulated.view(np.int32)).astype(np.int64)
-        else:
-            difference = np.abs(device.astype(np.int64) - simulated)
-        differing = int(np.count_nonzero(difference))
-        self.values += difference.size
-        self.differing += differing
-        self.largest = max(self.largest, math.ceil(difference.max(initial=0)))
-        return not differing
-
-    def add_noise(self, exact: np.ndarray, device: np.ndarray, trained: np.ndarray | None) -> None:
-        """Adds squares of the float network's values, and of what those of the device and of training differ by."""
-        self.signal += power(exact)
-        self.device_noise += power(exact, device)
-        if trained is not None:
-            self.trained_noise += power(exact, trained)
-
-    def comparison(self, name: str, kind: str, exact: bool) -> Comparison:
-        counts = self.values, self.differing, self.largest
-        return Comparison(name, kind, *counts, exact, self.signal, self.trained_noise, self.device_noise)
 
 
 def _share(differing: int, values: int, what: str) -> str:

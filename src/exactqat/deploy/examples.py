@@ -17,6 +17,8 @@ import numpy as np
 
 from ..kit.display import on_one_line, shortened
 
+# Arrays of any framework, nested in tuples, lists and dictionaries, and loaders of these.
+Data = Any
 # In a file: what the examples are, what they belong to, and what the targets are called.
 INPUTS, TARGETS, NAMES = "x", "y", "classes"
 # What the parts may be called, as folders and, after a bar, at the end of an array's name.
@@ -127,7 +129,7 @@ class Examples:
         targets: one for each example; None: the file has none.
     """
 
-    inputs: Any
+    inputs: Data
     targets: np.ndarray | None
 
 
@@ -231,7 +233,7 @@ def _listed(arrays: Iterable[str]) -> str:
 # --- some examples at a time -----------------------------------------------------------------------------------------
 
 
-def leaves_of(batch: Any) -> list[Any]:
+def leaves_of(batch: Data) -> list[Data]:
     """The arrays in a batch, however it nests them."""
     if isinstance(batch, Mapping):
         return [leaf for each in batch.values() for leaf in leaves_of(each)]
@@ -240,7 +242,7 @@ def leaves_of(batch: Any) -> list[Any]:
     return [batch] if getattr(batch, "ndim", 0) else []
 
 
-def without_targets(batch: Any, inputs: int) -> Any:
+def without_targets(batch: Data, inputs: int) -> Data:
     """What a network of so many inputs takes of a batch: loaders give targets too, and perhaps weights."""
     if not isinstance(batch, tuple | list) or not batch:
         return batch
@@ -251,7 +253,7 @@ def without_targets(batch: Any, inputs: int) -> Any:
     return batch[:inputs] if len(leaves_of(batch[:inputs])) == inputs else batch
 
 
-def examples_in(data: Any, inputs: int) -> int | None:
+def examples_in(data: Data, inputs: int) -> int | None:
     """How many examples data holds; None where only reading it tells."""
     if not _at_once(data, inputs):
         try:
@@ -262,7 +264,7 @@ def examples_in(data: Any, inputs: int) -> int | None:
     return sizes[0] if sizes else 0
 
 
-def batches_of(data: Any, inputs: int, batch_size: int) -> Iterator[Any]:
+def batches_of(data: Data, inputs: int, batch_size: int) -> Iterator[Data]:
     """Data for a network of so many inputs, at most `batch_size` examples at a time, without targets.
 
     Args:
@@ -285,24 +287,24 @@ def batches_of(data: Any, inputs: int, batch_size: int) -> Iterator[Any]:
         raise ValueError("data contains no examples, so there is nothing to compare")
 
 
-def is_file(data: Any) -> bool:
+def is_file(data: Data) -> bool:
     """Whether data is the path of a file of examples."""
     return isinstance(data, os.PathLike) or (isinstance(data, str) and data.endswith((".npz", ".npy")))
 
 
-def unless_file(data: Any, names: Collection[str]) -> Any:
+def unless_file(data: Data, names: Collection[str]) -> Data:
     """Data itself, or the inputs in the file that it names. names: of the network's inputs."""
     return read_examples(data, names=names).inputs if is_file(data) else data
 
 
-def _at_once(data: Any, inputs: int) -> bool:
+def _at_once(data: Data, inputs: int) -> bool:
     """Whether data is all examples, and not batches of them."""
     if isinstance(data, list) and (any(isinstance(each, tuple) for each in data) or len(leaves_of(data)) != inputs):
         return False
     return isinstance(data, Mapping | tuple | list) or bool(getattr(data, "ndim", 0))
 
 
-def _loaded(data: Any) -> Iterator[Any]:
+def _loaded(data: Data) -> Iterator[Data]:
     if isinstance(data, str | bytes) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         raise TypeError(f"data must be arrays, or a loader of batches of them, got {type(data).__name__}")
     if hasattr(data, "__iter__"):
@@ -310,7 +312,7 @@ def _loaded(data: Any) -> Iterator[Any]:
     return map(data.__getitem__, range(len(data)))  # such as keras.utils.PyDataset
 
 
-def _rows(batch: Any, rows: slice) -> Any:
+def _rows(batch: Data, rows: slice) -> Data:
     if isinstance(batch, Mapping):
         return {key: _rows(value, rows) for key, value in batch.items()}
     if isinstance(batch, tuple | list):

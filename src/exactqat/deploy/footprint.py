@@ -8,7 +8,6 @@ compiler for Arm's Ethos-U, reports which operators it leaves to the CPU, and wh
 from __future__ import annotations
 
 import csv
-import importlib
 import importlib.util
 import os
 import re
@@ -19,12 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..kit.display import Finding
-from .formats.tflite import import_deploy, tflite_bytes
+from .formats.tflite import file_schema, import_deploy, tflite_bytes, words_of
 from .graph import Graph, require_graph
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
 
@@ -107,7 +105,7 @@ def footprint(graph: Graph, content: bytes | None = None) -> Footprint:
 def file_parts(content: bytes) -> dict[str, int]:
     """The bytes of a .tflite file by content: weights (int8 and int16 constants), biases and indices, scales and
     zero points, names, and the structure around them, including padding."""
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
+    schema = file_schema()
     model = schema.ModelT.InitFromPackedBuf(content)
     narrow = (schema.TensorType.INT8, schema.TensorType.INT16)
     parts = dict.fromkeys(("weights", "biases and indices", "scales and zero points", "names"), 0)
@@ -132,7 +130,7 @@ def _print_smallest(content: bytes) -> None:
 
     While they are prepared, kernels may briefly need more than they keep, and not all survive a lack of it.
     """
-    runtime = _micro()
+    runtime = import_deploy("tflite_micro", "micro").runtime
     with tempfile.TemporaryFile() as said:
 
         def show_used() -> None:
@@ -178,10 +176,6 @@ def _in_a_fork(function: Callable[[], object]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def _micro() -> Any:
-    return importlib.import_module("tflite_micro").runtime
-
-
 def arena_of(content: bytes, seconds: float | None = None) -> tuple[int | None, str]:
     """The smallest arena in which TFLite-Micro runs a file; or None, and why it was not measured.
 
@@ -194,13 +188,11 @@ def arena_of(content: bytes, seconds: float | None = None) -> tuple[int | None, 
     except RuntimeRefusal as error:
         return None, f"TFLite-Micro does not run it: {error}"
     smallest = re.search(r"smallest arena (\d+) bytes", said)
-    return (None, f"TFLite-Micro rejects it: {_reason(said)}") if smallest is None else (int(smallest[1]), "")
-
-
-def _reason(said: str) -> str:
+    if smallest is not None:
+        return int(smallest[1]), ""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     missing = [line for line in lines if "Didn't find op" in line]
-    return (missing or lines[-1:] or ["no reason given"])[0]
+    return None, f"TFLite-Micro rejects it: {(missing or lines[-1:] or ['no reason given'])[0]}"
 
 
 def npu_footprint(graph: Graph, accelerator: str = DEFAULT_ACCELERATOR, content: bytes | None = None) -> NpuFootprint:
@@ -233,21 +225,15 @@ def npu_footprint(graph: Graph, accelerator: str = DEFAULT_ACCELERATOR, content:
             raise RuntimeError(f"Vela rejects the network: {said[-1] if said else 'no reason given'}")
         with summaries[0].open(newline="") as file:
             row = next(csv.DictReader(file))
-        left = _operators_on_cpu(next(Path(folder).glob("*_vela.tflite")).read_bytes())
+        model = file_schema().ModelT.InitFromPackedBuf(next(Path(folder).glob("*_vela.tflite")).read_bytes())
+    words, codes = words_of("BuiltinOperator"), model.operatorCodes
+    kinds = [words[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in codes]
+    left = Counter(kinds[operator.opcodeIndex] for operator in model.subgraphs[0].operators)
+    del left["CUSTOM"]  # the NPU's own
     return NpuFootprint(
         accelerator,
-        left,
+        dict(left),
         round(float(row["sram_memory_used"]) * 1024),
         round(sum(float(row[f"{place}_memory_used"]) for place in _OUTSIDE) * 1024),
         round(float(row["cycles_total"])),
     )
-
-
-def _operators_on_cpu(compiled: bytes) -> dict[str, int]:
-    """Operators in the compiled file other than the NPU's own."""
-    schema = import_deploy("ai_edge_litert.schema_py_generated")
-    words = {code: word for word, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
-    model = schema.ModelT.InitFromPackedBuf(compiled)
-    codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in model.operatorCodes]
-    found = Counter(codes[operator.opcodeIndex] for operator in model.subgraphs[0].operators)
-    return {words[code]: count for code, count in found.items() if code != schema.BuiltinOperator.CUSTOM}

@@ -27,7 +27,6 @@ from ..kit.device import (
     per_tensor,
     profile_named,
 )
-from ..kit.device.arithmetic import same_padding
 from ..kit.device.operator import BOOL, FLOAT, REQUIRED, DeviceOperator, Refusal, in_float, in_int16, need
 from ..kit.device.operator import Operator as Operator
 from ..kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
@@ -35,7 +34,7 @@ from ..kit.display import listed, table_of
 from .signature import Port, Signature, plain_signature
 
 
-def require_graph(graph: Any) -> None:
+def require_graph(graph: object) -> None:
     """Raises TypeError unless the argument is a graph."""
     if not isinstance(graph, Graph):
         raise TypeError(
@@ -397,7 +396,7 @@ class Builder:
         output: Quantization | Sequence[Quantization] | None = None,
         *,
         name: str,
-        **attributes: Any,
+        **attributes: object,
     ) -> str:
         """Adds any device operator.
 
@@ -464,7 +463,7 @@ class Builder:
         return tensor.name
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Converts attributes to Python's own numbers and tuples, so that a graph can be written unchanged."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
@@ -565,7 +564,11 @@ def _check_operand(
         dtypes = (BOOL,)
     elif position in declaration.index_operands:
         dtypes = declaration.index_dtypes
-    need(tensor.dtype in dtypes, f"{name} must be {' or '.join(dtypes)}, got {_or_why(tensor)}")
+    why = ""
+    if tensor.dtype == "int16":
+        simulated = ", ".join(in_int16())
+        why = f", which is not simulated for this operator (LiteRT may run it); simulated are {simulated}"
+    need(tensor.dtype in dtypes, f"{name} must be {' or '.join(dtypes)}, got {tensor.dtype}{why}")
     if position in (*declaration.conditions, *declaration.index_operands):
         return
     of_result = output.dtype in (*CODE_RANGES, FLOAT) or declaration.moves_codes
@@ -596,24 +599,3 @@ def _check_results(
         if grid is not None and output.dtype in CODE_RANGES:
             fixed = per_tensor(*grid, output.dtype).equals(output.quantization)
             need(fixed, f"scale and zero point of the result must be {grid}")
-
-
-def _or_why(tensor: Tensor) -> str:
-    if tensor.dtype != "int16":
-        return tensor.dtype
-    return f"int16, which is not simulated for this operator (LiteRT may run it); simulated are {', '.join(in_int16())}"
-
-
-__all__ = [
-    "ACTIVATIONS",
-    "INT8_MAX",
-    "INT8_MIN",
-    "Builder",
-    "Graph",
-    "Operator",
-    "Quantization",
-    "Tensor",
-    "per_tensor",
-    "place_codes",
-    "same_padding",
-]

@@ -28,13 +28,13 @@ import numpy as np
 from ..kit.device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
 from ..kit.device.operator import FLOAT
 from ..kit.device.profile import that_run
-from ..kit.device.tensor import CODE_RANGES, RAW
+from ..kit.device.tensor import CODE_RANGES, RAW, Tensor
 from ..kit.display import Finding, printable, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
 from .codes import Intake, by_name
 from .comparing import Comparing, Opened, OpenedTflite
-from .comparison import Comparison, Tally
-from .examples import batches_of, unless_file
+from .comparison import Comparison
+from .examples import Data, batches_of, unless_file
 from .footprint import arena_of
 from .formats.read_onnx import read_onnx
 from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content
@@ -43,8 +43,7 @@ from .graph import Graph
 from .mechanism import Mechanism, mechanism_of
 from .runtimes import profile_here, profiles_here
 from .runtimes.onnxruntime import OnnxNetwork, OnnxRuntime
-from .runtimes.trial import RuntimeRefusal, answer_of
-from .signature import Port
+from .runtimes.trial import Answer, RuntimeRefusal, answer_of
 from .simulate import simulate
 
 # Number of examples if no data is given.
@@ -237,7 +236,18 @@ def read_subject(path: str | os.PathLike[str], signature: str = "") -> Subject:
     """
     path = path_of_file(path)
     if path.suffix.lower() != ".onnx":
-        return subject_of_tflite(read_content(path.read_bytes(), path.name, signature), path.name)
+        file = read_content(path.read_bytes(), path.name, signature)
+        inputs, outputs = (
+            tuple(
+                _described(end.name, end.dtype, tensor, ["N" if end.any_batch else tensor.shape[0], *tensor.shape[1:]])
+                for end in side
+                for tensor in (file.graph.tensors[end.tensor],)
+            )
+            for side in (file.inputs, file.outputs)
+        )
+        return Subject(
+            path.name, file.content, file.description, file.graph, file.inputs, inputs, outputs, file.words, file
+        )
     if signature:
         raise ValueError(f"signature is for .tflite files, and {shortened(path.name)} is an .onnx file")
     # Its integers are those of the network that would be trained from it; `qat` imports `deploy`, so not at the top.
@@ -245,36 +255,55 @@ def read_subject(path: str | os.PathLike[str], signature: str = "") -> Subject:
     return subject_of_onnx(files.OpenedFile(read_onnx(path)).on_onnxruntime())
 
 
-def subject_of_tflite(file: TfliteFile, name: str) -> Subject:
-    inputs, outputs = (tuple(_described(file.graph, end) for end in side) for side in (file.inputs, file.outputs))
-    return Subject(name, file.content, file.description, file.graph, file.inputs, inputs, outputs, file.words, file)
-
-
 def subject_of_onnx(network: OnnxNetwork) -> Subject:
     onnx: Any = import_deploy("onnx", "onnx")
     model, graph = network.model, network.graph
     file = onnx.load_model_from_string(model.content)
-    made_by = " ".join(filter(None, map(_decoded, (file.producer_name, file.producer_version))))
-    inputs, outputs = (
-        list(zip(ports, names, strict=True))
-        for ports, names in ((graph.signature.inputs, model.inputs), (graph.signature.outputs, model.outputs))
-    )
+    ends: list[FileEnd] = []
+    inputs: list[str] = []
+    outputs: list[str] = []
+    for names, ports, words in (
+        (model.inputs, graph.signature.inputs, inputs),
+        (model.outputs, graph.signature.outputs, outputs),
+    ):
+        for name, port in zip(names, ports, strict=True):
+            tensor = graph.tensors[port.tensor]
+            in_float = words is outputs and port.tensor in network.in_float
+            dtype = FLOAT if tensor.dtype in CODE_RANGES else tensor.dtype
+            sizes: list[object] = ["N", *tensor.shape[1:]]
+            words.append(_described(name, dtype, tensor, [sizes[at] for at in port.order], in_float))
+            ends += [FileEnd(name, tensor.shape, dtype, port.tensor, True)] if words is inputs else []
+    described = map(_decoded, (file.producer_name, file.producer_version))
     return Subject(
         model.name,
         model.content,
-        "; ".join(filter(None, (made_by, _decoded(file.doc_string)))),
+        "; ".join(filter(None, (" ".join(filter(None, described)), _decoded(file.doc_string)))),
         graph,
-        tuple(_end(graph, port, name) for port, name in inputs),
-        tuple(_port_described(graph, port, name) for port, name in inputs),
-        tuple(_port_described(graph, port, name, port.tensor in network.in_float) for port, name in outputs),
+        tuple(ends),
+        tuple(inputs),
+        tuple(outputs),
         dict(Counter(_decoded(node.op_type) for node in file.graph.node)),
         network,
     )
 
 
+def _decoded(text: str | bytes) -> str:
+    """The text of a file's string, which is bytes if it is not UTF-8."""
+    return text if isinstance(text, str) else text.decode("utf-8", "replace")
+
+
+def _described(name: str, dtype: str, tensor: Tensor, sizes: Sequence[object], in_float: bool = False) -> str:
+    """An end of a file in words. in_float: the file does not quantize it."""
+    stored = f" as {tensor.dtype}" if dtype != tensor.dtype and not in_float else ""
+    grid, on_a_grid = tensor.quantization, ""
+    if tensor.dtype in CODE_RANGES and not in_float:
+        on_a_grid = f", scale {float(grid.scale[0]):.6g}, zero point {int(grid.zero_point[0])}"
+    return f"{shortened(name)} {dtype}{stored} [{', '.join(map(str, sizes))}]{on_a_grid}"
+
+
 def inspect(
-    path: str | os.PathLike[str],
-    data: Any = None,
+    path: str | os.PathLike[str] | Subject,
+    data: Data = None,
     examples: int = EXAMPLES,
     devices: Sequence[str | Profile] | None = None,
     seed: int = 0,
@@ -290,6 +319,7 @@ def inspect(
     `deploy.write_onnx` does, where codes are uint8.
 
     Args:
+        path: the file, or one that is read already (`read_subject`).
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
@@ -311,21 +341,11 @@ def inspect(
         ValueError: the data or another argument does not fit.
     """
     say = progress or (lambda text: None)
-    say("reading")
-    return inspect_subject(read_subject(path, signature), data, examples, devices, seed, seconds, say, float_file)
-
-
-def inspect_subject(
-    subject: Subject,
-    data: Any = None,
-    examples: int = EXAMPLES,
-    devices: Sequence[str | Profile] | None = None,
-    seed: int = 0,
-    seconds: float = SECONDS,
-    say: Callable[[str], None] = lambda text: None,
-    float_file: str | os.PathLike[str] | None = None,
-) -> Inspection:
-    """As `inspect`, of a file that is read."""
+    if isinstance(path, Subject):
+        subject = path
+    else:
+        say("reading")
+        subject = read_subject(path, signature)
     if examples < 1:
         raise ValueError(f"examples must be 1 or more, got {examples}")
     suffix, graph, is_tflite = subject.suffix, subject.graph, subject.suffix == ".tflite"
@@ -375,7 +395,9 @@ def inspect_subject(
         ),
         disagreements=tuple(
             Disagreement(
-                profiles=tuple(row.pop("profiles")), mechanism=Mechanism(**_with_tuples(row.pop("mechanism"))), **row
+                profiles=tuple(row.pop("profiles")),
+                mechanism=Mechanism(tuple(row["mechanism"].pop("properties")), **row.pop("mechanism")),
+                **row,
             )
             for row in simulated["disagreements"]
         ),
@@ -390,29 +412,23 @@ def _on_device(subject: Subject, codes: Mapping[str, np.ndarray], profile: str, 
     except RuntimeRefusal as error:
         return DeviceFindings(profile, title, str(error))
     rows, outputs = ([Comparison(*row) for row in answer[side]] for side in ("operators", "outputs"))
-    if isinstance(subject.held, OnnxNetwork):
-        rows = _claimed_in_onnx(subject.held, rows, answer["in_uint8"])
-        as_claimed = all(row.exact for row in rows)
-        outputs = [
-            replace(each, exact=each.exact and each.name not in subject.held.in_float and as_claimed)
-            for each in outputs
-        ]
+    network = subject.held
+    if isinstance(network, OnnxNetwork):
+        # Equality is claimed of what the file has codes for, where an operator is as others write it too, and its
+        # operands are onnxruntime's or follow from those through such operators; with int8 not every operator reaches
+        # onnxruntime's integer kernels.
+        claimed: dict[str, bool] = {}
+        known = {*network.graph.inputs, *network.codes}
+        for operator in network.graph.operators:
+            constant = {name for name in operator.inputs if network.graph.tensors[name].data is not None}
+            exact = OPERATORS[operator.kind].as_in_onnx and known | constant >= set(operator.inputs)
+            claimed.update(dict.fromkeys(operator.outputs, exact))
+            known |= set(operator.outputs) if exact else set()
+        in_uint8 = answer["in_uint8"]
+        rows = [replace(row, exact=row.exact and in_uint8 and claimed[row.name]) for row in rows if row.values]
+        exact = all(row.exact for row in rows)
+        outputs = [replace(row, exact=row.exact and row.name not in network.in_float and exact) for row in outputs]
     return DeviceFindings(profile, title, "", tuple(rows), tuple(outputs), answer["refused"])
-
-
-def _claimed_in_onnx(network: OnnxNetwork, rows: Sequence[Comparison], in_uint8: bool) -> list[Comparison]:
-    """Comparisons of what the file has codes for, claimed to be equal where an operator is as others write it too, and
-    its operands are onnxruntime's or follow from those through such operators.
-
-    in_uint8: whether all codes are uint8; with int8 not every operator reaches onnxruntime's integer kernels.
-    """
-    claimed, known = {}, {*network.graph.inputs, *network.codes}
-    for operator in network.graph.operators:
-        constant = {name for name in operator.inputs if network.graph.tensors[name].data is not None}
-        exact = OPERATORS[operator.kind].as_in_onnx and known | constant >= set(operator.inputs)
-        claimed.update(dict.fromkeys(operator.outputs, exact))
-        known |= set(operator.outputs) if exact else set()
-    return [replace(row, exact=row.exact and in_uint8 and claimed[row.name]) for row in rows if row.values]
 
 
 def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
@@ -435,64 +451,28 @@ def _bytes(graph: Graph, names: Iterable[str]) -> int:
     return sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
 
 
-def _with_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+def _with_tuples(row: Mapping[str, Any]) -> Answer:
     """A dataclass' fields from JSON, which has no tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
-def _described(graph: Graph, end: FileEnd) -> str:
-    tensor = graph.tensors[end.tensor]
-    sizes: list[object] = ["N" if end.any_batch else tensor.shape[0], *tensor.shape[1:]]
-    grid = tensor.quantization
-    stored = f" as {tensor.dtype}" if end.dtype != tensor.dtype else ""
-    scale = f", scale {float(grid.scale[0]):.6g}, zero point {int(grid.zero_point[0])}"
-    on_a_grid = scale if tensor.dtype in CODE_RANGES else ""
-    return f"{shortened(end.name)} {end.dtype}{stored} [{', '.join(map(str, sizes))}]{on_a_grid}"
-
-
-def _decoded(given: str | bytes) -> str:
-    """The text of a file's string, which is bytes if it is not UTF-8."""
-    return given if isinstance(given, str) else given.decode("utf-8", "replace")
-
-
-def _end(graph: Graph, port: Port, name: str) -> FileEnd:
-    tensor = graph.tensors[port.tensor]
-    dtype = FLOAT if tensor.dtype in CODE_RANGES else tensor.dtype
-    return FileEnd(name, tensor.shape, dtype, port.tensor, True)
-
-
-def _port_described(graph: Graph, port: Port, name: str, in_float: bool = False) -> str:
-    """In the axes of an .onnx file. in_float: the file does not quantize it."""
-    tensor = graph.tensors[port.tensor]
-    sizes: list[object] = ["N", *tensor.shape[1:]]
-    lies = ", ".join(str(sizes[at]) for at in port.order)
-    if tensor.dtype not in CODE_RANGES or in_float:
-        return f"{shortened(name)} {FLOAT if in_float else tensor.dtype} [{lies}]"
-    grid = tensor.quantization
-    on = f"scale {float(grid.scale[0]):.6g}, zero point {int(grid.zero_point[0])}"
-    return f"{shortened(name)} {FLOAT} as {tensor.dtype} [{lies}], {on}"
-
-
 def layers_of(graph: Graph) -> list[Layer]:
-    found = []
+    layers = []
     for operator in graph.operators:
         output = graph.tensors[operator.outputs[0]]
         constants = [graph.tensors[name].data for name in operator.inputs]
-        largest = [
-            int(np.abs(data.astype(np.int64)).max()) for data in constants if data is not None and data.dtype == np.int8
-        ]
-        bits = max((each.bit_length() + 1 for each in largest), default=None)
+        weights = [data.astype(int) for data in constants if data is not None and data.dtype == np.int8]
         # -128 is a code of eight bits.
-        bits = None if bits is None else min(bits, 8)
+        bits = min(max(int(np.abs(codes).max()) for codes in weights).bit_length() + 1, 8) if weights else None
         work = graph.multiply_accumulates(operator)
-        found.append(Layer(output.name, operator.kind, output.shape, output.dtype, bits, work))
-    return found
+        layers.append(Layer(output.name, operator.kind, output.shape, output.dtype, bits, work))
+    return layers
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def codes_of(subject: Subject, data: Any, examples: int, seed: int) -> dict[str, np.ndarray]:
+def codes_of(subject: Subject, data: Data, examples: int, seed: int) -> dict[str, np.ndarray]:
     """The codes to run: the user's, at most so many examples, or random ones; of a .tflite file as many as fill
     `MOST_RESULTS` for a device."""
     graph = subject.graph
@@ -523,7 +503,7 @@ def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray
     return codes
 
 
-def read_codes(graph: Graph, ends: Sequence[FileEnd], data: Any, examples: int) -> dict[str, np.ndarray]:
+def read_codes(graph: Graph, ends: Sequence[FileEnd], data: Data, examples: int) -> dict[str, np.ndarray]:
     """The graph's codes for the user's arrays, at most so many examples; ends: what the file takes."""
     ports = graph.signature.inputs
     names = [port.name for port in ports]
@@ -543,7 +523,7 @@ def read_codes(graph: Graph, ends: Sequence[FileEnd], data: Any, examples: int) 
 # --- in processes of their own ---------------------------------------------------------------------------------------
 
 
-def _compared(subject: Subject, codes: Mapping[str, np.ndarray], profile: str) -> dict[str, Any]:
+def _compared(subject: Subject, codes: Mapping[str, np.ndarray], profile: str) -> Answer:
     """Runs one example after the other, as files fix their batch, and counts what differs."""
     opened, comparing = subject.opened(profile), Comparing(subject.graph, profile, all_reals=False)
     refused = ""
@@ -556,18 +536,18 @@ def _compared(subject: Subject, codes: Mapping[str, np.ndarray], profile: str) -
             refused = str(error)
             break
     return {
-        "operators": [] if refused else [astuple(row) for row in comparing.rows()],
-        "outputs": [] if refused else [astuple(row) for row in comparing.output_rows("whole file")],
+        "operators": [] if refused else [astuple(row) for row in comparing.operators.values()],
+        "outputs": [] if refused else [astuple(row) for row in comparing.outputs.values()],
         "refused": refused,
         "in_uint8": getattr(opened, "in_uint8", False),
     }
 
 
-def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence[str]) -> dict[str, Any]:
+def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence[str]) -> Answer:
     """What devices cannot compute, and where their simulations differ, example by example."""
     results = tuple(graph.results())
     states = {profile: graph.initial_state() for profile in profiles}
-    pairs = {pair: _Pair({name: Tally() for name in results}) for pair in combinations(profiles, 2)}
+    pairs = {pair: _Pair({name: Comparison(name, "") for name in results}) for pair in combinations(profiles, 2)}
     refused: dict[str, str] = {}
     for example in range(len(codes[graph.inputs[0]])):
         batch = {name: array[example : example + 1] for name, array in codes.items()}
@@ -597,7 +577,7 @@ class _Pair:
     """Two devices' simulations: how far they differ, the first operator in which they do, and its operands in examples
     where they do."""
 
-    tallies: dict[str, Tally]
+    rows: dict[str, Comparison]
     number: int | None = None
     examples: list[dict[str, np.ndarray]] = field(default_factory=list)
 
@@ -605,12 +585,11 @@ class _Pair:
         self, graph: Graph, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], same_state: bool
     ) -> None:
         """ours: with the codes of inputs and variables."""
-        equal = [
-            tally.add(ours[name], theirs[name])
-            for name, tally in self.tallies.items()
-            if graph.tensors[name].dtype != FLOAT
-        ]
-        if all(equal) or not same_state:
+        before = dict(self.rows)
+        for name, row in before.items():
+            if graph.tensors[name].dtype != FLOAT:
+                self.rows[name] = row.counting(ours[name], theirs[name])
+        if not same_state or all(row.differing == before[name].differing for name, row in self.rows.items()):
             return
         for number, operator in enumerate(graph.operators):
             if self.number is not None and number > self.number:
@@ -625,26 +604,26 @@ class _Pair:
                 self.examples.append({name: ours[name] for name in operands})
             return
 
-    def disagreement(self, graph: Graph, profiles: tuple[str, str]) -> dict[str, Any] | None:
+    def disagreement(self, graph: Graph, profiles: tuple[str, str]) -> Answer | None:
         """The fields of a `Disagreement`."""
         if self.number is None:
             return None
-        operator, tallies = graph.operators[self.number], self.tallies
-        first = next(name for name in operator.outputs if tallies[name].differing)
+        operator, rows = graph.operators[self.number], self.rows
+        first = next(name for name in operator.outputs if rows[name].differing)
         operands = {name: np.concatenate([each[name] for each in self.examples]) for name in self.examples[0]}
         mechanism = mechanism_of(graph, operator, operands, *profiles)
         if mechanism is None:
             return None
-        ends = [tallies[name] for name in graph.outputs if name in tallies]
+        ends = [rows[name] for name in graph.outputs if name in rows]
         return {
             "profiles": profiles,
             "layer": first,
             "kind": graph.measured_as(operator),
-            "values": tallies[first].values,
-            "differing": tallies[first].differing,
+            "values": rows[first].values,
+            "differing": rows[first].differing,
             "output_values": sum(each.values for each in ends),
             "outputs_differing": sum(each.differing for each in ends),
-            "largest": max((each.largest for each in ends), default=0),
+            "largest": max((each.largest_difference for each in ends), default=0),
             "mechanism": asdict(mechanism),
         }
 
@@ -675,14 +654,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]], texts: int) 
     return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
 
 
-def _layer_rows(found: Inspection, length: int) -> list[tuple[object, ...]]:
-    return [
-        (number, name_in_short(layer.result, length), layer.kind, "x".join(map(str, layer.shape)),
-         "–" if layer.weight_bits is None else layer.weight_bits, f"{layer.multiply_accumulates:,}")
-        for number, layer in enumerate(found.layers)
-    ]  # fmt: skip
-
-
 def _text(found: Inspection, width: int) -> str:
     wrapped = functools.partial(textwrap.wrap, width=width, subsequent_indent="  ", break_long_words=True)
     lines = [*wrapped(f"{found.name} ({printable(found.description) or 'no description'})")]
@@ -698,25 +669,28 @@ def _text(found: Inspection, width: int) -> str:
         f"{found.multiply_accumulates:,} multiply-adds; {found.flash_bytes:,} bytes of flash, "
         f"{found.weight_bytes:,} of them weights; {arena}"
     )
-    header = ("", "result", "operator", "shape", "bits", "multiply-adds")
-    table = _table(header, _layer_rows(found, NAME), 4)
-    # Names make room for the other columns.
-    excess = max(map(len, table)) - width
-    if excess > 0:
-        table = _table(header, _layer_rows(found, max(NAME - excess, 8)), 4)
+    length, table = NAME, [""]
+    for _ in range(2):  # names make room for the other columns
+        length = max(length - max(max(map(len, table)) - width, 0), 8)
+        rows = [
+            (number, name_in_short(layer.result, length), layer.kind, "x".join(map(str, layer.shape)),
+             "–" if layer.weight_bits is None else layer.weight_bits, f"{layer.multiply_accumulates:,}")
+            for number, layer in enumerate(found.layers)
+        ]  # fmt: skip
+        table = _table(("", "result", "operator", "shape", "bits", "multiply-adds"), rows, 4)
     lines += ["", *table, ""]
     real = sum(layer.dtype == FLOAT and OPERATORS[layer.kind].floats for layer in found.layers)
     if real:
         noun = "operator computes" if real == 1 else "operators compute"
         lines += wrapped(f"{real} {noun} in float32: their results are not compared, the codes made of them are.")
-    rows: list[tuple[str, ...]] = []
+    counts: list[tuple[str, ...]] = []
     for device in found.devices:
         ran = not device.not_run and not device.not_simulated
         claimed = "yes" if ran and all(each.exact for each in device.operators) else "not all" if ran else "–"
-        rows.append((device.profile, f"{device.values:,}" if ran else "not run",
-                     f"{device.differing:,}" if ran else "–", claimed))  # fmt: skip
+        counts.append((device.profile, f"{device.values:,}" if ran else "not run",
+                       f"{device.differing:,}" if ran else "–", claimed))  # fmt: skip
     lines += [*wrapped(f"Integers of the runtimes beside the simulation, {found.examples} examples:")]
-    lines += _table(("device", "compared", "differ", "equality is claimed"), rows, 1)
+    lines += _table(("device", "compared", "differ", "equality is claimed"), counts, 1)
     for device in found.devices:
         reason = device.not_run or device.not_simulated
         if reason:
@@ -791,6 +765,3 @@ def _verdict(found: Inspection) -> str:
     rest = f"; where it is not claimed, {unclaimed:,} differ" if unclaimed else ""
     counted = f"{total:,} integers compared, none differs where equality is claimed{rest}"
     return f"The file runs as simulated on {names}: {counted}."
-
-
-__all__ = ["DeviceFindings", "Disagreement", "Inspection", "Layer", "inspect", "name_in_short"]

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from ..kit.device import OPERATORS
-from ..kit.device.operator import DeviceOperator, Layout, LoweredTensor
+from ..kit.device.arithmetic import same_padding
+from ..kit.device.operator import Attributes, DeviceOperator, Layout, LoweredTensor
 from ..kit.device.tensor import INDICES
 from ..kit.planning.plans import Numbers, Plan, PlanInput, PlanStep
 from .axes import neighbours_grouped, on_device, reshape_groups, restricted, split_at, with_last, without, without_units
-from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes, same_padding
+from .graph import INT8_MIN, Builder, Graph, Quantization, per_tensor, place_codes
 from .signature import Port, Signature
 from .unequal import warn_of_unequal_parts
 
@@ -158,13 +159,18 @@ class Lowering:
 
     def stored(self, path: str) -> LoweredTensor:
         """The tensor of the graph that holds a result, once it is lowered."""
-        return self._first(path)
+        result = self.results[path]
+        if result.first is None:
+            assert result.pending is not None
+            result.first = self._reshaped(result, result.pending)
+            result.forms[result.first.layout.axes] = result.first.name
+        return result.first
 
     # --- what a step reads ------------------------------------------------------------------------------------------
 
     def layout(self, path: str) -> Layout:
         """The layout of a stored tensor."""
-        return self._first(path).layout
+        return self.stored(path).layout
 
     def shape(self, path: str) -> tuple[int, ...]:
         """The user's shape of a stored tensor, for a batch of one."""
@@ -173,7 +179,7 @@ class Lowering:
     def operand(self, path: str, layout: Layout) -> str:
         """Name of the tensor with its axes in the requested order; transposes it if necessary."""
         result = self.results[path]
-        first = self._first(path)
+        first = self.stored(path)
         name = result.forms.get(layout.axes)
         if name is None:
             name = self._move(result, first, layout)
@@ -189,7 +195,7 @@ class Lowering:
         rank = len(result.shape)
         if result.pending is not None:
             origin = result.pending.operands[0]
-            source, stored = self.results[origin], self._first(origin)
+            source, stored = self.results[origin], self.stored(origin)
             *groups, (joined, made) = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
             now = without_units(stored.layout.axes, source.shape, source.batch_axis)
             head = [axis for group, _ in groups for axis in group]
@@ -199,7 +205,7 @@ class Lowering:
                 order = order.transpose([joined.index(axis) for axis in now[len(head) :]]).reshape(-1)
                 name = self._reshape(stored.name, result.shape, f"{stored.name}/{_last(result.pending.path)}")
                 return name, order, Layout(tuple(range(rank)))
-        layout = with_last(self._first(path).layout, rank, (rank - 1,))
+        layout = with_last(self.stored(path).layout, rank, (rank - 1,))
         return self.operand(path, layout), None, layout
 
     def channels_last(self, path: str, channel_axis: int) -> Layout:
@@ -268,14 +274,12 @@ class Lowering:
         self._names.add(name)
         return name
 
-    def emit(
-        self, operator: DeviceOperator, step: PlanStep, operands: Sequence[str], attributes: Mapping[str, Any]
-    ) -> str:
+    def emit(self, operator: DeviceOperator, step: PlanStep, operands: Sequence[str], attributes: Attributes) -> str:
         """Adds the operator of a step; its result is stored as the plan says."""
         if operator.same_quantization:
             target = self.stored_placement(step)
             operands = [self.on_grid(name, target, f"{step.path}/requantized_{i}") for i, name in enumerate(operands)]
-            output: Any = target
+            output: Quantization | tuple[Quantization, ...] = target
         else:
             output = self.placements(step)
         if "activation" in operator.attributes:
@@ -379,7 +383,7 @@ class Lowering:
         self,
         operator: DeviceOperator,
         step: PlanStep,
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Attributes | None = None,
         name: str | None = None,
     ) -> LoweredTensor:
         """A step with weights.
@@ -443,7 +447,7 @@ class Lowering:
         return attributes
 
     def _padding(
-        self, source: str, step: PlanStep, attributes: Mapping[str, Any], window: Sequence[int] | None = None
+        self, source: str, step: PlanStep, attributes: Attributes, window: Sequence[int] | None = None
     ) -> tuple[str, str]:
         """The operand (padded if necessary) and the device's name for the padding that a step asks for.
 
@@ -466,7 +470,7 @@ class Lowering:
 
     def rename_axes(self, step: PlanStep, axes: Sequence[int]) -> LoweredTensor:
         """A permutation: nothing moves, the user only numbers the axes of the same tensor differently."""
-        first = self._first(step.operands[0])
+        first = self.stored(step.operands[0])
         moved = tuple(axes.index(axis) if axis >= 0 else -1 for axis in first.layout.axes)
         return LoweredTensor(first.name, Layout(moved))
 
@@ -507,17 +511,9 @@ class Lowering:
             return None
         return _channels_last(rank, int(step.batch_axis or 0), axis)
 
-    def _first(self, path: str) -> LoweredTensor:
-        result = self.results[path]
-        if result.first is None:
-            assert result.pending is not None
-            result.first = self._reshaped(result, result.pending)
-            result.forms[result.first.layout.axes] = result.first.name
-        return result.first
-
     def _reshaped(self, result: _Result, pending: PlanStep) -> LoweredTensor:
         path = pending.operands[0]
-        source, stored = self.results[path], self._first(path)
+        source, stored = self.results[path], self.stored(path)
         groups = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
         for taken, made in groups:
             if source.batch_axis in taken and (taken[0], made[0]) != (source.batch_axis, result.batch_axis):
@@ -599,7 +595,7 @@ class Lowering:
     def _signature(self, outputs: Sequence[str]) -> Signature:
         return Signature(
             tuple(
-                Port(each.name or each.path, self._first(each.path).name, self.layout(each.path).axes, (),
+                Port(each.name or each.path, self.stored(each.path).name, self.layout(each.path).axes, (),
                      self._limits(each))
                 for each in self.plan.inputs
             ),

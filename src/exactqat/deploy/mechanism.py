@@ -64,17 +64,13 @@ def mechanism_of(
     differing = sum(int(np.count_nonzero(each)) for each in where)
     if not differing:
         return None
-    found = _fewest(first, second, lambda profile: _equal(computed(profile), theirs))
+    found = _fewest(first, second, lambda profile: all(map(np.array_equal, computed(profile), theirs)))
     ties = None
     steps = declaration.exact_steps(Call(codes, inputs, outputs, operator.attributes, first))
     if steps is not None:
         exact = np.abs(steps[where[0]])
         ties = int(np.count_nonzero(np.abs(exact % 1 - 0.5) <= TIE * np.maximum(exact, 1)))
     return Mechanism(found, differing, ties, _sentence(operator.kind, found, differing, ties))
-
-
-def _equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
 
 
 def _fewest(first: Profile, second: Profile, explains: Callable[[Profile], bool]) -> tuple[str, ...]:
@@ -101,6 +97,3 @@ def _sentence(kind: str, properties: Sequence[str], differing: int, ties: int | 
     if ties and ties < differing:
         text += f" ({ties:,} of {differing:,} lie exactly half way between two codes)"
     return text
-
-
-__all__ = ["Mechanism", "mechanism_of"]

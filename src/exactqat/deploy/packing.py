@@ -45,6 +45,3 @@ def packed(graph: Graph, device: str | Profile | None = None) -> Graph:
 
 def _fits(codes: np.ndarray) -> bool:
     return bool(codes.size and codes.min() >= INT4_MIN and codes.max() <= INT4_MAX)
-
-
-__all__ = ["packed"]

@@ -13,18 +13,19 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..kit.device import OPERATORS, Profile, Refusal, profile_named
 from ..kit.display import Finding, shortened
 from .comparing import Codes
+from .examples import Data
 from .formats.tflite import tflite_bytes, write_whole
-from .graph import Graph, Operator, Tensor, check_operator
-from .inspect import EXAMPLES, SECONDS, Inspection, Subject, codes_of, inspect_subject, read_subject
+from .graph import Graph, Operator, check_operator
+from .inspect import EXAMPLES, SECONDS, Inspection, Subject, codes_of, inspect, read_subject
 from .mechanism import mechanism_of
 from .runtimes import open_runtime
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
@@ -64,8 +65,7 @@ class Reduction(Finding):
         return f"{self.graph}, {self.arrays}: {self.sentence}"
 
 
-@dataclass(frozen=True)
-class _Sought:
+class _Sought(NamedTuple):
     """A difference that an inspection found: between two devices, or a runtime (first) and its simulation."""
 
     result: str
@@ -73,18 +73,15 @@ class _Sought:
     second: str
 
     @property
-    def runtime(self) -> bool:
-        return self.first == self.second
-
-    @property
     def sides(self) -> tuple[str, str]:
-        return (f"{self.first} runtime", f"{self.first} simulation") if self.runtime else (self.first, self.second)
+        one = self.first == self.second
+        return (f"{self.first} runtime", f"{self.first} simulation") if one else (self.first, self.second)
 
 
 def reduce(
     path: str | os.PathLike[str],
     into: str | os.PathLike[str],
-    data: Any = None,
+    data: Data = None,
     examples: int = EXAMPLES,
     devices: Sequence[str | Profile] | None = None,
     seed: int = 0,
@@ -108,7 +105,7 @@ def reduce(
     subject = read_subject(path)
     if subject.suffix != ".tflite":
         raise Refusal(f"{shortened(subject.name)} is an .onnx file; .tflite files are reduced")
-    sought = _sought(inspect_subject(subject, data, examples, devices, seed, seconds, say))
+    sought = _sought(inspect(subject, data, examples, devices, seed, seconds, progress))
     if sought is None:
         return None
     say("reducing the difference")
@@ -116,10 +113,8 @@ def reduce(
         raise Refusal("a network with variables cannot be reduced: its differences depend on all calls before")
     codes = codes_of(subject, data, examples, seed)
     with tempfile.TemporaryDirectory() as folder:
-        given: dict[str, Any] = {str(at): codes[name] for at, name in enumerate(subject.graph.inputs)}
-        np.savez(Path(folder) / "codes.npz", **given)
         try:
-            said = try_in_a_child(_work, subject, sought, folder, seconds=seconds)
+            said = try_in_a_child(_work, subject, codes, sought, folder, seconds=seconds)
         except RuntimeRefusal as error:
             said = str(error)
         if not (Path(folder) / "facts.json").exists():
@@ -137,12 +132,9 @@ def reduce(
 
 def _sought(found: Inspection) -> _Sought | None:
     rows = [(row, device.profile) for device in found.devices for row in device.operators if row.differing]
-    rows.sort(key=lambda pair: not pair[0].exact)
-    if rows:
-        row, profile = rows[0]
+    for row, profile in sorted(rows, key=lambda pair: not pair[0].exact):
         return _Sought(row.name, profile, profile)
-    here = [each for each in found.disagreements if set(each.profiles) <= set(found.ran_on)]
-    for each in (*here, *found.disagreements):
+    for each in sorted(found.disagreements, key=lambda each: not set(each.profiles) <= set(found.ran_on)):
         return _Sought(each.layer, *each.profiles)
     return None
 
@@ -150,50 +142,39 @@ def _sought(found: Inspection) -> _Sought | None:
 # --- in another process ---------------------------------------------------------------------------------------------
 
 
-def _work(subject: Subject, sought: _Sought, folder: str) -> None:
-    graph = subject.graph
-    with np.load(Path(folder) / "codes.npz") as archive:
-        codes = {name: archive[str(at)] for at, name in enumerate(graph.inputs)}
+def _work(subject: Subject, codes: Codes, sought: _Sought, folder: str) -> None:
+    graph, first = subject.graph, sought.first
     number = next(at for at, operator in enumerate(graph.operators) if sought.result in operator.outputs)
-    differs = difference(sought.first, sought.second)
+    before = graph.operators[:number]
+    differs = difference(first, sought.second)
     for example in range(len(next(iter(codes.values())))):
-        batch = {name: array[example : example + 1] for name, array in codes.items()}
-        values = {**batch, **_values(subject, sought, batch, number)}
+        # What is computed up to the operator: by the runtime if it is the one in question, else by the simulation.
+        values = {name: array[example : example + 1] for name, array in codes.items()}
+        if before and first == sought.second:
+            values |= subject.opened(first).run(values)[0]
+            for operator in before:
+                # The file has no codes for results that only move others.
+                if any(name not in values for name in operator.outputs):
+                    values |= simulate_results(graph, operator, values, first)
+        elif before:
+            names = [name for operator in before for name in operator.outputs]
+            values |= simulate(graph, values, first, names, progress=False)
         for depth in range(1, number + 2):
             part = cut_out(graph, number, depth)
             given: Codes = {name: values[name] for name in part.inputs}
             if differs(part, given):
                 # A runtime may crash on what is tried; then this is the result.
                 _keep(part, given, sought, Path(folder))
-                part, given = shrink(part, given, differs)
-                _keep(part, given, sought, Path(folder))
+                _keep(*shrink(part, given, differs), sought, Path(folder))
                 return
-
-
-def _values(subject: Subject, sought: _Sought, batch: Codes, number: int) -> Codes:
-    """What is computed up to an operator: by the runtime if it is the one in question, else by the first device's
-    simulation."""
-    graph, operators = subject.graph, subject.graph.operators[:number]
-    if not operators:
-        return {}
-    if not sought.runtime:
-        names = tuple(name for operator in operators for name in operator.outputs)
-        return simulate(graph, batch, sought.first, names, progress=False)
-    values, _ = subject.opened(sought.first).run(batch)
-    for operator in operators:
-        # The file has no codes for results that only move others.
-        if any(name not in values for name in operator.outputs):
-            values.update(simulate_results(graph, operator, {**batch, **values}, sought.first))
-    return values
 
 
 def difference(first: str | Profile, second: str | Profile) -> Differs:
     """Whether a graph's results differ between two devices' simulations, or, for the same one twice, between its
     runtime and its simulation."""
-    first, second = profile_named(first), profile_named(second)
 
     def differs(graph: Graph, codes: Codes) -> bool:
-        ours, theirs = both(graph, codes, first, second)
+        ours, theirs = both(graph, codes, profile_named(first), profile_named(second))
         return any(not np.array_equal(ours[name], theirs[name]) for name in graph.outputs)
 
     return differs
@@ -223,7 +204,7 @@ def cut_out(graph: Graph, number: int, depth: int = 1) -> Graph:
 
 
 def _keep(graph: Graph, codes: Codes, sought: _Sought, folder: Path) -> None:
-    sides = both(graph, codes, profile_named(sought.first), profile_named(sought.second))
+    first, second = sides = both(graph, codes, profile_named(sought.first), profile_named(sought.second))
     arrays: dict[str, Any] = dict(codes)
     for side, results in zip(sought.sides, sides, strict=True):
         arrays |= {f"{side}/{name}": results[name] for name in graph.outputs}
@@ -231,21 +212,19 @@ def _keep(graph: Graph, codes: Codes, sought: _Sought, folder: Path) -> None:
     (folder / "reduced.tflite").write_bytes(tflite_bytes(graph, "reduced"))
     values = sum(int(np.size(codes[name])) for name in graph.inputs)
     values += sum(tensor.data.size for tensor in graph.tensors.values() if tensor.data is not None)
-    differing = sum(int(np.count_nonzero(sides[0][name] != sides[1][name])) for name in graph.outputs)
+    unequal = {name: first[name] != second[name] for name in graph.outputs}
+    name = next(name for name, where in unequal.items() if np.any(where))
+    place = tuple(int(at[0]) for at in np.nonzero(unequal[name]))
     kinds = [operator.kind for operator in graph.operators]
-    name = next(each for each in graph.outputs if np.any(sides[0][each] != sides[1][each]))
-    place = tuple(int(at[0]) for at in np.nonzero(sides[0][name] != sides[1][name]))
-    why = None if sought.runtime else mechanism_of(graph, graph.operators[-1], codes, sought.first, sought.second)
     sentence = (
-        f"{', '.join(kinds)} of {values:,} values: {sought.sides[0]} computes {int(sides[0][name][place])}, "
-        f"{sought.sides[1]} {int(sides[1][name][place])}"
+        f"{', '.join(kinds)} of {values:,} values: {sought.sides[0]} computes {int(first[name][place])}, "
+        f"{sought.sides[1]} {int(second[name][place])}"
     )
-    facts = {
-        "kinds": kinds,
-        "values": values,
-        "differing": differing,
-        "sentence": sentence if why is None else f"{sentence} ({why.sentence})",
-    }
+    if sought.first != sought.second:
+        why = mechanism_of(graph, graph.operators[-1], codes, sought.first, sought.second)
+        sentence += "" if why is None else f" ({why.sentence})"
+    differing = sum(int(np.count_nonzero(where)) for where in unequal.values())
+    facts = {"kinds": kinds, "values": values, "differing": differing, "sentence": sentence}
     (folder / "facts.json").write_text(json.dumps(facts))
 
 
@@ -254,26 +233,20 @@ def _keep(graph: Graph, codes: Codes, sought: _Sought, folder: Path) -> None:
 
 def shrink(graph: Graph, codes: Codes, differs: Differs) -> tuple[Graph, Codes]:
     """A smaller graph and smaller codes that still differ: no single further cut keeps the difference."""
-    left = MOST_TRIES
-    changed = True
+    left, changed = MOST_TRIES, True
     while changed:
         changed = False
-        for candidates in (_shorter, _zeroed):
-            again = True
-            while again and left > 0:
-                again = False
-                for smaller in candidates(graph, codes):
-                    left -= 1
-                    if left <= 0:
-                        break
-                    try:
-                        fits = differs(*smaller)
-                    except (ValueError, RuntimeError):  # no device takes it
-                        continue
-                    if fits:
-                        graph, codes = smaller
-                        again = changed = True
-                        break
+        for smaller in chain(_shorter(graph, codes), _zeroed(graph, codes)):
+            left -= 1
+            if left <= 0:
+                break
+            try:
+                changed = differs(*smaller)
+            except (ValueError, RuntimeError):  # no device takes it
+                continue
+            if changed:
+                graph, codes = smaller
+                break
     return graph, codes
 
 
@@ -361,14 +334,8 @@ def _zeroed(graph: Graph, codes: Codes) -> Iterator[tuple[Graph, Codes]]:
             for start in range(0, len(places), length):
                 changed = values.copy()
                 changed.reshape(-1)[places[start : start + length]] = zero
-                yield _with(graph, codes, tensor, changed)
+                if tensor.data is None:
+                    yield graph, {**codes, name: changed}
+                else:
+                    yield replace(graph, tensors={**graph.tensors, name: replace(tensor, data=changed)}), codes
             length //= 2
-
-
-def _with(graph: Graph, codes: Codes, tensor: Tensor, values: np.ndarray) -> tuple[Graph, Codes]:
-    if tensor.data is None:
-        return graph, {**codes, tensor.name: values}
-    return replace(graph, tensors={**graph.tensors, tensor.name: replace(tensor, data=values)}), codes
-
-
-__all__ = ["Reduction", "reduce"]

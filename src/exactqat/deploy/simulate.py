@@ -16,20 +16,17 @@ from importlib import resources
 import numpy as np
 
 from ..kit.device import PROFILES, Profile, profile_named
-from ..kit.device.tensor import RAW, dequantize, quantize
+from ..kit.device.tensor import RAW
 from ..kit.engine import Compiled, compiled_for
 from ..kit.progress import Clock
 from .graph import BUILT_IN, Graph, Operator, require_graph
 
-
-def _measured() -> dict[tuple[str, str], tuple[int, int, int]]:
-    content = json.loads(resources.files("exactqat.kit.device").joinpath("measured.json").read_text("utf-8"))
-    return {(kind, profile): tuple(row) for kind, rows in content["results"].items() for profile, row in rows.items()}
-
-
 # (kind, profile) -> results compared with the runtime, how many differed, and by how much at most. Written by
 # `tests/campaigns/sweep.py --write`, never by hand. An operator with int16 activations is listed as "CONV_2D:int16".
-MEASURED: dict[tuple[str, str], tuple[int, int, int]] = _measured()
+_MEASURED = json.loads(resources.files("exactqat.kit.device").joinpath("measured.json").read_text("utf-8"))["results"]
+MEASURED: dict[tuple[str, str], tuple[int, int, int]] = {
+    (kind, profile): tuple(row) for kind, rows in _MEASURED.items() for profile, row in rows.items()
+}
 # (kind, profile) -> results compared without a single difference. A pair missing here is not claimed to be exact.
 EXACT: dict[tuple[str, str], int] = {pair: values for pair, (values, differing, _) in MEASURED.items() if not differing}
 # Without delegates, what they leave to built-in kernels is the same operator.
@@ -95,19 +92,14 @@ def check_inputs(graph: Graph, x: np.ndarray | Mapping[str, np.ndarray]) -> dict
         if dtype in ("int32", RAW) and np.issubdtype(array.dtype, np.integer):
             arrays[name] = graph.as_indices(name, array)
         elif array.dtype != dtype:
-            raise TypeError(_wrong_dtype(name, dtype, array.dtype))
+            wanted, hint = ("integers", "") if dtype in ("int32", RAW) else (f"{dtype} codes", "; use `quantize`")
+            raise TypeError(f"input {name!r} must be {wanted}, got {array.dtype}{hint}")
         if array.ndim != len(expected) or array.shape[1:] != expected[1:]:
             sizes = ", ".join(map(str, expected[1:]))
             raise ValueError(f"input {name!r} must have shape [batch, {sizes}], got {array.shape}")
     if len({array.shape[0] for array in arrays.values()}) != 1:
         raise ValueError("all inputs must have the same batch size")
     return arrays
-
-
-def _wrong_dtype(name: str, dtype: str, given: np.dtype) -> str:
-    if dtype in ("int32", RAW):
-        return f"input {name!r} must be integers, got {given}"
-    return f"input {name!r} must be {dtype} codes, got {given}; use `quantize`"
 
 
 def simulate_operator(
@@ -140,19 +132,3 @@ def compile(graph: Graph, device: str | Profile = "xnnpack", like: Compiled | No
     """
     require_graph(graph)
     return Compiled(graph, device, like)
-
-
-__all__ = [
-    "EXACT",
-    "MEASURED",
-    "PROFILES",
-    "Compiled",
-    "check_inputs",
-    "compile",
-    "dequantize",
-    "quantize",
-    "simulate",
-    "simulate_operator",
-    "simulate_results",
-    "unclaimed",
-]

@@ -285,6 +285,3 @@ class Streaming(Builder):
             number += 1
             name = f"{wanted}_{number}"
         return name
-
-
-__all__ = ["Result", "State", "Streaming"]

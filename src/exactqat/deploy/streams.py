@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .stream_step import Result, State, Streaming
 from .tracks import Tracks
 
 
+@dataclass(eq=False, repr=False)
 class Stream:
     """A network that takes `frames` frames at a time; see `stream`.
 
@@ -30,19 +31,14 @@ class Stream:
         device: whose integers `step` computes.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        frames: int,
-        states: Sequence[State],
-        results: Mapping[str, Result],
-        device: str | Profile = "xnnpack",
-    ) -> None:
-        self.graph = graph
-        self.frames = frames
-        self.states = tuple(states)
-        self.results = dict(results)
-        self.device = profile_named(device)
+    graph: Graph
+    frames: int
+    states: Sequence[State]
+    results: Mapping[str, Result]
+    device: str | Profile = "xnnpack"
+
+    def __post_init__(self) -> None:
+        self.device = profile_named(self.device)
         self.reset()
 
     def reset(self) -> None:
@@ -170,6 +166,3 @@ def stream(
         raise ValueError(f"frames must be a multiple of {fewest}, as the network's strides make it, got {frames!r}")
     step, states, results = Streaming(tracks, int(frames)).run()
     return Stream(step, int(frames), states, results, device)
-
-
-__all__ = ["Result", "State", "Stream", "stream"]

@@ -210,6 +210,3 @@ class Tracks:
 
 def _zero(tensor: Tensor) -> int:
     return int(tensor.quantization.zero_point[0])
-
-
-__all__ = ["Placed", "Track", "Tracks"]

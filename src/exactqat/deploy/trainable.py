@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ..kit.device import OPERATORS, Tensor, profile_named
-from ..kit.device.operator import FLOAT, Refusal, need
+from ..kit.device.operator import FLOAT, Attributes, Refusal, need
 from ..kit.device.tensor import CODE_RANGES, dequantize
 from ..kit.device.weighted import Weighted
 from ..kit.display import listed, shortened
@@ -121,17 +120,17 @@ class Restoring:
         self.taken.add(path)
         return path
 
-    def _stored(self, name: str, **about: Any) -> str:
+    def _stored(self, name: str, of_inputs: bool = False) -> str:
         """The path of a tensor, with a grid of its own: the file's."""
         tensor = self.graph.tensors[name]
         path = self.paths[name] = self._path(name)
-        self._grid(path, tensor, **about)
+        self._grid(path, tensor, of_inputs=of_inputs)
         return path
 
-    def _grid(self, path: str, tensor: Tensor, **about: Any) -> None:
+    def _grid(self, path: str, tensor: Tensor, of_inputs: bool = False) -> None:
         bits = 16 if tensor.dtype == "int16" else 8
         fixed = float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])
-        self.grids[path] = Grid(path, Rule(activation_bits=bits), fixed=fixed, **about)
+        self.grids[path] = Grid(path, Rule(activation_bits=bits), fixed=fixed, of_inputs=of_inputs)
 
     def _input(self, name: str) -> tuple[str, str]:
         tensor = self.graph.tensors[name]
@@ -148,9 +147,6 @@ class Restoring:
         if name in self.lost:
             return ""
         return self.paths[name]
-
-    def _parameter(self, name: str, values: np.ndarray) -> str:
-        return self.made.add(self.constants, name, values)
 
     # --- operators --------------------------------------------------------------------------------------------------
 
@@ -200,7 +196,8 @@ class Restoring:
         name = self._path(f"{operator.outputs[0]}/operand_{position}")
         self._grid(name, tensor)
         steps = tensor.data.astype(np.float64) - float(tensor.quantization.zero_point[0])
-        return self._parameter(name, (steps * np.float64(tensor.quantization.scale[0])).astype(np.float32))
+        values = (steps * np.float64(tensor.quantization.scale[0])).astype(np.float32)
+        return self.made.add(self.constants, name, values)
 
     def readers(self, name: str) -> list[Operator]:
         """The operators that read a tensor; empty if it is also a result of the network."""
@@ -215,7 +212,7 @@ class Restoring:
         self,
         operator: Operator,
         operand: str = "",
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Attributes | None = None,
         stores: Operator | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> None:
@@ -251,7 +248,7 @@ class Restoring:
     def step(
         self,
         operator: Operator,
-        attributes: Mapping[str, Any],
+        attributes: Attributes,
         *,
         kind: str = "",
         operands: Sequence[str] | None = None,
@@ -282,9 +279,7 @@ class Restoring:
             PlanStep(path, kind, tuple(operands), attributes, "", shape, activation=activation, weights=weights)
         )
 
-    def part(
-        self, operator: Operator, kind: str, operand: str, attributes: Mapping[str, Any], shape: tuple[int, ...]
-    ) -> str:
+    def part(self, operator: Operator, kind: str, operand: str, attributes: Attributes, shape: tuple[int, ...]) -> str:
         """The path of a step that moves codes and has no name in the file."""
         need(operand in self.paths.values() or operand in self.shared, "one of its operands is a constant")
         path = self._path(f"{operator.outputs[0]}/part")
@@ -376,6 +371,3 @@ def compare_in_float(
         raise UnsupportedOperator(
             f"the network that would be trained computes other real numbers than the file: {listed(wrong)}"
         )
-
-
-__all__ = ["Trainable", "compare_in_float", "compare_with_file", "lowered_as_planned", "trainable"]

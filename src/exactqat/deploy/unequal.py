@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..kit.device import OPERATORS
 from ..kit.device.tensor import CODE_RANGES
@@ -22,21 +22,13 @@ class UnequalPartsWarning(UserWarning):
     """A tensor is stored on the grid of a much wider one, where little of its signal is left."""
 
 
-@dataclass(frozen=True)
-class UnequalPart:
-    """A part of a joined tensor or of a sum.
-
-    Attributes:
-        whole: the result; part: the operand.
-        decibels: what signal to noise the part keeps on the grid of the whole, if it fills its own.
-    """
+class UnequalPart(NamedTuple):
+    """The result that is joined or a sum, the operand, and what signal to noise this keeps on the grid of the whole if
+    it fills its own."""
 
     whole: str
     part: str
     decibels: float
-
-    def __str__(self) -> str:
-        return f"{shortened(self.part)} in {shortened(self.whole)} ({self.decibels:.0f} dB left)"
 
 
 def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
@@ -70,14 +62,12 @@ def _own(graph: Graph, makers: dict[str, Operator], name: str) -> str:
 def warn_of_unequal_parts(graph: Graph) -> None:
     """One warning for all of them."""
     found = unequal_parts(graph)
+    words = [f"{shortened(part)} in {shortened(whole)} ({left:.0f} dB left)" for whole, part, left in found]
     if found:
         warnings.warn(
             f"the whole's range is more than {WIDEST} times that of a part, and its grid leaves that little: "
-            f"{listed([str(part) for part in found], length=160)}. Return the parts as separate outputs, scale them "
+            f"{listed(words, length=160)}. Return the parts as separate outputs, scale them "
             f"alike before they meet, or give the whole 16 bits: qat.Rule({found[0].whole!r}, activation_bits=16)",
             UnequalPartsWarning,
             stacklevel=users_line(),
         )
-
-
-__all__ = ["UnequalPart", "UnequalPartsWarning", "unequal_parts", "warn_of_unequal_parts"]

@@ -114,6 +114,3 @@ def _bias(codes: np.ndarray, step: np.ndarray) -> np.ndarray:
 
 def _spread(single: Any, ones: Any) -> Any:
     return single * ones
-
-
-__all__ = ["Trainable", "weights_on_grid"]

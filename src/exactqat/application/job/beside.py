@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import qat
 from ...deploy.codes import input_codes as codes_of
-from ...deploy.comparison import Comparison, Report, Tally
+from ...deploy.comparison import Comparison, Report
 from ...deploy.graph import Graph
 from ...deploy.lower import lower_with_layouts
 from ...deploy.packing import packed
@@ -65,7 +65,8 @@ def beside_training(
     """
     lowered = lowered or lower_with_layouts(model)
     (output,) = graph.outputs
-    tallies: dict[str, Tally] = {}
+    kinds = {operator.outputs[0]: operator.kind for operator in graph.operators}
+    rows: dict[str, Comparison] = {}
     trained_answers, device_answers = [], []
     for start in range(0, len(codes), IMAGES_AT_A_TIME):
         block = slice(start, start + IMAGES_AT_A_TIME)
@@ -74,10 +75,8 @@ def beside_training(
         trained_answers.append(trained[output].argmax(1))
         device_answers.append(integers[output].argmax(1))
         for name, own in trained.items():
-            tallies.setdefault(name, Tally()).add(integers[name], own, "training")
-    kinds = {operator.outputs[0]: operator.kind for operator in graph.operators}
-    same = device == graph.trained_for
-    rows = {name: tally.comparison(name, kinds.get(name, "input"), same) for name, tally in tallies.items()}
+            new = Comparison(name, kinds.get(name, "input"), exact=device == graph.trained_for)
+            rows[name] = rows.get(name, new).counting(integers[name], own, "training")
     answers = np.concatenate(trained_answers), np.concatenate(device_answers)
     return Beside(tuple(rows.values()), rows[output], *answers, split.labels.numpy()[: len(codes)])
 

@@ -20,17 +20,18 @@ Needs `pip install 'exactqat[onnx]'`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ...kit.device import OPERATORS
 from ...kit.device.arithmetic import bounds
 from ...kit.device.as_onnx import SHIFT
-from ...kit.device.operator import Refusal
+from ...kit.device.operator import Attributes, Refusal
 from ...kit.device.profile import ONNXRUNTIME_X86
 from ...kit.device.tensor import CODE_RANGES, code_range
 from ...kit.display import listed, shortened
@@ -39,6 +40,9 @@ from ..signature import METADATA, Port, Signature
 from .tflite import import_deploy, write_whole
 
 OPSET = 21
+# A message of the file format: its classes are generated, and have no types.
+Proto = Any
+T = TypeVar("T")
 
 
 def write_onnx(graph: Graph, path: str | os.PathLike[str], description: str = "") -> Path:
@@ -66,7 +70,7 @@ def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
     Raises:
         ValueError: the file is damaged.
     """
-    onnx: Any = import_deploy("onnx", "onnx")
+    onnx = import_deploy("onnx", "onnx")
     own = onnx_bytes(graph)
     if own == content:
         return ()
@@ -104,9 +108,9 @@ class _Writer:
         self.ends = ends(graph)
         self.graph = _renamed(graph, inner_names(graph))
         self.inner = inner_names(graph)
-        self.onnx: Any = import_deploy("onnx", "onnx")
-        self.nodes: list[Any] = []
-        self.constants: dict[str, Any] = {}
+        self.onnx = import_deploy("onnx", "onnx")
+        self.nodes: list[Proto] = []
+        self.constants: dict[str, Proto] = {}
 
     def finish(self, description: str) -> bytes:
         for end in self.ends[0]:
@@ -132,7 +136,7 @@ class _Writer:
         self.onnx.checker.check_model(model, full_check=True)
         return bytes(model.SerializeToString(deterministic=True))
 
-    def description(self, end: End) -> Any:
+    def description(self, end: End) -> Proto:
         """For the list of inputs or outputs: real numbers, but indices in their own dtype."""
         tensor = self.graph.tensors[self.inner[end.tensor]]
         dtype = self.onnx.TensorProto.FLOAT
@@ -180,22 +184,21 @@ class _Writer:
         codes = self.node("Transpose", [f"{name}/codes"], f"{end.name}/turned", perm=turn)
         self.node("DequantizeLinear", [codes, *self.parameters(name, tensor.quantization)], end.name)
 
-    def constant(self, name: str, values: Any) -> str:
+    def constant(self, name: str, values: npt.ArrayLike) -> str:
         self.constants[name] = self.onnx.numpy_helper.from_array(np.asarray(values, order="C"), name)
         return name
 
-    def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+    def node(self, kind: str, inputs: list[str], output: str, **attributes: object) -> str:
         self.nodes.append(self.onnx.helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
 
-    def parameters(self, name: str, quantization: Quantization, dtype: Any = None) -> list[str]:
+    def parameters(self, name: str, quantization: Quantization, dtype: npt.DTypeLike | None = None) -> list[str]:
         """Scale and zero point as constants; for weights and biases in the named dtype."""
-        scale: Any = quantization.scale
-        zero_point: Any = quantization.zero_point.astype(quantization.dtype if dtype is None else dtype)
+        zero_point = quantization.zero_point.astype(quantization.dtype if dtype is None else dtype)
         zero_point = self.as_stored(zero_point) if dtype is None else zero_point
-        if quantization.axis is None:
-            scale, zero_point = scale[0], zero_point[0]
-        return [self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zero_point)]
+        one = 0 if quantization.axis is None else slice(None)
+        scale = self.constant(f"{name}/scale", quantization.scale[one])
+        return [scale, self.constant(f"{name}/zero_point", zero_point[one])]
 
     @staticmethod
     def as_stored(codes: np.ndarray) -> np.ndarray:
@@ -211,7 +214,7 @@ class _Writer:
         """The values that an activation's codes represent; name: of its parameters."""
         return self.node("DequantizeLinear", [codes, *self.parameters(name or result, quantization)], result)
 
-    def quantize(self, real: str, output: Tensor, attributes: Mapping[str, Any], codes: str) -> str:
+    def quantize(self, real: str, output: Tensor, attributes: Attributes, codes: str) -> str:
         """Codes of an operator's result within its fused activation, whatever their order of axes."""
         parameters = self.parameters(output.name, output.quantization)
         if output.dtype != "int8":
@@ -226,7 +229,7 @@ class _Writer:
         ]
         return self.node("Clip", [stored, *ends], codes)
 
-    def stored(self, output: Tensor, computed: str, attributes: Mapping[str, Any]) -> None:
+    def stored(self, output: Tensor, computed: str, attributes: Attributes) -> None:
         """An operator's result, its axes in ONNX's order."""
         codes = self.quantize(computed, output, attributes, f"{output.name}/codes")
         self.dequantize(codes, output.quantization, output.name)
@@ -283,7 +286,7 @@ class _Writer:
             self.node("DequantizeLinear", [codes, *parameters], tensor.name, **attributes)
         return tensor.name
 
-    def activated(self, attributes: Mapping[str, Any], output: Tensor, computed: str) -> str:
+    def activated(self, attributes: Attributes, output: Tensor, computed: str) -> str:
         """The tensor after the fused activation, in real numbers."""
         activation = attributes.get("activation", "NONE")
         if activation == "RELU":
@@ -317,7 +320,7 @@ class _Writer:
         """The position of one of the graph's axes in ONNX."""
         return self.order(rank).index(axis)
 
-    def in_order(self, entries: Any) -> tuple[Any, ...]:
+    def in_order(self, entries: Iterable[T]) -> tuple[T, ...]:
         """One entry for each of the graph's axes, in ONNX's order."""
         return channels_first(tuple(entries))
 
@@ -409,6 +412,6 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     return Graph(tensors, operators, named(graph.inputs), named(graph.outputs))
 
 
-def channels_first(axes: Any) -> tuple[Any, ...]:
+def channels_first(axes: Sequence[T]) -> tuple[T, ...]:
     """Anything that lists four axes as [batch, height, width, channels] in ONNX's order; others stay as they are."""
     return (axes[0], axes[3], axes[1], axes[2]) if len(axes) == 4 else tuple(axes)

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...kit.device.operator import Refusal
 from ...kit.display import shortened
+from .onnx import Proto
 from .read_tflite import path_of_file
 from .tflite import import_deploy
 
@@ -47,7 +47,7 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxModel:
 
 def model_of(content: bytes, name: str = "the file", folder: Path | None = None) -> OnnxModel:
     """As `read_onnx`, from a file's content; folder: where the files next to it are; without it, there may be none."""
-    onnx: Any = import_deploy("onnx", "onnx")
+    onnx = import_deploy("onnx", "onnx")
     try:
         model = onnx.load_model_from_string(content)
         if any(each.data_location == onnx.TensorProto.EXTERNAL for each in _tensors(model.graph)):
@@ -68,11 +68,8 @@ def model_of(content: bytes, name: str = "the file", folder: Path | None = None)
     return OnnxModel(name, content, inputs, tuple(outputs))
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
+def _tensors(graph: Proto) -> Iterator[Proto]:
     """The constants of a graph, including those of its operators."""
     yield from graph.initializer
     for node in graph.node:
         yield from (each.t for each in node.attribute if each.HasField("t"))
-
-
-__all__ = ["OnnxModel", "model_of", "read_onnx"]

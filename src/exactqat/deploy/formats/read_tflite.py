@@ -15,7 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +38,7 @@ from ...kit.device.file_forms import (
     without_wrapping,
 )
 from ...kit.device.leading_axis import RESHAPED, lacks_a_batch, with_leading_axis
-from ...kit.device.operator import BOOL, FLOAT, Refusal, in_float, is_wide
+from ...kit.device.operator import BOOL, FLOAT, Attributes, DeviceOperator, Refusal, in_float, is_wide
 from ...kit.device.profile import MICRO, REFERENCE, X86
 from ...kit.device.tensor import CODE_RANGES, INDICES, INT4, PLAIN, RAW, Quantization, Tensor, code_range, dequantize
 from ...kit.display import listed, shortened
@@ -46,7 +46,7 @@ from ...kit.engine.declared import by_declaration
 from ..graph import Graph, Operator, check_operator
 from ..signature import METADATA, Port, Signature
 from .read_variables import WITHOUT_RESULTS, Variables, assigned, called_once
-from .tflite import IDENTIFIER, file_schema, import_deploy, with_first_subgraph, words_of
+from .tflite import IDENTIFIER, Table, file_schema, import_deploy, with_first_subgraph, words_of
 
 # Bytes per value, where there are several.
 _WIDTHS = {"int16": 2, "float16": 2, "int32": 4, "uint32": 4, FLOAT: 4, "int64": 8, "uint64": 8, "float64": 8}
@@ -66,6 +66,8 @@ HALF = "float16"
 # What has subgraphs of its own: these are run by an operator, and that one represents a subgraph.
 CONTROL_FLOW, COMPOSITE = ("WHILE", "IF", "CALL", "STABLEHLO_WHILE", "STABLEHLO_CASE"), "STABLEHLO_COMPOSITE"
 MOST_COMPOSITES = 1000
+# A field of an operator's options by name; None where the file does not have it.
+Option = Callable[[str], Any]
 # Operators that the schema lacks, by their names in files.
 CUSTOM = {each.custom_code: kind for kind, each in OPERATORS.items() if each.custom_code}
 
@@ -166,23 +168,6 @@ def read_content(content: bytes, name: str = "the file", signature: str = "") ->
         raise Refusal(f"{shortened(name)} cannot be read: it is damaged ({detail})") from None
 
 
-@dataclass
-class _Problems:
-    """What cannot be read: the reasons, each with its places."""
-
-    places: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, reason: str, place: str) -> None:
-        self.places.setdefault(reason, []).append(place)
-
-    def refuse(self) -> None:
-        if not self.places:
-            return
-        parts = [f"{reason} (at {listed(places, 4)})" for reason, places in self.places.items()]
-        what = "one thing in it is" if len(parts) == 1 else f"{len(parts)} things in it are"
-        raise Refusal(f"{what} not supported: {'; '.join(parts)}")
-
-
 def unpacked(content: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """int8 codes of a constant that holds two per byte, the first one in the lower four bits."""
     count = math.prod(shape)
@@ -224,12 +209,13 @@ class _Reader:
         self.signature = signature or next((name for name, (_, at) in self.signatures.items() if at == 0), "")
         self.content = with_first_subgraph(content, self.chosen)
         self.model = self.schema.Model.GetRootAs(self.content, 0)
-        self.problems = _Problems()
+        # What cannot be read: the reasons, each with its places.
+        self.problems: dict[str, list[str]] = {}
         # Of composites: how many were read, and their own tensors.
         self.depth = 0
         self.parts: list[Tensor] = []
         # Of the subgraph being read.
-        self.subgraph: Any = None
+        self.subgraph: Table = None
         self.tensors: list[Tensor] = []
         self.open_batch: set[str] = set()
         self.unknown_shape: set[str] = set()
@@ -238,6 +224,9 @@ class _Reader:
         # Constants of dtypes that a graph's tensors may not have.
         self.unread: set[str] = set()
         self.known: dict[str, np.ndarray] = {}
+
+    def problem(self, reason: str, place: str) -> None:
+        self.problems.setdefault(reason, []).append(place)
 
     # --- safe access ----------------------------------------------------------------------------------------------
 
@@ -250,12 +239,12 @@ class _Reader:
             raise Refusal("it is damaged: it refers to the same bytes from too many places")
         return length
 
-    def entries(self, table: Any, name: str) -> list[Any]:
+    def entries(self, table: Table, name: str) -> list[Table]:
         """The tables of a list."""
         length = self.counted(getattr(table, f"{name}Length")(), 4)
         return [getattr(table, name)(at) for at in range(length)]
 
-    def numbers(self, table: Any, name: str) -> np.ndarray:
+    def numbers(self, table: Table, name: str) -> np.ndarray:
         """The numbers of a list, without a copy; empty if it is left out."""
         length = getattr(table, f"{name}Length")()
         if not length:
@@ -329,13 +318,16 @@ class _Reader:
             for end in found:
                 self.check_end(side, end)
         results = {name for operator in operators for name in operator.outputs}
-        if self.problems.places:
+        if self.problems:
             # The results of an operator that cannot be read are not a problem of their own.
             results.update(tensor.name for _, step in self.steps for tensor in step.outputs)
         for end in outputs:
             if end.tensor not in results and end.tensor not in {each.tensor for each in inputs}:
-                self.problems.add("an output that no operator computes", end.name)
-        self.problems.refuse()
+                self.problem("an output that no operator computes", end.name)
+        if self.problems:
+            parts = [f"{reason} (at {listed(places, 4)})" for reason, places in self.problems.items()]
+            what = "one thing in it is" if len(parts) == 1 else f"{len(parts)} things in it are"
+            raise Refusal(f"{what} not supported: {'; '.join(parts)}")
         graph = self.graph(operators, inputs, outputs)
         computed = {*graph.inputs, *graph.results()}
         positions = {tensor.name: at for at, tensor in enumerate(self.tensors) if tensor.name in computed}
@@ -343,7 +335,7 @@ class _Reader:
         description = self.text(model.Description())
         return TfliteFile(graph, inputs, outputs, positions, words, description, tuple(self.signatures), self.content)
 
-    def subgraph_at(self, number: int) -> Any:
+    def subgraph_at(self, number: int) -> Table:
         if not 0 < number < len(self.subgraphs):
             raise Refusal(f"it is damaged: subgraph {number} does not exist beside the one that is run")
         return self.subgraphs[number]
@@ -355,7 +347,7 @@ class _Reader:
         yield
         self.subgraph, self.tensors, self.open_batch, self.unknown_shape, self.unread, self.known = main
 
-    def read_subgraph(self, subgraph: Any) -> list[tuple[str, FileOperator]]:
+    def read_subgraph(self, subgraph: Table) -> list[tuple[str, FileOperator]]:
         """Its operators; `tensors` and everything else that belongs to a subgraph are then its own."""
         self.subgraph = subgraph
         self.tensors = self.read_tensors()
@@ -363,7 +355,7 @@ class _Reader:
         self.need_results(self.ends("Inputs"), steps)
         return steps
 
-    def read_step_or_parts(self, entry: Any) -> list[tuple[str, FileOperator]]:
+    def read_step_or_parts(self, entry: Table) -> list[tuple[str, FileOperator]]:
         """An operator, or those of the subgraph that a composite represents: runtimes run them where no accelerator
         knows the composite."""
         word, step = self.read_step(entry)
@@ -484,7 +476,7 @@ class _Reader:
             found.append(Tensor(name, shape, dtype, grid, data, bool(entry.IsVariable())))
         return found
 
-    def data(self, entry: Any, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    def data(self, entry: Table, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """A constant, as stored in the file."""
         content = self.buffer(entry.Buffer()) if entry.Buffer() else None
         if content is None or dtype not in (*DTYPES, HALF, RAW):
@@ -497,36 +489,36 @@ class _Reader:
                           f"{content.nbytes:,} bytes")  # fmt: skip
         return np.asarray(np.frombuffer(content, kind).reshape(shape).astype(dtype, copy=False))
 
-    def quantization(self, entry: Any, name: str, dtype: str, constant: bool) -> Quantization:
+    def quantization(self, entry: Table, name: str, dtype: str, constant: bool) -> Quantization:
         """A tensor's grid; `INDICES` if it has none."""
         found = entry.Quantization()
         scale = self.numbers(found, "Scale") if found is not None else np.zeros(0)
         zero_point = self.numbers(found, "ZeroPoint") if found is not None else np.zeros(0)
         if dtype in (FLOAT, BOOL) or dtype not in (*DTYPES, "uint8") or not scale.size:
             if dtype in CODE_RANGES:
-                self.problems.add(f"{dtype} without a scale", name)
+                self.problem(f"{dtype} without a scale", name)
             return INDICES
         if found.DetailsType():
-            self.problems.add("a quantization that is not affine", name)
+            self.problem("a quantization that is not affine", name)
         dimension = found.QuantizedDimension()
         # Filters in uint8 have one scale, whatever axis they name.
         axis = dimension if constant and (scale.size > 1 or (dimension and dtype != RAW)) else None
         if dimension and not constant:
             # XNNPACK does not take such tensors, and leaves operators to kernels that round differently.
-            self.problems.add("a result with a scale for each channel", name)
+            self.problem("a result with a scale for each channel", name)
         if not constant and np.any((scale > 0) & (scale < np.finfo(np.float32).tiny)):
             # XNNPACK rejects subnormal numbers, and others divide by them.
-            self.problems.add(f"the subnormal scale {scale[0]}", name)
+            self.problem(f"the subnormal scale {scale[0]}", name)
         if zero_point.size not in (1, scale.size):
             zero_point = np.zeros(1, np.int64)
-            self.problems.add("another number of zero points than of scales", name)
+            self.problem("another number of zero points than of scales", name)
         try:
             return Quantization(scale, zero_point, axis, dtype if dtype in CODE_RANGES else "int8")
         except ValueError as error:
-            self.problems.add(str(error), name)
+            self.problem(str(error), name)
             return INDICES
 
-    def read_step(self, entry: Any) -> tuple[str, FileOperator]:
+    def read_step(self, entry: Table) -> tuple[str, FileOperator]:
         """An operator's name, and what the file says about it."""
         index = entry.OpcodeIndex()
         if not 0 <= index < len(self.codes):
@@ -553,7 +545,7 @@ class _Reader:
         between = tuple(self.at(int(at)) for at in self.numbers(entry, "Intermediates"))
         return word, FileOperator(tuple(inputs), outputs, option, meaning, self.known, between)
 
-    def options(self, entry: Any, word: str) -> tuple[Callable[[str], Any], Callable[[str, str], str]]:
+    def options(self, entry: Table, word: str) -> tuple[Option, Callable[[str, str], str]]:
         """How to read the options of an operator of that name: fields, and names of enumeration values."""
         kind, table = entry.BuiltinOptionsType(), entry.BuiltinOptions()
         name = word_of("BuiltinOptions", kind)
@@ -587,7 +579,7 @@ class _Reader:
 
         return option, meaning
 
-    def custom_options(self, entry: Any) -> Callable[[str], Any]:
+    def custom_options(self, entry: Table) -> Option:
         """Likewise for an operator that the schema lacks: numbers by name."""
         content = bytes(self.numbers(entry, "CustomOptions"))
 
@@ -653,11 +645,11 @@ class _Reader:
     def check_end(self, side: str, end: FileEnd) -> None:
         tensor = self.used[end.tensor]
         if not is_known(tensor):
-            self.problems.add(f"an {side} in {tensor.dtype}", end.name)
+            self.problem(f"an {side} in {tensor.dtype}", end.name)
         elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT, *PLAIN):
-            self.problems.add(f"an input in {tensor.dtype}", end.name)
+            self.problem(f"an input in {tensor.dtype}", end.name)
         if not tensor.shape:
-            self.problems.add(f"an {side} without axes", end.name)
+            self.problem(f"an {side} without axes", end.name)
 
     # --- operators ------------------------------------------------------------------------------------------------
 
@@ -695,7 +687,7 @@ class _Reader:
             if found is not None and leading:
                 self.led.update(found.outputs)
             return length, self.between + ([] if found is None else [found])
-        self.problems.add(problems[0], self.steps[number][1].output.name)
+        self.problem(problems[0], self.steps[number][1].output.name)
         return 1, []
 
     def with_rank(self, tensor: Tensor, rank: int | None) -> Tensor:
@@ -766,9 +758,7 @@ class _Reader:
     def check_room(self, tensor: Tensor, values: int) -> None:
         """Notes a tensor for which the file has another number of values."""
         if tensor.name not in self.unknown_shape and not has_room(tensor, values):
-            self.problems.add(
-                f"a tensor of the shape {list(tensor.shape)}, where {values} values are computed", tensor.name
-            )
+            self.problem(f"a tensor of the shape {list(tensor.shape)}, where {values} values are computed", tensor.name)
 
     def is_real_constant(self, word: str, step: FileOperator) -> bool:
         """Whether the operator dequantizes a constant or converts it from float16; the result is then a constant of
@@ -877,9 +867,9 @@ class _Reader:
 
     def fold(
         self,
-        declaration: Any,
+        declaration: DeviceOperator,
         operands: Sequence[Tensor],
-        attributes: Mapping[str, Any],
+        attributes: Attributes,
         outputs: Sequence[Tensor],
         built_in: bool,
     ) -> bool:
@@ -944,7 +934,7 @@ class _Reader:
         return [step for _, step in steps]
 
     def checked(
-        self, word: str, operands: Sequence[Tensor], attributes: Mapping[str, Any], outputs: Sequence[Tensor]
+        self, word: str, operands: Sequence[Tensor], attributes: Attributes, outputs: Sequence[Tensor]
     ) -> Operator:
         """The graph's operator, once its declaration accepts it."""
         declaration = OPERATORS[word]
@@ -1041,6 +1031,3 @@ class _Reader:
                 ports.append(Port(self.text(entry.Name()), tensor, tuple(range(len(self.used[tensor].shape)))))
             sides.append(tuple(ports))
         return Signature(*sides)
-
-
-__all__ = ["FileEnd", "TfliteFile", "read_content", "read_tflite", "to_file"]

@@ -155,15 +155,3 @@ def called_once(steps: Sequence[Step]) -> set[int]:
     if any(word in (READ_VARIABLE, ASSIGN_VARIABLE) for word in words[:last]):
         raise Refusal("it uses variables before the subgraph runs that assigns their first values")
     return {int(step.option("initSubgraphIndex") or 0) for word, step in steps if word == CALL_ONCE}
-
-
-__all__ = [
-    "ASSIGN_VARIABLE",
-    "CALL_ONCE",
-    "READ_VARIABLE",
-    "VAR_HANDLE",
-    "WITHOUT_RESULTS",
-    "Variables",
-    "assigned",
-    "called_once",
-]

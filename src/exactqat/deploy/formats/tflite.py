@@ -14,7 +14,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from ..packing import packed as with_four_bits
 from ..signature import KEY, METADATA, Signature
 
 IDENTIFIER = b"TFL3"
+# A table of the file format: its classes are generated, and have no types.
+Table = Any
 _METADATA = METADATA.encode()
 
 
@@ -100,65 +102,50 @@ def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
     lowered = bool(graph.trained_for)
     own, file = (_declared(each) for each in (tflite_bytes(graph), content))
     found = []
-    for name, tensor in graph.tensors.items():
-        if name not in file.tensors or (tensor.data is not None and not lowered):
+    for (name, word), ours in own.items():
+        theirs, tensor = file.get((name, word)), graph.tensors.get(name)
+        if theirs == ours or (name and (theirs is None or tensor is None or (tensor.data is not None and not lowered))):
             continue
-        for word, ours, theirs in zip(_DECLARED, own.tensors[name], file.tensors[name], strict=True):
-            if ours != theirs:
-                found.append(f"tensor {shortened(name)!r} has the {word} {theirs} in the file, {ours} in the graph")
-    for word, ours, theirs in (("inputs", own.inputs, file.inputs), ("outputs", own.outputs, file.outputs)):
-        if ours != theirs:
-            found.append(f"the file's {word} are {listed(theirs)}, the graph's {listed(ours)}")
-    if own.signature != file.signature and (lowered or file.signature is not None):
-        what = "says nothing" if file.signature is None else "says something else"
-        found.append(f"the file's metadata {what} about names and axes of inputs and outputs")
+        if name:
+            found.append(f"tensor {shortened(name)!r} has the {word} {theirs} in the file, {ours} in the graph")
+        elif word != METADATA:
+            found.append(f"the file's {word} are {listed(theirs or ())}, the graph's {listed(ours)}")
+        elif lowered or theirs is not None:
+            what = "says nothing" if theirs is None else "says something else"
+            found.append(f"the file's metadata {what} about names and axes of inputs and outputs")
     return tuple(found)
 
 
-_DECLARED = ("shape", "dtype", "scale", "zero point", "channel axis")
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """What a file says of its tensors by name, as in `_DECLARED`, of its ends, and in its metadata."""
-
-    tensors: dict[str, tuple[Any, ...]]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    signature: str | None
-
-
-def _declared(content: bytes) -> _Declared:
+def _declared(content: bytes) -> dict[tuple[str, str], Any]:
+    """What a file says of its tensors by name, and of itself by no name."""
     words = words_of("TensorType")
 
-    def numbers(values: Any) -> list[Any]:
+    def numbers(values: Table) -> list[int | float]:
         return [] if np.isscalar(values) else list(values.tolist())
 
+    said: dict[tuple[str, str], Any] = {}
     try:
         model = file_schema().Model.GetRootAs(content, 0)
         subgraph = model.Subgraphs(0)
-        tensors, names = {}, []
         for at in range(subgraph.TensorsLength()):
             tensor = subgraph.Tensors(at)
-            names.append((tensor.Name() or b"").decode("utf-8", "replace"))
+            name = (tensor.Name() or b"").decode("utf-8", "replace")
             grid, shape = tensor.Quantization(), numbers(tensor.ShapeAsNumpy())
-            on_grid = ([], [], 0) if grid is None else (
-                numbers(grid.ScaleAsNumpy()), numbers(grid.ZeroPointAsNumpy()), grid.QuantizedDimension()
-            )  # fmt: skip
-            shape = shape if tensor.Buffer() else shape[1:]
-            tensors[names[-1]] = (shape, words.get(tensor.Type(), "UNKNOWN").lower(), *on_grid)
-        inputs, outputs = (
-            tuple(names[at] for at in numbers(side)) for side in (subgraph.InputsAsNumpy(), subgraph.OutputsAsNumpy())
-        )
+            said[name, "shape"] = shape if tensor.Buffer() else shape[1:]
+            said[name, "dtype"] = words.get(tensor.Type(), "UNKNOWN").lower()
+            said[name, "scale"] = [] if grid is None else numbers(grid.ScaleAsNumpy())
+            said[name, "zero point"] = [] if grid is None else numbers(grid.ZeroPointAsNumpy())
+            said[name, "channel axis"] = 0 if grid is None else grid.QuantizedDimension()
+        said["", "inputs"], said["", "outputs"] = end_names(content)
         entries = [model.Metadata(at) for at in range(model.MetadataLength())]
         own = [bytes(model.Buffers(each.Buffer()).DataAsNumpy()) for each in entries if each.Name() == _METADATA]
     except Exception as error:  # noqa: BLE001 - the schema's classes trust all that they read
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     try:
-        signature = Signature.from_json(own[0]).as_json() if len(own) == 1 else None
+        said["", METADATA] = Signature.from_json(own[0]).as_json() if len(own) == 1 else None
     except ValueError:
-        signature = None
-    return _Declared(tensors, inputs, outputs, signature)
+        said["", METADATA] = None
+    return said
 
 
 def import_deploy(name: str, extra: str = "deploy") -> Any:
@@ -169,7 +156,7 @@ def import_deploy(name: str, extra: str = "deploy") -> Any:
         raise ImportError(f"this needs {name}: pip install 'exactqat[{extra}]'") from error
 
 
-def file_schema() -> Any:
+def file_schema() -> Table:
     """The classes of the file format."""
     return import_deploy("ai_edge_litert.schema_py_generated")
 
@@ -181,14 +168,20 @@ def words_of(enumeration: str) -> dict[int, str]:
     return {value: word for word, value in values if isinstance(value, int)}
 
 
+def end_names(content: bytes) -> tuple[list[str], list[str]]:
+    """The names of a file's inputs and of its outputs, in its order."""
+    subgraph = file_schema().Model.GetRootAs(content, 0).Subgraphs(0)
+    inputs, outputs = (
+        [(subgraph.Tensors(entry(at)).Name() or b"").decode("utf-8", "replace") for at in range(length())]
+        for entry, length in (
+            (subgraph.Inputs, subgraph.InputsLength),
+            (subgraph.Outputs, subgraph.OutputsLength),
+        )
+    )
+    return inputs, outputs
+
+
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
-
-
-def two_to_a_byte(codes: np.ndarray) -> np.ndarray:
-    """Two codes per byte, the first one in the lower four bits."""
-    flat = codes.reshape(-1).view(np.uint8) & 15
-    even = np.pad(flat, (0, len(flat) % 2))
-    return np.asarray(even[::2] | (even[1::2] << 4), np.uint8)
 
 
 class _Writer:
@@ -199,11 +192,11 @@ class _Writer:
         self.unsigned = set(graph.in_uint8())
         self.schema = file_schema()
         self.buffers = [self.table("Buffer")]  # by convention buffer 0 is the empty one
-        self.tensors: list[Any] = []
+        self.tensors: list[Table] = []
         self.codes: dict[tuple[str, int], int] = {}
         self.indices = {name: self.add_tensor(tensor) for name, tensor in graph.tensors.items()}
 
-    def table(self, kind: str, **fields: Any) -> Any:
+    def table(self, kind: str, **fields: object) -> Table:
         """A table of the file. The classes of ai-edge-litert 2.0 take no arguments."""
         entry = getattr(self.schema, f"{kind}T")()
         unknown = sorted(set(fields) - set(vars(entry)))
@@ -240,13 +233,13 @@ class _Writer:
             buffers=self.buffers,
             operatorCodes=[self.operator_code(*code) for code in self.codes],
             signatureDefs=[self.signature()],
-            metadata=[self.metadata(), *self.kept_metadata()],
+            metadata=self.metadata(),
         )
         builder = import_deploy("flatbuffers").Builder(1 << 16)
         builder.Finish(model.Pack(builder), IDENTIFIER)
         return bytes(builder.Output())
 
-    def bare(self, word: str, operands: list[int], results: list[int], options: str, **fields: Any) -> Any:
+    def bare(self, word: str, operands: list[int], results: list[int], options: str, **fields: object) -> Table:
         """An operator that a graph lacks."""
         return self.table(
             "Operator",
@@ -257,14 +250,14 @@ class _Writer:
             builtinOptions=self.table(options, **fields),
         )
 
-    def handle(self, variable: Tensor) -> tuple[int, Any]:
+    def handle(self, variable: Tensor) -> tuple[int, Table]:
         """The number of a variable's handle among the collected tensors, and the operator that makes it."""
         resource = self.schema.TensorType.RESOURCE
         entry = self.table("Tensor", name=f"{variable.name}/handle", shape=[], type=resource, hasRank=True)
         number = self.append(entry)
         return number, self.bare("VAR_HANDLE", [], [number], "VarHandleOptions", container="", sharedName=variable.name)
 
-    def first_values(self, variables: Sequence[Tensor]) -> Any:
+    def first_values(self, variables: Sequence[Tensor]) -> Table:
         """The subgraph that runs once."""
         self.tensors, operators = [], []
         for variable in variables:
@@ -278,7 +271,7 @@ class _Writer:
             "SubGraph", name="first_values", tensors=self.tensors, operators=operators, inputs=[], outputs=[]
         )
 
-    def signature(self) -> Any:
+    def signature(self) -> Table:
         """The user's names, by which runtimes accept arrays (`interpreter.get_signature_runner()`)."""
         signature = self.graph.signature
         inputs, outputs = (
@@ -287,17 +280,13 @@ class _Writer:
         )
         return self.table("SignatureDef", inputs=inputs, outputs=outputs, signatureKey=KEY, subgraphIndex=0)
 
-    def metadata(self) -> Any:
-        """The whole signature, axes included."""
-        content = np.frombuffer(self.graph.signature.as_json().encode(), np.uint8)
-        return self.table("Metadata", name=METADATA, buffer=self.add_buffer(content))
-
-    def kept_metadata(self) -> list[Any]:
-        """The metadata of the file that the graph was read from."""
-        kept = ((name, content) for name, content in self.graph.metadata.items() if name != METADATA)
+    def metadata(self) -> list[Table]:
+        """The whole signature, axes included, and the metadata of the file that the graph was read from."""
+        contents = {METADATA: self.graph.signature.as_json().encode()}
+        contents |= {name: content for name, content in self.graph.metadata.items() if name != METADATA}
         return [
             self.table("Metadata", name=name, buffer=self.add_buffer(np.frombuffer(content, np.uint8)))
-            for name, content in kept
+            for name, content in contents.items()
         ]
 
     def add_tensor(self, tensor: Tensor) -> int:
@@ -322,10 +311,15 @@ class _Writer:
         elif tensor.data is None:
             entry.shapeSignature = [-1, *tensor.shape[1:]]
         else:
-            entry.buffer = self.add_buffer(two_to_a_byte(tensor.data) if tensor.dtype == INT4 else tensor.data)
+            data = tensor.data
+            if tensor.dtype == INT4:  # two codes per byte, the first one in the lower four bits
+                flat = data.reshape(-1).view(np.uint8) & 15
+                even = np.pad(flat, (0, len(flat) % 2))
+                data = even[::2] | (even[1::2] << 4)
+            entry.buffer = self.add_buffer(data)
         return self.append(entry)
 
-    def append(self, entry: Any) -> int:
+    def append(self, entry: Table) -> int:
         self.tensors.append(entry)
         return len(self.tensors) - 1
 
@@ -334,7 +328,7 @@ class _Writer:
         self.buffers.append(self.table("Buffer", data=np.frombuffer(little_endian.tobytes(), np.uint8)))
         return len(self.buffers) - 1
 
-    def quantization(self, quantization: Quantization) -> Any:
+    def quantization(self, quantization: Quantization) -> Table:
         return self.table(
             "QuantizationParameters",
             scale=quantization.scale,
@@ -342,14 +336,14 @@ class _Writer:
             quantizedDimension=quantization.axis or 0,
         )
 
-    def operator_code(self, kind: str, version: int) -> Any:
+    def operator_code(self, kind: str, version: int) -> Table:
         custom = OPERATORS[kind].custom_code if kind in OPERATORS else ""
         code = getattr(self.schema.BuiltinOperator, "CUSTOM" if custom else kind)
         # Readers from before the 32-bit field look at the deprecated byte, which stops at 127.
         fields = {"builtinCode": code, "deprecatedBuiltinCode": min(code, 127), "customCode": custom or None}
         return self.table("OperatorCode", version=version, **fields)
 
-    def operator(self, operator: Operator) -> list[Any]:
+    def operator(self, operator: Operator) -> list[Table]:
         """The operators of the file for one operator of the graph."""
         tensors = [self.graph.tensors[name] for name in operator.inputs]
         output = self.graph.tensors[operator.outputs[0]]
@@ -357,7 +351,7 @@ class _Writer:
         made: dict[str, int] = {}
         return [self.step(operator, step, output, made) for step in steps]
 
-    def step(self, operator: Operator, step: FileStep, output: Tensor, made: dict[str, int]) -> Any:
+    def step(self, operator: Operator, step: FileStep, output: Tensor, made: dict[str, int]) -> Table:
         schema, inputs = self.schema, []
         for operand in step.operands:
             if operand is None:

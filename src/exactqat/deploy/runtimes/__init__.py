@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from ...kit.device import Profile, profile_named
 from ...kit.device.profile import that_run, with_alias
-from .emulation import SET_UP, is_set_up
-from .litert import Emulated, LiteRT
+from ..formats.tflite import end_names, import_deploy
+from .emulation import SET_UP, EmulatedInterpreter, is_set_up
+from .litert import LiteRT
 from .micro import Micro
-from .onnxruntime import OnnxRuntime, saturates
+from .onnxruntime import saturates
 
-# By the distribution that provides it; `device.Profile.runtime` names one of them.
-RUNTIMES: dict[str, type[LiteRT] | type[Micro]] = {"ai-edge-litert": LiteRT, "tflite-micro": Micro}
-# Likewise those for other files, which need the graph as well as the file.
-_ALL: dict[str, type[LiteRT] | type[Micro] | type[OnnxRuntime]] = {**RUNTIMES, "onnxruntime": OnnxRuntime}
+# By the distribution that `device.Profile.runtime` names: its module, and the extra that installs it.
+RUNTIMES = {
+    "ai-edge-litert": ("ai_edge_litert", "deploy"),
+    "tflite-micro": ("tflite_micro", "micro"),
+    "onnxruntime": ("onnxruntime", "onnx"),
+}
 
 
 def profiles_here(file: str = ".tflite") -> tuple[str, ...]:
@@ -31,7 +37,7 @@ def profiles_here(file: str = ".tflite") -> tuple[str, ...]:
     installed = [
         profile
         for profile in map(profile_named, that_run(file))
-        if profile.runtime in _ALL and importlib.util.find_spec(_ALL[profile.runtime].module) is not None
+        if profile.runtime in RUNTIMES and importlib.util.find_spec(RUNTIMES[profile.runtime][0]) is not None
     ]
     native = [profile.name for profile in installed if profile.runs_on(machine) and not _saturates(profile)]
     emulated = [profile.name for profile in installed if profile.emulated and is_set_up()]
@@ -50,9 +56,9 @@ def profile_here(profile: str | Profile) -> str:
     wanted = next((each for each in shared if each.name in here), None) or profile_named(profile)
     if wanted.name in here:
         return wanted.name
-    if wanted.runtime not in _ALL:
+    if wanted.runtime not in RUNTIMES:
         raise ValueError(f"profile {wanted.name!r} has no runtime that can run here; available here: {', '.join(here)}")
-    _ALL[wanted.runtime].interpreters()
+    import_deploy(*RUNTIMES[wanted.runtime])
     if _saturates(wanted):
         raise ValueError(
             f"profile {wanted.name!r} needs a processor with VNNI instructions: without them, sums of onnxruntime can "
@@ -69,14 +75,35 @@ def _saturates(profile: Profile) -> bool:
     return profile.rounds_as_onnx and saturates()
 
 
+class Runtime:
+    """A profile's runtime on a .tflite model: codes in and out by tensor name."""
+
+    def __init__(
+        self, content: bytes, inputs: Sequence[str], outputs: Sequence[str], profile: Profile, in_order: bool
+    ) -> None:
+        self.interpreter: LiteRT | Micro | EmulatedInterpreter
+        if profile.emulated and not profile.runs_on(platform.machine()):
+            self.interpreter = EmulatedInterpreter(content)
+        else:
+            self.interpreter = (Micro if profile.runtime == "tflite-micro" else LiteRT)(content, profile)
+        self.inputs, self.outputs = (inputs, outputs) if in_order else end_names(content)
+        for names, wanted in ((self.inputs, inputs), (self.outputs, outputs)):
+            missing = [name for name in wanted if name not in names]
+            if missing:
+                raise ValueError(f"the file does not have {missing} where the graph does; it has {sorted(names)}")
+        self.wanted = tuple(outputs)
+
+    def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        results = self.interpreter.run([batch[name] for name in self.inputs])
+        found = dict(zip(self.outputs, results, strict=True))
+        return {name: found[name] for name in self.wanted}
+
+
 def open_runtime(
-    content: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], profile: str | Profile, in_order: bool = False
-) -> LiteRT | Micro | Emulated:
+    content: bytes, inputs: Sequence[str], outputs: Sequence[str], profile: str | Profile, in_order: bool = False
+) -> Runtime:
     """The profile's runtime on a model: its method `run` takes and returns codes by tensor name.
 
     in_order: inputs and outputs name all of the file's, in its order, whatever it calls them.
     """
-    wanted = profile_named(profile)
-    if wanted.emulated and not wanted.runs_on(platform.machine()):
-        return Emulated(content, inputs, outputs, in_order)
-    return RUNTIMES[wanted.runtime](content, inputs, outputs, wanted, in_order)
+    return Runtime(content, inputs, outputs, profile_named(profile), in_order)

@@ -38,41 +38,35 @@ def read(stream: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]] | None:
 
 
 class _Models:
-    """Interpreters by number."""
+    """Interpreters by number, with the batch that each is ready for."""
 
     def __init__(self) -> None:
         self.interpreters: dict[int, Any] = {}
         self.sizes: dict[int, int] = {}
 
-    def load(self, header: dict[str, Any], arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[np.ndarray]]:
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+    def load(self, number: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        from ai_edge_litert.interpreter import Interpreter
 
-        resolver = OpResolverType.BUILTIN_REF if header["reference"] else OpResolverType.AUTO
-        content = arrays[0].tobytes()
-        interpreter = Interpreter(model_content=content, experimental_op_resolver_type=resolver, num_threads=1)
-        self.interpreters[header["model"]] = interpreter
-        details = {"inputs": interpreter.get_input_details(), "outputs": interpreter.get_output_details()}
-        return {
-            side: [{"name": detail["name"], "index": int(detail["index"])} for detail in entries]
-            for side, entries in details.items()
-        }, []
+        self.interpreters[number] = Interpreter(model_content=arrays[0].tobytes(), num_threads=1)
+        return []
 
-    def run(self, header: dict[str, Any], arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[np.ndarray]]:
-        interpreter = self.interpreters[header["model"]]
-        if self.sizes.get(header["model"]) != arrays[0].shape[0]:
-            for index, array in zip(header["inputs"], arrays, strict=True):
-                interpreter.resize_tensor_input(index, array.shape)
+    def run(self, number: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        interpreter = self.interpreters[number]
+        inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+        if self.sizes.get(number) != arrays[0].shape[0]:
+            for detail, array in zip(inputs, arrays, strict=True):
+                interpreter.resize_tensor_input(detail["index"], array.shape)
             interpreter.allocate_tensors()
-            self.sizes[header["model"]] = arrays[0].shape[0]
-        for index, array in zip(header["inputs"], arrays, strict=True):
-            interpreter.set_tensor(index, array)
+            self.sizes[number] = arrays[0].shape[0]
+        for detail, array in zip(inputs, arrays, strict=True):
+            interpreter.set_tensor(detail["index"], array)
         interpreter.invoke()
-        return {}, [interpreter.get_tensor(index) for index in header["outputs"]]
+        return [interpreter.get_tensor(detail["index"]) for detail in outputs]
 
-    def drop(self, header: dict[str, Any], arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[np.ndarray]]:
-        self.interpreters.pop(header["model"], None)
-        self.sizes.pop(header["model"], None)
-        return {}, []
+    def drop(self, number: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        self.interpreters.pop(number, None)
+        self.sizes.pop(number, None)
+        return []
 
 
 def main() -> None:
@@ -84,10 +78,9 @@ def main() -> None:
     while (message := read(sys.stdin.buffer)) is not None:
         header, arrays = message
         try:
-            answer, results = getattr(models, header["request"])(header, arrays)
+            write(answers, {}, getattr(models, header["request"])(header["model"], arrays))
         except (RuntimeError, ValueError) as error:
-            answer, results = {"error": str(error)}, []
-        write(answers, answer, results)
+            write(answers, {"error": str(error)}, [])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ...kit.device.operator import Layout, Refusal
 from ...kit.display import shortened
 from ..axes import on_device
 from ..codes import as_codes, as_real
-from ..formats.onnx import channels_first, ends, inner_names
+from ..formats.onnx import Proto, channels_first, ends, inner_names
 from ..formats.read_onnx import OnnxModel
 from ..formats.tflite import import_deploy
 from ..graph import Graph
@@ -87,11 +86,8 @@ class OnnxRuntime:
     default options.
 
     Attributes:
-        module: the one that provides it.
         in_uint8: whether all codes so far were uint8.
     """
-
-    module = "onnxruntime"
 
     def __init__(self, network: OnnxNetwork) -> None:
         """
@@ -99,7 +95,7 @@ class OnnxRuntime:
             RuntimeRefusal: onnxruntime does not take the file.
             ValueError: it lacks codes of the graph's.
         """
-        onnx: Any = import_deploy("onnx", "onnx")
+        onnx = import_deploy("onnx", "onnx")
         self._graph, self._codes = network.graph, network.codes
         self._inputs, self._outputs = network.model.inputs, network.model.outputs
         self._computed = [name for name in network.codes if name in network.graph.tensors]
@@ -118,11 +114,6 @@ class OnnxRuntime:
         self._wanted = wanted
         self._whole = _session(bytes(model.SerializeToString()))
 
-    @staticmethod
-    def interpreters() -> Any:
-        """The module that holds the session, or an ImportError that says how to install it."""
-        return import_deploy("onnxruntime", "onnx")
-
     def run(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The codes that the file holds, and those of the outputs of the unchanged file."""
         ports, tensors = self._graph.signature, self._graph.tensors
@@ -132,33 +123,28 @@ class OnnxRuntime:
             feeds[name] = port.to_user(as_real(batch[port.tensor], tensor.dtype, tensor.quantization))
         inner = _run(self._whole, self._wanted, feeds) if self._wanted else []
         self.in_uint8 &= all(array.dtype == np.uint8 for array in inner)
-        stored = {
-            name: self._in_graph(name, on_device(array, self._codes[name][1]))
-            for name, array in zip(self._computed, inner, strict=True)
-        }
+        stored = {}
+        for name, array in zip(self._computed, inner, strict=True):
+            shape, codes = tensors[name].shape, on_device(array, self._codes[name][1])
+            if codes.shape[1:] != shape[1:]:
+                raise Refusal(f"'{shortened(name)}' has the shape {list(codes.shape)}, not {list(shape)}")
+            stored[name] = (codes.astype(np.int16) - SHIFT).astype(np.int8) if codes.dtype == np.uint8 else codes
         returned = {}
         for port, array in zip(ports.outputs, _run(self._plain, self._outputs, feeds), strict=True):
             tensor = tensors[port.tensor]
             returned[port.tensor] = as_codes(port.to_graph(array), tensor.dtype, tensor.quantization)
         return stored, returned
 
-    def _in_graph(self, name: str, codes: np.ndarray) -> np.ndarray:
-        """Codes of the graph for those of the file."""
-        shape = self._graph.tensors[name].shape
-        if codes.shape[1:] != shape[1:]:
-            raise Refusal(f"'{shortened(name)}' has the shape {list(codes.shape)}, not {list(shape)}")
-        return (codes.astype(np.int16) - SHIFT).astype(np.int8) if codes.dtype == np.uint8 else codes
 
-
-def _session(content: bytes) -> Any:
-    runtime = OnnxRuntime.interpreters()
+def _session(content: bytes) -> Proto:
+    runtime = import_deploy("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     with _refusing("onnxruntime rejects the file"):
         return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-def _run(session: Any, names: Sequence[str] | None, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def _run(session: Proto, names: Sequence[str] | None, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Results of these names (None: all) for real numbers or indices by the names of the inputs."""
     feeds = {
         each.name: np.ascontiguousarray(inputs[each.name].astype(_INTEGERS.get(each.type, np.float32)))

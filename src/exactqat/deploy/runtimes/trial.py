@@ -39,11 +39,15 @@ except Exception:
 """
 
 
+# What a process answers, as JSON has it.
+Answer = Any
+
+
 class RuntimeRefusal(RuntimeError):
     """The runtime rejects a file: it lacks an operator, or supports it only for other shapes, or crashes on it."""
 
 
-def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> str:
+def try_in_a_child(function: Callable[..., object], *arguments: object, seconds: float | None = None) -> str:
     """Calls a function of a module in another process. Its result or exception is ignored, but the error reports what
     it wrote to standard error.
 
@@ -60,7 +64,10 @@ def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float
         try:
             _, written = child.communicate(given, timeout=seconds)
         except BaseException as error:
-            _end(child)
+            if hasattr(os, "killpg"):  # on POSIX with what it started
+                os.killpg(child.pid, signal.SIGKILL)
+            else:
+                child.kill()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise RuntimeRefusal(f"it takes longer than {seconds:g} seconds") from None
             raise
@@ -73,7 +80,7 @@ def try_in_a_child(function: Callable[..., Any], *arguments: Any, seconds: float
     return said
 
 
-def answer_of(function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+def answer_of(function: Callable[..., object], *arguments: object, seconds: float | None = None) -> Answer:
     """Calls a function of a module in another process, and returns what it returned, as JSON has it.
 
     Raises:
@@ -93,7 +100,7 @@ def answer_of(function: Callable[..., Any], *arguments: Any, seconds: float | No
     return content["answer"]
 
 
-def _answer(path: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _answer(path: str, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
     try:
         content = {"answer": function(*arguments)}
     except (RuntimeError, ValueError, ImportError) as error:
@@ -104,11 +111,3 @@ def _answer(path: str, function: Callable[..., Any], arguments: tuple[Any, ...])
 
 def _on_one_line(text: str) -> str:
     return shortened(" ".join(text.split()), 300)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Terminates a process, and on POSIX what it started."""
-    if hasattr(os, "killpg"):
-        os.killpg(child.pid, signal.SIGKILL)
-    else:
-        child.kill()
