@@ -54,7 +54,7 @@ class Budgets:
     multiply_adds: int | None = None
 
     @staticmethod
-    def of(**given: Any) -> Budgets:
+    def of(**given: float | str | None) -> Budgets:
         """From numbers, or texts with units such as ``256k`` and ``0.5%``.
 
         Raises:
@@ -87,7 +87,7 @@ class Budgets:
         return ", ".join(([f"{WORDS['drop']} at most {self.max_drop:g}"] if self.max_drop is not None else []) + said)
 
 
-def _read(name: str, value: Any) -> float:
+def _read(name: str, value: float | str) -> float:
     number, unit, units = -1.0, "", _UNITS[name]
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is not None:

@@ -16,15 +16,10 @@ from .variants import Observer
 LARGEST_SCALE = 1.5
 
 
-def batch_norms(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
-    """The candidate whose batch norms give the means and deviations of the fine network."""
-    changed, count = corrected(candidate, Observer(candidate, data), True)
-    return [(f"of {count} layers", changed)] if count else []
-
-
-def biases(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:
-    """The candidate whose biases give the means of the fine network."""
-    changed, count = corrected(candidate, Observer(candidate, data), False)
+def corrections(candidate: Candidate, data: Data, with_scale: bool) -> list[tuple[str, Candidate]]:
+    """The candidate whose biases give the means of the fine network. with_scale: whose batch norms give its means and
+    deviations."""
+    changed, count = corrected(candidate, Observer(candidate, data), with_scale)
     return [(f"of {count} layers", changed)] if count else []
 
 
@@ -65,4 +60,4 @@ def corrected(candidate: Candidate, observer: Observer, with_scale: bool) -> tup
     return candidate, count
 
 
-__all__ = ["batch_norms", "biases", "corrected"]
+__all__ = ["corrected", "corrections"]

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
-from ..kit.device import OPERATORS
-from ..kit.device.tensor import CODE_RANGES, INT4, INT4_MAX
+from ..kit.device.tensor import CODE_RANGES, INT4
 from .assignment import Assignments, Bits
 from .precisions import Part, layer_of
 
@@ -75,7 +74,11 @@ class Costs:
             tensor = graph.tensors[name]
             return name, math.prod(tensor.shape) * (1 if tensor.dtype in CODE_RANGES else 4), parts[name]
 
-        four = packed(_of_few_bits(graph), device)
+        # Filters that a device has in four bits, where they may have as few.
+        try:
+            four = packed(assignments.candidate(assignments.nearest(weights=0)).graph(), device)
+        except ValueError:
+            four = graph
         self._work = []
         for number, operator in enumerate(graph.operators):
             names = operator.inputs
@@ -131,17 +134,6 @@ class Costs:
 
 def _is_int16(bits: Bits, part: Part | None) -> bool:
     return part is not None and bits[part] == 16
-
-
-def _of_few_bits(graph: Graph) -> Graph:
-    """The graph with filters that fit into four bits, to see which ones a device accepts that way."""
-    tensors = dict(graph.tensors)
-    for operator in graph.operators:
-        declaration = OPERATORS[operator.kind]
-        filter = tensors[operator.inputs[1]] if len(operator.inputs) == 3 else None
-        if declaration.weights and filter is not None and filter.data is not None:
-            tensors[filter.name] = replace(filter, data=np.clip(filter.data, -INT4_MAX, INT4_MAX))
-    return replace(graph, tensors=tensors)
 
 
 __all__ = ["Costs"]

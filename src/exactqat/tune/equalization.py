@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..kit.device import OPERATORS
-from ..kit.device.operator import Refusal
 from ..kit.planning.plans import PlanStep
+from ..qat.train.core import primitives_numpy
+from ..qat.train.core.weights import per_channel
 from .metrics import Data
 from .network import Candidate, real_weights
 from .ranges import ranges_of_all
@@ -58,7 +59,7 @@ def _scaled(
         what = f"{count} layers" if len(strengths) == 1 else f"{count} layers, {strength:.0%}"
         try:
             ways = ranges_of_all(changed, data) if count else []
-        except (ValueError, Refusal):  # the device has no such network
+        except ValueError:  # the device has no such network
             continue
         tried += [(f"{what}, {way}", ranged) for way, ranged in ways]
     return tried
@@ -69,11 +70,16 @@ def groups(candidate: Candidate) -> list[Group]:
     plan, found = candidate.plan, []
     readers: dict[str, list[PlanStep]] = {}
     weight_users: Counter[str] = Counter()
+
+    def users_name(name: str) -> str:
+        origin = candidate.origin(name)
+        return name if origin is None else origin.name
+
     for step in plan.steps:
         for name in step.operands:
             readers.setdefault(name, []).append(step)
         if step.weights is not None:
-            weight_users[candidate.users_name(step.weights.weight)] += 1
+            weight_users[users_name(step.weights.weight)] += 1
     for first in plan.steps:
         following = tuple(readers.get(first.path, []))
         if first.weights is None or not following or first.path in (*plan.outputs, *plan.device_outputs):
@@ -85,9 +91,9 @@ def groups(candidate: Candidate) -> list[Group]:
         weights, norm = first.weights, first.weights.batch_norm
         own = [weights.bias, *([norm.weight, norm.bias] if norm else [weights.weight])]
         of_readers = [step.weights.weight for step in following if step.weights is not None]
-        scaled = all(name is None or candidate.may_scale(name) for name in own)
+        scaled = all(name is None or candidate.origin(name) is not None for name in own)
         scaled = scaled and all(map(candidate.may_change, of_readers))
-        alone = all(weight_users[candidate.users_name(name)] == 1 for name in (weights.weight, *of_readers))
+        alone = all(weight_users[users_name(name)] == 1 for name in (weights.weight, *of_readers))
         by_rules = weights.rule.fold_batch_norm or first.bounds is not None or first.activation == "RELU6"
         if scaled and alone and not by_rules and not (norm and (norm.weight is None or norm.bias is None)):
             size = candidate.tensors[weights.weight].shape[weights.channel_axis]
@@ -134,14 +140,17 @@ def equalized(
         factor[alive] = 2.0 ** np.rint(np.log2(np.clip(ratio, 1 / LARGEST_FACTOR, LARGEST_FACTOR)))
         if np.all(factor == 1):
             continue
-        _divide(tensors, first, factor)
-        tensors.update({name: array * _along(factor, axis, array.ndim) for name, (array, axis) in following.items()})
+        scaled = {name: (array, axis, factor) for name, (array, axis) in following.items()}
+        norm = first.weights.batch_norm
+        divided = (first.weights.weight, first.weights.bias) if norm is None else (norm.weight, norm.bias)
+        # Channels of the step's own result are divided: powers of two have exact inverses.
+        for name in filter(None, divided):
+            axis = first.weights.channel_axis if name == first.weights.weight else 0
+            scaled[name] = np.asarray(tensors[name], np.float32), axis, np.reciprocal(factor)
+        for name, (array, axis, by) in scaled.items():
+            tensors[name] = array * per_channel(primitives_numpy, by, array.ndim, axis)
         count += 1
     return replace(candidate, tensors=tensors), count
-
-
-def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
-    return values.reshape([-1 if at == axis else 1 for at in range(rank)])
 
 
 def _axis_of_inputs(second: PlanStep, tensors: Mapping[str, np.ndarray], channels: int) -> int | None:
@@ -154,21 +163,6 @@ def _axis_of_inputs(second: PlanStep, tensors: Mapping[str, np.ndarray], channel
         return 1 if second.weights.channel_axis == 0 else None
     depthwise = weight.shape[1] == 1 and weight.shape[0] == channels == int(second.attributes.get("groups", 1))
     return 0 if depthwise and second.weights.channel_axis == 0 else None
-
-
-def _divide(tensors: dict[str, np.ndarray], step: PlanStep, factor: np.ndarray) -> None:
-    """Divides the channels of a step's result."""
-    weights = step.weights
-    assert weights is not None
-    if weights.batch_norm is not None:
-        for name in (weights.batch_norm.weight, weights.batch_norm.bias):
-            assert name is not None
-            tensors[name] = np.asarray(tensors[name], np.float32) / factor
-        return
-    weight = np.asarray(tensors[weights.weight], np.float32)
-    tensors[weights.weight] = weight / _along(factor, weights.channel_axis, weight.ndim)
-    if weights.bias is not None:
-        tensors[weights.bias] = np.asarray(tensors[weights.bias], np.float32) / factor
 
 
 __all__ = ["Group", "equalized", "groups"]

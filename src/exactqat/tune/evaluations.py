@@ -14,7 +14,6 @@ import numpy as np
 from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
-from ..kit.device.operator import Refusal
 from .metrics import Data, Mark, Metric, score
 from .network import Candidate
 from .variants import fine_outputs
@@ -62,7 +61,7 @@ class Evaluations:
         """The mark of each network; None: there is none, or the device has no such network."""
         numbers, graphs = [], []
         for number, candidate in enumerate(candidates):
-            with contextlib.suppress(ValueError, Refusal):
+            with contextlib.suppress(ValueError):
                 if candidate is not None:
                     graphs.append(candidate.graph())
                     numbers.append(number)

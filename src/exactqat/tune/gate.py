@@ -128,7 +128,7 @@ class Gate:
 
     def __init__(
         self,
-        data: Any,
+        data: object,
         metric: Metric = accuracy,
         *,
         devices: Sequence[str | Profile] | str | None = None,
@@ -179,7 +179,7 @@ class Gate:
         self._higher, self._keep = higher_is_better, None if keep is None else Path(keep)
         self.best: Verdict | None = None
 
-    def __call__(self, network: Any, step: int | None = None) -> Verdict:
+    def __call__(self, network: object, step: int | None = None) -> Verdict:
         """Scores a network; if it is the best so far, keeps it.
 
         Args:
@@ -234,7 +234,7 @@ def _rank(verdict: Verdict) -> tuple[bool, float]:
     return not verdict.failures, verdict.score if verdict.higher_is_better else -verdict.score
 
 
-def gate(network: Any, data: Any, metric: Metric = accuracy, **settings: Any) -> Verdict:
+def gate(network: object, data: object, metric: Metric = accuracy, **settings: Any) -> Verdict:
     """Whether a network meets its requirements on its devices' integers; see `Gate` for the settings, and for scores
     without a requirement.
 
@@ -250,7 +250,7 @@ def gate(network: Any, data: Any, metric: Metric = accuracy, **settings: Any) ->
     return Gate(data, metric, **settings)(network)
 
 
-def _graph_of(network: Any) -> Graph:
+def _graph_of(network: object) -> Graph:
     if isinstance(network, Graph):
         return network
     return read_tflite(network) if isinstance(network, str | os.PathLike) else Candidate.of(network).graph()

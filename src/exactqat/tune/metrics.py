@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..deploy.codes import Intake, as_array
 from ..deploy.examples import is_file, read_examples
@@ -16,6 +17,8 @@ from ..deploy.graph import Graph
 # outputs: an array for a network with one output, else a dictionary by the outputs' names; real numbers in the user's
 # axes. targets: the user's.
 Metric = Callable[[Any, Any], float]
+# The only input, or several in order or by name.
+Inputs = np.ndarray | list[np.ndarray] | dict[str, np.ndarray]
 # Number of parts of the examples whose metrics show what is chance, and the fewest examples in one.
 BLOCKS, LEAST_IN_BLOCK = 16, 8
 # By how much signal to noise has to grow, in dB, to count where the metric stays the same.
@@ -24,7 +27,7 @@ LEAST_GAIN = 0.01
 MUCH = 6.0
 
 
-def accuracy(outputs: Any, targets: Any) -> float:
+def accuracy(outputs: ArrayLike, targets: ArrayLike) -> float:
     """The share of examples whose largest output, along the last axis, is that of their class.
 
     Args:
@@ -105,7 +108,7 @@ class Data:
         pair = isinstance(data, tuple | list) and len(data) == 2
         if not pair and targets_needed:
             raise TypeError(f"data must be (inputs, targets), or a loader of such pairs, got {type(data).__name__}")
-        self.inputs: Any = _mapped(as_array, data[0] if pair else data)
+        self.inputs: Inputs = _mapped(as_array, data[0] if pair else data)
         self.targets: Any = data[1] if pair else None
         inputs = list(self.inputs.values()) if isinstance(self.inputs, dict) else self.inputs
         arrays: list[np.ndarray] = inputs if isinstance(inputs, list) else [inputs]
@@ -129,7 +132,7 @@ class Data:
         range."""
         return Data((Intake(graph).numbers(self.inputs), self.targets), self.targets is not None)
 
-    def part(self, start: int, stop: int) -> Any:
+    def part(self, start: int, stop: int) -> Inputs:
         """The inputs of some examples."""
         return _mapped(lambda array: array[start:stop], self.inputs)
 
@@ -147,13 +150,13 @@ class Data:
         return targets[rows] if hasattr(targets, "shape") else [targets[row] for row in rows]
 
 
-def _mapped(function: Callable[[Any], np.ndarray], inputs: Any) -> Any:
+def _mapped(function: Callable[[Any], np.ndarray], inputs: Any) -> Inputs:
     if isinstance(inputs, Mapping):
         return {name: function(array) for name, array in inputs.items()}
     return [function(array) for array in inputs] if isinstance(inputs, tuple | list) else function(inputs)
 
 
-def _loaded(loader: Any) -> tuple[Any, Any]:
+def _loaded(loader: object) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of a loader, joined."""
     if not hasattr(loader, "__iter__"):
         raise TypeError(f"data must be (inputs, targets), or a loader of such pairs, got {type(loader).__name__}")

@@ -111,7 +111,7 @@ class Candidate:
     given: Mapping[str, np.ndarray]
 
     @staticmethod
-    def of(model: Any, device: str | None = None) -> Candidate:
+    def of(model: object, device: str | None = None) -> Candidate:
         """The numbers of a calibrated, trained or frozen model.
 
         Args:
@@ -127,31 +127,30 @@ class Candidate:
             return model if device is None else replace(model, device=device)
         if isinstance(model, tuple) and len(model) == 3 and hasattr(model[0], "trained"):
             model = model[0].trained(*model[1:])
-        trained = model
+        if all(hasattr(model, name) for name in ("trained", "plan", "frozen")):
+            model = model.trained()  # type: ignore[attr-defined]
         if not isinstance(model, TrainedNetwork):
-            if not hasattr(model, "trained") or not hasattr(model, "plan") or not hasattr(model, "frozen"):
-                raise TypeError(
-                    "model must come from exactqat.qat.prepare, for JAX as (prepared, params, state), got "
-                    f"{type(model).__name__}"
-                )
-            trained = model.trained()
-        functional, arrays = trained.functional, trained.arrays
+            raise TypeError(
+                "model must come from exactqat.qat.prepare, for JAX as (prepared, params, state), got "
+                f"{type(model).__name__}"
+            )
+        plan, functional, arrays = model.plan, model.functional, model.arrays
         functional.require_data(arrays.ranges)
         run = functional.in_numpy(arrays)
-        read = dict.fromkeys(name for step in trained.plan.steps for name in functional.tensors_read(step))
+        read = dict.fromkeys(name for step in plan.steps for name in functional.tensors_read(step))
         ranges = {}
-        for name in trained.plan.grids:
+        for name in plan.grids:
             low, high = (float(np.float32(run.grid(name).end(end))) for end in ("minimum", "maximum"))
             ranges[name] = (low, high)
-        weights = {name: ends for name, ends in arrays.learned.items() if name not in trained.plan.grids}
-        known = device or trained.profile or DEFAULT_PROFILE
+        weights = {name: ends for name, ends in arrays.learned.items() if name not in plan.grids}
+        known = device or model.profile or DEFAULT_PROFILE
         tensors = {name: np.asarray(run.constant(name)) for name in read}
         given = {name: np.asarray(array) for name, array in arrays.tensors.items()}
         # What other plans of the network may read, too, and is none of the user's.
-        computed = {name for name, constant in trained.plan.constants.items() if not constant.parameter}
+        computed = {name for name, constant in plan.constants.items() if not constant.parameter}
         for name in (computed & given.keys()) - read.keys():
             tensors[name] = given.pop(name)
-        return Candidate(trained.plan, tensors, ranges, weights, known, given)
+        return Candidate(plan, tensors, ranges, weights, known, given)
 
     def settled(self) -> Candidate:
         """The candidate with ranges that the device's operators can take together, moved as by `freeze`."""
@@ -233,7 +232,7 @@ class Candidate:
             before = other.tensors[name]
             if value is before or np.array_equal(value, before):
                 continue
-            origin = self._origin(name)
+            origin = self.origin(name)
             if origin is None or not (origin.factor == 1 or _of_powers(value, before)):
                 raise ValueError(f"{name!r} is no parameter of the model and none with its elements moved or scaled")
             if origin.positions is None:
@@ -248,21 +247,14 @@ class Candidate:
 
     def may_change(self, name: str) -> bool:
         """Whether a tensor is one of the user's, or one of them with its elements moved."""
-        origin = self._origin(name) if name in self.tensors else None
+        origin = self.origin(name)
         return origin is not None and origin.factor == 1
 
-    def may_scale(self, name: str) -> bool:
-        """Whether a tensor's elements may be multiplied by powers of two: it is one of the user's, with its elements
-        moved and all multiplied by one number."""
-        return name in self.tensors and self._origin(name) is not None
-
-    def users_name(self, name: str) -> str:
-        """The user's tensor that this one is made from by moving and multiplying elements; otherwise its own name."""
-        origin = self._origin(name)
-        return name if origin is None else origin.name
-
-    def _origin(self, name: str) -> Origin | None:
-        """The user's tensor that this one is made from by moving elements and multiplying all by one number."""
+    def origin(self, name: str) -> Origin | None:
+        """The user's tensor that this one is made from by moving elements and multiplying all by one number, so that
+        elements may be multiplied by powers of two. None: there is none."""
+        if name not in self.tensors:
+            return None
         constant = self.plan.constants.get(name)
         if constant is None or constant.parameter:
             return Origin(name if constant is None else constant.name, None, 1.0)

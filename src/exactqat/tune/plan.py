@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -44,8 +43,8 @@ AS_GOOD = 1.0
 
 
 def plan(
-    network: Any,
-    data: Any,
+    network: object,
+    data: object,
     metric: Metric = accuracy,
     *,
     max_drop: float | str | None = None,

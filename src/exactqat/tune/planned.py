@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ..deploy.graph import Graph
 from ..kit.display import Finding, table
@@ -170,7 +169,7 @@ class PrecisionPlan(Finding):
     def as_json(self) -> str:
         """Everything except the network."""
 
-        def of(point: PlanPoint) -> dict[str, Any]:
+        def of(point: PlanPoint) -> dict[str, object]:
             noise = point.decibels if math.isfinite(point.decibels) else None
             return {**asdict(point), "decibels": noise, "rules": rules_text(point.rules)}
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..deploy.footprint import arena_of
 from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
 from ..kit.device import OPERATORS
-from ..kit.device.operator import Refusal
 from ..kit.display import Finding
 from ..kit.planning.plans import Plan, PlanStep
 from ..kit.planning.rule_text import rules_text
@@ -56,7 +54,7 @@ class Proposal(Finding):
     arena: int | None
     graph: Graph = field(repr=False, compare=False)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """What is proposed, for a file."""
         return {
             "layers": dict(self.layers),
@@ -165,7 +163,7 @@ def _with(assignments: Assignments, wanted: Mapping[Part, int]) -> Candidate | N
     """The network with other bits for some results; None: the device has no such network."""
     try:
         return assignments.possible({**assignments.given, **wanted})
-    except (ValueError, Refusal):
+    except ValueError:
         return None
 
 

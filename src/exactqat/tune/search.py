@@ -17,7 +17,7 @@ from ..deploy.graph import Graph
 from ..kit.device import Profile, profile_named
 from ..kit.display import Finding
 from ..kit.progress import Clock, Progress
-from .correction import batch_norms, biases
+from .correction import corrections
 from .equalization import equalizations, smoothings
 from .evaluations import Evaluations
 from .metrics import Data, Mark, Metric, accuracy
@@ -147,8 +147,8 @@ def _number(value: float | None) -> str:
 
 
 def search(
-    network: Any,
-    data: Any,
+    network: object,
+    data: object,
     metric: Metric = accuracy,
     *,
     budget: int = 300,
@@ -234,8 +234,8 @@ class _Searching:
         self._ranges_of_each()
         self._best_of("equalization", equalizations)
         self._best_of("smoothing", smoothings)
-        self._best_of("batch norms", batch_norms)
-        self._best_of("biases", biases)
+        self._best_of("batch norms", functools.partial(corrections, with_scale=True))
+        self._best_of("biases", functools.partial(corrections, with_scale=False))
         if self.left >= 3:
             changes = (change for _, change in rounded(self.best, Observer(self.best, self.parts[0])))
             self._one_by_one("rounding of weights", "layers", changes, self.evaluations)

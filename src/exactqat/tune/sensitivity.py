@@ -10,15 +10,14 @@ import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ..deploy.inspect import name_in_short
 from ..kit.device import Profile
 from ..kit.display import Finding, shortened, table
 from ..kit.progress import Progress
 from .metrics import Data, Mark, Metric, accuracy, decibels, score
-from .precisions import Precisions
-from .variants import Outputs, Variants
+from .precisions import Part, Precisions
+from .variants import Variants
 
 MEASURES = ("alone", "fine", "cumulative")
 COLORS = {"weights": "#3b6fb6", "result": "#d9822b", "input": "#5a9e6f"}
@@ -213,8 +212,8 @@ def _cells(part: PartSensitivity) -> tuple[str, ...]:
 
 
 def sensitivity(
-    network: Any,
-    data: Any,
+    network: object,
+    data: object,
     metric: Metric | None = accuracy,
     *,
     device: str | Profile | None = None,
@@ -257,63 +256,56 @@ def sensitivity(
             f"measure must include alone if there is no metric: noise is measured there, got {list(measure)}"
         )
     began = time.monotonic()
-    given = Data(data, metric is not None)
+    examples = Data(data, metric is not None)
     precisions = Precisions(network, device)
-    given, parts = given.numbers_for(precisions.graph), precisions.parts
-    variants = Variants(precisions, given)
+    examples, parts = examples.numbers_for(precisions.graph), precisions.parts
+    variants = Variants(precisions, examples)
     # The parts that are fine, for each measurement.
-    fine_in = {
-        (part, measured): {
-            "alone": variants.fine - {part},
-            "fine": frozenset([part]),
-            "cumulative": frozenset(parts[number + 1 :]),
-        }[measured]
-        for measured in measure
-        for number, part in enumerate(parts)
-    }
+    fine_in = {}
+    for number, part in enumerate(parts):
+        sets = {"alone": variants.fine - {part}, "fine": {part}, "cumulative": parts[number + 1 :]}
+        fine_in.update({(part, name): frozenset(sets[name]) for name in measure})
     outputs = variants.outputs(fine_in.values(), progress)
     exact = outputs[variants.fine]
 
-    def marked(found: Outputs, chance: bool = True) -> Mark:
+    def mark_of(fine: frozenset[Part], chance: bool = True) -> Mark:
         """chance: whether it is asked how much of the metric is chance, which takes its blocks."""
-        if metric is None:
-            return Mark(None, decibels(exact, found))
-        if chance:
-            return Mark.of(found, given, metric, exact)
-        return Mark(score(metric, found, given.targets), decibels(exact, found))
+        if metric is not None and chance:
+            return Mark.of(outputs[fine], examples, metric, exact)
+        value = None if metric is None else score(metric, outputs[fine], examples.targets)
+        return Mark(value, decibels(exact, outputs[fine]))
 
-    def loss(mark: Mark | None, than: Mark) -> float | None:
-        if mark is None or mark.metric is None or than.metric is None:
+    def difference(mark: Mark, than: Mark) -> float | None:
+        """How much better a mark is than another one."""
+        if mark.metric is None or than.metric is None:
             return None
-        return (than.metric - mark.metric) * (1.0 if higher_is_better else -1.0)
+        return (mark.metric - than.metric) * (1.0 if higher_is_better else -1.0)
 
-    reference, on_device = marked(exact), marked(outputs[variants.coarse])
-    least = 1 / given.examples if metric is accuracy else 0.0
+    reference, on_device, none = mark_of(variants.fine), mark_of(variants.coarse), Mark(None, 0.0)
+    least = 1 / examples.examples if metric is accuracy else 0.0
     rows = []
     for part in parts:
-        marks = {name: marked(outputs[fine_in[part, name]], name != "cumulative") for name in measure}
-        alone, kept, cumulative = (marks.get(name) for name in MEASURES)
-        lost, gained = loss(alone, reference), loss(kept, on_device)
-        judged, base = (alone, reference) if alone is not None else (kept, on_device)
-        chance = 0.0 if metric is None else max(0.0 if judged is None else judged.chance(base), least)
+        marks = {name: mark_of(fine_in[part, name], name != "cumulative") for name in measure}
+        alone, kept, cumulative = (marks.get(name, none) for name in MEASURES)
+        judged, base = (alone, reference) if "alone" in measure else (kept, on_device)
         rows.append(
             PartSensitivity(
                 part.layer,
                 precisions.kind(part),
-                None if alone is None else alone.metric,
-                None if kept is None else kept.metric,
-                None if cumulative is None else cumulative.metric,
-                None if alone is None else alone.decibels,
-                lost,
-                None if gained is None else -gained,
+                alone.metric,
+                kept.metric,
+                cumulative.metric,
+                alone.decibels if "alone" in measure else None,
+                difference(reference, alone),
+                difference(kept, on_device),
                 variants.reasons(part),
-                None if kept is None else kept.decibels,
-                chance,
+                kept.decibels if "fine" in measure else None,
+                0.0 if metric is None else max(judged.chance(base), least),
             )
         )
     return Sensitivity(
         precisions.device,
-        given.examples,
+        examples.examples,
         reference.metric,
         on_device.metric,
         on_device.decibels,

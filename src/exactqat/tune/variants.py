@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from ..kit.device import OPERATORS
 from ..kit.device.tensor import CODE_RANGES, dequantize
 from ..kit.device.weighted import Weighted
 from ..kit.progress import Clock, Progress
-from .metrics import Data
+from .metrics import Data, Inputs
 from .network import Candidate, Places
 from .precisions import Part, Precisions, layer_of
 from .reasons import Values, reasons_of_weights
@@ -91,7 +90,7 @@ class Variants:
             for fine, several in parts.items()
         }
 
-    def _batches(self) -> list[Any]:
+    def _batches(self) -> list[Inputs]:
         return [self.data.part(at, at + self._together) for at in range(0, self.data.examples, self._together)]
 
     def _fit(self) -> None:
@@ -109,7 +108,7 @@ class Variants:
                 if not precisions.fit(largest, narrower=number == 0):
                     break
 
-    def codes(self, graph: Graph, names: Collection[str] = (), inputs: Any = None) -> dict[str, np.ndarray]:
+    def codes(self, graph: Graph, names: Collection[str] = (), inputs: Inputs | None = None) -> dict[str, np.ndarray]:
         """The codes of tensors of a variant, by default all activations, for some inputs, by default all."""
         wanted = list(names or (*graph.inputs, *graph.results()))
         codes = codes_of(graph, self.data.inputs if inputs is None else inputs)

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..gate import Gate, Verdict
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-# Returns the first process's object in all processes; all have to call it.
-Broadcast = Callable[[Any], Any]
+Shared = TypeVar("Shared")
+
+
+class Broadcast(Protocol):
+    """Returns the first process's object in all processes; all have to call it."""
+
+    def __call__(self, value: Shared, /) -> Shared: ...
 
 
 def prepared_in(module: Module) -> Module:
@@ -54,9 +58,10 @@ class Checkpoint:
                     name: value.detach().cpu().clone() if hasattr(value, "detach") else value
                     for name, value in model.state_dict().items()
                 }
-        shared: Verdict = broadcast(verdict)
-        self.verdicts.append(shared)
-        return shared
+        verdict = broadcast(verdict)
+        assert verdict is not None
+        self.verdicts.append(verdict)
+        return verdict
 
     def _give_back(self, module: Module, broadcast: Broadcast) -> None:
         state = broadcast(self._state) if self._restore else None

@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list
 
 from ..gate import Gate, Verdict
-from ._modules import Checkpoint
+from ._modules import Checkpoint, Shared
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.nn import Module
 
 
-def broadcast(value: Any) -> Any:
+def broadcast(value: Shared, /) -> Shared:
     """The first process's object, in all processes."""
-    (shared,) = broadcast_object_list([value])
-    return shared
+    shared: list[Shared] = broadcast_object_list([value])
+    return shared[0]
 
 
 class DeviceCheckpoint(Checkpoint):
