@@ -240,7 +240,7 @@ def fix_input_output_range(
         rule = Rule() if weights is None else weights.rule
         own = replace(rule, match=escape(path), ranges="fixed", fixed_range=(low, high), activation_bits=num_bits)
         fixed.append(own)
-    config["rules"] = [*fixed, *(Rule(**kit._rule(given)) for given in config["rules"])]
+    config["rules"] = [*fixed, *map(kit.rule_of, config["rules"])]
     config["calibrated"] = False
     copy = kit.PreparedModel.from_config(config)
     for own, variable in zip(

@@ -14,16 +14,18 @@ import exactqat
 from ..core.primitives import HostFunction
 
 
-def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
+def fake_quantize(x: tf.Tensor, minimum: tf.Tensor, maximum: tf.Tensor, bits: int, narrow_range: bool) -> tf.Tensor:
     whole = len(minimum.shape) == 0
     name = "fake_quant_with_min_max_vars" if whole else "fake_quant_with_min_max_vars_per_channel"
     return getattr(exactqat.quantization, name)(x, minimum, maximum, bits, narrow_range)
 
 
-def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Sequence[Any]) -> Any:
+def on_host(
+    function: HostFunction, like: tf.Tensor, first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]
+) -> tf.Tensor:
     count = len(first)
 
-    def called(*arrays: Any) -> np.ndarray:
+    def called(*arrays: np.ndarray) -> np.ndarray:
         return np.asarray(function(list(arrays[:count]), list(arrays[count:])), np.float32)
 
     operands = [tf.stop_gradient(tensor) for tensor in (*first, *second)]
@@ -35,7 +37,10 @@ def on_host(function: HostFunction, like: Any, first: Sequence[Any], second: Seq
 
 
 def network_on_host(
-    function: HostFunction, like: Callable[[], Sequence[Any]], first: Sequence[Any], second: Sequence[Any]
+    function: HostFunction,
+    like: Callable[[], Sequence[tf.Tensor]],
+    first: Sequence[tf.Tensor],
+    second: Sequence[tf.Tensor],
 ) -> None:
     """Whether gradients will be asked for is not known."""
 
@@ -54,8 +59,8 @@ def program(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def differentiated(
-    step: Callable[..., tuple[Any, Any]], leaves: Mapping[str, Any], others: Mapping[str, Any]
-) -> tuple[dict[str, Any], Any]:
+    step: Callable[..., tuple[tf.Tensor, Any]], leaves: Mapping[str, tf.Tensor], others: Mapping[str, tf.Tensor]
+) -> tuple[dict[str, tf.Tensor], Any]:
     """Gradients of what ``step(leaves, others)`` returns first, by the names of leaves, and what it returns second."""
     with tf.GradientTape() as tape:
         tape.watch(leaves)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -32,6 +32,7 @@ from ...capture.keras.model import InTraining, capture, variable_names
 from ...capture.proof import Proof
 from ..core import batches as loading
 from ..core.arrays import Arrays, Mode
+from ..core.arrays import Tree as ArrayTree
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere
 from ..core.freezing import frozen as frozen_arrays
@@ -39,8 +40,14 @@ from ..core.trained import TrainedNetwork
 from ..files import OpenedFile
 from . import primitives as primitives_keras
 from .original import as_nested, as_tuples, give_statistics, own_steps, shapes_of, statistics_of
+from .primitives import Tensor
 
 __all__ = ["FileModel", "PreparedModel", "calibrate", "freeze"]
+
+# Tensors, arrays or shapes, nested as a model takes or gives them.
+Tree = Any
+# What Keras keeps in a file.
+Config = dict[str, Any]
 
 
 @dataclass
@@ -62,13 +69,13 @@ class _Held:
     originals: dict[str, keras.Variable]
     trainability: dict[str, bool]
     norms: list[tuple[keras.Layer, bool]]
-    config: dict[str, Any]
+    config: Config
     functional: Functional
     variables: Arrays
     seeds: keras.random.SeedGenerator | None
     calibrated: bool
     has_data: bool = False
-    programs: dict[Mode, Callable[..., dict[str, Any]]] = field(default_factory=dict)
+    programs: dict[Mode, Callable[..., dict[str, Tensor]]] = field(default_factory=dict)
 
     def wanted_trainability(self) -> dict[str, bool]:
         return {name: bool(variable.trainable) for name, variable in self.originals.items()}
@@ -82,7 +89,7 @@ class FileModel(keras.Model):
         file: the network.
     """
 
-    def __init__(self, content: str, **rest: Any) -> None:
+    def __init__(self, content: str, **rest: object) -> None:
         """content: of `OpenedFile`, in base64, so that Keras keeps it with a prepared model."""
         super().__init__(**rest)
         self.file = OpenedFile.of_content(base64.b64decode(content))
@@ -100,10 +107,10 @@ class FileModel(keras.Model):
         """Names of its variables by identity: those of the plan's constants."""
         return dict(self._names)
 
-    def call(self, *inputs: Any) -> Any:
+    def call(self, *inputs: Tree) -> NoReturn:
         raise TypeError("a file has no function of its own to run: call the model that qat.keras.prepare_file returned")
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"name": self.name, "content": self._content}
 
 
@@ -127,18 +134,18 @@ class PreparedModel(keras.Model):
 
     def __init__(
         self,
-        model: Any,
-        rules: Sequence[Any] = (),
-        shapes: Any = None,
+        model: keras.Model | Config,
+        rules: Sequence[Rule | Config] = (),
+        shapes: Tree = None,
         deployable: bool = True,
         frozen: bool = False,
         calibrated: bool = False,
         profile: str | None = DEFAULT_PROFILE,
-        statistics: Mapping[str, Any] | None = None,
+        statistics: Mapping[str, list[float]] | None = None,
         keep_final_activation: bool | None = False,
         dtypes: Sequence[str] = (),
         fresh_norms: Sequence[str] | None = None,
-        **rest: Any,
+        **rest: object,
     ) -> None:
         """Called by `prepare`, and by Keras when it loads a model."""
         # Whatever the float model's dtype policy: the device's arithmetic is defined in float32.
@@ -147,7 +154,7 @@ class PreparedModel(keras.Model):
         if profile is not None and keras.backend.backend() == "tensorflow":
             self.supports_jit = False
         model = keras.saving.deserialize_keras_object(model) if isinstance(model, dict) else model
-        rules = [Rule(**_rule(each)) if isinstance(each, Mapping) else each for each in rules] or [Rule()]
+        planned_by = [rule if isinstance(rule, Rule) else rule_of(rule) for rule in rules] or [Rule()]
         if not isinstance(model, FileModel):
             shapes = as_nested(model, shapes_of(model) if shapes is None else as_tuples(shapes))
         names = model.names() if isinstance(model, FileModel) else variable_names(model)
@@ -155,13 +162,13 @@ class PreparedModel(keras.Model):
             give_statistics(model, names, statistics)
         losses: list[str] = []
         if isinstance(model, FileModel):
-            planned = model.file.plan(rules, deployable, keep_final_activation, profile)
+            planned = model.file.plan(planned_by, deployable, keep_final_activation, profile)
             # A file in integers keeps what it ends with, also when the model is loaded.
             keep_final_activation = keep_final_activation if model.file.is_float else True
         else:
             with at_work("prepare reads the model"):
                 network = capture(model, shapes, names, losses, dtypes)
-            planned = plan(network, rules, deployable, keep_final_activation, profile)
+            planned = plan(network, planned_by, deployable, keep_final_activation, profile)
         functional = Functional(planned, primitives_keras, profile)
         originals = {names[id(variable)]: variable for variable in model.variables}
         used = [name for name in originals if name in set(functional.tensors)]
@@ -194,7 +201,7 @@ class PreparedModel(keras.Model):
                 if isinstance(layer, keras.layers.BatchNormalization)
             ],
             config={
-                "rules": [asdict(rule) for rule in rules],
+                "rules": [asdict(rule) for rule in planned_by],
                 "shapes": shapes,
                 "dtypes": list(dtypes),
                 "deployable": deployable,
@@ -212,7 +219,9 @@ class PreparedModel(keras.Model):
         self._set_ranges_trainable()
         self.built = True
 
-    def _variable(self, name: str, value: np.ndarray, trainable: bool, original: Any = None) -> Any:
+    def _variable(
+        self, name: str, value: np.ndarray, trainable: bool, original: keras.Variable | None = None
+    ) -> keras.Variable:
         dtype = "int32" if value.dtype.kind == "i" else "float32"
         variable = self.add_weight(
             shape=value.shape,
@@ -231,7 +240,7 @@ class PreparedModel(keras.Model):
         """Whose integers the network computes once it is frozen; None: it stays fake quantized."""
         return self._held.functional.profile
 
-    def range_parameters(self) -> list[Any]:
+    def range_parameters(self) -> list[keras.Variable]:
         """The learned ranges."""
         return [variable for ends in self._held.variables.learned.values() for variable in ends.values()]
 
@@ -259,7 +268,7 @@ class PreparedModel(keras.Model):
 
     # --- as the float model says --------------------------------------------------------------------------------------
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """As in Keras. What is trained follows the float model's layers: set their `trainable` before.
 
         Raises:
@@ -284,7 +293,7 @@ class PreparedModel(keras.Model):
         self._held.trainability = wanted
         super().compile(*args, **kwargs)
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
+    def compile_from_config(self, config: Config) -> None:
         """As in Keras, which leaves it to models with their own `compile`."""
         settings = keras.saving.deserialize_keras_object(config)
         if keras.backend.backend() == "torch":  # The model may have been saved on a backend that compiles.
@@ -293,7 +302,7 @@ class PreparedModel(keras.Model):
         if getattr(self, "optimizer", None) is not None:
             self.optimizer.build(self.trainable_variables)
 
-    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+    def make_train_function(self, *args: object, **kwargs: object) -> Tree:
         # Not in the step itself, which JAX runs only once, to trace it.
         self._refuse_steps("train_step", "compute_loss", "compute_metrics", "make_train_function", "fit")
         if self._held.wanted_trainability() != self._held.trainability:
@@ -302,7 +311,7 @@ class PreparedModel(keras.Model):
             )
         return super().make_train_function(*args, **kwargs)
 
-    def _get_jax_state(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_jax_state(self, *args: object, **kwargs: object) -> Tree:
         """On JAX, Keras empties the variables while it trains; they are kept here so that a failing step loses none."""
         kinds = [
             name for name in ("trainable", "non_trainable", "optimizer", "metrics") if kwargs.get(f"{name}_variables")
@@ -313,12 +322,12 @@ class PreparedModel(keras.Model):
             self._jax_state_synced = False
         return state
 
-    def make_test_function(self, *args: Any, **kwargs: Any) -> Any:
+    def make_test_function(self, *args: object, **kwargs: object) -> Tree:
         self._refuse_steps("test_step", "compute_loss", "compute_metrics")
         self._require_data()
         return super().make_test_function(*args, **kwargs)
 
-    def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
+    def make_predict_function(self, *args: object, **kwargs: object) -> Tree:
         self._refuse_steps("predict_step")
         self._require_data()
         return super().make_predict_function(*args, **kwargs)
@@ -332,7 +341,7 @@ class PreparedModel(keras.Model):
                 "(keras.Model(model.inputs, model.outputs))"
             )
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: Tree, training: bool | None = None) -> Tree:
         held = self._held
         if not held.calibrated:
             held.functional.require_calibration()
@@ -354,14 +363,14 @@ class PreparedModel(keras.Model):
                 held.functional.require_data(batches)
                 held.has_data = True
 
-    def _run(self, inputs: Any, mode: Mode, seen: dict[str, Any] | None = None) -> Any:
+    def _run(self, inputs: Tree, mode: Mode, seen: dict[str, Tensor] | None = None) -> Tree:
         held, before = self._held, self._arrays()
         outputs, after = held.functional.run(before, self._given(inputs), mode, lambda number: held.seeds, seen)
         if mode.training or mode.observing:
             self._assign(after, before)
         return self.plan.network.input_tree.unflatten(outputs)
 
-    def _given(self, inputs: Any) -> list[Any]:
+    def _given(self, inputs: Tree) -> list[Tensor]:
         """The tensors of a call, flat, as the network takes them."""
         return [
             self._as_prepared(each, ops.convert_to_tensor(x))
@@ -369,7 +378,7 @@ class PreparedModel(keras.Model):
         ]
 
     @staticmethod
-    def _as_prepared(prepared: PlanInput, x: Any) -> Any:
+    def _as_prepared(prepared: PlanInput, x: Tensor) -> Tensor:
         """An input in the shape that the network was prepared for; Keras adds and drops a last axis of one."""
         rank, given = len(prepared.shape), tuple(x.shape)
         if len(given) == rank + 1 and given[-1] == 1:
@@ -405,27 +414,22 @@ class PreparedModel(keras.Model):
     def trained(self) -> TrainedNetwork:
         """The network with its numbers in NumPy, as they are now."""
 
-        def computed(batch: Any, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        def computed(batch: Tree, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
             inputs = self._given(batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch)
-            mode, arrays = Mode(frozen=self.frozen, quantizing=quantizing), self._arrays()
-            if mode not in self._held.programs:
-                self._held.programs[mode] = self._program(mode)
-            values = self._held.programs[mode](arrays.tensors, arrays.learned, arrays.ranges, inputs)
+            held, mode, arrays = self._held, Mode(frozen=self.frozen, quantizing=quantizing), self._arrays()
+
+            def run(tensors: dict[str, Tensor], *ranges: ArrayTree, inputs: list[Tensor]) -> dict[str, Tensor]:
+                seen: dict[str, Tensor] = {}
+                held.functional.run(Arrays(tensors, *ranges), inputs, mode, None, seen)
+                return seen
+
+            if mode not in held.programs:
+                held.programs[mode] = primitives_keras.program(run)
+            values = held.programs[mode](arrays.tensors, arrays.learned, arrays.ranges, inputs=inputs)
             in_numpy = {path: np.asarray(ops.convert_to_numpy(value)) for path, value in values.items()}
             return [ops.convert_to_numpy(x) for x in inputs], in_numpy
 
         return TrainedNetwork(self._held.functional, self._in_numpy(), self.frozen, computed)
-
-    def _program(self, mode: Mode) -> Callable[..., dict[str, Any]]:
-        """What every step computes, by its path."""
-
-        def run(tensors: Any, learned: Any, ranges: Any, inputs: list[Any]) -> dict[str, Any]:
-            seen: dict[str, Any] = {}
-            self._held.functional.run(Arrays(tensors, learned, ranges), inputs, mode, None, seen)
-            return seen
-
-        program: Callable[..., dict[str, Any]] = primitives_keras.program(run)
-        return program
 
     def take_over(self, tensors: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> None:
         """Takes over variables, by the user's names, and the ranges of grids, by the grids' names.
@@ -444,7 +448,7 @@ class PreparedModel(keras.Model):
 
     # --- Keras --------------------------------------------------------------------------------------------------------
 
-    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_output_spec(self, inputs: Tree, *args: object, **kwargs: object) -> Tree:
         """Symbolic results, from the plan: nothing is computed."""
         batch = keras.tree.flatten(inputs)[0].shape[0]
         outputs = []
@@ -454,7 +458,7 @@ class PreparedModel(keras.Model):
             outputs.append(keras.KerasTensor(shape, dtype="float32" if value.dtype == "float32" else "int32"))
         return self.plan.network.output_tree.unflatten(outputs)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         held = self._held
         return {
             "name": self.name,
@@ -469,17 +473,17 @@ class PreparedModel(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PreparedModel:
+    def from_config(cls, config: Config, custom_objects: Mapping[str, type] | None = None) -> PreparedModel:
         config = dict(config)
         config["model"] = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         return cls(**config)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """In the network's order, whichever of them are trained. Names numbered by Keras differ between models."""
         for position, variable in enumerate(self._held.variables.leaves()):
             store[str(position)] = variable
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         variables = self._held.variables.leaves()
         if not store.keys():
             raise ValueError(
@@ -494,7 +498,7 @@ class PreparedModel(keras.Model):
             variable.assign(store[str(position)])
         self._look_for_data()
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         super().set_weights(weights)
         self._look_for_data()
 
@@ -513,7 +517,7 @@ class PreparedModel(keras.Model):
     def _repr_html_(self) -> str:
         return table(repr(self), ROW_HEADER, [row.cells() for row in self.plan.rows()], 4)
 
-    def summary(self, *args: Any, print_fn: Callable[[str], None] = print, **kwargs: Any) -> None:
+    def summary(self, *args: object, print_fn: Callable[[str], None] = print, **kwargs: object) -> None:
         """What the device runs, a line for each tensor it stores. Only `print_fn` matters; there are no layers."""
         rows = [[shortened("" if cell is None else cell) for cell in row.cells()] for row in self.plan.rows()]
         widths = [max(map(len, column)) for column in zip(ROW_HEADER, *rows, strict=True)]
@@ -524,11 +528,11 @@ class PreparedModel(keras.Model):
         for line in lines:
             print_fn(line)
 
-    def quantize(self, *args: Any, **kwargs: Any) -> None:
+    def quantize(self, *args: object, **kwargs: object) -> None:
         """Keras's post-training quantization, of layers; a prepared model has none."""
         raise NotImplementedError("a prepared model becomes integers by qat.keras.freeze and deploy.lower")
 
-    def export(self, *args: Any, **kwargs: Any) -> None:
+    def export(self, *args: object, **kwargs: object) -> None:
         """Keras's export, of a backend function; a prepared model becomes a file in another way."""
         raise NotImplementedError(
             "a prepared model is exported as integers: qat.keras.freeze, then deploy.write_tflite(deploy.lower(model), "
@@ -542,7 +546,7 @@ class PreparedModel(keras.Model):
                 setattr(self, name, None)
 
 
-def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = False) -> None:
+def calibrate(model: PreparedModel, batches: Iterable[Tree], restart: bool = False) -> None:
     """Sets all activation ranges from data; see `exactqat.qat.calibrate`.
 
     batches: of inputs as `predict` takes one, or a data set that `fit` takes, whose targets are left out: in a tuple or
@@ -556,7 +560,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     before = model._in_numpy()
 
-    def see(batch: Any) -> None:
+    def see(batch: Tree) -> None:
         wanted = len(model.plan.network.inputs)
         if isinstance(batch, tuple | list) and len(keras.tree.flatten(batch)) != wanted:
             batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
@@ -592,29 +596,28 @@ def freeze(model: PreparedModel) -> None:
     model._set_ranges_trainable()
 
 
-def _require_prepared(model: Any) -> None:
+def _require_prepared(model: object) -> None:
     if not isinstance(model, PreparedModel):
         how = elsewhere(model, "keras") or "; prepare it first: model = exactqat.qat.keras.prepare(model)"
         raise TypeError(f"model must come from exactqat.qat.keras.prepare, got {type(model).__name__}{how}")
 
 
-def _rule(fields: Mapping[str, Any]) -> dict[str, Any]:
-    made = dict(fields)
-    if made.get("fixed_range") is not None:
-        made["fixed_range"] = tuple(made["fixed_range"])
-    return made
+def rule_of(fields: Config) -> Rule:
+    """A rule as a file has it."""
+    ends = fields.get("fixed_range")
+    return Rule(**{**fields, "fixed_range": None if ends is None else tuple(ends)})
 
 
-def _float32(tensor: Any) -> np.ndarray:
+def _float32(tensor: Tensor) -> np.ndarray:
     value = np.asarray(ops.convert_to_numpy(tensor))
     return value.astype(np.float32) if value.dtype.kind == "f" else value
 
 
-def _count(variables: Iterable[Any]) -> int:
+def _count(variables: Iterable[keras.Variable]) -> int:
     return sum(math.prod(variable.shape) for variable in variables)
 
 
-def values_of(x: Any) -> np.ndarray | None:
+def values_of(x: Tensor) -> np.ndarray | None:
     """What a tensor holds; None if it is traced."""
     try:
         return np.asarray(ops.convert_to_numpy(x))

@@ -6,6 +6,7 @@ With `keras.ops`, so on any backend. Fake quantization is this library's operato
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import math
 import operator
@@ -19,6 +20,8 @@ import numpy as np
 from keras import ops
 
 Pairs = Sequence[Sequence[int]]
+# Of the backend.
+Tensor = Any
 
 # --- functions of the backend -----------------------------------------------------------------------------------------
 
@@ -32,10 +35,10 @@ program, differentiated = _backend.program, _backend.differentiated
 # --- functions of `keras.ops` by the names of `Primitives`, which says what they do -----------------------------------
 
 
-def _over(function: Callable[..., Any]) -> Callable[..., Any]:
+def _over(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Over some axes; PyTorch's functions take none of them for all."""
 
-    def reduce(x: Any, axes: int | Sequence[int], keep_dims: bool = False) -> Any:
+    def reduce(x: Tensor, axes: int | Sequence[int], keep_dims: bool = False) -> Tensor:
         axes = axes if isinstance(axes, int) else tuple(axes)
         return x if axes == () else function(x, axes, keepdims=keep_dims)
 
@@ -58,11 +61,11 @@ stack, flip, from_numpy = ops.stack, ops.flip, ops.convert_to_tensor
 to_float = partial(ops.cast, dtype="float32")
 
 
-def array(values: Any, like: Any) -> Any:
+def array(values: np.ndarray | float, like: Tensor) -> Tensor:
     return ops.convert_to_tensor(np.asarray(values, np.float32))
 
 
-def clip(x: Any, low: float, high: float) -> Any:
+def clip(x: Tensor, low: float, high: float) -> Tensor:
     """Nothing below `low` or above `high`; either may be infinite. No gradient at the ends, as ReLU has none at 0. NaN
     stays NaN: failed training has to show."""
     if low != -math.inf:
@@ -76,17 +79,17 @@ relu = partial(clip, low=0.0, high=math.inf)
 relu6 = partial(clip, low=0.0, high=6.0)
 
 
-def straight_through(value: Any, gradient_of: Any) -> Any:
+def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
     """The first one's value with the second one's gradient."""
     return stop_gradient(value) + (gradient_of - stop_gradient(gradient_of))
 
 
-def sorted_values(x: Any) -> Any:
+def sorted_values(x: Tensor) -> Tensor:
     """All values of a tensor in ascending order, flat."""
     return ops.sort(ops.reshape(x, (-1,)))
 
 
-def extremes_of_replicas(low: Any, high: Any) -> tuple[Any, Any]:
+def extremes_of_replicas(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """What is given: Keras's own distribution shows each operation the whole batch."""
     return low, high
 
@@ -96,7 +99,7 @@ def count_of_replicas() -> int:
     return 1
 
 
-def mean_of_replicas(x: Any) -> Any:
+def mean_of_replicas(x: Tensor) -> Tensor:
     """Likewise."""
     return x
 
@@ -104,7 +107,7 @@ def mean_of_replicas(x: Any) -> Any:
 # --- movement ---------------------------------------------------------------------------------------------------------
 
 
-def concatenate(arrays: Sequence[Any], axis: int) -> Any:
+def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
     """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant next to a batch)."""
     whole = max(arrays, key=lambda each: int(np.prod([size or 1 << 20 for size in each.shape])))
     made = []
@@ -117,19 +120,17 @@ def concatenate(arrays: Sequence[Any], axis: int) -> Any:
     return ops.concatenate(made, axis)
 
 
-def slice(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+def slice(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
     """Every `step`-th position from `start` up to, but without, `stop`."""
-    import builtins
-
     return x[(builtins.slice(None),) * axis + (builtins.slice(start, stop, step),)]
 
 
-def gather(x: Any, indices: Sequence[int] | np.ndarray, axis: int) -> Any:
+def gather(x: Tensor, indices: Sequence[int] | np.ndarray, axis: int) -> Tensor:
     """The positions with these indices along an axis."""
     return ops.take(x, np.asarray(indices, np.int32), axis)
 
 
-def embedding(indices: Any, table: Any, fixed_row: int | None = None) -> Any:
+def embedding(indices: Tensor, table: Tensor, fixed_row: int | None = None) -> Tensor:
     """Rows of a table by integers of any dtype; the fixed row gets no gradient."""
     if fixed_row is not None:
         fixed = (np.arange(table.shape[0]) == fixed_row)[:, None]
@@ -137,13 +138,13 @@ def embedding(indices: Any, table: Any, fixed_row: int | None = None) -> Any:
     return ops.take(table, ops.cast(indices, "int32"), 0)
 
 
-def pad(x: Any, pairs: Pairs, value: float = 0.0) -> Any:
+def pad(x: Tensor, pairs: Pairs, value: float = 0.0) -> Tensor:
     """`value` around the tensor; one pair for every axis."""
     widths = tuple((int(before), int(after)) for before, after in pairs)
     return ops.pad(x, widths, constant_values=value) if any(map(any, widths)) else x
 
 
-def pad_reflect(x: Any, pairs: Pairs, mode: str) -> Any:
+def pad_reflect(x: Tensor, pairs: Pairs, mode: str) -> Tensor:
     """The tensor's own values around it: "SYMMETRIC" with the edge itself, "REFLECT" without."""
     return ops.pad(x, tuple((int(before), int(after)) for before, after in pairs), mode=mode.lower())
 
@@ -151,18 +152,18 @@ def pad_reflect(x: Any, pairs: Pairs, mode: str) -> Any:
 # --- products of matrices, convolutions, windows ----------------------------------------------------------------------
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+def linear(x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor:
     """Over the last axis; weight [out, in]."""
     product = ops.matmul(x, ops.transpose(weight))
     return product if bias is None else product + bias
 
 
-def _channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
+def _channels_last(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of a tensor with its channels last, for channels along any axis."""
     signature = inspect.signature(function)
 
     @wraps(function)
-    def moving(*args: Any, **kwargs: Any) -> Any:
+    def moving(*args: object, **kwargs: object) -> Tensor:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
         x, axis = call.arguments["x"], call.arguments["channel_axis"]
@@ -177,15 +178,15 @@ def _channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_channels_last
 def conv(
-    x: Any,
-    weight: Any,
-    bias: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     strides: Sequence[int],
     padding: Pairs,
     dilations: Sequence[int],
     groups: int = 1,
     channel_axis: int = 1,
-) -> Any:
+) -> Tensor:
     """weight [out, in / groups, *window]; without spatial axes: x [batch, in], weight [out, in / groups]."""
     channels, outputs, window = x.shape[-1], weight.shape[0], tuple(weight.shape[2:])
     if all(size == 1 for size in window) and groups == channels == outputs and all(size == 1 for size in strides):
@@ -198,33 +199,28 @@ def conv(
         # On PyTorch's backend as in `modules.strides_first`; for the others it makes no difference.
         x, strides = _every(x, strides), (1,) * len(strides)
     if groups == 1:
-        result = _strided(x, kernel, strides, dilations)
+        result = _convolved(ops.conv, x, kernel, strides, dilations)
     elif groups == channels:
         kernel = ops.reshape(kernel, (*window, channels, outputs // channels))
-        result = _depthwise(x, kernel, strides, dilations)
+        result = _convolved(ops.depthwise_conv, x, kernel, strides, dilations)
     else:
         parts = zip(ops.split(x, groups, -1), ops.split(kernel, groups, -1), strict=True)
-        result = ops.concatenate([_strided(part, own, strides, dilations) for part, own in parts], -1)
+        result = ops.concatenate([_convolved(ops.conv, part, own, strides, dilations) for part, own in parts], -1)
     return result if bias is None else result + bias
 
 
-def _strided(x: Any, kernel: Any, strides: tuple[int, ...], dilations: tuple[int, ...]) -> Any:
-    # No backend supports both at once: what is between the strides is dropped afterwards.
+def _convolved(
+    convolve: Callable[..., Tensor], x: Tensor, kernel: Tensor, strides: tuple[int, ...], dilations: tuple[int, ...]
+) -> Tensor:
+    # No backend takes strides beside dilations, nor TensorFlow two different strides of depthwise convolutions: what is
+    # between the strides is dropped afterwards.
     both = any(size > 1 for size in strides) and any(size > 1 for size in dilations)
-    once = (1,) * len(strides) if both else strides
-    result = ops.conv(x, kernel, once, "valid", "channels_last", dilations)
-    return _every(result, strides) if both else result
+    if not both and (convolve is ops.conv or len(set(strides)) == 1):
+        return convolve(x, kernel, strides, "valid", "channels_last", dilations)
+    return _every(convolve(x, kernel, (1,) * len(strides), "valid", "channels_last", dilations), strides)
 
 
-def _depthwise(x: Any, kernel: Any, strides: tuple[int, ...], dilations: tuple[int, ...]) -> Any:
-    # TensorFlow takes only one stride for both axes, and none with dilation.
-    uneven = len(set(strides)) > 1 or (any(size > 1 for size in strides) and any(size > 1 for size in dilations))
-    once = (1,) * len(strides) if uneven else strides
-    result = ops.depthwise_conv(x, kernel, once, "valid", "channels_last", dilations)
-    return _every(result, strides) if uneven else result
-
-
-def _every(x: Any, strides: tuple[int, ...]) -> Any:
+def _every(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     for axis, step in enumerate(strides, 1):
         x = slice(x, axis, 0, x.shape[axis], step)
     return x
@@ -232,16 +228,16 @@ def _every(x: Any, strides: tuple[int, ...]) -> Any:
 
 @_channels_last
 def conv_transpose(
-    x: Any,
-    weight: Any,
-    bias: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     strides: Sequence[int],
     padding: Pairs,
     output_padding: Sequence[int],
     dilations: Sequence[int],
     groups: int = 1,
     channel_axis: int = 1,
-) -> Any:
+) -> Tensor:
     """weight [in, out / groups, *window]: zeros between the values, then a convolution with the kernel flipped."""
     window = tuple(weight.shape[2:])
     for axis, stride in enumerate(strides, 1):
@@ -268,7 +264,7 @@ def conv_transpose(
 
 
 @_channels_last
-def max_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Any:
+def max_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Tensor:
     """The largest value of every window; padding is below all values."""
     # The lowest float32 number: infinity would turn a gradient into NaN somewhere.
     x = pad(x, ((0, 0), *padding, (0, 0)), float(np.finfo(np.float32).min))
@@ -276,11 +272,11 @@ def max_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pai
 
 
 @_channels_last
-def sum_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Any:
+def sum_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], padding: Pairs, channel_axis: int = 1) -> Tensor:
     """The sum of every window; padding is 0. Window by window: sums of whole numbers are exact, which a mean times
     their count is not."""
     x = pad(x, ((0, 0), *padding, (0, 0)))
-    total: Any = None
+    total: Tensor = None
     places = np.ndindex(*map(int, window))
     sizes = [(x.shape[at + 1] - side) // step + 1 for at, (side, step) in enumerate(zip(window, strides, strict=True))]
     for place in places:
@@ -295,8 +291,8 @@ def sum_pool(x: Any, window: Sequence[int], strides: Sequence[int], padding: Pai
 
 
 def batch_norm(
-    x: Any, scale: Any, offset: Any, mean: Any, variance: Any, epsilon: float, share: float, axis: int
-) -> tuple[Any, Any, Any]:
+    x: Tensor, scale: Tensor, offset: Tensor, mean: Tensor, variance: Tensor, epsilon: float, share: float, axis: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Batch norm with the batch's statistics, and the running ones after it, as Keras moves them."""
     others = [at for at in range(len(x.shape)) if at != axis]
     shape = [-1 if at == axis else 1 for at in range(len(x.shape))]
@@ -307,15 +303,15 @@ def batch_norm(
     return y, mean + (batch_mean - mean) * share, variance + (batch_variance - variance) * share
 
 
-def dropout(x: Any, rate: float, key: Any, kept_axes: Sequence[int] = ()) -> Any:
+def dropout(x: Tensor, rate: float, key: keras.random.SeedGenerator, kept_axes: Sequence[int] = ()) -> Tensor:
     """Each value dropped with a probability, the others scaled up; the same along `kept_axes`. key: a generator."""
     shape = ops.shape(x)
     noise = tuple(1 if axis in kept_axes else size for axis, size in enumerate(shape)) if kept_axes else None
     return keras.random.dropout(x, rate, noise, seed=key)
 
 
-def _method(function: Callable[..., Any]) -> Callable[..., WithMethods]:
-    def method(*operands: Any, **parameters: Any) -> WithMethods:
+def _method(function: Callable[..., Tensor]) -> Callable[..., WithMethods]:
+    def method(*operands: object, **parameters: object) -> WithMethods:
         bare = [each.tensor if isinstance(each, WithMethods) else each for each in operands]
         return WithMethods(function(*bare, **parameters))
 
@@ -325,7 +321,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., WithMethods]:
 class WithMethods:
     """A tensor with the methods of NumPy's arrays that constants are computed with."""
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
     @property
