@@ -476,7 +476,7 @@ def _at(place: str) -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
-        raise Refusal(f"{place}: {refusal}") from None
+        raise Refusal(str(refusal), place) from None
 
 
 def _check_tensor(tensor: Tensor) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .refusals import Unreadable
 from .tensor import Tensor
 
 # Of TensorFlow Lite: what brings an input onto a grid, and what takes an output off it.
@@ -24,10 +25,6 @@ OFF_A_GRID = ("QUANTIZE", "DEQUANTIZE")
 
 # Of an options table; enumerations by the name of their value, as ("Padding", "SAME").
 FieldValue = bool | int | float | str | tuple[str, str] | Sequence[int] | bytes | None
-
-
-class Unreadable(ValueError):
-    """A file says something of an operator that its declaration has no words for."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .attribute import REQUIRED, Attributes
-from .file_forms import FieldValue, FileOperator, InOperand, Option, Unreadable
+from .file_forms import FieldValue, FileOperator, InOperand, Option
 from .presence import lacks
 from .primitives import NUMPY, A, RealPrimitives, ResultGrid
 from .profile import Profile
 from .real import real_numbers
+from .refusals import Refusal, Unreadable, need
 from .tensor import INDICES, PLAIN, Quantization, Tensor
 
 if TYPE_CHECKING:
@@ -40,10 +41,6 @@ FileConstant = tuple[str, np.ndarray | Sequence[int] | Sequence[Sequence[int]]]
 # The dtypes of real numbers, and of conditions.
 FLOAT, BOOL = "float32", "bool"
 Shape = tuple[int, ...]
-
-
-class Refusal(ValueError):
-    """The device cannot run an operator with these attributes, shapes or scales; the message says what it could."""
 
 
 @dataclass(frozen=True)
@@ -615,12 +612,6 @@ def in_float(inputs: Sequence[Tensor], output: Tensor) -> bool:
 def in_int16() -> tuple[str, ...]:
     """Kinds of the operators that can be stored in int16."""
     return tuple(kind for kind, operator in OPERATORS.items() if "int16" in operator.dtypes)
-
-
-def need(condition: bool, message: str) -> None:
-    """Raises `Refusal` with the message unless the condition holds."""
-    if not condition:
-        raise Refusal(message)
 
 
 __all__ = [

@@ -4,17 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from ..device.operator import Refusal
 from .network import Place, Step
 
 
-class UnsupportedOperator(ValueError):
-    """The model contains something that the device cannot run. The message lists every such place."""
+class UnsupportedOperator(Refusal):
+    """The model contains what the device cannot run, or cannot be read. The message lists every such place."""
 
 
 class Refused(Exception):
-    """One step cannot be run; the message says why and what could be done."""
+    """One step cannot be captured or run; the message says why and what could be done. Whoever goes over a network's
+    steps collects these, and raises one `UnsupportedOperator` for all of them. It is not a ValueError, as those come
+    from frameworks, too."""
+
+    @staticmethod
+    def argument(name: str, given: object, allowed: str) -> Refused:
+        """An operation that is known, but not with this argument."""
+        return Refused(f"{name}={given!r} is given, {allowed}")
 
 
 # By labels in lower case without underscores: what to do instead. Only what has been tested.
@@ -29,39 +36,26 @@ _INSTEAD = {
 }
 
 
-@dataclass
-class _Problem:
-    label: str
-    what: str
-    places: list[Place]
-
-
 class Problems:
     """Collects refusals and makes one message from them."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], _Problem] = {}
+        # By the step's word and what is wrong with it.
+        self._places: dict[tuple[str, str], list[Place]] = {}
 
     def add(self, label: str, what: str, place: Place) -> None:
-        problem = self._found.setdefault((label, what), _Problem(label, what, []))
-        problem.places.append(place)
+        self._places.setdefault((label, what), []).append(place)
 
     def raise_any(self, supported: Iterable[str]) -> None:
         """Raises UnsupportedOperator if there are problems."""
-        if not self._found:
-            return
         lines = []
-        for number, problem in enumerate(self._found.values(), 1):
-            first, count = problem.places[0], len(problem.places)
-            if count == 1:
-                lines.append(f"  {number}. {first}: {problem.what}")
-            else:
-                lines.append(f"  {number}. {problem.label}, {count} places, first at {first}: {problem.what}")
-        total = sum(len(problem.places) for problem in self._found.values())
-        listing = "\n".join(lines)
-        raise UnsupportedOperator(
-            f"{total} place(s) of the model cannot run on the device:\n{listing}\nSupported: {', '.join(supported)}."
-        )
+        for number, ((label, what), places) in enumerate(self._places.items(), 1):
+            many = f"{label}, {len(places)} places, first at " if len(places) > 1 else ""
+            lines.append(f"  {number}. {many}{places[0]}: {what}")
+        if lines:
+            total = sum(map(len, self._places.values()))
+            listing = "\n".join([f"{total} place(s) of the model cannot run on the device:", *lines])
+            raise UnsupportedOperator(f"{listing}\nSupported: {', '.join(supported)}.")
 
 
 def word(step: Step) -> str:

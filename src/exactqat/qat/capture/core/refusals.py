@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from ....kit.planning.refusals import Refused, UnsupportedOperator
+
 # What colors text on a terminal.
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 MIXES = "it mixes the examples of a batch"
@@ -23,14 +25,7 @@ def first_line(error: BaseException) -> str:
     return text_of(error).partition("\n")[0].rstrip()
 
 
-class CaptureError(ValueError):
-    """The model cannot be represented as a network; the message says why, where, and what to do."""
+# The model cannot be represented as a network; the message says why, where, and what to do.
+CaptureError = UnsupportedOperator
 
-
-class Refused(Exception):
-    """No kind of step says what one operation does; it becomes a step "unsupported" with this reason."""
-
-    @staticmethod
-    def argument(name: str, given: object, allowed: str) -> Refused:
-        """An operation that is known, but not with this argument."""
-        return Refused(f"{name}={given!r} is given, {allowed}")
+__all__ = ["MIXES", "SIZE_OF_BATCH", "CaptureError", "Refused", "first_line", "text_of"]
