@@ -678,7 +678,7 @@ class _Reader:
             self.between: list[Operator] = []
             try:
                 length, found = self.read_operator(number, leading)
-            except (Unreadable, Refusal) as error:
+            except Refusal as error:
                 problems.append(str(error))
                 for operator in self.between:
                     del self.used[operator.outputs[0]]
@@ -749,7 +749,7 @@ class _Reader:
             return False
         try:
             made = np.asarray(SHAPE_ARITHMETIC[word](operands, step.option))
-        except (ValueError, IndexError, TypeError, Unreadable):
+        except (ValueError, IndexError, TypeError):
             return False
         self.known[step.output.name] = made
         self.check_room(step.output, made.size)
@@ -795,7 +795,7 @@ class _Reader:
         """Whether the operator makes a constant whose size depends on the batch; its result is then a constant."""
         try:
             shape, (value,) = step.integers(0), step.values(1).reshape(-1)
-        except (Unreadable, ValueError):
+        except ValueError:
             return False
         if not shape or len(shape) > MOST_AXES or min(shape) < 1 or math.prod(shape) > MOST_SHAPE_NUMBERS:
             return False

@@ -21,11 +21,10 @@ from ...deploy.trainable import compare_in_float, compare_with_file, trainable
 from ...kit.device import DEFAULT_PROFILE, OPERATORS, Refusal, profile_named
 from ...kit.device.profile import ONNXRUNTIME_X86
 from ...kit.display import shortened
-from ...kit.planning import FinalActivationWarning, UnsupportedOperator, plan, warn_of_plan
+from ...kit.planning import FinalActivationWarning, plan, warn_of_plan
 from ...kit.planning.callers import users_line
 from ...kit.planning.plans import Numbers, Plan
 from ...kit.planning.rules import Rule, checked_rules
-from ..capture.core.refusals import CaptureError
 from ..capture.files import FileNetwork
 from ..capture.files import graph as of_graph
 from ..capture.files import onnx as of_onnx
@@ -43,7 +42,7 @@ def _refusing_what_is_damaged() -> Iterator[None]:
     """Turns errors at steps that do not fit each other, as in a damaged file, into a refusal."""
     try:
         yield
-    except (UnsupportedOperator, Refusal):
+    except Refusal:
         raise
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         text = shortened(" ".join(str(error).split()) or type(error).__name__, 160)
@@ -70,13 +69,10 @@ class OpenedFile:
         self.buffers: Mapping[str, np.ndarray] = {}
         self._float: FileNetwork | None = None
         if isinstance(graph, OnnxModel) or of_graph.is_float(graph):
-            try:
-                if isinstance(graph, OnnxModel):
-                    self._float = of_onnx.capture(graph.content)
-                else:
-                    self._float = of_graph.capture(graph)
-            except CaptureError as error:
-                raise UnsupportedOperator(str(error)) from error
+            if isinstance(graph, OnnxModel):
+                self._float = of_onnx.capture(graph.content)
+            else:
+                self._float = of_graph.capture(graph)
             self.parameters, self.buffers = self._float.parameters, self._float.buffers
             if self._float.grids:
                 with _refusing_what_is_damaged():

@@ -15,7 +15,6 @@ from ....kit.planning import UnsupportedOperator, plan, warn_of_plan
 from ....kit.planning.masks import with_examples
 from ....kit.planning.rules import Rule, checked_rules
 from ...capture.core.progress import at_work
-from ...capture.core.refusals import CaptureError
 from ...capture.jax.model import capture
 from ...capture.proof import accept
 from ..core import batches as loading
@@ -83,19 +82,16 @@ def prepare(
         known = linen_model(model, named["variables"], args, kwargs)
     else:
         known = function_model(model, named["variables"], args, kwargs)
-    try:
-        with at_work("prepare reads the model"):
-            network = capture(
-                known.function,
-                known.leaves,
-                args,
-                kwargs,
-                trainable=known.trained.__contains__,
-                signature=known.signature,
-                in_training=in_training(known) if known.trains else None,
-            )
-    except CaptureError as error:
-        raise UnsupportedOperator(str(error)) from error
+    with at_work("prepare reads the model"):
+        network = capture(
+            known.function,
+            known.leaves,
+            args,
+            kwargs,
+            trainable=known.trained.__contains__,
+            signature=known.signature,
+            in_training=in_training(known) if known.trains else None,
+        )
     norms = [step for step in network.steps if "training" in step.attributes]
     if known.words and norms and not any(step.attributes["training"] for step in norms):
         raise UnsupportedOperator(

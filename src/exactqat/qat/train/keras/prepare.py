@@ -13,11 +13,10 @@ import numpy as np
 
 from ....kit.device import DEFAULT_PROFILE
 from ....kit.display import listed
-from ....kit.planning import UnsupportedOperator, warn_of_plan
+from ....kit.planning import warn_of_plan
 from ....kit.planning.callers import users_line
 from ....kit.planning.rules import Rule, checked_rules
 from ...capture.core.progress import at_work
-from ...capture.keras.model import CaptureError
 from ...capture.proof import accept
 from ..core.frameworks import elsewhere
 from ..core.trained import TrainedNetwork
@@ -61,19 +60,16 @@ def prepare(
             model(example)
         shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
         dtypes = [keras.backend.standardize_dtype(each.dtype) for each in keras.tree.flatten(example)]
-    try:
-        prepared = PreparedModel(
-            model,
-            list(rules),
-            shapes,
-            deployable,
-            profile=device,
-            keep_final_activation=keep_final_activation,
-            dtypes=dtypes,
-            name=f"{model.name}_prepared",
-        )
-    except CaptureError as error:
-        raise UnsupportedOperator(str(error)) from error
+    prepared = PreparedModel(
+        model,
+        list(rules),
+        shapes,
+        deployable,
+        profile=device,
+        keep_final_activation=keep_final_activation,
+        dtypes=dtypes,
+        name=f"{model.name}_prepared",
+    )
     if check:
         with at_work("prepare compares what it made with the model"):
             prepared.proof = accept(compare_with_original(model, prepared, example))

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ....kit.device import DEFAULT_PROFILE, profile_named
-from ....kit.planning import UnsupportedOperator, plan, warn_of_plan
+from ....kit.planning import plan, warn_of_plan
 from ....kit.planning.masks import with_examples
 from ....kit.planning.network import Network
 from ....kit.planning.rules import Rule, checked_rules
 from ...capture.core.progress import at_work
 from ...capture.proof import accept
-from ...capture.torch.model import CaptureError, capture
+from ...capture.torch.model import capture
 from ..core import batches as loading
 from ..core.frameworks import elsewhere
 from ..core.trained import TrainedNetwork
@@ -57,11 +57,8 @@ def prepare(
             f"them, got {type(example).__name__}; such as next(iter(loader))[0], torch.from_numpy(array) or "
             "torch.zeros(shape)"
         )
-    try:
-        with at_work("prepare reads the model"), _undisturbed():
-            network = capture(model, args, kwargs)
-    except CaptureError as error:
-        raise UnsupportedOperator(str(error)) from error
+    with at_work("prepare reads the model"), _undisturbed():
+        network = capture(model, args, kwargs)
     network = with_examples(network, [_ends(each) for each in network.input_tree.flatten(*args, **kwargs)])
     prepared = _planned(network, model, rules, device, deployable, keep_final_activation)
     if not any(True for _ in model.parameters()):  # it only has ranges: they go where the data is
