@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -237,29 +239,25 @@ def _with_constants(maker: Maker, operands: Sequence[Any], axis: int, shape: tup
 
 def place_constants(maker: Maker, placed: Sequence[tuple[int, Constant]], axis: int, size: int, rank: int) -> str:
     """One constant that holds others starting at given positions of an axis, and zeros elsewhere."""
-    names: list[tuple[str, int]] = []
-    rows: list[str] = []
+    indices: list[tuple[Any, ...]] = []
+    masks: list[str] = []
     for start, constant in placed:
-        for row in range(constant.shape[axis]):
-            here = np.zeros([size if at == axis else 1 for at in range(rank)], np.float32)
-            here[tuple(start + row if at == axis else 0 for at in range(rank))] = 1
-            names.append((constant.name, row))
-            rows.append(maker.array(here, f"place_{len(rows)}"))
-    distinct = list(dict.fromkeys(name for name, _ in names))
+        own = np.arange(size) - start  # which of the constant's rows lies at each place
+        inside = (own >= 0) & (own < constant.shape[axis])
+        indices.append((slice(None),) * axis + (np.clip(own, 0, constant.shape[axis] - 1),))
+        mask = inside.astype(np.float32).reshape([size if at == axis else 1 for at in range(rank)])
+        masks.append(maker.array(mask, f"place_{len(masks)}"))
 
     def function(*arrays: Any) -> Any:
-        constants, masks = dict(zip(distinct, arrays, strict=False)), arrays[len(distinct) :]
-        total: Any = 0
-        for (name, row), mask in zip(names, masks, strict=True):
-            total = total + constants[name][(slice(None),) * axis + (slice(row, row + 1),)] * mask
-        return total
+        parts = zip(arrays, indices, arrays[len(placed) :], strict=False)
+        return functools.reduce(operator.add, (constant[index] * mask for constant, index, mask in parts))
 
     shapes = [np.broadcast_shapes(constant.shape, (1,) * rank) for _, constant in placed]
     others = np.broadcast_shapes(
         *[tuple(1 if at == axis else each for at, each in enumerate(shape)) for shape in shapes]
     )
     shape = tuple(size if at == axis else each for at, each in enumerate(others))
-    return maker.derived("constants", shape, function, *distinct, *rows)
+    return maker.derived("constants", shape, function, *(constant.name for _, constant in placed), *masks)
 
 
 @handles("pad")

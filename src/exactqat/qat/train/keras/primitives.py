@@ -318,6 +318,12 @@ def _method(function: Callable[..., Tensor]) -> Callable[..., WithMethods]:
     return method
 
 
+def _item(x: Any, place: Any) -> Any:
+    if isinstance(place, tuple) and isinstance(place[-1], np.ndarray):  # which TensorFlow's tensors do not take
+        return ops.take(x, place[-1], len(place) - 1)
+    return x[place]
+
+
 class WithMethods:
     """A tensor with the methods of NumPy's arrays that constants are computed with."""
 
@@ -332,7 +338,8 @@ class WithMethods:
     __mul__ = __rmul__ = _method(operator.mul)
     __sub__, __rsub__ = _method(operator.sub), _method(lambda x, other: other - x)
     __truediv__, __rtruediv__ = _method(operator.truediv), _method(lambda x, other: other / x)
-    __neg__, __getitem__ = _method(operator.neg), _method(operator.getitem)
+    __neg__ = _method(operator.neg)
+    __getitem__ = _method(_item)
     T = property(_method(ops.transpose))
     reshape = _method(lambda x, *shape: ops.reshape(x, shape[0] if len(shape) == 1 else shape))
     transpose = _method(lambda x, *axes: ops.transpose(x, axes[0] if len(axes) == 1 else axes))
