@@ -82,7 +82,19 @@ class Placed(layers.Layer):
         return x + keras.ops.sum(self.table(np.array([[3, 0, 2]])), 1)
 
 
+class LearnedRow(layers.Layer):
+    """A row of weights beside the input's, as class tokens are; a constant stands left of it in the sum."""
+
+    def build(self, shape: Any) -> None:
+        self.row = self.add_weight(shape=(1, shape[-1]), name="row")
+
+    def call(self, x: Any) -> Any:
+        row = keras.ops.zeros((1, x.shape[-1])) + self.row
+        return keras.ops.concatenate([x, keras.ops.zeros_like(x[:, :1]) + row, x], axis=1)
+
+
 KEPT: dict[str, Callable[[], Any]] = {
+    "a learned row among columns": lambda: around(LearnedRow(), layers.Dense(2)),
     "softmax of a weight": lambda: around(SoftmaxWeight()),
     "a weight without gradient": lambda: around(StoppedWeight()),
     "a sum of a weight without gradient": lambda: around(SummedWeight()),

@@ -32,7 +32,7 @@ def test_models_are_kept_or_refused_on_pytorch() -> None:
 @pytest.mark.campaign
 def test_models_are_kept_or_refused_on_jax() -> None:
     # Keras on JAX does not build the branches itself.
-    sample = "(gradient or losses or dropout or own or trainable or loses) and not branch"
+    sample = "(gradient or losses or row or dropout or own or trainable or loses) and not branch"
     program = str(HERE / "meaning_keras.py")
     run("jax", "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", program, "-k", sample)
 

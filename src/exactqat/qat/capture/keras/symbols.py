@@ -69,6 +69,9 @@ class Symbol(keras.KerasTensor):
         self.item = item
         self._sizes = tuple(map(shown, item.shape))
 
+    # An array of JAX on the left asks for it, and raises Keras' error; without it Python asks the symbol.
+    __jax_array__ = None
+
     @property
     def shape(self) -> tuple[Any, ...]:
         return self._sizes
