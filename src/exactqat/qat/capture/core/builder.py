@@ -353,6 +353,20 @@ class ItemBuilder(Generic[Fixed]):
             return self.then(x, sizes, lambda array: array[(slice(None),) * axis + (slice(start, stop, step),)])
         return self.emit("slice", [x], sizes, x.dtype, axis=axis, start=int(start), stop=int(stop), step=int(step))
 
+    def sections(self, x: Any, axis: int, sizes: Iterable[int]) -> list[Any]:
+        """An axis in sections, one after another."""
+        ends = list(itertools.accumulate(sizes, initial=0))
+        return [self.cut(x, axis, start, end) for start, end in itertools.pairwise(ends)]
+
+    def entry(self, x: Any, axis: int, at: int) -> Any:
+        """One entry of an axis, without that axis."""
+        return self.reshape(self.cut(x, axis, at, at + 1), (*x.shape[:axis], *x.shape[axis + 1 :]))
+
+    def rolled(self, x: Any, axis: int, shift: int) -> Any:
+        """With entries moved along an axis, the last ones to the front."""
+        end = -shift % x.shape[axis]
+        return self.join(self.sections(x, axis, (end, x.shape[axis] - end))[::-1], axis) if end else x
+
     def take(self, x: Moving, axis: int, indices: Iterable[int]) -> Moving:
         """These entries of an axis."""
         places = tuple(map(int, indices))

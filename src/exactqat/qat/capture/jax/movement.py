@@ -98,9 +98,8 @@ def _part(c: Converter, x: Moving, starts: Sequence[Any], sizes: Sequence[Size])
 
 
 @handles("split")
-def _split(c: Converter, operation: Operation, x: Moving) -> list[Item]:
-    ends = list(accumulate(operation.params["sizes"], initial=0))
-    return [c.cut(x, operation.params["axis"], *pair) for pair in pairwise(ends)]
+def _split(c: Converter, operation: Operation, x: Moving) -> list[Moving]:
+    return c.sections(x, operation.params["axis"], operation.params["sizes"])
 
 
 @handles("concatenate")
@@ -240,9 +239,7 @@ def _scan(c: Converter, operation: Operation, *operands: Item) -> Result:
 
 
 def _entry(c: Converter, item: Item, at: int) -> Item:
-    if isinstance(item, Fixed):
-        return item.then(lambda array: array[at])
-    return c.reshape(c.cut(item, 0, at, at + 1), item.shape[1:])
+    return item.then(lambda array: array[at]) if isinstance(item, Fixed) else c.entry(item, 0, at)
 
 
 @handles("while")

@@ -127,14 +127,13 @@ def _split(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis, parts = int(operation.axis) % x.rank, operation.indices_or_sections
     size = x.shape[axis]
     ends = [size // parts * (at + 1) for at in range(parts)] if isinstance(parts, int) else [*parts, size]
-    return [c.cut(x, axis, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    return c.sections(x, axis, np.diff([0, *ends]).tolist())
 
 
 @operations("Unstack")
 def _unstack(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis = int(operation.axis) % x.rank
-    shape = [size for at, size in enumerate(x.shape) if at != axis]
-    return [c.reshape(c.cut(x, axis, at, at + 1), shape) for at in range(x.shape[axis])]
+    return [c.entry(x, axis, at) for at in range(x.shape[axis])]
 
 
 @operations("Roll")
@@ -143,10 +142,7 @@ def _roll(c: Reader, operation: keras.Operation, x: Moving) -> Result:
         raise Refused("over all axes, laid flat; name the axes")
     shifts, axes = ([each] if isinstance(each, int) else list(each) for each in (operation.shift, operation.axis))
     for shift, given in zip(shifts * (len(axes) if len(shifts) == 1 else 1), axes, strict=True):
-        axis = given % x.rank
-        end = x.shape[axis] - shift % x.shape[axis]
-        if end < x.shape[axis]:
-            x = c.join([c.cut(x, axis, end, x.shape[axis]), c.cut(x, axis, 0, end)], axis)
+        x = c.rolled(x, given % x.rank, shift)
     return x
 
 

@@ -121,7 +121,7 @@ def _by_steps(c: Reader, layer: keras.Layer, kind: str, x: Moving, mask: Moving 
         return c.join([c.apply(function, parts.part(x, at, 1)) for at in range(x.shape[-1] // units)], x.rank - 1)
 
     def entry(at: int) -> Any:
-        return c.reshape(c.cut(products, 1, at, at + 1), (batch, products.shape[2]))
+        return c.entry(products, 1, at)
 
     after = bool(getattr(cell, "reset_after", False))
     uses = {"lstm": [(0, 4)], "gru": [(0, 3)] if after else [(0, 2), (2, 1)], "rnn": [(0, 1)]}

@@ -474,7 +474,7 @@ class Converter(ItemBuilder[Fixed]):
             return [Fixed(Node("item", (node, at)), one.shape, one.dtype, noise) for at, one in enumerate(meta)]
         return Fixed(node, meta.shape, meta.dtype, noise)
 
-    def noisy(self, operator: Any, bound: Mapping[str, Any], meta: Any, in_place: bool = False) -> Any:
+    def noisy(self, operator: Any, bound: Mapping[str, Any], meta: Any) -> Any:
         """A step that is nothing in evaluation."""
         if not self.noise_is_training:
             raise Refused("it draws random numbers in evaluation too")
@@ -490,7 +490,7 @@ class Converter(ItemBuilder[Fixed]):
             return map_nodes(frozen, item.node) if isinstance(item, Fixed) else Node("operand", (0,))
 
         args, kwargs = call_form(operator, tree_map((Traced, Fixed), leaf, dict(bound)))
-        value, node = self._with_scale(values[0], Node(full_name(operator), tuple(args), kwargs, in_place))
+        value, node = self._with_scale(values[0], Node(full_name(operator), tuple(args), kwargs))
         axis = self.batch_of(value) or 0
         rows = max(self.for_one(value.shape)[axis] if value.shape else 1, 1)
         return self.emit("dropout", [value], *meta, expression=Expression(node, axis, rows))

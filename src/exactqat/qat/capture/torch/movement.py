@@ -151,27 +151,25 @@ def _slice(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
 def _select(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = a.dim % len(a.self.shape)
     c.keep_batch(a.self, [axis])
-    index = a.index % a.self.shape[axis]
-    return c.reshape(c.cut(a.self, axis, index, index + 1), meta.shape)
+    return c.entry(a.self, axis, a.index % a.self.shape[axis])
 
 
 @handles("unbind")
 def _unbind(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
     axis = a.dim % len(a.self.shape)
     c.keep_batch(a.self, [axis])
-    return [c.reshape(c.cut(a.self, axis, at, at + 1), one.shape) for at, one in enumerate(meta)]
+    return [c.entry(a.self, axis, at) for at in range(len(meta))]
 
 
 @handles(
     "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"
 )
 def _split(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
-    axis, start, parts = a.dim % len(a.self.shape), 0, list[Item]()
-    c.keep_batch(a.self, [axis] if len(meta) > 1 else [])
-    for one in meta:
-        parts.append(c.cut(a.self, axis, start, start + one.shape[axis]))
-        start += one.shape[axis]
-    return parts
+    axis = a.dim % len(a.self.shape)
+    if len(meta) == 1:
+        return [a.self]
+    c.keep_batch(a.self, [axis])
+    return c.sections(a.self, axis, [one.shape[axis] for one in meta])
 
 
 @handles("cat", "concat", "concatenate")
@@ -203,9 +201,7 @@ def _roll(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     for shift, dim in zip(a.shifts, a.dims, strict=True):
         axis = dim % len(x.shape)
         c.keep_batch(x, [axis])
-        if start := -shift % x.shape[axis]:
-            parts = [c.cut(x, axis, start, x.shape[axis]), c.cut(x, axis, 0, start)]
-            x = c.call(aten.cat.default, parts, axis)
+        x = c.rolled(x, axis, shift)
     return x
 
 

@@ -385,8 +385,6 @@ class Program(Converter):
             functional = getattr(packet, operator._overloadname)
             args, kwargs = call_form(operator, items)
             return self.apply(functional, arguments(functional, args, kwargs), meta)
-        if is_random(operator):
-            return self.noisy(operator, items, meta, in_place=True)
         raise CaptureError(f"{self.place()}: {self.word_of(operator)} in place is not understood")
 
     def _scattered(self, step: ViewStep, parent: Item, part: Any) -> Any:
