@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -67,7 +67,12 @@ class Moving:
         return len(self.shape)
 
 
-Fixed = TypeVar("Fixed")
+class HasShape(Protocol):
+    @property
+    def shape(self) -> Shape: ...
+
+
+Fixed = TypeVar("Fixed", bound=HasShape)
 
 
 class ItemBuilder(Generic[Fixed]):
@@ -121,7 +126,7 @@ class ItemBuilder(Generic[Fixed]):
         """How a step names what it reads."""
         raise NotImplementedError
 
-    def read_by(self, kind: str, items: Sequence[Any]) -> tuple[str | float | None, ...]:
+    def read_by(self, kind: str, items: Sequence[object]) -> tuple[str | float | None, ...]:
         """How a step of this kind names what it reads."""
         return tuple(self.operand(each) for each in items)
 
@@ -133,7 +138,7 @@ class ItemBuilder(Generic[Fixed]):
         """What a function of its array makes of something fixed; it uses methods of NumPy's arrays only."""
         raise NotImplementedError
 
-    def numbers(self, item: Any) -> np.ndarray | None:
+    def numbers(self, item: object) -> np.ndarray | None:
         """What something fixed holds, for a batch of one; None of a value, and of what depends on parameters."""
         raise NotImplementedError
 
@@ -178,7 +183,7 @@ class ItemBuilder(Generic[Fixed]):
     def emit(
         self,
         kind: str,
-        operands: Sequence[Any],
+        operands: Sequence[object],
         shape: Sequence[Size],
         /,
         dtype: Any = "float32",
@@ -203,7 +208,7 @@ class ItemBuilder(Generic[Fixed]):
         self._note_masks(kind, operands, output)
         return self._made[same_step]
 
-    def _note_masks(self, kind: str, operands: Sequence[Any], output: str) -> None:
+    def _note_masks(self, kind: str, operands: Sequence[object], output: str) -> None:
         """Whether a step gives truth values, or integers of those that are given."""
         names = [each.name for each in operands if isinstance(each, Moving)]
         if kind == "compare":
@@ -229,11 +234,11 @@ class ItemBuilder(Generic[Fixed]):
         self.items[name] = self.moving(name, shape, dtype, curves)
         return self.items[name]
 
-    def step_of(self, item: Any) -> Step | None:
+    def step_of(self, item: object) -> Step | None:
         """The step that made an item."""
         return self.made_by.get(item.name) if isinstance(item, Moving) else None
 
-    def made_from(self, item: Any, kind: str, stopped: bool = False) -> tuple[Step, Moving] | None:
+    def made_from(self, item: object, kind: str, stopped: bool = False) -> tuple[Step, Moving] | None:
         """The step of that kind that made an item, and its first operand; identities aside.
 
         stopped: those that stop gradients, too.
@@ -272,7 +277,7 @@ class ItemBuilder(Generic[Fixed]):
     # --- functions of one value ---------------------------------------------------------------------------------------
 
     def sampled(
-        self, operands: Sequence[Any], evaluate: Callable[..., np.ndarray], turns: Iterable[Any] = ()
+        self, operands: Sequence[object], evaluate: Callable[..., np.ndarray], turns: Iterable[Any] = ()
     ) -> dict[str, Curve]:
         """What an operation makes of numbers, as a function of earlier values; empty where it is not one.
 
@@ -294,7 +299,7 @@ class ItemBuilder(Generic[Fixed]):
                 found[root] = Curve(evaluate, given, [each for each in turns if isinstance(each, int | float)])
         return found
 
-    def recognized(self, samples: Mapping[str, Curve], operands: Sequence[Any], shape: Shape) -> Moving | None:
+    def recognized(self, samples: Mapping[str, Curve], operands: Sequence[object], shape: Shape) -> Moving | None:
         """What makes these samples: one of the operands, or a known function of what they came from; else None."""
         for root, curve in samples.items():
             for each in operands:

@@ -8,14 +8,14 @@ integers as they were given, the builder keeps (`truths`, `wholes`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ....kit.planning.kinds import COMPARISONS
 from ....kit.planning.masks import HIDES
-from .builder import ItemBuilder, Moving
+from .builder import Fixed, ItemBuilder, Moving
 from .refusals import Refused
+from .sizes import Size
 
 # What is added to a score that a mask hides, where the model adds minus infinity, or nearly so.
 HIDDEN = -1e9
@@ -23,33 +23,33 @@ HIDDEN = -1e9
 MIRRORED = {"eq": "eq", "ne": "ne", "gt": "lt", "ge": "le", "lt": "gt", "le": "ge"}
 
 
-def is_truth(c: ItemBuilder[Any], item: Any) -> bool:
+def is_truth(c: ItemBuilder[Fixed], item: object) -> bool:
     """Whether a value holds nothing but 0 and 1, as given or computed of what is given."""
     return isinstance(item, Moving) and item.name in c.truths
 
 
-def is_given(c: ItemBuilder[Any], item: Any) -> bool:
+def is_given(c: ItemBuilder[Fixed], item: object) -> bool:
     """Whether it is integers that the network is given."""
     return isinstance(item, Moving) and item.name in c.wholes
 
 
-def as_truth(c: ItemBuilder[Any], x: Moving) -> Moving | None:
+def as_truth(c: ItemBuilder[Fixed], x: Moving) -> Moving | None:
     """1 where an integer is not 0, else 0; None if it is neither an integer nor a truth value."""
     if is_truth(c, x):
         return x
     return compared(c, "ne", x, 0.0, x.shape) if is_given(c, x) else None
 
 
-def opposite(c: ItemBuilder[Any], x: Moving) -> Moving:
+def opposite(c: ItemBuilder[Fixed], x: Moving) -> Moving:
     return c.emit("sub", [1.0, x], x.shape, bool)
 
 
-def compared(c: ItemBuilder[Any], how: str, left: Any, right: Any, shape: Sequence[int]) -> Moving | None:
+def compared(c: ItemBuilder[Fixed], how: str, left: object, right: object, shape: Sequence[Size]) -> Moving | None:
     """A comparison of what is given with numbers; None if it is another one."""
     if not isinstance(left, Moving):
         left, right, how = right, left, MIRRORED[how]
     numbers = c.numbers(right)
-    if numbers is None or not (is_truth(c, left) or is_given(c, left)):
+    if numbers is None or not isinstance(left, Moving) or not (is_truth(c, left) or is_given(c, left)):
         return None
     number = float(numbers.flat[0]) if numbers.size and (numbers == numbers.flat[0]).all() else None
     if is_truth(c, left):
@@ -62,7 +62,7 @@ def compared(c: ItemBuilder[Any], how: str, left: Any, right: Any, shape: Sequen
     return c.emit("compare", [before_repeated(c, left), right], shape, bool, how=how)
 
 
-def combined(c: ItemBuilder[Any], word: str, operands: Sequence[Any], shape: Sequence[int]) -> Moving | None:
+def combined(c: ItemBuilder[Fixed], word: str, operands: Sequence[object], shape: Sequence[Size]) -> Moving | None:
     """Logic ("and", "or", "not") of masks, and of masks with fixed truth values; None if something else is among
     them."""
     moving = [as_truth(c, each) for each in operands if isinstance(each, Moving)]
@@ -84,7 +84,7 @@ def combined(c: ItemBuilder[Any], word: str, operands: Sequence[Any], shape: Seq
     return c.emit("mul", [masks[0], c.fixed_of(truths[0])], shape, bool)
 
 
-def arithmetic(c: ItemBuilder[Any], kind: str, operands: Sequence[Any], shape: Sequence[int]) -> Moving | None:
+def arithmetic(c: ItemBuilder[Fixed], kind: str, operands: Sequence[object], shape: Sequence[Size]) -> Moving | None:
     """Products of masks, the least and the largest of them, which are logic; None if it is something else.
 
     Integers that are given beside a mask are one, too, in the least alone: masks are not negative.
@@ -97,12 +97,12 @@ def arithmetic(c: ItemBuilder[Any], kind: str, operands: Sequence[Any], shape: S
     return combined(c, word, operands, shape)
 
 
-def _zeros_and_ones(c: ItemBuilder[Any], operand: Any) -> bool:
+def _zeros_and_ones(c: ItemBuilder[Fixed], operand: object) -> bool:
     values = None if isinstance(operand, Moving) else c.numbers(operand)
     return values is not None and bool(((values == 0) | (values == 1)).all())
 
 
-def spread(c: ItemBuilder[Any], x: Any, shape: Sequence[int]) -> Any:
+def spread(c: ItemBuilder[Fixed], x: Moving, shape: Sequence[Size]) -> Moving:
     """A value repeated along axes, up to a shape (as traced)."""
     if x.shape == tuple(shape):
         return x
@@ -110,7 +110,7 @@ def spread(c: ItemBuilder[Any], x: Any, shape: Sequence[int]) -> Any:
     return x if x.shape == tuple(shape) else c.emit("expand", [x], shape, x.dtype, shape=c.for_one(shape))
 
 
-def before_repeated(c: ItemBuilder[Any], x: Moving) -> Moving:
+def before_repeated(c: ItemBuilder[Fixed], x: Moving) -> Moving:
     """A mask before it was repeated along axes: what reads it repeats it as well."""
     made = c.made_by.get(x.name)
     if made is None or made.kind != "expand":
@@ -119,13 +119,13 @@ def before_repeated(c: ItemBuilder[Any], x: Moving) -> Moving:
     return before_repeated(c, source) if source.rank == x.rank else x
 
 
-def hiding(c: ItemBuilder[Any], mask: Moving, number: float = HIDDEN) -> Moving:
+def hiding(c: ItemBuilder[Fixed], mask: Moving, number: float = HIDDEN) -> Moving:
     """`number`, which hides a score, where the mask is 0, and 0 elsewhere."""
     shown = before_repeated(c, mask)
     return c.emit("mul", [c.emit("sub", [1.0, shown], shown.shape), max(float(number), HIDDEN)], shown.shape)
 
 
-def chosen(c: ItemBuilder[Any], mask: Moving, on: Any, off: Any, shape: Sequence[int]) -> Any:
+def chosen(c: ItemBuilder[Fixed], mask: Moving, on: object, off: object, shape: Sequence[Size]) -> Moving:
     """`on` where the mask is 1, else `off`: items and numbers; of truth values it is one.
 
     shape: of the result, as traced.
@@ -156,7 +156,7 @@ def chosen(c: ItemBuilder[Any], mask: Moving, on: Any, off: Any, shape: Sequence
     return made
 
 
-def _hides(c: ItemBuilder[Any], operand: Any) -> float | None:
+def _hides(c: ItemBuilder[Fixed], operand: object) -> float | None:
     """The number, so far below 0 that a score to which it is added counts no more; None if it is none."""
     values = c.numbers(operand)
     if values is None or not values.size or (values != values.flat[0]).any() or not values.flat[0] <= HIDES:
@@ -164,6 +164,6 @@ def _hides(c: ItemBuilder[Any], operand: Any) -> float | None:
     return float(values.flat[0])
 
 
-def _is_zero(c: ItemBuilder[Any], operand: Any) -> bool:
+def _is_zero(c: ItemBuilder[Fixed], operand: object) -> bool:
     values = c.numbers(operand)
     return values is not None and not values.any()

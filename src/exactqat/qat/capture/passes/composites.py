@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.builder import ItemBuilder, Moving
+from ..core.builder import Fixed, ItemBuilder, Moving
 
 
-def mean_or_pool(c: ItemBuilder[Any], name: str, first: Any, second: Any) -> Moving | None:
+def mean_or_pool(c: ItemBuilder[Fixed], name: str, first: object, second: object) -> Moving | None:
     """A sum divided by its count. name: "div", or "mul" with one over the count."""
     x, other = (first, second) if isinstance(first, Moving) else (second, first)
     counts = None if isinstance(other, Moving) else c.numbers(other)
@@ -42,7 +42,7 @@ def mean_or_pool(c: ItemBuilder[Any], name: str, first: Any, second: Any) -> Mov
     return c.emit("avg_pool", [source], x.shape, **{**attributes, "divisor": None, "count_include_pad": False})
 
 
-def _counts_without_padding(c: ItemBuilder[Any], x: Moving, source: Moving, pool: dict[str, Any]) -> np.ndarray:
+def _counts_without_padding(c: ItemBuilder[Fixed], x: Moving, source: Moving, pool: dict[str, Any]) -> np.ndarray:
     """How many values of its operand each window of a pool has."""
     sides = [pool["padding"], pool["window"], pool["strides"]]
     spatial = [at for at in range(x.rank) if at not in (pool["channel_axis"], c.batch_axis(x.shape))]
@@ -55,7 +55,7 @@ def _counts_without_padding(c: ItemBuilder[Any], x: Moving, source: Moving, pool
     return counts
 
 
-def _shifted(c: ItemBuilder[Any], x: Any) -> tuple[Moving, Moving] | None:
+def _shifted(c: ItemBuilder[Fixed], x: object) -> tuple[Moving, Moving] | None:
     """(y, x) of ``y = exp(x - max(x))``, or of ``exp(x)``, from that y."""
     made = c.made_from(x, "exp")
     if made is None or not isinstance(x, Moving):
@@ -69,7 +69,7 @@ def _shifted(c: ItemBuilder[Any], x: Any) -> tuple[Moving, Moving] | None:
     return x, made[1]
 
 
-def _share_axis(c: ItemBuilder[Any], total: Any, of: Moving) -> int | None:
+def _share_axis(c: ItemBuilder[Fixed], total: object, of: Moving) -> int | None:
     """The axis over which a sum of `of` goes that keeps it."""
     made = c.made_from(total, "sum")
     if made is None or made[1] is not of:
@@ -78,7 +78,7 @@ def _share_axis(c: ItemBuilder[Any], total: Any, of: Moving) -> int | None:
     return int(axes[0]) if len(axes) == 1 and made[0].attributes["keep_dims"] else None
 
 
-def softmax(c: ItemBuilder[Any], first: Any, second: Any) -> Moving | None:
+def softmax(c: ItemBuilder[Fixed], first: object, second: object) -> Moving | None:
     """exp(x - max) / sum(exp(x - max)), of both operands of the quotient."""
     exponential = _shifted(c, first)
     axis = None if exponential is None else _share_axis(c, second, exponential[0])
@@ -87,7 +87,7 @@ def softmax(c: ItemBuilder[Any], first: Any, second: Any) -> Moving | None:
     return c.emit("softmax", [exponential[1]], exponential[1].shape, axis=axis)
 
 
-def log_softmax(c: ItemBuilder[Any], first: Any, second: Any) -> Moving | None:
+def log_softmax(c: ItemBuilder[Fixed], first: object, second: object) -> Moving | None:
     """(x - max) - log(sum(exp(x - max)))"""
     logarithm = c.made_from(second, "log")
     if logarithm is None or not isinstance(first, Moving):
@@ -106,7 +106,7 @@ def log_softmax(c: ItemBuilder[Any], first: Any, second: Any) -> Moving | None:
     return None
 
 
-def normalized(c: ItemBuilder[Any], x: Any, length: Any, label: str = "") -> Moving | None:
+def normalized(c: ItemBuilder[Fixed], x: object, length: object, label: str = "") -> Moving | None:
     """x / max(norm(x), epsilon) along one axis, of both operands of the quotient."""
     repeated = c.made_from(length, "expand")
     clamped = c.made_from(length if repeated is None else repeated[1], "clamp")
@@ -117,10 +117,10 @@ def normalized(c: ItemBuilder[Any], x: Any, length: Any, label: str = "") -> Mov
     one_axis = how["order"] == 2 and how["keep_dims"] and len(how["axes"]) == 1
     if not one_axis or bounds["min"] is None or bounds["max"] is not None:
         return None
-    return c.emit("normalize", [x], x.shape, label=label, axis=how["axes"][0], epsilon=bounds["min"])
+    return c.emit("normalize", [norm[1]], norm[1].shape, label=label, axis=how["axes"][0], epsilon=bounds["min"])
 
 
-def parametric_relu(c: ItemBuilder[Any], condition: Moving, off: Any, on: Any) -> Moving | None:
+def parametric_relu(c: ItemBuilder[Fixed], condition: Moving, off: object, on: object) -> Moving | None:
     """where(x >= 0, x, slope * x) with a slope that is trained."""
     word, *sides = condition.comparison or ("",)
     step = c.step_of(off)
@@ -130,7 +130,9 @@ def parametric_relu(c: ItemBuilder[Any], condition: Moving, off: Any, on: Any) -
     zero = c.numbers(right)
     if zero is None or zero.any():
         return None
-    if not isinstance(on, Moving) or not isinstance(left, Moving) or left.name != on.name or off.shape != on.shape:
+    if not isinstance(on, Moving) or not isinstance(left, Moving) or not isinstance(off, Moving):
+        return None
+    if left.name != on.name or off.shape != on.shape:
         return None
     slopes = [each for each in step.inputs if each != on.name]
     if step.kind != "mul" or on.name not in step.inputs or len(slopes) != 1 or slopes[0] not in c.constants:
