@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -73,6 +73,8 @@ class HasShape(Protocol):
 
 
 Fixed = TypeVar("Fixed", bound=HasShape)
+# A value, or what a framework has that does not depend on the input: what is made of it is the same.
+Either = TypeVar("Either", bound=HasShape)
 
 
 class ItemBuilder(Generic[Fixed]):
@@ -317,24 +319,24 @@ class ItemBuilder(Generic[Fixed]):
 
     # --- movement -----------------------------------------------------------------------------------------------------
 
-    def permute(self, item: Any, axes: Sequence[int]) -> Any:
+    def permute(self, item: Either, axes: Sequence[int]) -> Either:
         axes = tuple(int(axis) for axis in axes)
         if axes == tuple(range(len(axes))):
             return item
         shape = [item.shape[axis] for axis in axes]
         if not isinstance(item, Moving):
-            return self.then(item, shape, lambda array: array.transpose(axes))
-        return self.emit("permute", [item], shape, item.dtype, axes=axes)
+            return cast(Either, self.then(cast(Fixed, item), shape, lambda array: array.transpose(axes)))
+        return cast(Either, self.emit("permute", [item], shape, item.dtype, axes=axes))
 
-    def reshape(self, item: Any, shape: Sequence[Size]) -> Any:
+    def reshape(self, item: Either, shape: Sequence[Size]) -> Either:
         """shape: as traced."""
         shape = exact(shape)
         sizes = self.for_one(shape)
         if item.shape in (shape, sizes) if not isinstance(item, Moving) else item.shape == shape:
             return item
         if not isinstance(item, Moving):
-            return self.then(item, sizes, lambda array: array.reshape(sizes))
-        return self.emit("reshape", [item], shape, item.dtype, shape=sizes)
+            return cast(Either, self.then(cast(Fixed, item), sizes, lambda array: array.reshape(sizes)))
+        return cast(Either, self.emit("reshape", [item], shape, item.dtype, shape=sizes))
 
     def before_reshape(self, x: Moving, shape: Sequence[Size]) -> Moving:
         """What had this shape before it was only reshaped; else it is reshaped."""
@@ -346,7 +348,7 @@ class ItemBuilder(Generic[Fixed]):
             source = self.items[str(step.inputs[0])]
         return source if source.shape == tuple(shape) else self.reshape(x, shape)
 
-    def cut(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def cut(self, x: Either, axis: int, start: int, stop: int, step: int = 1) -> Either:
         """Part of an axis."""
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
@@ -355,19 +357,21 @@ class ItemBuilder(Generic[Fixed]):
         sizes = list(x.shape)
         sizes[axis] = -(-(stop - start) // step)
         if not isinstance(x, Moving):
-            return self.then(x, sizes, lambda array: array[(slice(None),) * axis + (slice(start, stop, step),)])
-        return self.emit("slice", [x], sizes, x.dtype, axis=axis, start=int(start), stop=int(stop), step=int(step))
+            index = (slice(None),) * axis + (slice(start, stop, step),)
+            return cast(Either, self.then(cast(Fixed, x), sizes, lambda array: array[index]))
+        start, stop, step = int(start), int(stop), int(step)
+        return cast(Either, self.emit("slice", [x], sizes, x.dtype, axis=axis, start=start, stop=stop, step=step))
 
-    def sections(self, x: Any, axis: int, sizes: Iterable[int]) -> list[Any]:
+    def sections(self, x: Either, axis: int, sizes: Iterable[int]) -> list[Either]:
         """An axis in sections, one after another."""
         ends = list(itertools.accumulate(sizes, initial=0))
         return [self.cut(x, axis, start, end) for start, end in itertools.pairwise(ends)]
 
-    def entry(self, x: Any, axis: int, at: int) -> Any:
+    def entry(self, x: Either, axis: int, at: int) -> Either:
         """One entry of an axis, without that axis."""
         return self.reshape(self.cut(x, axis, at, at + 1), (*x.shape[:axis], *x.shape[axis + 1 :]))
 
-    def rolled(self, x: Any, axis: int, shift: int) -> Any:
+    def rolled(self, x: Moving, axis: int, shift: int) -> Moving:
         """With entries moved along an axis, the last ones to the front."""
         end = -shift % x.shape[axis]
         return self.join(self.sections(x, axis, (end, x.shape[axis] - end))[::-1], axis) if end else x
@@ -395,7 +399,9 @@ class ItemBuilder(Generic[Fixed]):
         """Items along a new axis."""
         return self.join([self.reshape(each, (*each.shape[:axis], 1, *each.shape[axis:])) for each in items], axis)
 
-    def group_norm(self, x: Moving, tensors: Sequence[Any], module: str, channel_axis: int, **attributes: Any) -> Any:
+    def group_norm(
+        self, x: Moving, tensors: Sequence[object], module: str, channel_axis: int, **attributes: Any
+    ) -> Moving:
         """With its channels in front, where the plan wants them; the permutations cost nothing by themselves."""
         order = [0, channel_axis, *(axis for axis in range(1, x.rank) if axis != channel_axis)]
         first = self.permute(x, order)

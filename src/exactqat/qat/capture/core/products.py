@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from .builder import ItemBuilder, Moving
+from .builder import Either, Fixed, HasShape, ItemBuilder, Moving
 from .refusals import MIXES, Refused
 
 _OVER_THE_BATCH = "over the batch; every example is computed by itself"
 
 
 def with_weight(
-    c: ItemBuilder[Any],
+    c: ItemBuilder[Fixed],
     x: Moving,
     axes: Sequence[int],
     weight: Any,
     weight_axes: Sequence[int],
     module: str,
-    bias: Any = None,
-) -> Any:
+    bias: Fixed | None = None,
+) -> Moving:
     """[what is left of x, what is left of the weight]. bias: one number for each entry of the latter, or None."""
     if c.batch_axis(x.shape) in axes:
         raise Refused(_OVER_THE_BATCH)
@@ -38,13 +38,13 @@ def with_weight(
     return c.reshape(made, [*lead, *sizes])
 
 
-def along(c: ItemBuilder[Any], x: Moving, axis: int, matrix: np.ndarray) -> Any:
+def along(c: ItemBuilder[Fixed], x: Moving, axis: int, matrix: np.ndarray) -> Moving:
     """A product of fixed numbers [results, size] with an axis, which stays where it is."""
     made = with_weight(c, x, [axis], c.fixed_of(matrix.astype(np.float32)), [1], "")
     return c.permute(made, [*range(axis), x.rank - 1, *range(axis, x.rank - 1)])
 
 
-def cumulative_sum(c: ItemBuilder[Any], x: Moving, axis: int, reverse: bool = False) -> Any:
+def cumulative_sum(c: ItemBuilder[Fixed], x: Moving, axis: int, reverse: bool = False) -> Moving:
     """Sums along an axis up to each value, or from each value on, as a product with a triangle of ones."""
     if axis == c.batch_axis(x.shape):
         raise Refused(MIXES)
@@ -56,12 +56,12 @@ def cumulative_sum(c: ItemBuilder[Any], x: Moving, axis: int, reverse: bool = Fa
 
 
 def of_two(
-    c: ItemBuilder[Any],
-    first: Any,
-    second: Any,
+    c: ItemBuilder[Fixed],
+    first: HasShape,
+    second: HasShape,
     batched: tuple[Sequence[int], Sequence[int]],
     contracted: tuple[Sequence[int], Sequence[int]],
-) -> Any:
+) -> Moving:
     """[axes of both, what is left of the first, what is left of the second]."""
     a, rows = _matrix(c, first, batched[0], contracted[0], last=True)
     b, columns = _matrix(c, second, batched[1], contracted[1], last=False)
@@ -73,8 +73,8 @@ def of_two(
 
 
 def _matrix(
-    c: ItemBuilder[Any], item: Any, batched: Sequence[int], contracted: Sequence[int], last: bool
-) -> tuple[Any, list[int]]:
+    c: ItemBuilder[Fixed], item: HasShape, batched: Sequence[int], contracted: Sequence[int], last: bool
+) -> tuple[HasShape, list[int]]:
     """[batched, free, contracted] or [batched, contracted, free], and the sizes of the free axes."""
     batched, contracted = [int(axis) for axis in batched], [int(axis) for axis in contracted]
     if isinstance(item, Moving) and c.batch_axis(item.shape) not in batched:
@@ -87,8 +87,11 @@ def _matrix(
 
 
 def einsum(
-    c: ItemBuilder[Any], equation: str, operands: Sequence[Any], module_of: Callable[[Any], str] = lambda weight: ""
-) -> Any:
+    c: ItemBuilder[Fixed],
+    equation: str,
+    operands: Sequence[Moving | Fixed],
+    module_of: Callable[[Fixed], str] = lambda weight: "",
+) -> Moving:
     """A product over letters, two operands after the other. module_of: the module of a weight."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     free = "".join(letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation)
@@ -104,7 +107,8 @@ def einsum(
         raise Refused.argument("equation", equation, "each letter is allowed once in an operand (no diagonals)")
     # What depends on the input first.
     pairs = sorted(zip(operands, terms, strict=True), key=lambda pair: not isinstance(pair[0], Moving))
-    (x, xs), *others = pairs
+    (first, xs), *others = pairs
+    x = cast(Moving, first)
     for at, (y, ys) in enumerate(others, 1):
         needed = set(result).union(*(term for _, term in pairs[at + 1 :]))
         x, xs = _contracted(
@@ -114,20 +118,26 @@ def einsum(
     return c.permute(x, [xs.index(letter) for letter in result])
 
 
-def _summed(c: ItemBuilder[Any], x: Any, letters: str, kept: set[str]) -> tuple[Any, str]:
+def _summed(c: ItemBuilder[Fixed], x: Either, letters: str, kept: set[str]) -> tuple[Either, str]:
     """Over all axes but these."""
     axes = tuple(axis for axis, letter in enumerate(letters) if letter not in kept)
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     if axes and not isinstance(x, Moving):
-        x = c.then(x, shape, lambda array: array.sum(axes))
+        x = cast(Either, c.then(cast(Fixed, x), shape, lambda array: array.sum(axes)))
     elif axes:
-        x = c.emit("sum", [x], shape, axes=axes, keep_dims=False)
+        x = cast(Either, c.emit("sum", [x], shape, axes=axes, keep_dims=False))
     return x, "".join(letter for letter in letters if letter in kept)
 
 
 def _contracted(
-    c: ItemBuilder[Any], x: Moving, xs: str, y: Any, ys: str, needed: set[str], module_of: Callable[[Any], str]
-) -> tuple[Any, str]:
+    c: ItemBuilder[Fixed],
+    x: Moving,
+    xs: str,
+    y: Moving | Fixed,
+    ys: str,
+    needed: set[str],
+    module_of: Callable[[Fixed], str],
+) -> tuple[Moving, str]:
     """What both have and somebody needs leads; what nobody needs is summed over."""
     both = [letter for letter in xs if letter in ys and letter in needed]
     if both and not isinstance(y, Moving):  # the same for all examples

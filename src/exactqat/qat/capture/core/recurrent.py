@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ....kit.planning.sequence import MOST_TIME_STEPS, over_time
-from .builder import ItemBuilder, Moving
+from .builder import Either, HasShape, ItemBuilder, Moving
 from .refusals import Refused
 
 
@@ -26,38 +26,38 @@ class ComposedCell:
 
     c: ItemBuilder[Any]
     units: int
-    multiplied: Callable[[Any, int, int], Any]
-    activation: Callable[[Any], Any]
-    gate_activation: Callable[[Any], Any]
+    multiplied: Callable[[Moving, int, int], HasShape]
+    activation: Callable[[Moving], Moving]
+    gate_activation: Callable[[Moving], Moving]
     reset_after: bool = True
     update_first: bool = False
-    bias: Any = None
+    bias: HasShape | None = None
 
-    def combine(self, kind: str, one: Any, other: Any, role: str) -> Moving:
-        return self.c.emit(kind, [one, other], (one if isinstance(one, Moving) else other).shape)
+    def combine(self, kind: str, one: object, other: object, role: str) -> Moving:
+        return self.c.emit(kind, [one, other], cast(Moving, one if isinstance(one, Moving) else other).shape)
 
-    def part(self, x: Any, first: int, count: int, role: str = "") -> Any:
+    def part(self, x: Either, first: int, count: int, role: str = "") -> Either:
         return self.c.cut(x, len(x.shape) - 1, first * self.units, (first + count) * self.units)
 
-    def product(self, state: Any, first: int, count: int) -> Any:
+    def product(self, state: Moving, first: int, count: int) -> HasShape:
         return self.multiplied(state, first, count)
 
-    def function(self, x: Any, role: str) -> Any:
+    def function(self, x: Moving, role: str) -> Moving:
         return self.activation(x)
 
-    def gate(self, x: Any, role: str) -> Any:
+    def gate(self, x: Moving, role: str) -> Moving:
         return self.gate_activation(x)
 
 
 def unrolled(
     kind: str,
     cell: ComposedCell,
-    entry: Callable[[int], Any],
+    entry: Callable[[int], Moving],
     count: int,
     backwards: bool,
-    state: Any = None,
-    kept: Callable[[int, Any, Any], Any] | None = None,
-) -> tuple[list[Any], Any, Any]:
+    state: HasShape | None = None,
+    kept: Callable[[int, Moving, Moving | None], Moving] | None = None,
+) -> tuple[list[Moving], Moving, Moving | None]:
     """`over_time`, of a number of steps that is not too large. entry: what the input adds at a time."""
     if count > MOST_TIME_STEPS:
         raise Refused(f"over {count} time steps; at most {MOST_TIME_STEPS} are unrolled")

@@ -23,13 +23,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ....kit.device.functions import COMBINATIONS, FUNCTIONS
 from ....kit.planning.callers import PACKAGE
 from ....kit.planning.network import KINDS, Constant, Place
-from ..core.builder import ItemBuilder, entering, free_name
+from ..core.builder import Either, ItemBuilder, entering, free_name
+from ..core.functions import Curve
 from ..core.refusals import MIXES, SIZE_OF_BATCH, CaptureError, Refused
 from ..core.sizes import Batch, Shape, Size
 from .composition import SeveralValues, composed, curves, is_composed
 from .expression import Expression, InTraining, Node, leaves, map_nodes, tree_map
-from .items import Fixed, Item, Meta, Traced
-from .operators import arguments, base_name, call_form, full_name, is_random
+from .items import Fixed, Item, Meta, Metas, Traced
+from .operators import Bound, Operator, arguments, base_name, call_form, full_name, is_random
 from .sizes import FOLLOWS, FollowsTheBatch
 
 aten = torch.ops.aten
@@ -75,7 +76,7 @@ def meta_of(tensor: torch.Tensor) -> Meta:
     return Meta(tuple(map(_size, tensor.shape)), dtype)
 
 
-def _size(number: Any) -> Any:
+def _size(number: object) -> Size:
     return Batch(number // _EXAMPLES) if type(number) is int and number > 0 and number % _EXAMPLES == 0 else number
 
 
@@ -111,7 +112,7 @@ class Converter(ItemBuilder[Fixed]):
     moving = Traced
     merges = False
     current: Any = None
-    operator: Any = None
+    operator: Operator | None = None
     applied: Any = None
 
     def __init__(self, model: nn.Module) -> None:
@@ -151,16 +152,16 @@ class Converter(ItemBuilder[Fixed]):
         file, line = next(users, ("", 0))
         return Place(stack[-1][1] if stack else "", file, int(line))
 
-    def word_of(self, operator: Any = None) -> str:
+    def word_of(self, operator: Operator | None = None) -> str:
         """An operator in the words of who wrote the model: PyTorch's layer around it, or its function."""
         stack = self.stack()
         module = self.modules.get(stack[-1][1]) if stack and operator is not None else None
         if type(module).__module__.startswith("torch.nn.modules") and not any(module.children()):  # type: ignore[union-attr]
             return type(module).__name__
-        operator = operator or self.current.target
-        if not isinstance(operator, torch._ops.OpOverload):
-            return getattr(operator, "__name__", str(operator))
-        name = base_name(operator)
+        target = operator or self.current.target
+        if not isinstance(target, Operator):
+            return getattr(target, "__name__", str(target))
+        name = base_name(target)
         name = name if name.startswith("_") else name.rstrip("_")
         if (word := next((word for start, word in _WORDS.items() if name.startswith(start)), None)) is not None:
             return f"{word}.{name.removeprefix('fft_')}" if word == "torch.fft" else word
@@ -178,7 +179,7 @@ class Converter(ItemBuilder[Fixed]):
         if self.batch_of(x) in set(axes):
             raise Refused(MIXES)
 
-    def evaluate(self, expression: Expression, batch: int = 1) -> Any:
+    def evaluate(self, expression: Expression, batch: int = 1) -> torch.Tensor:
         """Value of an expression with the model's parameters as they are."""
         sources = [self.tensors[path] for path in expression.sources]
         dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in sources) else torch.float32
@@ -302,7 +303,7 @@ class Converter(ItemBuilder[Fixed]):
         shape: Sequence[Size],
         /,
         dtype: Any = torch.float32,
-        samples: Any = None,
+        samples: Mapping[str, Curve] | None = None,
         module: str = "",
         label: str = "",
         outer: int | None = None,
@@ -332,7 +333,7 @@ class Converter(ItemBuilder[Fixed]):
         self.calls[item.name] = tuple(call for call, _ in self.stack())
         return item
 
-    def read_by(self, kind: str, items: Sequence[Any]) -> tuple[str | float | None, ...]:
+    def read_by(self, kind: str, items: Sequence[object]) -> tuple[str | float | None, ...]:
         words = (word.rstrip("?") for word in (*KINDS[kind].inputs, *[""] * len(items)))
         roles = (word if word in _ROLES else "" for word in words)
         return tuple(self.operand(item, role) for item, role in zip(items, roles, strict=False))
@@ -340,7 +341,7 @@ class Converter(ItemBuilder[Fixed]):
     def name_of_result(self) -> str:
         return self.new_name(self.current.name)
 
-    def _of_rows_apart(self, kind: str, operands: Sequence[Any], shape: Shape) -> Any:
+    def _of_rows_apart(self, kind: str, operands: Sequence[Any], shape: Shape) -> Traced:
         """A step on operands of several rows for each example, with an axis of their own for these rows."""
         axis = self.batch_axis(shape)
         rows = shape[axis].multiple
@@ -356,13 +357,13 @@ class Converter(ItemBuilder[Fixed]):
             apart.append(operand)
         return self.reshape(self.emit(kind, apart, (*shape[:axis], Batch(), rows, *shape[axis + 1 :])), shape)
 
-    def permute(self, item: Any, axes: Sequence[int]) -> Any:
+    def permute(self, item: Either, axes: Sequence[int]) -> Either:
         return self.call(aten.permute.default, item, [int(axis) for axis in axes])
 
-    def reshape(self, item: Any, shape: Sequence[Size]) -> Any:
+    def reshape(self, item: Either, shape: Sequence[Size]) -> Either:
         return self.call(aten.reshape.default, item, list(shape))
 
-    def cut(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def cut(self, x: Either, axis: int, start: int, stop: int, step: int = 1) -> Either:
         if isinstance(x, Fixed):
             return self.call(aten.slice.Tensor, x, axis, start, stop, step)
         return super().cut(x, axis, start, stop, step)
@@ -372,7 +373,7 @@ class Converter(ItemBuilder[Fixed]):
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def call(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, operator: Operator, *args: Any, **kwargs: Any) -> Any:
         """Applies an operator to items and numbers; shapes follow from PyTorch."""
         bound = arguments(operator, args, kwargs)
         positional, keywords = call_form(operator, tree_map((Traced, Fixed, Batch), _blank, bound))
@@ -382,7 +383,7 @@ class Converter(ItemBuilder[Fixed]):
         meta = tree_map(torch.Tensor, meta_of, result)
         return self.apply(operator, bound, meta if isinstance(result, torch.Tensor) else list(meta))
 
-    def apply(self, operator: Any, bound: dict[str, Any], meta: Any) -> Any:
+    def apply(self, operator: Operator, bound: Bound, meta: Metas) -> Any:
         """What an operator makes of items: steps, or a program. meta: of its result, or of several."""
         items = leaves((Traced, Fixed), bound)
         noise = any(isinstance(item, Fixed) and item.noise for item in items)
@@ -427,7 +428,7 @@ class Converter(ItemBuilder[Fixed]):
         finally:
             self.operator, self.applied = outer_operator, outer_applied
 
-    def _decomposed(self, operator: Any, bound: dict[str, Any]) -> Any:
+    def _decomposed(self, operator: Operator, bound: Bound) -> Any:
         """An operator without a handler, by what PyTorch says it consists of."""
         table = torch._decomp.core_aten_decompositions()
         if operator not in table and not operator._can_decompose():
@@ -455,18 +456,14 @@ class Converter(ItemBuilder[Fixed]):
                 return list(args[0]) if isinstance(args[0], (list, tuple)) else args[0]
             elif getattr(node.target, "__name__", "") == "getitem":
                 known[node] = args[0][args[1]]
-            elif (
-                not isinstance(node.target, torch._ops.OpOverload)
-                or node.target is operator
-                or node.target._schema.is_mutable
-            ):
+            elif not isinstance(node.target, Operator) or node.target is operator or node.target._schema.is_mutable:
                 break
             else:
                 args, kwargs = tree_map(int, _size, (args, kwargs))
                 known[node] = self.call(node.target, *args, **kwargs)
         raise Refused("")
 
-    def program(self, operator: Any, bound: Mapping[str, Any], meta: Any, noise: bool, in_place: bool = False) -> Any:
+    def program(self, operator: Operator, bound: Bound, meta: Metas, noise: bool, in_place: bool = False) -> Any:
         """The result of an operator on what does not depend on the input."""
         args, kwargs = call_form(operator, tree_map(Fixed, lambda item: item.node, dict(bound)))
         node = Node(full_name(operator), tuple(args), kwargs, in_place)
@@ -474,7 +471,7 @@ class Converter(ItemBuilder[Fixed]):
             return [Fixed(Node("item", (node, at)), one.shape, one.dtype, noise) for at, one in enumerate(meta)]
         return Fixed(node, meta.shape, meta.dtype, noise)
 
-    def noisy(self, operator: Any, bound: Mapping[str, Any], meta: Any) -> Any:
+    def noisy(self, operator: Operator, bound: Bound, meta: Metas) -> Any:
         """A step that is nothing in evaluation."""
         if not self.noise_is_training:
             raise Refused("it draws random numbers in evaluation too")
@@ -506,7 +503,7 @@ class Converter(ItemBuilder[Fixed]):
         scaled = Node(f"aten.{step.kind}.Tensor", (Node("operand", (0,)), step.inputs[1]))
         return source, map_nodes(lambda leaf: scaled if leaf.operator == "operand" else leaf, node)
 
-    def refused(self, bound: Mapping[str, Any], meta: Any, reason: str = "") -> Any:
+    def refused(self, bound: Bound, meta: Metas, reason: str = "") -> Any:
         """Steps that the plan refuses; they vanish where nobody reads them."""
         values = list(dict.fromkeys(leaves(Traced, bound)))
         mixed, results = len({value.outer for value in values}) > 1, []
@@ -518,7 +515,7 @@ class Converter(ItemBuilder[Fixed]):
         return results if isinstance(meta, list) else results[0]
 
 
-def _blank(value: Any) -> Any:
+def _blank(value: Batch | Item) -> Any:
     """What PyTorch finds shapes with in place of an item or a size."""
     if isinstance(value, Batch):
         return value.multiple * _EXAMPLES
@@ -526,14 +523,15 @@ def _blank(value: Any) -> Any:
     return torch.empty(shape, dtype=value.dtype, device="meta")
 
 
-def require_fixed(operand: Any, what: str) -> None:
+def require_fixed(operand: object, what: str) -> None:
     if isinstance(operand, Traced):
         raise Refused(f"its {what} depends on the input")
 
 
-def require_numbers(c: Converter, *operands: Any) -> None:
+def require_numbers(c: Converter, *operands: object) -> None:
     """Integers that the network is given, and sums and products of such, are numbers as well."""
     for operand in operands:
-        whole = isinstance(operand, Traced) and not operand.dtype.is_floating_point
-        if whole and operand.name not in c.truths | c.wholes | c.counted:
+        if not isinstance(operand, Traced) or operand.dtype.is_floating_point:
+            continue
+        if operand.name not in c.truths | c.wholes | c.counted:
             raise Refused("it computes with integers or truth values that depend on the input")

@@ -133,7 +133,9 @@ def takes(
 
 
 @caches_left_alone()
-def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sizes]:
+def export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.export.ExportedProgram, Sizes]:
     """A model's program for a batch of any size, and what its sizes are.
 
     Args:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import torch
 from ..core.builder import Moving
 from ..core.sizes import Shape
 from .expression import Node
+from .operators import Bound, Operator
 
 
 class Meta(NamedTuple):
@@ -19,6 +19,9 @@ class Meta(NamedTuple):
 
     shape: Shape
     dtype: torch.dtype
+
+
+Metas = Meta | list[Meta]
 
 
 @dataclass(eq=False)
@@ -59,9 +62,9 @@ class Storage:
 class ViewStep:
     """One operation that looks into a storage through its argument `source`; `index` picks from several results."""
 
-    operator: Any
+    operator: Operator
     source: str
-    arguments: Mapping[str, Any]
+    arguments: Bound
     meta: Any
     index: int | None
 

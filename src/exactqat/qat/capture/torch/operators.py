@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,26 +11,31 @@ import torch
 from ..core.refusals import MIXES, CaptureError, Refused
 from ..core.sizes import Batch, Size
 
+Operator = torch._ops.OpOverload
+# Arguments of a call by their names.
+Bound = dict[str, Any]
+
 # Where slices end that have no end.
 _EVERYTHING = 2**62
 
 
-def base_name(operator: Any) -> str:
+def base_name(operator: Operator) -> str:
     return operator._schema.name.split("::")[1]
 
 
-def full_name(operator: Any) -> str:
+def full_name(operator: Operator) -> str:
     return f"{operator.namespace}.{base_name(operator)}.{operator._overloadname}"
 
 
-def is_random(operator: Any, bound: Mapping[str, Any] = MappingProxyType({})) -> bool:
+def is_random(operator: Operator, bound: Bound | None = None) -> bool:
     """Whether a call draws random numbers. bound: its arguments, by which one that could may not."""
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
+    bound = bound or {}
     return bound.get("dropout_p") != 0 and bound.get("train") is not False and bound.get("training") is not False
 
 
-def arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(operator: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> Bound:
     """All arguments of a call by the names of the operator's schema."""
     bound = dict(kwargs)
     for position, argument in enumerate(operator._schema.arguments):
@@ -42,7 +46,7 @@ def arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return bound
 
 
-def without_out(operator: Any) -> Any:
+def without_out(operator: Operator) -> Operator:
     """The operator that returns what this one writes into its argument `out`."""
     packet = getattr(torch.ops.aten, base_name(operator))
     wanted = [argument.name for argument in operator._schema.arguments if argument.name != "out"]
@@ -53,7 +57,7 @@ def without_out(operator: Any) -> Any:
     raise CaptureError(f"{base_name(operator)}(out=...) is not understood")
 
 
-def call_form(operator: Any, bound: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def call_form(operator: Operator, bound: Bound) -> tuple[list[Any], dict[str, Any]]:
     """`arguments` back to positional and keyword arguments."""
     schema = operator._schema.arguments
     return (
@@ -78,7 +82,7 @@ IDENTITIES = {
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
 
-def permutation(operator: Any, bound: Mapping[str, Any], rank: int) -> list[int]:
+def permutation(operator: Operator, bound: Bound, rank: int) -> list[int]:
     """For each axis of the result of an operator that permutes, the operand's."""
     args, kwargs = call_form(operator, {**bound, "self": torch.empty(list(range(rank)), device="meta")})
     return list(operator(*args, **kwargs).shape)
@@ -94,5 +98,5 @@ def slice_bounds(start: int | None, stop: int | None, step: int | None, size: Si
     return begin, max(begin, end), stride
 
 
-def _is_beyond(stop: Any) -> bool:
+def _is_beyond(stop: object) -> bool:
     return isinstance(stop, int) and stop >= _EVERYTHING

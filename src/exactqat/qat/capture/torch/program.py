@@ -7,14 +7,15 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.export.graph_signature import InputSpec
 from torch.utils import _pytree as pytree
 
 from ....kit.planning.callers import users_line
@@ -33,6 +34,8 @@ from .operators import (
     IDENTITIES,
     PERMUTES,
     RESHAPES,
+    Bound,
+    Operator,
     arguments,
     base_name,
     call_form,
@@ -54,11 +57,11 @@ class Program(Converter):
         mutated: the parameters, buffers and other tensors of the model's own that forward writes into, and where first.
     """
 
-    def __init__(self, model: nn.Module, exported: Any, sizes: Sizes) -> None:
+    def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram, sizes: Sizes) -> None:
         super().__init__(model)
         self.exported, self.sizes = exported, sizes
         self.mutated: dict[str, Place] = {}
-        self._environment: dict[Any, Any] = {}
+        self._environment: dict[fx.Node, Any] = {}
         self._storages: dict[int, Storage] = {}
         # Those of the model's own tensors, by path.
         self._own: dict[str, Storage] = {}
@@ -107,26 +110,26 @@ class Program(Converter):
 
     # --- what the graph begins and ends with --------------------------------------------------------------------------
 
-    def _placeholder(self, node: Any, spec: Any) -> Any:
-        value, kind, own = node.meta.get("val"), spec.kind.name, ""
+    def _placeholder(self, node: fx.Node, spec: InputSpec) -> Any:
+        value, kind, target, own = node.meta.get("val"), spec.kind.name, spec.target or "", ""
         if not isinstance(value, torch.Tensor):
             return value
         meta = self._meta_of(value)
         if kind == "USER_INPUT":
             item: Item = self.input(node.name, *meta)
-        elif kind in ("PARAMETER", "BUFFER") and spec.target in self.paths:
-            own = self.paths[spec.target]
+        elif kind in ("PARAMETER", "BUFFER") and target in self.paths:
+            own = self.paths[target]
             item = Fixed(Node("source", (own,)), *meta)
-            if kind == "BUFFER" and spec.target.endswith("num_batches_tracked"):
-                self.counters.add(spec.target)
+            if kind == "BUFFER" and target.endswith("num_batches_tracked"):
+                self.counters.add(target)
         else:
-            tensor = self.exported.constants.get(spec.target)
-            tensor = self.exported.state_dict.get(spec.target) if tensor is None else tensor
+            tensor = self.exported.constants.get(target)
+            tensor = self.exported.state_dict.get(target) if tensor is None else tensor
             if isinstance(tensor, FakeTensor):
                 raise CaptureError(f"the model cannot be captured: {NOT_FOLLOWED}")
             item = Fixed(Node("data", (tensor.detach(),)), *meta)
             # One that forward makes itself is not a tensor of the model's.
-            own = "" if spec.target.startswith("lifted_tensor") else spec.target
+            own = "" if target.startswith("lifted_tensor") else target
         storage = Storage(item)
         if own:
             self._own[own] = storage
@@ -210,7 +213,7 @@ class Program(Converter):
 
     # --- the graph ----------------------------------------------------------------------------------------------------
 
-    def _walk(self, graph: Any, owner: Any, tensors: Sequence[Any]) -> Any:
+    def _walk(self, graph: fx.Graph, owner: nn.Module, tensors: Sequence[Any]) -> Any:
         """Walks a graph with what its placeholders stand for; returns its outputs."""
         remaining = iter(tensors)
         count = len(graph.nodes)
@@ -230,9 +233,9 @@ class Program(Converter):
         raise AssertionError("a graph without an output")
 
     def _fetched(self, value: Any) -> Any:
-        return tree_map(torch.fx.Node, self._environment.__getitem__, value)
+        return tree_map(fx.Node, self._environment.__getitem__, value)
 
-    def _executed(self, node: Any) -> Any:
+    def _executed(self, node: fx.Node) -> Any:
         target, value = node.target, node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and "item" not in str(target):
             number = self.sizes.of(value)
@@ -240,7 +243,7 @@ class Program(Converter):
                 raise CaptureError(f"{self.place()}: {self.word_of()}: a size depends on the values of a tensor")
             return number
         args, kwargs = self._fetched(tuple(node.args)), self._fetched(dict(node.kwargs))
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, Operator):
             return self._operator(node, target, arguments(target, args, kwargs))
         name = getattr(target, "__name__", str(target))
         if name == "getitem":
@@ -250,7 +253,7 @@ class Program(Converter):
             results = self._walk(graph.graph, graph, rest)
             return results if enabled else tree_map(View, self._detached, results)
         if "wrap_with_autocast" in str(target):
-            graph = next(value for value in args if isinstance(value, torch.fx.GraphModule))
+            graph = next(value for value in args if isinstance(value, fx.GraphModule))
             return self._walk(graph.graph, graph, args[args.index(graph) + 1 :])
         if getattr(target, "__module__", "").startswith("torch._functorch"):
             # To call them would leave PyTorch in the middle of a transform.
@@ -269,7 +272,7 @@ class Program(Converter):
         made = self.apply(aten.detach.default, {"self": item}, Meta(item.shape, item.dtype))
         return View(Storage(made), (), made)
 
-    def _operator(self, node: Any, operator: Any, bound: dict[str, Any]) -> Any:
+    def _operator(self, node: fx.Node, operator: Operator, bound: Bound) -> Any:
         name = base_name(operator)
         if name.startswith(("_assert", "sym_constrain")) or node.meta.get("val", 0) is None:
             return None
@@ -296,7 +299,7 @@ class Program(Converter):
                 "deployed does the same for every input: keep it a tensor, or make it a constant"
             ) from None
 
-    def _metas_of(self, node: Any) -> Any:
+    def _metas_of(self, node: fx.Node) -> Any:
         metas = tree_map(torch.Tensor, self._meta_of, node.meta.get("val"))
         return metas if isinstance(metas, Meta) or not isinstance(metas, tuple) else list(metas)
 
@@ -319,12 +322,12 @@ class Program(Converter):
             view.item, view.version = item, view.storage.version
         return view.item
 
-    def _look(self, step: ViewStep, item: Item) -> Any:
+    def _look(self, step: ViewStep, item: Item) -> Item:
         result = self.apply(step.operator, {**step.arguments, step.source: item}, step.meta)
         return result if step.index is None else result[step.index]
 
     def _view_of(
-        self, node: Any, operator: Any, bound: Mapping[str, Any], items: Mapping[str, Any], result: Any, at: int | None
+        self, node: fx.Node, operator: Operator, bound: Bound, items: Bound, result: Any, at: int | None
     ) -> View:
         """A result as a view of the storage that PyTorch says it shares, or of a new one."""
         fake = node.meta["val"] if at is None else node.meta["val"][at]
@@ -341,7 +344,7 @@ class Program(Converter):
         self._storages.setdefault(identity, made)
         return View(made, (), result)
 
-    def _in_place(self, operator: Any, bound: dict[str, Any], items: dict[str, Any], written: str) -> View:
+    def _in_place(self, operator: Operator, bound: Bound, items: Bound, written: str) -> View:
         """Gives the storage that is written into what it has once the view was replaced."""
         view, name, before = bound[written], base_name(operator), items[written]
         if name in ("requires_grad_", "set_"):
@@ -361,7 +364,7 @@ class Program(Converter):
         view.version = view.storage.version = view.storage.version + 1
         return view
 
-    def _replacing(self, operator: Any, name: str, items: dict[str, Any], written: str) -> Any:
+    def _replacing(self, operator: Operator, name: str, items: Bound, written: str) -> Item:
         """What an operator writes."""
         before = items[written]
         meta = Meta(before.shape, before.dtype)
@@ -387,7 +390,7 @@ class Program(Converter):
             return self.apply(functional, arguments(functional, args, kwargs), meta)
         raise CaptureError(f"{self.place()}: {self.word_of(operator)} in place is not understood")
 
-    def _scattered(self, step: ViewStep, parent: Item, part: Any) -> Any:
+    def _scattered(self, step: ViewStep, parent: Item, part: Item) -> Item:
         """The parent of a view once the view was replaced."""
         name, a = base_name(step.operator), SimpleNamespace(**step.arguments)
         rank = len(parent.shape)

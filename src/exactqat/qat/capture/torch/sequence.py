@@ -7,12 +7,13 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ....kit.planning.sequence import CELLS
 from ..core import masks
+from ..core.builder import Moving
 from ..core.recurrent import ComposedCell, unrolled
 from ..core.refusals import Refused
 from .converter import Converter, handles, require_fixed
@@ -130,8 +131,8 @@ def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
             number = len(last)
             weights = a.params[number * count : (number + 1) * count]
 
-            def entry(at: int, steps: Any = steps, weights: Any = weights) -> Item:
-                return _given(c, steps[at], weights)
+            def entry(at: int, steps: Sequence[Item] = steps, weights: Sequence[Item] = weights) -> Moving:
+                return cast(Moving, _given(c, steps[at], weights))
 
             cell = _cell(c, weights, function)
             made, state, _ = unrolled("rnn", cell, entry, len(steps), backwards, states[number])
