@@ -140,7 +140,7 @@ class ItemBuilder(Generic[Fixed]):
         """What a function of its array makes of something fixed; it uses methods of NumPy's arrays only."""
         raise NotImplementedError
 
-    def numbers(self, item: object) -> np.ndarray | None:
+    def numbers(self, item: Any) -> np.ndarray | None:
         """What something fixed holds, for a batch of one; None of a value, and of what depends on parameters."""
         raise NotImplementedError
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -98,8 +97,8 @@ def _part(c: Converter, x: Moving, starts: Sequence[Any], sizes: Sequence[Size])
 
 
 @handles("split")
-def _split(c: Converter, operation: Operation, x: Moving) -> list[Moving]:
-    return c.sections(x, operation.params["axis"], operation.params["sizes"])
+def _split(c: Converter, operation: Operation, x: Moving) -> list[Item]:
+    return [*c.sections(x, operation.params["axis"], operation.params["sizes"])]
 
 
 @handles("concatenate")
