@@ -14,7 +14,7 @@ What a user's array means is said here, once, for everything that takes data:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -151,23 +151,17 @@ def in_users_axes(port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:
     """
     wanted = tuple(tensor.shape[at] for at in port.order)
     batch = port.axes[0]
-    for form in _forms(array, len(wanted), batch):
+    forms = [array]
+    if len(wanted) == 4 and batch == 0:
+        # Images whose channels lie elsewhere or are left out.
+        forms += [np.moveaxis(array, -1, 1), np.moveaxis(array, 1, -1)] if array.ndim == 4 else []
+        forms += [array[:, None], array[..., None]] if array.ndim == 3 else []
+    for form in forms:
         if _fits(form, wanted, batch):
             return form
     sizes: list[object] = [*wanted]
     sizes[batch] = "batch"
     raise ValueError(f"input {port.name!r} must have shape {sizes}, got {list(array.shape)}")
-
-
-def _forms(array: np.ndarray, rank: int, batch: int) -> Iterator[np.ndarray]:
-    """The array, and as an image whose channels lie elsewhere or are left out."""
-    yield array
-    if rank == 4 and batch == 0 and array.ndim == 4:
-        yield np.moveaxis(array, -1, 1)
-        yield np.moveaxis(array, 1, -1)
-    if rank == 4 and batch == 0 and array.ndim == 3:
-        yield array[:, None]
-        yield array[..., None]
 
 
 def _fits(array: np.ndarray, shape: Sequence[int], batch: int = 0) -> bool:

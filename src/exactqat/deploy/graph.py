@@ -31,7 +31,7 @@ from ..kit.device.operator import BOOL, FLOAT, REQUIRED, DeviceOperator, Refusal
 from ..kit.device.operator import Operator as Operator
 from ..kit.device.tensor import CODE_RANGES, INDICES, INT4, INT4_MAX, INT4_MIN, PLAIN, RAW, initial_codes
 from ..kit.display import listed, table_of
-from .signature import Port, Signature, plain_signature
+from .signature import Port, Signature
 
 
 def require_graph(graph: object) -> None:
@@ -85,7 +85,10 @@ class Graph:
         own names and axes."""
         if self.ports is not None:
             return self.ports
-        return plain_signature(*([self.tensors[name] for name in names] for names in (self.inputs, self.outputs)))
+        sides = (
+            {name: tuple(range(len(self.tensors[name].shape))) for name in side} for side in (self.inputs, self.outputs)
+        )
+        return Signature(*(tuple(Port(name, name, axes) for name, axes in side.items()) for side in sides))
 
     def validate(self) -> None:
         """Raises ValueError naming the operator or tensor, what was given and what is allowed."""

@@ -252,9 +252,15 @@ class Lowering:
         """Lowers as the attributes of a declaration say: see `DeviceOperator`."""
         if step.weights is not None:
             return self.weighted(operator, step)
-        if operator.spatial:
-            return self._spatial(operator, step)
-        return self._alike(operator, step)
+        if not operator.spatial:
+            return self._alike(operator, step)
+        path = step.operands[0]
+        layout = self.channels_last(path, step.attributes["channel_axis"])
+        source = self.operand(path, layout)
+        attributes = self._device_attributes(operator, step, layout)
+        if "padding" in attributes:
+            source, attributes["padding"] = self._padding(source, step, attributes)
+        return LoweredTensor(self.emit(operator, step, [source], attributes), layout)
 
     def looked_up(self, operator: DeviceOperator, step: PlanStep) -> LoweredTensor:
         """Rows of a constant table: the axes of the indices, then the table's own."""
@@ -369,15 +375,6 @@ class Lowering:
             return layout
         axes = [axis + shift if axis >= 0 else -1 for axis in layout.axes]
         return Layout((axes[0], *range(shift), *axes[1:]))
-
-    def _spatial(self, operator: DeviceOperator, step: PlanStep) -> LoweredTensor:
-        path = step.operands[0]
-        layout = self.channels_last(path, step.attributes["channel_axis"])
-        source = self.operand(path, layout)
-        attributes = self._device_attributes(operator, step, layout)
-        if "padding" in attributes:
-            source, attributes["padding"] = self._padding(source, step, attributes)
-        return LoweredTensor(self.emit(operator, step, [source], attributes), layout)
 
     def weighted(
         self,

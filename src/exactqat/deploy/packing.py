@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ..kit.device import DEFAULT_PROFILE, OPERATORS, Profile, profile_named
 from ..kit.device.tensor import INT4, INT4_MAX, INT4_MIN
 from ..kit.device.weighted import Weighted
@@ -34,14 +32,12 @@ def packed(graph: Graph, device: str | Profile | None = None) -> Graph:
         if not isinstance(declaration, Weighted):
             continue
         filter = graph.tensors[operator.inputs[1]]
-        if filter.dtype != "int8" or filter.data is None or not _fits(filter.data):
+        if filter.dtype != "int8" or filter.data is None or not filter.data.size:
+            continue
+        if filter.data.min() < INT4_MIN or filter.data.max() > INT4_MAX:
             continue
         tried = replace(found, tensors={**found.tensors, filter.name: replace(filter, dtype=INT4)})
         claimed = (tried.measured_as(operator), profile.name) in EXACT
         if claimed and declaration.takes_four_bits(filter, profile):
             found = tried
     return found
-
-
-def _fits(codes: np.ndarray) -> bool:
-    return bool(codes.size and codes.min() >= INT4_MIN and codes.max() <= INT4_MAX)

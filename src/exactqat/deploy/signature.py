@@ -8,7 +8,6 @@ in the .onnx file itself, and all of it as JSON under the name "exactqat" in the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -104,9 +103,3 @@ class Signature:
             if sorted(port.axes) != list(range(len(port.axes))):
                 raise ValueError(f"the file's metadata is damaged: {port.name!r} has the axes {port.axes}")
         return Signature(*sides)
-
-
-def plain_signature(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Signature:
-    """The signature of a graph not lowered from a model: names and axes are the tensors' own."""
-    sides = [{each.name: tuple(range(len(each.shape))) for each in side} for side in (inputs, outputs)]
-    return Signature(*(tuple(Port(name, name, axes) for name, axes in side.items()) for side in sides))

@@ -130,7 +130,12 @@ class Tracks:
         )
         need(len({track.stride for track in timed}) == 1, "its operands have different numbers of frames")
         if about.axis is None:
-            self._of_all(operator, about, tracks, timed)
+            for track in timed:
+                last = track.size if about.only is None else about.only[1]
+                replace(track, size=last).need_clean()
+                self.ends.append((last + track.shift) * track.stride)
+            self.placed.append(Placed(operator, about, tracks))
+            self.whole.update(operator.outputs)
             return
         need(len({track.size for track in timed}) == 1, "one frame of an operand serves all frames of another one")
         if about.broadcasts:
@@ -161,16 +166,6 @@ class Tracks:
                 tensor.name, about.axis, timed[0].stride * about.stride, size, offset, offset, _zero(tensor),
                 max(min(clean, size), 0), beyond if clean < size else "",
             )  # fmt: skip
-
-    def _of_all(
-        self, operator: Operator, about: InTime, tracks: tuple[Track | None, ...], timed: Sequence[Track]
-    ) -> None:
-        for track in timed:
-            last = track.size if about.only is None else about.only[1]
-            replace(track, size=last).need_clean()
-            self.ends.append((last + track.shift) * track.stride)
-        self.placed.append(Placed(operator, about, tracks))
-        self.whole.update(operator.outputs)
 
     def _moved(self, operator: Operator, about: InTime, tracks: tuple[Track | None, ...], track: Track) -> None:
         """Enters an operator that only pads along time, or leaves padding frames as they are."""

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def weights_on_grid(
         whole = f"{path}.channel_scales"
         constants[whole] = Constant(
             whole, (channels,), parameter=False, trainable=True, sources=(gain,),
-            expression=Derived(_spread, (gain, ones)),
+            expression=Derived(operator.mul, (gain, ones)),
         )  # fmt: skip
         gain = whole
     else:
@@ -110,7 +110,3 @@ def _bias(codes: np.ndarray, step: np.ndarray) -> np.ndarray:
         f"its bias has codes beyond what float32 holds, such as {codes[wrong[:1]].astype(np.int64).tolist()}",
     )
     return found.astype(np.float32)
-
-
-def _spread(single: Any, ones: Any) -> Any:
-    return single * ones

@@ -95,15 +95,28 @@ def c_array(
     if {len(codes) for codes in inputs.values()} != {1}:
         raise ValueError(f"x must contain one example, got {len(next(iter(inputs.values())))}")
     outputs = simulate(graph, inputs, profile.name)
-    guard = f"{name.upper()}_H_"
     upper = name.upper()
+    guard = f"{upper}_H_"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.operators.items()))
+    sentences = [
+        f"{MADE_BY.removeprefix('// ')}{': ' + description if description else ''}. Do not edit.",
+        f"{found.flash_bytes:,} bytes of flash, {found.multiply_accumulates:,} multiply-accumulates for one example.",
+        f"Operators: {kinds}.",
+    ]
+    arena = [f"// The arena size was not measured. {found.why_not}"]
+    if found.arena_bytes is not None:
+        arena = [
+            "// The smallest arena in which TFLite-Micro ran it, with 8-byte pointers; 4-byte pointers need less.",
+            f"#define {upper}_ARENA_SIZE {found.arena_bytes}",
+        ]
     lines = [
-        *_comment(graph, found, description),
+        # A description could close the comment.
+        *(f"// {re.sub(r'[^ -~]', '?', line)}".rstrip("\\") for line in sentences),
         f"#ifndef {guard}",
         f"#define {guard}",
         "",
         f"#define {upper}_SIZE {len(content)}",
-        *_arena(upper, found),
+        *arena,
         "",
         *_operators(upper, content),
         "",
@@ -138,26 +151,6 @@ def _random(graph: Graph) -> dict[str, np.ndarray]:
     return made
 
 
-def _comment(graph: Graph, found: Footprint, description: str) -> list[str]:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.operators.items()))
-    sentences = [
-        f"{MADE_BY.removeprefix('// ')}{': ' + description if description else ''}. Do not edit.",
-        f"{found.flash_bytes:,} bytes of flash, {found.multiply_accumulates:,} multiply-accumulates for one example.",
-        f"Operators: {kinds}.",
-    ]
-    # A description could close the comment.
-    return [f"// {re.sub(r'[^ -~]', '?', line)}".rstrip("\\") for line in sentences]
-
-
-def _arena(upper: str, found: Footprint) -> list[str]:
-    if found.arena_bytes is None:
-        return [f"// The arena size was not measured. {found.why_not}"]
-    return [
-        "// The smallest arena in which TFLite-Micro ran it, with 8-byte pointers; 4-byte pointers need less.",
-        f"#define {upper}_ARENA_SIZE {found.arena_bytes}",
-    ]
-
-
 def _operators(upper: str, content: bytes) -> list[str]:
     """A macro that adds what the model needs to a MicroMutableOpResolver."""
     words = words_of("BuiltinOperator")
@@ -170,7 +163,10 @@ def _operators(upper: str, content: bytes) -> list[str]:
             for code in model.operatorCodes
         }
     )
-    calls = [f"(resolver).Add{_resolver_name(kind)}()" for kind in kinds]
+    # TFLite-Micro's resolver separates version and dimensions as words.
+    words_in = [re.sub(r"(V\d)$", r"_\1", kind).split("_") for kind in kinds]
+    names = ["".join(word if word[0].isdigit() else word.capitalize() for word in each) for each in words_in]
+    calls = [f"(resolver).Add{name}()" for name in names]
     return [
         f"#define {upper}_OPERATOR_COUNT {len(kinds)}",
         f"// tflite::MicroMutableOpResolver<{upper}_OPERATOR_COUNT> resolver; {upper}_ADD_OPERATORS(resolver);",
@@ -179,12 +175,6 @@ def _operators(upper: str, content: bytes) -> list[str]:
         *(f"    {call}; \\" for call in calls),
         "  } while (0)",
     ]
-
-
-def _resolver_name(kind: str) -> str:
-    """The name in TFLite-Micro's resolver, which separates version and dimensions as words."""
-    words = re.sub(r"(V\d)$", r"_\1", kind).split("_")
-    return "".join(word if word[0].isdigit() else word.capitalize() for word in words)
 
 
 def _quantizations(upper: str, side: str, graph: Graph, names: Sequence[str], ports: Sequence[Port]) -> list[str]:

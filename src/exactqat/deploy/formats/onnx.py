@@ -218,7 +218,13 @@ class _Writer:
         """Codes of an operator's result within its fused activation, whatever their order of axes."""
         parameters = self.parameters(output.name, output.quantization)
         if output.dtype != "int8":
-            return self.node("QuantizeLinear", [self.activated(attributes, output, real), *parameters], codes)
+            activation = attributes.get("activation", "NONE")
+            if activation == "RELU":
+                real = self.node("Relu", [real], f"{output.name}/activated")
+            elif activation == "RELU6":
+                ends = [self.constant(name, np.float32(value)) for name, value in (("zero", 0), ("six", 6))]
+                real = self.node("Clip", [real, *ends], f"{output.name}/activated")
+            return self.node("QuantizeLinear", [real, *parameters], codes)
         limits = bounds(output, attributes, ONNXRUNTIME_X86)
         if limits == code_range(output):
             return self.node("QuantizeLinear", [real, *parameters], codes)
@@ -285,16 +291,6 @@ class _Writer:
             attributes = {} if axis is None else {"axis": axis}
             self.node("DequantizeLinear", [codes, *parameters], tensor.name, **attributes)
         return tensor.name
-
-    def activated(self, attributes: Attributes, output: Tensor, computed: str) -> str:
-        """The tensor after the fused activation, in real numbers."""
-        activation = attributes.get("activation", "NONE")
-        if activation == "RELU":
-            return self.node("Relu", [computed], f"{output.name}/activated")
-        if activation == "RELU6":
-            bounds = [self.constant(name, np.float32(value)) for name, value in (("zero", 0), ("six", 6))]
-            return self.node("Clip", [computed, *bounds], f"{output.name}/activated")
-        return computed
 
     def result(self, operator: Operator, output: Tensor, computed: str) -> None:
         """The fused activation, then the codes of the result."""

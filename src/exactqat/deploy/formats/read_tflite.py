@@ -616,21 +616,12 @@ class _Reader:
                 if at_an_end and alone and outer.data is None and self.only_names(outer, inner):
                     passed.add(number)
                     beyond[outer.name] = inner.name
-        ends = []
-        for side in (inputs, outputs):
-            ends.append(
-                tuple(
-                    FileEnd(
-                        each.name,
-                        each.shape,
-                        RAW if each.name in self.unsigned else each.dtype,
-                        beyond.get(each.name, each.name),
-                        each.name in self.open_batch,
-                    )
-                    for each in side
-                )
-            )
-        return ends[0], ends[1], passed
+
+        def end_of(outer: Tensor) -> FileEnd:
+            name, dtype = outer.name, RAW if outer.name in self.unsigned else outer.dtype
+            return FileEnd(name, outer.shape, dtype, beyond.get(name, name), name in self.open_batch)
+
+        return tuple(map(end_of, inputs)), tuple(map(end_of, outputs)), passed
 
     def only_names(self, outer: Tensor, inner: Tensor) -> bool:
         """Whether the codes of `inner` are those of `outer` under another name: real numbers, or uint8 128 above."""
@@ -989,14 +980,12 @@ class _Reader:
         try:
             graph.validate()
         except ValueError as error:
-            if signature is None:
-                raise Refusal(str(error)) from None
             # The file's description of its ends may be useless even if its network is sound.
             graph = replace(graph, ports=None)
             try:
                 graph.validate()
             except ValueError as other:
-                raise Refusal(str(other)) from None
+                raise Refusal(str(other if signature is not None else error)) from None
         return graph
 
     def read_metadata(self) -> dict[str, bytes]:
