@@ -47,29 +47,26 @@ class Assignments:
             seen: what the base's grids hold.
             keep: globs of layers, or of their weights or results, that keep the bits of the base.
         """
-        self.base, self._seen, self._keep = base, seen, keep
+        self.base, self._seen, self._keep, plan = base, seen, keep, base.plan
         self._unclaimed = unclaimed(base.graph(), base.device)
-        plan = base.plan
-        self._stored = plan.stored_steps
-        self._grid_of = {each.path: each.grid for each in self._stored}
         # A final softmax is outside the file, or there is none.
         self._keep_final = not any(step.outside for step in plan.steps)
         self.options: dict[Part, tuple[int, ...]] = {}
         self.given: dict[Part, int] = {}
         self.left_out: dict[str, str] = {}
-        first_layer: dict[str, str] = {}
-        for each in self._stored:
-            first_layer.setdefault(each.grid, each.path)
-        self._part_of_grid = {grid: Part(path, False) for grid, path in first_layer.items()}
-        for each in self._stored:
-            weights = getattr(each, "weights", None)
+        self._grid_of = {step.path: step.grid for step in plan.stored_steps}
+        # A grid belongs to the first layer that stores on it.
+        self._part_of_grid: dict[str, Part] = {}
+        for step in plan.stored_steps:
+            weights = step.weights if isinstance(step, PlanStep) else None
             if weights is not None:
-                self._offer(Part(each.path, True), weights.rule.weight_bits, weight_bits)
-            if first_layer[each.grid] == each.path and each.grid in plan.grids and not _off_device(each):
-                grid = plan.grids[each.grid]
+                self._offer(Part(step.path, True), weights.rule.weight_bits, weight_bits)
+            part = self._part_of_grid.setdefault(step.grid, Part(step.path, False))
+            on_device = isinstance(step, PlanInput) or (step.kind and not step.left_out)
+            if part.layer == step.path and step.grid in plan.grids and on_device:
+                grid = plan.grids[step.grid]
                 # Where the device fixes the grid, it has 8 bits or 16.
-                few = [bits for bits in activation_bits if grid.fixed is None or bits >= FEW]
-                self._offer(Part(each.path, False), grid.bits, few)
+                self._offer(part, grid.bits, [bits for bits in activation_bits if grid.fixed is None or bits >= FEW])
 
     def _offer(self, part: Part, now: int, wanted: Sequence[int]) -> None:
         kept = not wanted or any(part.named_by(pattern) for pattern in self._keep)
@@ -82,24 +79,19 @@ class Assignments:
             possible = []
             for bits in options:
                 try:
-                    self.possible({**start, part: bits})
+                    self.candidate({**start, part: bits})
                 except ValueError as error:
                     self.left_out[f"{part} in {bits} bits"] = str(error).splitlines()[0]
                 else:
                     possible.append(bits)
             self.options[part] = tuple(possible) or (start[part],)
 
-    def possible(self, bits: Bits) -> Candidate:
-        """The network under the rules of these bits, with operators that match the runtime bit for bit.
-
-        Raises:
-            ValueError: the device has no such network, or it is not shown to equal its runtime, although the base is.
-        """
-        found, device = self.candidate(bits), self.base.device
-        new = set(unclaimed(found.graph(), device)) - set(self._unclaimed)
-        if new:
-            raise ValueError(f"equality of {', '.join(sorted(new))} with {device}'s runtime has not been shown")
-        return found
+    def attempt(self, bits: Bits) -> Candidate | None:
+        """As `candidate`; None: the device has no such network."""
+        try:
+            return self.candidate(bits)
+        except ValueError:
+            return None
 
     def nearest(self, weights: int = FEW, results: int = FEW) -> dict[Part, int]:
         """The same bits for all weights and for all results, or the nearest to that."""
@@ -122,10 +114,10 @@ class Assignments:
 
     def rules(self, bits: Bits) -> tuple[Rule, ...]:
         """The rules that give every layer these bits: a line for each layer that differs from most."""
-        given, wanted = self.base.plan.rules, dict[str, Rule]()
-        for step in self._stored:
-            if step.path in given:
-                rule = given[step.path]
+        of_base, wanted = self.base.plan.rules, dict[str, Rule]()
+        for step in self.base.plan.stored_steps:
+            if step.path in of_base:
+                rule = of_base[step.path]
                 weights, result = (self.part_of(step.path, of_weights) for of_weights in (True, False))
                 wanted[step.path] = replace(
                     rule,
@@ -135,18 +127,18 @@ class Assignments:
                 )
         counts = Counter(wanted.values())
         # Constant operands have as many bits as weights: no layer's are changed incidentally.
-        steady = [given[path].weight_bits for path in wanted if self.part_of(path, True) is None]
+        steady = [of_base[path].weight_bits for path in wanted if self.part_of(path, True) is None]
         allowed = [rule for rule in counts if not steady or rule.weight_bits in steady]
         usual = max(allowed or list(counts), key=lambda rule: counts[rule])
-        found: list[Rule] = []
+        lines: list[Rule] = []
         for path, rule in wanted.items():
             if rule == usual:
                 continue
             own = replace(rule, match=glob.escape(path))
             # A second call of a layer has the layer's name and a number; the layer's rules apply to it too.
-            calls = [at for at, other in enumerate(found) if own.match.startswith(f"{other.match}_")]
-            found.insert(calls[0] if calls else len(found), own)
-        return (*found, usual)
+            calls = [at for at, line in enumerate(lines) if own.match.startswith(f"{line.match}_")]
+            lines.insert(calls[0] if calls else len(lines), own)
+        return (*lines, usual)
 
     # --- as networks --------------------------------------------------------------------------------------------------
 
@@ -154,7 +146,7 @@ class Assignments:
         """The network under the rules of these bits, with ranges from the base's.
 
         Raises:
-            ValueError: the device has no such network.
+            ValueError: the device has no such network, or it is not shown to equal its runtime, although the base is.
         """
         base = self.base
         plan = planned(base.plan.network, self.rules(bits), keep_final_activation=self._keep_final)
@@ -170,7 +162,11 @@ class Assignments:
                 low, high = min(low, self._seen[origin].least), max(high, self._seen[origin].most)
             ranges[name] = (low, high)
         # Steps of other kinds may read the user's tensors in another form.
-        return replace(base, plan=plan, ranges=ranges, tensors={**base.given, **base.tensors}).settled()
+        candidate = replace(base, plan=plan, ranges=ranges, tensors={**base.given, **base.tensors}).settled()
+        new = set(unclaimed(candidate.graph(), base.device)) - set(self._unclaimed)
+        if new:
+            raise ValueError(f"equality of {', '.join(sorted(new))} with {base.device}'s runtime has not been shown")
+        return candidate
 
     def _ends(self, plan: Plan, path: str) -> Ends:
         """The range of a stored tensor: the base's, or that of what it is made of."""
@@ -199,10 +195,6 @@ def multiply_adds(candidate: Candidate) -> float:
 
 def _joined(ends: Sequence[Ends]) -> Ends:
     return min((low for low, _ in ends), default=0.0), max((high for _, high in ends), default=0.0)
-
-
-def _off_device(each: PlanInput | PlanStep) -> bool:
-    return isinstance(each, PlanStep) and (each.left_out or not each.kind)
 
 
 __all__ = ["FEW", "Assignments", "Bits", "multiply_adds"]

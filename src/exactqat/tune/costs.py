@@ -75,10 +75,8 @@ class Costs:
             return name, math.prod(tensor.shape) * (1 if tensor.dtype in CODE_RANGES else 4), parts[name]
 
         # Filters that a device has in four bits, where they may have as few.
-        try:
-            four = packed(assignments.candidate(assignments.nearest(weights=0)).graph(), device)
-        except ValueError:
-            four = graph
+        few = assignments.attempt(assignments.nearest(weights=0))
+        four = graph if few is None else packed(few.graph(), device)
         self._work = []
         for number, operator in enumerate(graph.operators):
             names = operator.inputs

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,10 @@ class Candidate:
         Raises:
             ValueError: a layer does not fit the device's integers.
         """
+        return self._graph
+
+    @cached_property
+    def _graph(self) -> Graph:
         return replace(Lowering(self.plan, self.numbers()).run(), trained_for=self.device)
 
     def places(self) -> dict[str, Places]:

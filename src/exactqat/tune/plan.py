@@ -167,7 +167,7 @@ class _Planning:
         self.unit_prices = self.costs.all(eight, self.fewest)
         plain = self._evaluate(eight, counted=False)
         if plain is None:
-            assignments.candidate(eight).graph()  # says why it does not fit
+            assignments.candidate(eight)  # says why it does not fit
         assert plain is not None
         # What the arena holds besides tensors.
         self.overhead = 0.0
@@ -191,7 +191,7 @@ class _Planning:
         """The noise that fewer bits in one part alone add to the finest plan's outputs, beyond its own."""
         options, start = self.assignments.options, self.start
         tasks = [(part, bits) for part in options for bits in options[part] if bits < start[part]]
-        marks = self._marks([self._possible({**start, part: bits}) for part, bits in tasks])
+        marks = self._marks([self.assignments.attempt({**start, part: bits}) for part, bits in tasks])
         self.least = 1e-3 * quiet + 1e-12
         for (part, bits), mark in zip(tasks, marks, strict=True):
             loss = math.inf if mark is None else max(_power(mark.decibels) - quiet, 0.0)
@@ -387,7 +387,7 @@ class _Planning:
         if key in self.plans or (counted and self.left <= 0):
             return self.plans.get(key)
         self.left -= counted
-        candidate, self.plans[key] = self._possible(bits), None
+        candidate, self.plans[key] = self.assignments.attempt(bits), None
         (mark,) = self._marks([candidate])
         if candidate is None or mark is None or mark.metric is None:
             return None
@@ -400,12 +400,6 @@ class _Planning:
         tried = _Tried(bits, candidate, graph, mark, self._price(bits, list(self.unit_prices)), point)
         self.plans[key] = tried
         return tried
-
-    def _possible(self, bits: Bits) -> Candidate | None:
-        try:
-            return self.assignments.candidate(bits)
-        except ValueError:
-            return None
 
     def _marks(self, candidates: Sequence[Candidate | None]) -> list[Mark | None]:
         """How good each network is; None: the device has no such network."""

@@ -104,7 +104,7 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
         bits = FEW if of_means and now < FEW else WIDE
         if not part.weights and bits in options and now < bits and (bits == FEW or part.layer in end):
             offered[part] = bits
-    found = _with(assignments, offered)
+    found = assignments.attempt({**assignments.given, **offered})
     if not offered or found is None:
         return None
     groups = [[*offered], *([part] for part in offered if len(offered) > 1)]
@@ -117,7 +117,7 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
     single = [part for part, costs in zip(offered, costly[1:], strict=False) if costs]
     if 0 < len(single) < len(offered):
         # Two that cost nothing alone may cost something together.
-        other = _with(assignments, {part: offered[part] for part in single})
+        other = assignments.attempt({**assignments.given, **{part: offered[part] for part in single}})
         if other is not None:
             needed, found = {part: offered[part] for part in single}, other
             mark = Mark.of(_alone(start, assignments, [single], data)[1], data, metric, fine)
@@ -157,14 +157,6 @@ def _end_of(plan: Plan) -> set[str]:
             found.add(step.path)
             left += [] if step.weights is not None else filter(plan.is_stored, step.operands)
     return found
-
-
-def _with(assignments: Assignments, wanted: Mapping[Part, int]) -> Candidate | None:
-    """The network with other bits for some results; None: the device has no such network."""
-    try:
-        return assignments.possible({**assignments.given, **wanted})
-    except ValueError:
-        return None
 
 
 def _alone(

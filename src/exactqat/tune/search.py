@@ -276,8 +276,13 @@ class _Searching:
             if grid in seen:
                 every = dict.fromkeys(chosen(way, seen[grid], self.best.plan, grid) for way in WAYS)
                 options[grid] = [ends for ends in every if ends != self.best.ranges[grid]]
+        widths = {grid: [high - low for low, high in ends if high > low] for grid, ends in options.items()}
+
+        def spread(grid: str) -> float:
+            return -max(widths[grid], default=0.0) / min(widths[grid], default=1.0)
+
         tasks: list[tuple[str, Ends]] = []
-        for number, grid in enumerate(sorted(options, key=lambda grid: -_spread(options[grid]))):
+        for number, grid in enumerate(sorted(options, key=spread)):
             if len(tasks) + number + len(options[grid]) + 1 > self.left - 1:
                 break
             tasks += [(grid, ends) for ends in options[grid]]
@@ -289,7 +294,8 @@ class _Searching:
         for (grid, ends), mark in zip(tasks, marks, strict=True):
             if mark.better_than(better[grid][0] if grid in better else self.fitted, self.higher):
                 better[grid] = mark, ends
-        order = sorted(better, key=lambda grid: _order(better[grid][0], self.higher))
+        sign = -1 if self.higher else 1
+        order = sorted(better, key=lambda grid: (sign * (better[grid][0].metric or 0.0), -better[grid][0].decibels))
         changes = [functools.partial(_with_range, grid, better[grid][1]) for grid in order]
         self._one_by_one("ranges of each layer", "tensors", changes, before)
 
@@ -326,16 +332,6 @@ class _Searching:
 
 def _with_range(grid: str, ends: Ends, candidate: Candidate) -> Candidate:
     return replace(candidate, ranges={**candidate.ranges, grid: ends})
-
-
-def _spread(ends: Sequence[Ends]) -> float:
-    widths = [high - low for low, high in ends if high > low]
-    return max(widths) / min(widths) if widths else 0.0
-
-
-def _order(mark: Mark, higher_is_better: bool) -> tuple[float, float]:
-    metric = mark.metric or 0.0
-    return (-metric if higher_is_better else metric, -mark.decibels)
 
 
 __all__ = ["Search", "Trial", "search"]
