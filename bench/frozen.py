@@ -39,11 +39,11 @@ def frozen(given: step.Task, profile: str) -> qat.PreparedModel:
 @contextmanager
 def in_real_numbers(model: qat.PreparedModel) -> Iterator[None]:
     """The same model as if there were no device for its rules."""
-    model._device.exists = False
+    profile, model.profile = model.profile, None
     try:
         yield
     finally:
-        model._device.exists = True
+        model.profile = profile
 
 
 def training(model: qat.PreparedModel, given: step.Task) -> Callable[[], None]:

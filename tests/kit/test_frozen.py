@@ -87,9 +87,9 @@ def small() -> tuple[nn.Module, torch.Tensor]:
 def composed(model: qat.PreparedModel) -> qat.PreparedModel:
     """The same network in real numbers with fake quantization, as it was before the device's integers."""
     other = copy.deepcopy(model)
-    other._device.exists = False
+    other._core.profile = None
     # It stays so for every device that it is compared with.
-    other._device.change_profile = lambda profile: setattr(other._device, "profile", profile)
+    other._core.compute_as = lambda profile: None
     return other
 
 
@@ -242,7 +242,7 @@ def test_sums_that_float32_does_not_hold(profile: str) -> None:
     batch = torch.rand(16, 3000)
     prepared = frozen(Wide(), batch, steps=1, device=profile)
     assert not frozen_differences(prepared, (batch,), profile)[1]
-    assert "first" in prepared._device._steps  # the host's
+    assert "first" in prepared._core._device_steps  # the host's
 
 
 def test_no_transform_rounds_the_sums() -> None:

@@ -21,7 +21,7 @@ from ..qat.train.core.arrays import Arrays
 from ..qat.train.core.engine import Functional
 from ..qat.train.core.freezing import settled
 from ..qat.train.core.integers import all_numbers
-from ..qat.train.core.state import State
+from ..qat.train.core.state import State, in_numpy
 from ..qat.train.core.trained import TrainedNetwork
 from ..qat.train.core.weights import per_channel
 
@@ -137,7 +137,7 @@ class Candidate:
             )
         plan, functional, arrays = model.plan, model.functional, model.arrays
         functional.require_data(arrays.ranges)
-        run = functional.in_numpy(arrays)
+        run = in_numpy(functional, arrays)
         read = dict.fromkeys(name for step in plan.steps for name in functional.tensors_read(step))
         ranges = {}
         for name in plan.grids:
@@ -300,7 +300,7 @@ class Candidate:
     def run(self) -> State:
         """What computes the network's constants and weights, in NumPy."""
         functional, arrays = self._functional()
-        return functional.in_numpy(arrays)
+        return in_numpy(functional, arrays)
 
     def _functional(self) -> tuple[Functional, Arrays]:
         ranges = {

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,13 +19,11 @@ from ....kit.planning.plans import PlanStep, Weights, require_finite
 from .arrays import Arrays
 from .integers import nudged_grids
 from .on_device import ROUNDED_BY, DeviceSteps, bits_of
-from .primitives import Primitives
-from .state import State
+from .primitives import Array, Primitives
+from .state import State, in_numpy
 from .steps import WeightedStep
+from .training_plan import TrainingPlan
 from .weights import per_channel
-
-if TYPE_CHECKING:
-    from .engine import Functional
 
 # Below this, float32 holds every sum of whole numbers. A little less, as the bounds are themselves summed in float32.
 EXACT = 2.0**24 * (1 - 2.0**-12)
@@ -40,21 +37,19 @@ class LayerNumbers:
         steps: the layers that it serves, by path: those in eight bits whose weights are what is trained.
     """
 
-    def __init__(self, functional: Functional, ends_of_weights: list[tuple[str, str]]) -> None:
-        """ends_of_weights: names and ends of the learned ranges of weights."""
+    def __init__(self, functional: TrainingPlan) -> None:
         self.functional = functional
-        self.ends_of_weights = ends_of_weights
         self.steps = {step.path: step for step in functional.plan.steps if _serves(functional, step)}
         self._known: tuple[bytes, DeviceSteps] | None = None
 
-    def source(self, run: State, ends: Any) -> tuple[list[Any], list[Any]]:
+    def source(self, run: State, ends: Array) -> tuple[list[Array], list[Array]]:
         """All its arguments, as a list of arrays, and arrays with the shapes of its results.
 
-        ends: what `Functional.ends_of` returns, as one array.
+        ends: what `TrainingPlan.ends_of` returns, as one array.
         """
         p = run.primitives
-        arrays = [ends, *(run.arrays.learned[name][end] for name, end in self.ends_of_weights)]
-        likes: list[Any] = []
+        arrays = self.functional.all_ends(self.functional.plan.steps, run.arrays, ends)
+        likes: list[Array] = []
         for step in self.steps.values():
             weights = step.weights
             assert weights is not None
@@ -72,12 +67,8 @@ class LayerNumbers:
             ValueError: a weight, bias or statistic is not finite.
         """
         rest = iter(trained)
-        ends = next(rest)
-        arrays = self.functional.with_ends(Arrays({}), ends)
-        for name, end in self.ends_of_weights:
-            arrays.learned.setdefault(name, {})[end] = next(rest)
-        run = self.functional.in_numpy(arrays)
-        device_steps, found = self._device_steps(run, ends), []
+        run = in_numpy(self.functional, self.functional.with_ends(self.functional.plan.steps, rest))
+        device_steps, numbers = self._device_steps(run, trained[0]), list[np.ndarray]()
         for step in self.steps.values():
             weights = step.weights
             assert weights is not None
@@ -87,8 +78,8 @@ class LayerNumbers:
             with np.errstate(divide="ignore", invalid="ignore"):
                 grid = WeightedStep(run, step).grid()
             vectors = np.stack([np.asarray(each) for each in (grid.factor, grid.weight_scale, grid.bias_code)])
-            found += [vectors.astype(np.float32), device_steps.rounded_by(step)]
-        return found
+            numbers += [vectors.astype(np.float32), device_steps.rounded_by(step)]
+        return numbers
 
     def _device_steps(self, run: State, ends: np.ndarray) -> DeviceSteps:
         known = self._known
@@ -100,7 +91,7 @@ class LayerNumbers:
         return known[1]
 
 
-def _serves(functional: Functional, step: PlanStep) -> bool:
+def _serves(functional: TrainingPlan, step: PlanStep) -> bool:
     weights, plan = step.weights, functional.plan
     if weights is None or not step.kind or step.outside or step.expression is not None:
         return False
@@ -111,7 +102,7 @@ def _serves(functional: Functional, step: PlanStep) -> bool:
     return len(computed) == 1 and not made and max(bits) <= 8
 
 
-def moved_constants(functional: Functional, tensors: Mapping[str, np.ndarray]) -> frozenset[str]:
+def moved_constants(functional: TrainingPlan, tensors: Mapping[str, np.ndarray]) -> frozenset[str]:
     """Names of the layers' constants that are the user's arrays, perhaps with their values in other places: a compiled
     program computes these without rounding; for anything else its rounding may differ from NumPy's.
 
@@ -119,7 +110,7 @@ def moved_constants(functional: Functional, tensors: Mapping[str, np.ndarray]) -
     """
     random = np.random.default_rng(0)
     given = {name: random.standard_normal(np.shape(each)).astype(np.float32) for name, each in tensors.items()}
-    run = functional.in_numpy(Arrays(given), frozen=False)
+    run = in_numpy(functional, Arrays(given), frozen=False)
     moved = set()
     for step in functional.plan.steps:
         for name in () if step.weights is None else (step.weights.weight, *_vectors(step.weights)):
@@ -132,7 +123,7 @@ def moved_constants(functional: Functional, tensors: Mapping[str, np.ndarray]) -
     return frozenset(moved)
 
 
-def _sources(functional: Functional, name: str) -> list[str]:
+def _sources(functional: TrainingPlan, name: str) -> list[str]:
     """Names of the user's arrays that a constant is made from."""
     constant = functional.plan.constants.get(name)
     if constant is None or constant.parameter:
@@ -148,12 +139,12 @@ def _vectors(weights: Weights) -> list[str]:
     return [name for name in names if name]
 
 
-def _others(weight: Any, channel_axis: int) -> tuple[int, ...]:
+def _others(weight: Array, channel_axis: int) -> tuple[int, ...]:
     rank = len(weight.shape)
     return tuple(axis for axis in range(rank) if axis != channel_axis % rank)
 
 
-def _outline(p: Primitives, weight: Any, channel_axis: int) -> Any:
+def _outline(p: Primitives, weight: Array, channel_axis: int) -> Array:
     """A weight of the same rank with only the smallest and the largest value of each output channel: it has the same
     ranges."""
     others, weight = _others(weight, channel_axis), p.stop_gradient(weight)
@@ -170,9 +161,9 @@ class BrokenExamples:
     def __init__(self, run: State) -> None:
         self.run = run
         # By path, 1 for each broken example and 0 for the others.
-        self._broken: dict[str, Any] = {}
+        self._broken: dict[str, Array] = {}
 
-    def look_for_nan(self, path: str, x: Any) -> None:
+    def look_for_nan(self, path: str, x: Array) -> None:
         """x: an input, float32, as the user gave it."""
         p, stored = self.run.primitives, self.run.plan.stored(path)
         axis, rank = stored.batch_axis, len(stored.shape)
@@ -190,7 +181,7 @@ class BrokenExamples:
             known = self._broken.get(step.path)
             self._broken[step.path] = broken if known is None else self.run.primitives.maximum(known, broken)
 
-    def marked(self, path: str, values: Any) -> Any:
+    def marked(self, path: str, values: Array) -> Array:
         """A result with NaN everywhere in a broken example, so that its gradients are NaN too."""
         if path not in self._broken:
             return values
@@ -208,18 +199,27 @@ class Accumulators(BrokenExamples):
         of: what `LayerNumbers` returns, by path.
     """
 
-    def __init__(self, run: State, ends: Any) -> None:
-        """ends: what `Functional.ends_of` returns, as one array."""
+    def __init__(
+        self,
+        run: State,
+        numbers: LayerNumbers,
+        ends: Array,
+        on_host: Callable[[PlanStep, Array, Sequence[Array]], Array],
+    ) -> None:
+        """
+        Args:
+            ends: what `TrainingPlan.ends_of` returns, as one array.
+            on_host: what the device computes in a step, with the gradient of the second argument.
+        """
         super().__init__(run)
-        self.ends = ends
-        numbers = run.functional.layer_numbers()
+        self._on_host = on_host
         arrays, likes = numbers.source(run, ends)
         made = run.primitives.numbers_on_host(numbers, likes, arrays) if likes else []
         self.of = dict(zip(numbers.steps, zip(made[::2], made[1::2], strict=True), strict=True))
         # Whole numbers by path.
-        self._steps: dict[str, Any] = {}
+        self._steps: dict[str, Array] = {}
 
-    def layer(self, step: PlanStep, values: Mapping[str, Any]) -> Any:
+    def layer(self, step: PlanStep, values: Mapping[str, Array]) -> Array:
         """The stored tensor in real numbers, float32, with the gradient of the layer."""
         run, p = self.run, self.run.primitives
         assert run.functional.profile is not None
@@ -227,16 +227,14 @@ class Accumulators(BrokenExamples):
         vectors, numbers = self.of[step.path]
         x = self._steps_of(name, values[name], numbers[0])
 
-        def on_host(sums: Any) -> Any:
-            source = run.functional.numbers_source([step], run.arrays, self.ends)
-            features = [p.stop_gradient(x) * numbers[0]]
-            return p.on_host(run.functional.device_step(step), p.stop_gradient(sums), source, features)
+        def on_host(sums: Array) -> Array:
+            return self._on_host(step, p.stop_gradient(sums), [p.stop_gradient(x) * numbers[0]])
 
         steps = layer_steps(WeightedStep(run, step), x, numbers, run.functional.profile, on_host, vectors)
         self._steps[step.path] = steps
         return self.marked(step.path, steps * numbers[1])
 
-    def _steps_of(self, path: str, values: Any, scale: Any) -> Any:
+    def _steps_of(self, path: str, values: Array, scale: Array) -> Array:
         """Steps from real 0 of a tensor on its grid, zeros for NaN."""
         if path not in self._steps:
             p = self.run.primitives
@@ -246,8 +244,13 @@ class Accumulators(BrokenExamples):
 
 
 def layer_steps(
-    layer: WeightedStep, x: Any, numbers: Any, profile: str, on_host: Callable[[Any], Any], vectors: Any = None
-) -> Any:
+    layer: WeightedStep,
+    x: Array,
+    numbers: Array,
+    profile: str,
+    on_host: Callable[[Array], Array],
+    vectors: Array = None,
+) -> Array:
     """What a layer stores on the device, in whole steps from real 0, with the gradient of the layer.
 
     Args:
@@ -269,7 +272,7 @@ def layer_steps(
     sums = layer.compute(x, codes, p.straight_through(bias_code, own.bias / (scale * numbers[0])))
     axis, last = layer.channel_axis % len(sums.shape), len(sums.shape) - 1
 
-    def otherwise() -> Any:
+    def otherwise() -> Array:
         return p.moveaxis(p.round(on_host(sums) / numbers[1]), axis, last)
 
     exact = _fits(p, p.stop_gradient(codes), bias_code, layer.weight_axis, numbers)
@@ -278,7 +281,7 @@ def layer_steps(
     return p.moveaxis(p.rounded_sums(dense, scale, numbers[:ROUNDED_BY], rounding, exact, otherwise), last, axis)
 
 
-def _fits(p: Primitives, codes: Any, bias: Any, channel_axis: int, numbers: Any) -> Any:
+def _fits(p: Primitives, codes: Array, bias: Array, channel_axis: int, numbers: Array) -> Array:
     """Whether float32 holds every sum of any of a layer's products, with its bias; bool, rank 0. False for NaN.
 
     Such sums stay between the sum of the negative products and that of the positive ones.

@@ -11,163 +11,42 @@ PyTorch binds the same steps to its modules once (`train.torch.prepared`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from ....kit.device import DEFAULT_PROFILE, OPERATORS, profile_named
+from ....kit.device import DEFAULT_PROFILE, OPERATORS
 from ....kit.planning.inputs import require_examples
-from ....kit.planning.plans import (
-    BatchNorm,
-    Derived,
-    Grid,
-    Numbers,
-    Plan,
-    PlanStep,
-    require_data,
-)
+from ....kit.planning.plans import Numbers, Plan, PlanStep
 from . import primitives_numpy
 from .accumulators import Accumulators, LayerNumbers, moved_constants
-from .arrays import ENDS, Arrays, Mode, Tree, is_learned, weights_of
+from .arrays import Arrays, Mode, is_learned, weights_of
 from .freezing import fresh_norms
 from .integers import all_numbers, nudged_grids, numbers_of
 from .on_device import DeviceNetwork, DeviceStep
-from .primitives import FunctionalPrimitives
-from .ranges import CALIBRATED, codes_of
-from .state import State
+from .primitives import Array, FunctionalPrimitives
+from .state import State, in_numpy
 from .steps import Step, WeightedStep
-from .weights import learned_ends, shared_range
+from .training_plan import TrainingPlan
+from .weights import learned_ends
+
+# What a step draws random numbers from, by its number.
+Key = Callable[[int], Array]
 
 
-class Functional:
-    """A plan as functions of `Arrays`.
-
-    Attributes:
-        plan: what the device runs.
-        grids: by name, with fixed ranges where the device fixes them.
-        writers: how many tensors are stored on each grid.
-        profile: whose integers a frozen network computes, by the names of `deploy.PROFILES`; None: it stays fake
-            quantization, as under rules that no device supports.
-    """
+class Functional(TrainingPlan):
+    """A plan as functions of `Arrays`."""
 
     def __init__(
         self, plan: Plan, primitives: FunctionalPrimitives | None = None, profile: str | None = DEFAULT_PROFILE
     ) -> None:
-        """primitives: None if only integers are computed from what has been trained."""
-        self.plan = plan
-        self.primitives = primitives
-        profile = None if profile is None else profile_named(profile).name
-        self.profile = profile if plan.has_a_device else None
-        # By the names of running means: epsilons of batch norms that are others now than the plan's.
-        self.epsilons: dict[str, float] = {}
+        super().__init__(plan, primitives, profile)
         self._device_steps: dict[str, DeviceStep] = {}
         self._device_network: DeviceNetwork | None = None
         self._layer_numbers: LayerNumbers | None = None
-        # Constants that are the user's arrays, perhaps transposed; known once `initial` has seen these.
-        self.moved: frozenset[str] = frozenset()
-        # Layers whose batch norms had seen nothing when the network was prepared.
-        self.fresh_norms: frozenset[str] = frozenset()
         self._nudged: tuple[bytes, dict[str, tuple[np.float32, int]]] | None = None
-        self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
-        self.grid_of = {each.path: each.grid for each in plan.inputs} | {step.path: step.grid for step in plan.steps}
-        self.writers = dict.fromkeys(plan.grids, 0)
-        # Steps with the same weight under the same rule share its learned range; the first one's path.
-        self.weight_owner: dict[str, str] = {}
-        owners: dict[Any, str] = {}
-        for given in plan.inputs:
-            self.writers[given.grid] += 1
-        for step in plan.steps:
-            if not step.kind or step.outside or step.expression is not None:
-                continue
-            operator = OPERATORS[step.kind]
-            constants = [name for name in step.operands if name not in self.grid_of]
-            if not operator.same_quantization:
-                self.writers[step.grid] += 1
-            else:
-                self.writers[step.grid] += len(constants)
-            if step.weights is not None:
-                self.weight_owner[step.path] = owners.setdefault(shared_range(step.weights), step.path)
 
-    def forgotten(self, arrays: Arrays) -> Arrays:
-        """The arrays, in NumPy where they change, with ranges that have seen nothing; fixed ones stay."""
-        grids = [name for name, grid in self.grids.items() if grid.rule.ranges != "fixed"]
-        after = arrays.taking_over({}, dict.fromkeys(grids, (np.float32(0), np.float32(0))))
-        for name in grids:
-            after.ranges[name]["batches"] = np.int32(0)
-        return after
-
-    def require_calibration(self) -> None:
-        """Raises ValueError if ranges are set from data before training; the caller knows that they were not."""
-        for name, grid in self.grids.items():
-            if grid.rule.ranges in CALIBRATED:
-                raise ValueError(f"the range of '{name}' is set from data before training: call calibrate first")
-
-    def batches_seen(self, ranges: Tree) -> dict[str, int]:
-        """By grid, how many batches have moved its range."""
-        return {name: int(ranges[name]["batches"]) for name, grid in self.grids.items() if grid.rule.ranges != "fixed"}
-
-    def require_data(self, ranges: Tree) -> None:
-        """Raises RuntimeError, naming the first one, if ranges have seen no data. ranges: not traced."""
-        require_data(name for name, batches in self.batches_seen(ranges).items() if batches == 0)
-
-    def tensors_read(self, step: PlanStep) -> list[str]:
-        """Names of the parameters, buffers and constants that a step reads."""
-        weights, names = step.weights, [name for name in step.operands if name not in self.grid_of]
-        if weights is not None:
-            norm = weights.batch_norm
-            own = (norm.weight, norm.bias, norm.mean, norm.variance, norm.counter) if norm else ()
-            names += [name for name in (weights.weight, weights.bias, *own) if name]
-        return names
-
-    @property
-    def random_steps(self) -> list[str]:
-        """Steps that need random numbers in training."""
-        return [step.path for step in self.plan.steps if step.expression is not None or "dropout" in step.attributes]
-
-    @property
-    def tensors(self) -> list[str]:
-        """Names of the user's tensors that the plan works with."""
-        return self._tensors_of(self.plan.steps)
-
-    def _tensors_of(self, steps: Sequence[PlanStep]) -> list[str]:
-        names: dict[str, None] = {}
-
-        def visit(name: str) -> None:
-            constant = self.plan.constants.get(name)
-            if constant is None:
-                names[name] = None
-            elif constant.parameter:
-                names[constant.name] = None
-            elif isinstance(constant.expression, Derived):
-                for operand in constant.expression.operands:
-                    visit(operand)
-            else:
-                names.update(dict.fromkeys(constant.sources))
-
-        for step in steps:
-            for name in self.tensors_read(step):
-                visit(name)
-        return list(names)
-
-    @property
-    def _trained_norms(self) -> list[BatchNorm]:
-        norms = [step.weights.batch_norm for step in self.plan.steps if step.weights is not None]
-        return [norm for norm in norms if norm is not None and norm.training]
-
-    @property
-    def statistics(self) -> list[str]:
-        """Names of the user's tensors that training moves without gradients."""
-        held = [(norm.mean, norm.variance, norm.counter) for norm in self._trained_norms]
-        return list(dict.fromkeys(name for names in held for name in names if name))
-
-    @property
-    def decays(self) -> dict[str, float]:
-        """How much of a running mean stays at each batch, by its name, if it began at 0 and is debiased."""
-        return {norm.mean: 1.0 - norm.momentum for norm in self._trained_norms if norm.debiased and norm.momentum}
-
-    def initial(self, tensors: Mapping[str, Any]) -> Arrays:
+    def initial(self, tensors: Mapping[str, Array]) -> Arrays:
         """NumPy arrays to begin with; `tensors` are the user's."""
         arrays = Arrays(dict(tensors))
         self.moved = moved_constants(self, tensors)
@@ -175,7 +54,7 @@ class Functional:
         for name, grid in self.grids.items():
             rule = grid.rule
             low, high = rule.fixed_range if rule.fixed_range is not None else (0.0, 0.0)
-            ends: dict[str, Any] = {"minimum": np.asarray(low, np.float32), "maximum": np.asarray(high, np.float32)}
+            ends = {"minimum": np.asarray(low, np.float32), "maximum": np.asarray(high, np.float32)}
             learned = {end: value for end, value in ends.items() if is_learned(grid, end)}
             if learned:
                 arrays.learned[name] = learned
@@ -185,7 +64,7 @@ class Functional:
             norm = None if step.weights is None else step.weights.batch_norm
             if norm is not None and norm.training:
                 arrays.ranges[step.grid]["trained"] = np.asarray(0, np.int32)
-        run = self.in_numpy(arrays, frozen=False)
+        run = in_numpy(self, arrays, frozen=False)
         for step in self.plan.steps:
             weights = step.weights
             if weights is None or weights.rule.ranges != "learned" or self.weight_owner[step.path] != step.path:
@@ -198,11 +77,11 @@ class Functional:
     def run(
         self,
         arrays: Arrays,
-        inputs: Sequence[Any],
+        inputs: Sequence[Array],
         mode: Mode,
-        key: Callable[[int], Any] | None = None,
-        seen: dict[str, Any] | None = None,
-    ) -> tuple[list[Any], Arrays]:
+        key: Key | None = None,
+        seen: dict[str, Array] | None = None,
+    ) -> tuple[list[Array], Arrays]:
         """The network's outputs, flattened, and the arrays after this run.
 
         Args:
@@ -212,21 +91,18 @@ class Functional:
         """
         return Run(self, arrays, mode, key).forward(inputs, seen)
 
-    def in_numpy(self, arrays: Arrays, frozen: bool = True) -> State:
-        """What integers are computed from. arrays: in NumPy."""
-        return State(self, arrays, Mode(frozen=frozen), primitives_numpy)
-
     def numbers(self, arrays: Arrays) -> Numbers:
         """The numbers that training ended with, for `deploy.lower`. arrays: in NumPy.
 
         Raises:
             MissingData: a range has seen no data.
         """
-        return all_numbers(self.in_numpy(arrays))
+        return all_numbers(in_numpy(self, arrays))
 
-    def numbers_of(self, step: PlanStep, arrays: Arrays, grids: dict[str, tuple[np.float32, int]]) -> Numbers:
-        """Those of one step. arrays: in NumPy; grids: all of them."""
-        return numbers_of(self.in_numpy(arrays), [step], grids)
+    def compute_as(self, profile: str | None) -> None:
+        """A frozen network computes as another device does from here on."""
+        self.profile = profile if self.plan.has_a_device else None
+        self._device_steps, self._device_network, self._layer_numbers = {}, None, None
 
     # --- what the device makes of a step ------------------------------------------------------------------------------
 
@@ -249,78 +125,35 @@ class Functional:
     def layer_numbers(self) -> LayerNumbers:
         """The numbers for rounding the accumulators of a frozen network's layers."""
         if self._layer_numbers is None:
-            self._layer_numbers = LayerNumbers(self, self._ends_of_weights(self.plan.steps))
+            self._layer_numbers = LayerNumbers(self)
         return self._layer_numbers
 
-    def numbers_source(self, steps: Sequence[PlanStep], arrays: Arrays, ends: Any) -> list[Any]:
+    def numbers_source(self, steps: Sequence[PlanStep], arrays: Arrays, ends: Array) -> list[Array]:
         """All that the integers of some steps depend on, as a list of arrays. ends: what `ends_of` returns."""
-        tensors = [arrays.tensors[name] for name in self._tensors_of(steps)]
-        return [ends, *tensors, *(arrays.learned[name][end] for name, end in self._ends_of_weights(steps))]
+        return [*self.all_ends(steps, arrays, ends), *(arrays.tensors[name] for name in self.tensors_of(steps))]
 
     def _numbers_from(self, steps: Sequence[PlanStep], source: Sequence[np.ndarray]) -> Numbers:
         """The integers of some steps, from what `numbers_source` returns."""
-        ends, rest = source[0], iter(source[1:])
-        arrays = self.with_ends(Arrays({name: next(rest) for name in self._tensors_of(steps)}), ends)
-        for name, end in self._ends_of_weights(steps):
-            arrays.learned.setdefault(name, {})[end] = next(rest)
-        state, nudged = self.in_numpy(arrays), self._nudged
-        if nudged is None or nudged[0] != ends.tobytes():
-            nudged = self._nudged = (ends.tobytes(), nudged_grids(state))
+        rest = iter(source)
+        arrays = self.with_ends(steps, rest)
+        arrays.tensors = dict(zip(self.tensors_of(steps), rest, strict=False))
+        state, nudged = in_numpy(self, arrays), self._nudged
+        if nudged is None or nudged[0] != source[0].tobytes():
+            nudged = self._nudged = (source[0].tobytes(), nudged_grids(state))
         return numbers_of(state, steps, nudged[1])
-
-    def _ends_of_weights(self, steps: Sequence[PlanStep]) -> list[tuple[str, str]]:
-        """The learned ends of weights' ranges, by the names that `Arrays.learned` has."""
-        ends: dict[tuple[str, str], None] = {}
-        for step in steps:
-            if step.weights is not None and step.weights.rule.ranges == "learned":
-                name = weights_of(self.weight_owner[step.path])
-                ends |= {(name, end): None for end in (ENDS[1:] if step.weights.rule.symmetric else ENDS)}
-        return list(ends)
-
-    def ends_of(self, arrays: Arrays) -> list[Any]:
-        """Both ends of all grids' ranges, one after the other."""
-        return [arrays.end(name, end) for name in self.grids for end in ENDS]
-
-    def with_ends(self, arrays: Arrays, ends: np.ndarray) -> Arrays:
-        """The arrays with both ends of all grids' ranges; the inverse of `ends_of`."""
-        for number, (name, grid) in enumerate(self.grids.items()):
-            for end, value in zip(ENDS, ends[2 * number : 2 * number + 2], strict=True):
-                tree = arrays.learned if is_learned(grid, end) else arrays.ranges
-                tree.setdefault(name, {})[end] = value
-        return arrays
-
-    def stored_paths(self) -> list[str]:
-        """Paths of the tensors that the device stores under these names."""
-        steps = [
-            step.path
-            for step in self.plan.steps
-            if step.kind and not step.outside and step.expression is None and not OPERATORS[step.kind].moves_axes
-        ]
-        return [each.path for each in self.plan.inputs] + steps
-
-    def codes(self, path: str, values: np.ndarray, numbers: Numbers) -> np.ndarray:
-        """Codes 0..2**bits - 1 of a tensor that a run has stored, int64."""
-        scale, zero_point = numbers.grids[self.plan.stored(path).grid]
-        return codes_of(values, scale, zero_point)
-
-
-def _with_fixed_ends(grid: Grid) -> Grid:
-    if grid.fixed is None:
-        return grid
-    return replace(
-        grid, rule=replace(grid.rule, ranges="fixed", fixed_range=grid.fixed_range, activation_bits=grid.bits)
-    )
 
 
 class Run(State):
     """One run of a network with pure functions."""
 
-    def __init__(self, functional: Functional, arrays: Arrays, mode: Mode, key: Callable[[int], Any] | None) -> None:
+    functional: Functional
+
+    def __init__(self, functional: Functional, arrays: Arrays, mode: Mode, key: Key | None) -> None:
         super().__init__(functional, arrays, mode)
         self.key = key
 
-    def forward(self, inputs: Sequence[Any], seen: dict[str, Any] | None = None) -> tuple[list[Any], Arrays]:
-        values: dict[str, Any] = {}
+    def forward(self, inputs: Sequence[Array], seen: dict[str, Array] | None = None) -> tuple[list[Array], Arrays]:
+        values: dict[str, Array] = {}
         follows = self.mode.observing or (self.mode.training and not self.mode.frozen)
         for given, x in zip(self.plan.inputs, inputs, strict=True):
             if follows:
@@ -332,10 +165,14 @@ class Run(State):
             p = self.primitives
             ends = p.stack([p.stop_gradient(end) for end in self.functional.ends_of(self.arrays)], 0)
 
-        def step_by_step() -> dict[str, Any]:
+        def on_host(step: PlanStep, like: Array, features: Sequence[Array]) -> Array:
+            source = self.functional.numbers_source([step], self.arrays, ends)
+            return self.primitives.on_host(self.functional.device_step(step), like, source, features)
+
+        def step_by_step() -> dict[str, Array]:
             sums = None
             if as_device and self.primitives.sums_are_exact():
-                sums = Accumulators(self, ends)
+                sums = Accumulators(self, self.functional.layer_numbers(), ends, on_host)
                 for given, x in zip(self.plan.inputs, inputs, strict=True):
                     if not given.rows:
                         sums.look_for_nan(given.path, x)
@@ -346,8 +183,10 @@ class Run(State):
                         on_grid.add(step.path)
                         values[step.path] = sums.layer(step, values)
                         continue
-                value = self.step(number, step, values)
-                values[step.path] = self._as_device(step, value, values, on_grid, ends) if as_device else value
+                x = values[step.path] = self.step(number, step, values)
+                if as_device and self._differs(step, values, on_grid):
+                    features = [values[name] for name in step.operands if name in values]
+                    values[step.path] = on_host(step, x, features)
             return values
 
         whole = None
@@ -360,14 +199,14 @@ class Run(State):
         return outputs, self.after
 
     def _whole(
-        self, inputs: dict[str, Any], ends: Any, step_by_step: Callable[[], dict[str, Any]]
-    ) -> dict[str, Any] | None:
+        self, inputs: dict[str, Array], ends: Array, step_by_step: Callable[[], dict[str, Array]]
+    ) -> dict[str, Array] | None:
         """What `step_by_step` returns for the network's outputs, with one host call; its gradients are those of
         `step_by_step`, whose values are then computed too. None if a framework does not support that."""
         network = self.functional.device_network()
         source = self.functional.numbers_source(self.plan.steps, self.arrays, ends)
 
-        def like() -> list[Any]:
+        def like() -> list[Array]:
             values = step_by_step()
             return [values[path] for path in network.wanted]
 
@@ -380,31 +219,26 @@ class Run(State):
                 values[step.path] = self.step(number, step, values)
         return values
 
-    def _as_device(self, step: PlanStep, x: Any, values: Mapping[str, Any], on_grid: set[str], ends: Any) -> Any:
-        """What the device computes from a step's operands, with the gradient of what is computed here.
+    def _differs(self, step: PlanStep, values: Mapping[str, Array], on_grid: set[str]) -> bool:
+        """Whether the device computes a step in a way of its own.
 
         on_grid: paths of tensors that a device can hold: dropout in training leaves the grid, the next stored tensor is
         on one again.
         """
         if step.outside:
-            return x
-        operands = [name for name in step.operands if name in values]
-        kept = all(name in on_grid for name in operands)
+            return False
+        kept = all(name in on_grid for name in step.operands if name in values)
         if step.expression is not None or not step.kind:
             same_value = step.attributes.get("stop_gradient") or not self.mode.training
             if step.operands[0] in on_grid and same_value:
                 on_grid.add(step.path)
-            return x
+            return False
         operator = OPERATORS[step.kind]
         if kept or not operator.same_quantization:
             on_grid.add(step.path)
-        if not kept or operator.moves_codes:
-            return x
-        source = self.functional.numbers_source([step], self.arrays, ends)
-        features = [values[name] for name in operands]
-        return self.primitives.on_host(self.functional.device_step(step), x, source, features)
+        return kept and not operator.moves_codes
 
-    def step(self, number: int, step: PlanStep, values: Mapping[str, Any]) -> Any:
+    def step(self, number: int, step: PlanStep, values: Mapping[str, Array]) -> Array:
         """The tensor that a step computes from earlier ones."""
         p = self.primitives
         features = [values[name] for name in step.operands if name in values]
@@ -414,7 +248,7 @@ class Run(State):
             return getattr(p, step.kind)(features[0], **step.attributes)
         return (Step if step.weights is None else WeightedStep)(self, step).compose(*features)
 
-    def _only_in_training(self, number: int, step: PlanStep, x: Any) -> Any:
+    def _only_in_training(self, number: int, step: PlanStep, x: Array) -> Array:
         if step.attributes.get("stop_gradient"):
             return self.primitives.stop_gradient(x)
         if not self.mode.training:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from ....kit.planning.fitting import RangesMovedWarning, constant_limits, fittin
 from ....kit.planning.plans import SMALLEST_WIDTH, Plan, branch_range, require_finite
 from .arrays import ENDS, Arrays
 from .integers import largest_weight_scale
-from .state import ConstantOperand
+from .state import ConstantOperand, in_numpy
+from .training_plan import TrainingPlan
 from .weights import step_width
-
-if TYPE_CHECKING:
-    from .engine import Functional
 
 # From this share of their initial values on, running statistics count as unsettled. Slightly wrong deviations are wrong
 # in every layer, and what one layer passes on is the next one's input.
@@ -48,7 +46,7 @@ def fresh_norms(plan: Plan, tensors: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def frozen(functional: Functional, arrays: Arrays) -> Arrays:
+def frozen(functional: TrainingPlan, arrays: Arrays) -> Arrays:
     """A network's arrays, in NumPy, with the ranges that it is frozen with; see `settled`.
 
     Raises:
@@ -68,7 +66,7 @@ def frozen(functional: Functional, arrays: Arrays) -> Arrays:
     return settled(functional, arrays)
 
 
-def _warn_of_unsettled(functional: Functional, arrays: Arrays) -> None:
+def _warn_of_unsettled(functional: TrainingPlan, arrays: Arrays) -> None:
     """Warns of batch norms whose running statistics are still largely their initial 0 and 1.
 
     Not if no batch was trained since `prepare`: ranges were then measured with these same statistics.
@@ -100,7 +98,7 @@ def _warn_of_unsettled(functional: Functional, arrays: Arrays) -> None:
     )
 
 
-def settled(functional: Functional, arrays: Arrays) -> Arrays:
+def settled(functional: TrainingPlan, arrays: Arrays) -> Arrays:
     """A network's arrays, in NumPy, without ranges that would leave a branch without codes (`branch_range`), or that
     the device's operators cannot take together (`fitting_ranges`).
 
@@ -147,9 +145,9 @@ def settled(functional: Functional, arrays: Arrays) -> Arrays:
     return after
 
 
-def _wanted_scales(functional: Functional, arrays: Arrays) -> dict[tuple[str, int], float]:
+def _wanted_scales(functional: TrainingPlan, arrays: Arrays) -> dict[tuple[str, int], float]:
     """The scales that constants and weights ask for, as `fitting_ranges` takes them."""
-    state, scales = functional.in_numpy(arrays), {}
+    state, scales = in_numpy(functional, arrays), {}
     for step in functional.plan.steps:
         largest = None if step.weights is None else largest_weight_scale(state, step)
         if largest is not None:

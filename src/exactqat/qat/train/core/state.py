@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from .ranges import (
     usable,
     with_zero,
 )
+from .training_plan import TrainingPlan
 from .weights import (
     constant_rule,
     extremes,
@@ -42,9 +43,6 @@ from .weights import (
     step_width,
     weight_ends,
 )
-
-if TYPE_CHECKING:
-    from .engine import Functional
 
 
 class StoredGrid:
@@ -313,7 +311,7 @@ class State:
     """The arrays of one run, and what steps read and move of them."""
 
     def __init__(
-        self, functional: Functional, arrays: Arrays, mode: Mode, primitives: NumberPrimitives | None = None
+        self, functional: TrainingPlan, arrays: Arrays, mode: Mode, primitives: NumberPrimitives | None = None
     ) -> None:
         """primitives: others than `functional`'s. NumPy's few suffice if only integers are computed."""
         self.functional = functional
@@ -406,3 +404,8 @@ class State:
         mean = p.mean_of_replicas(p.mean(raw, axes))
         deviations = p.square(raw - per_channel(p, mean, rank, channel_axis % rank))
         return mean, p.mean_of_replicas(p.mean(deviations, axes))
+
+
+def in_numpy(functional: TrainingPlan, arrays: Arrays, frozen: bool = True) -> State:
+    """What integers are computed from. arrays: in NumPy."""
+    return State(functional, arrays, Mode(frozen=frozen), primitives_numpy)

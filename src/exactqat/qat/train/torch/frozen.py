@@ -19,14 +19,15 @@ from torch.autograd import forward_ad
 
 from exactqat.operators.torch import is_plain
 
-from ....kit.device import profile_named
-from ....kit.planning.plans import Numbers, PlanStep
+from ....kit.planning.plans import PlanStep
 from ..core.accumulators import BrokenExamples, layer_steps
-from ..core.on_device import DeviceNetwork, DeviceStep, DeviceSteps, bits_of
+from ..core.arrays import ENDS, Arrays
+from ..core.integers import nudged_grids
+from ..core.on_device import DeviceSteps, bits_of
 from ..core.steps import Input, Step, WeightedStep
 from . import primitives as p
 from .primitives import straight_through, to_numpy, unwrapped
-from .state import ModuleState, TrainingOnly
+from .state import Bound, ModuleState, TrainingOnly
 
 # What multiplies float32 and may be allowed to use lower precision.
 _on_cpu: Any = torch.backends.mkldnn
@@ -74,53 +75,46 @@ def is_differentiated(tensor: Tensor) -> bool:
 
 
 class Device:
-    """Runs a frozen plan as the device would.
+    """Runs a frozen plan as the device would."""
 
-    Attributes:
-        profile: whose integers; None if no device is to be computed.
-        exists: whether there is one for the plan's rules.
-    """
+    placed: DeviceSteps  # on the grids that `refresh` has found
 
-    def __init__(self, state: ModuleState, profile: str | None) -> None:
-        self.state, self.plan, self.grids = state, state.plan, state.grids()
-        self.change_profile(profile)
-
-    def change_profile(self, profile: str | None) -> None:
-        """Computes as another device does from here on."""
-        self.profile = None if profile is None else profile_named(profile).name
-        self.exists = self.plan.has_a_device and profile is not None
+    def __init__(self, state: ModuleState) -> None:
+        self.state, self.functional, self.plan = state, state.functional, state.plan
+        self._homes = [(state.arrays.holder(name, end), end) for name in self.functional.grids for end in ENDS]
         self._ends: Tensor | None = None
-        self._placed: DeviceSteps | None = None
-        self._steps: dict[str, DeviceStep] = {}
-        self._network: DeviceNetwork | None = None
 
     def ready(self) -> bool:
         """Whether it can compute what is wanted: the quantized network, on grids that a device supports."""
         mode = self.state.mode
-        return self.exists and mode.quantizing and not mode.observing
+        return self.functional.profile is not None and mode.quantizing and not mode.observing
 
+    @torch.no_grad()
     def refresh(self) -> None:
-        """Follows the ranges, in case others have been set.
+        """Follows the ranges and the profile, in case others have been set.
 
-        Their values are compared, all at once: neither a tensor's identity nor its version reveals writes through
+        The ranges' values are compared, all at once: neither a tensor's identity nor its version reveals writes through
         ``.data``.
         """
-        with torch.no_grad():
-            ends = torch.stack([unwrapped(end) for end in self.state.functional.ends_of(self.state.arrays)])
-        if self._ends is not None and self._ends.device == ends.device and torch.equal(ends, self._ends):
-            return
-        grids = {name: grid.scale_and_zero_point() for name, grid in self.grids.items()}
-        if self._placed is None or grids != self._placed.grids:
-            self.change_profile(self.profile)
-            self._placed = DeviceSteps(self.plan, grids, cast(str, self.profile))
-        self._ends = ends
+        ends = torch.stack([unwrapped(home[end]) for home, end in self._homes])
+        profile = cast(str, self.functional.profile)
+        known = self._ends is not None and self._ends.device == ends.device and torch.equal(ends, self._ends)
+        if not known or self.placed.profile != profile:
+            self._ends, self.placed = ends, DeviceSteps(self.plan, nudged_grids(self.state), profile)
+
+    @torch.no_grad()
+    def _source(self, steps: Sequence[PlanStep]) -> list[np.ndarray]:
+        """All that the integers of some steps depend on."""
+        tensors = {name: self.state.constant(name) for name in self.functional.tensors_of(steps)}
+        source = self.functional.numbers_source(steps, Arrays(tensors, self.state.learned), self._ends)
+        return [*map(to_numpy, source), self.state.epsilons()]
 
     # --- a whole network ----------------------------------------------------------------------------------------------
 
     @torch.compiler.disable  # fusing or reordering sums would change the numbers
     def run(
         self,
-        steps: Mapping[str, Any],
+        steps: Mapping[str, Bound],
         order: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]],
         inputs: Mapping[str, Tensor],
         seen: dict[str, Tensor] | None,
@@ -157,7 +151,7 @@ class Device:
             return {path: broken.marked(path, real(value)) for path, value in values.items()}
 
     @torch.compiler.disable
-    def run_whole(self, steps: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def run_whole(self, steps: Mapping[str, Bound], inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """As `run`, by the compiled graph: several times as fast. None if more than the results is wanted
         (gradients, noise), or weights have changed since the last call, so that preparing the graph may not pay off."""
         plain = all(is_plain(each) and each.device.type == "cpu" for each in inputs.values())
@@ -167,18 +161,14 @@ class Device:
         if torch.is_grad_enabled() or not plain or watched or noisy:
             return None
         self.refresh()
-        if self._network is None:
-            state = self.state
-            numbers_of = state.functional.numbers
-            self._network = DeviceNetwork(self.plan, cast(str, self.profile), lambda _: numbers_of(state.in_numpy()))
-        network, arrays = self._network, self.state.all_in_numpy(self.plan.steps)
-        if not network.knows(arrays):
+        network, source = self.functional.device_network(), self._source(self.plan.steps)
+        if not network.knows(source):
             return None
-        features = [steps[path].compose(each).numpy() for path, each in inputs.items()]
+        features = [cast(Input, steps[path]).compose(each).numpy() for path, each in inputs.items()]
         if any(np.isnan(feature).any() for feature in features):
             return None
         try:
-            results = network(arrays, features)
+            results = network(source, features)
         except ValueError:  # reported by the steps themselves, if they cannot be computed either
             return None
         values: dict[str, Value] = dict(zip(network.wanted, map(torch.from_numpy, results), strict=True))
@@ -189,7 +179,7 @@ class Device:
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
-    def step(self, path: str, step: Any, operands: Sequence[Value]) -> Value:
+    def step(self, path: str, step: Bound, operands: Sequence[Value]) -> Value:
         """What one step of the plan computes from its operands."""
         if isinstance(step, TrainingOnly):
             (x,) = operands
@@ -209,13 +199,7 @@ class Device:
         """Real numbers from a quantizer, or from the device; indices are their own steps."""
         if not values.is_floating_point():
             return OnGrid(np.float32(1), values, values)
-        return OnGrid(self._placement.scale(path), real=values)
-
-    @property
-    def _placement(self) -> DeviceSteps:
-        """On the grids that `refresh` has found."""
-        assert self._placed is not None
-        return self._placed
+        return OnGrid(self.placed.scale(path), real=values)
 
     def compute(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> Value:
         """The device's result for operands on their grids."""
@@ -232,33 +216,26 @@ class Device:
         return self.on_grid(path, result)
 
     def _moved(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> OnGrid:
-        scale = self._placement.scale(path)
+        scale = self.placed.scale(path)
         moved = [each.steps for each in operands]
         for position in sorted(layer.constants):
             moved.insert(position, OnGrid(scale, real=layer.constants[position]()).steps)
         return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes))
 
     def _weighted(self, step: PlanStep, layer: WeightedStep, x: OnGrid) -> Value:
-        numbers = torch.from_numpy(self._placement.rounded_by(step))
+        numbers = torch.from_numpy(self.placed.rounded_by(step))
 
         def on_host(sums: Tensor) -> Tensor:
             # Weights that are not finite have no codes.
             return layer.compose(x.real) if sums.isnan().any() else self._on_host(step, [x])
 
-        steps = layer_steps(layer, x.steps, numbers, cast(str, self.profile), on_host)
-        return OnGrid(self._placement.scale(step.path), steps=steps)
+        steps = layer_steps(layer, x.steps, numbers, self.placed.profile, on_host)
+        return OnGrid(self.placed.scale(step.path), steps=steps)
 
     def _on_host(self, step: PlanStep, operands: Sequence[OnGrid]) -> Tensor:
         """What the declarations compute, in real numbers."""
-        if step.path not in self._steps:
-            state, grids = self.state, self._placement.grids
-
-            def numbers(trained: Sequence[np.ndarray]) -> Numbers:
-                return state.functional.numbers_of(step, state.in_numpy([step]), grids)
-
-            self._steps[step.path] = DeviceStep(self.plan, step, cast(str, self.profile), numbers)
-        arrays = self.state.all_in_numpy([step]) if self.state.functional.tensors_read(step) else []
-        result = self._steps[step.path](arrays, [to_numpy(each.real) for each in operands])
+        features = [to_numpy(each.real) for each in operands]
+        result = self.functional.device_step(step)(self._source([step]), features)
         return torch.from_numpy(result).to(operands[0].real.device)
 
 
@@ -277,6 +254,3 @@ def in_full_float32(device_type: str) -> Iterator[None]:
                 stack.callback(setattr, unit, "fp32_precision", given)
                 unit.fp32_precision = "ieee"
         yield
-
-
-__all__ = ["Device", "OnGrid", "in_full_float32", "is_differentiated", "real"]

@@ -8,11 +8,11 @@ parameters stay under the user's names, ranges are next to them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from ..core.steps import Input, Step, WeightedStep
 from ..core.trained import TrainedNetwork
 from . import primitives
 from .repeats import Repeats
-from .state import HeldRange, ModuleGrid, ModuleState, TrainingOnly
+from .state import Bound, HeldRange, ModuleGrid, ModulePlan, ModuleState, TrainingOnly
 from .tree import FILE, Kept, Owner, kept_module, kept_tree, node_at, require_called_plainly, require_float32
 
 STATE_FORMAT = 2
@@ -114,26 +114,26 @@ class PreparedModel(Owner):
         from .frozen import Device
 
         plan = self.plan
-        self._core = Functional(plan)
+        self._core = ModulePlan(plan, profile=self._profile)
         self._core.fresh_norms = self._fresh_norms
         self._state: ModuleState = ModuleState(self._core, self, self._places, tensors)
-        self._steps: dict[str, Any] = {given.path: Input(self._state, given) for given in plan.inputs}
+        self._steps: dict[str, Bound] = {given.path: Input(self._state, given) for given in plan.inputs}
         modules = dict(self.named_modules(remove_duplicate=False))
         for step in plan.steps:
             self._steps[step.path] = self._bound(step, modules.get(step.place.path, self))
         self._calls = {path: step.compose if isinstance(step, Step) else step for path, step in self._steps.items()}
         self._order = _order(plan)
-        self._device = Device(self._state, self._profile)
+        self._device = Device(self._state)
         self._repeats = Repeats(self._state)
 
-    def _bound(self, step: PlanStep, module: nn.Module) -> Callable[..., Tensor] | Step:
+    def _bound(self, step: PlanStep, module: nn.Module) -> Bound:
         """A step. module: of the user's, where the step is in the model."""
         if step.expression is not None:
             return TrainingOnly(module, *self._state.expression_of(step))
         if not step.kind:
             return TrainingOnly(module, **step.attributes)
         if step.outside:  # a final function of the device's results, left to the program that runs the device
-            return cast(Callable[..., Tensor], partial(getattr(primitives, step.kind), **step.attributes))
+            return partial(getattr(primitives, step.kind), **step.attributes)
         return (Step if step.weights is None else WeightedStep)(self._state, step)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class PreparedModel(Owner):
     @profile.setter
     def profile(self, profile: str | None) -> None:
         self._profile = None if profile is None else profile_named(profile).name
-        self._device.change_profile(profile)
+        self._core.compute_as(self._profile)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         require_called_plainly(args, self._frozen)
@@ -255,7 +255,7 @@ class PreparedModel(Owner):
                 del values[name]
         return values
 
-    def step(self, path: str) -> Any:
+    def step(self, path: str) -> Bound:
         """An input or a step of the plan, to look at: usually a `Step`, with the grids of its result and weight."""
         return self._steps[path]
 

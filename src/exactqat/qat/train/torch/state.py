@@ -26,6 +26,7 @@ from ..core import ranges as core
 from ..core.arrays import ENDS, Arrays, Mode, is_learned, weights_of
 from ..core.engine import Functional
 from ..core.state import Normalization, State, StoredGrid, WeightGrid
+from ..core.steps import Step
 from ..core.weights import factor_and_offset, learned_ends, weight_codes
 from . import collectives
 from . import primitives as p
@@ -344,6 +345,13 @@ class ModuleNormalization(Normalization):
         return 0 if counted is None else int(counted)
 
 
+class ModulePlan(Functional):
+    """A plan whose constants PyTorch computes: its expressions take no NumPy arrays."""
+
+    def tensors_of(self, steps: Sequence[PlanStep]) -> list[str]:
+        return list(dict.fromkeys(name for step in steps for name in self.tensors_read(step)))
+
+
 class ModuleState(State):
     """The numbers of a prepared model.
 
@@ -356,8 +364,10 @@ class ModuleState(State):
         of_all_processes: whether they must be; off if each process runs on the same data.
     """
 
+    functional: ModulePlan
+
     def __init__(
-        self, functional: Functional, model: Owner, places: dict[str, str], tensors: Mapping[str, Tensor]
+        self, functional: ModulePlan, model: Owner, places: dict[str, str], tensors: Mapping[str, Tensor]
     ) -> None:
         """
         Args:
@@ -507,18 +517,18 @@ class ModuleState(State):
         return {name: self.grid(name) for name in self.functional.grids}
 
     @torch.no_grad()
-    def in_numpy(self, steps: Sequence[PlanStep] | None = None) -> Arrays:
-        """What the core computes integers from, in NumPy; only the tensors of the given steps."""
-        names = dict.fromkeys(name for step in steps or self.plan.steps for name in self.functional.tensors_read(step))
+    def in_numpy(self) -> Arrays:
+        """What the core computes integers from, in NumPy."""
         arrays = self.arrays.map(p.to_numpy)
+        names = self.functional.tensors_of(self.plan.steps)
         arrays.tensors = {name: p.to_numpy(self.constant(name)) for name in names}
-        self.functional.epsilons = {norm.norm.mean: norm.epsilon for norm in self.norms.values()}
+        self.epsilons()
         return arrays
 
-    def all_in_numpy(self, steps: Sequence[PlanStep]) -> list[np.ndarray]:
-        """As `in_numpy`, what can change as one list."""
-        arrays = self.in_numpy(steps).leaves()
-        return [np.array(list(self.functional.epsilons.values())), *arrays]
+    def epsilons(self) -> np.ndarray:
+        """Those of batch norms, which may be others now than the plan's."""
+        self.functional.epsilons = {norm.norm.mean: norm.epsilon for norm in self.norms.values()}
+        return np.array(list(self.functional.epsilons.values()))
 
     def statistics(self, raw: Tensor, axes: Sequence[int], channel_axis: int) -> tuple[Tensor, Tensor]:
         if self.synchronized:
@@ -569,3 +579,7 @@ class TrainingOnly:
         if not self.expression.training:
             self.expression.training = True
         return cast(Tensor, self.expression(*(source() for source in self.sources), features))
+
+
+# A step of the plan, bound to the numbers of a model.
+Bound = Step | TrainingOnly | Callable[[Tensor], Tensor]
