@@ -498,11 +498,11 @@ def nnx_statistic() -> tuple[Any, Any]:
 
 BRANCHES = {
     "a branch of Linen's": (linen_branch, "is not the model: in training"),
-    "a statistic of Linen's": (linen_statistic, "changes 'mean' by itself"),
+    "a statistic of Linen's": (linen_statistic, "is not the model: in training"),
     "noise in Linen": (linen_noise, "is not the model: in training"),
     "noise in a scan of Linen's": (linen_scanned_noise, "is not the model: in training"),
     "a branch of NNX's": (nnx_branch, "is not the model: in training"),
-    "a statistic of NNX's": (nnx_statistic, "changes 'mean' by itself"),
+    "a statistic of NNX's": (nnx_statistic, "is not the model: in training"),
 }
 
 

@@ -131,11 +131,13 @@ class Subject:
         own_gradients: a sentence on what may give the original other gradients than those of what it computes.
         halves: the type of half precision that the original computes in, in part; known once it ran.
         rules: names of functions of the user's that have a gradient of their own; known once the original ran.
+        compiles: each mode, number of examples and side is a program to compile, which takes longer than to run it.
     """
 
     first_line = staticmethod(first_line)
     remedy = ""
     own_gradients = "Gradients of the model's own are not kept"
+    compiles = False
 
     def __init__(
         self, network: Network, inputs: Sequence[np.ndarray], tables: Sequence[int], trains: bool = True
@@ -165,21 +167,27 @@ class Subject:
 
     def trials(self) -> list[Trial]:
         """All comparisons, in order: the example's number of examples as far as it is cheap, another one, and one; then
-        inputs far beyond the example's, and at the numbers that the network compares with."""
-        numbers = sum(array.size for array in self.inputs) // max(self.examples, 1)
-        first = max(2, min(self.examples, 8, _ENOUGH // max(numbers, 1)))
-        second = 3 if first != 3 else 2
-        trials = [Trial(True, first), Trial(True, second, scale=2.0**-6)] if self.trains else []
+        inputs far beyond the example's, and at the numbers that the network compares with. Where programs are compiled,
+        three for each side: of training with gradients, and of evaluation for one example and for one more than in
+        training."""
+        numbers = sum(array.size for array in self.inputs)
+        first = max(2, min(self.examples, 8, _ENOUGH // max(numbers // max(self.examples, 1), 1)))
+        second, third, far = 3 if first != 3 else 2, first, min(self.examples, 3)
+        if self.compiles:
+            second, third, far = first, first + 1, first + 1 if self.examples > 1 else 1
+        small, evaluated = 2.0**-6, third if self.compiles else second
+        gradients = not (self.compiles and self.trains)
+        trials = [Trial(True, first), Trial(True, second, small)] if self.trains else []
         trials += [
-            Trial(False, second, scale=2.0),
-            Trial(False, first, scale=2.0**-6),
+            Trial(False, evaluated, 2.0, gradients),
+            Trial(False, third, small, gradients),
             Trial(False, 1, gradients=False),
         ]
         if any(array.dtype.kind == "f" and not hides(array) for array in self.inputs):
-            far = Trial(False, min(self.examples, 3), gradients=False, results_only=True)
-            trials += [replace(far, scale=scale) for scale in FAR]
+            beyond = Trial(False, far, gradients=False, results_only=True)
+            trials += [replace(beyond, scale=scale) for scale in FAR]
             if corners := corners_of(self.network):
-                trials.append(replace(far, corners=corners))
+                trials.append(replace(beyond, corners=corners))
         return trials
 
     def arrays(self, trial: Trial, nudge: int = 0) -> list[np.ndarray]:
@@ -242,12 +250,10 @@ class FunctionalSubject(Subject, Generic[Array]):
         primitives: the framework's, with `program`, which compiles a function if the framework does, and
             `differentiated`, which gives the gradients of one.
         evaluates_after: what evaluation gives after a step of training is compared, too.
-        compiles: each mode, number of examples and side is a program to compile, which takes longer than to run it.
     """
 
     primitives: ModuleType
     evaluates_after = True
-    compiles = False
 
     def side(self, original: bool, nudge: int = 0) -> Side[Array]:
         """The user's model, or the captured network. nudge: see `original`."""
@@ -264,22 +270,6 @@ class FunctionalSubject(Subject, Generic[Array]):
     def array(self, value: Array) -> np.ndarray:
         """In NumPy, real numbers in float32."""
         raise NotImplementedError
-
-    def trials(self) -> list[Trial]:
-        """Where programs are compiled, three for each side: of training with gradients, and of evaluation for one
-        example and for one more than in training."""
-        trials = super().trials()
-        if not self.compiles:
-            return trials
-        first = trials[0].examples
-        return [
-            replace(
-                trial,
-                examples=first if trial.training else 1 if trial.examples == 1 else first + 1,
-                gradients=trial.training or not self.trains,
-            )
-            for trial in trials
-        ]
 
     def original(self, trial: Trial, inputs: Sequence[np.ndarray], nudge: int) -> Evidence:
         return self._evidence("original", self.side(True, nudge), trial, inputs)
@@ -638,6 +628,8 @@ def _refusal(subject: Subject, trial: Trial, differences: Differences) -> str:
             f"the model was given in training, and in evaluation it computes something else than the network that was "
             f"read (results {names}); the device computes evaluation. {subject.remedy[0].upper()}{subject.remedy[1:]}"
         )
+    if states and all(name.endswith(AFTERWARDS) for name in results):
+        results = by_kind["results"] = []  # they follow from the buffers
     kind, where = next(kind for kind in ("results", "state", "gradients") if by_kind[kind]), ""
     worst = max(by_kind[kind], key=lambda name: differences[kind, name])
     if results:

@@ -77,6 +77,10 @@ class UserModel:
         """What the model returns in evaluation. leaves: in the order of `leaves`."""
         return self.run(dict(zip(self.leaves, leaves, strict=True)), args, kwargs, False, None)[0]
 
+    def in_training(self, leaves: Sequence[Array], *args: Tree, **kwargs: Tree) -> Tree:
+        """As `function`, in training."""
+        return self.run(dict(zip(self.leaves, leaves, strict=True)), args, kwargs, True, jax.random.key(0))[0]
+
     def tree(self, leaves: Leaves) -> Tree:
         """The user's tree of trained leaves, from all leaves by name."""
         return jax.tree.unflatten(self.structure, [leaves[name] for name in self.trained])
@@ -84,28 +88,6 @@ class UserModel:
     def names_of_tree(self, tree: Tree) -> dict[str, Array]:
         """The inverse of `tree`."""
         return dict(zip(self.trained, jax.tree.leaves(tree), strict=True))
-
-
-def in_training(known: UserModel) -> Callable[..., Tree]:
-    """The model's function as in training; refuses anything that training changes except batch norms' statistics."""
-
-    def function(leaves: Sequence[Array], *args: Tree, **kwargs: Tree) -> Tree:
-        before = dict(zip(known.leaves, leaves, strict=True))
-        results, after = known.run(before, args, kwargs, True, jax.random.key(0))
-        changed = [
-            name
-            for name, leaf in before.items()
-            if after[name] is not leaf and not jnp.issubdtype(after[name].dtype, jnp.unsignedinteger)
-        ]
-        if changed:
-            raise CaptureError(
-                f"in training the model changes '{changed[0]}' by itself; of what is not trained only the statistics "
-                "of batch norms (Flax's, of one axis of features, or exactqat.qat.jax.batch_norm) follow training: "
-                "keep it outside of the model"
-            )
-        return results
-
-    return function
 
 
 def is_linen(model: object) -> bool:

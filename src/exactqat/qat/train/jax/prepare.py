@@ -23,7 +23,7 @@ from ..core.frameworks import elsewhere, framework_of
 from ..core.trained import TrainedNetwork
 from ..files import OpenedFile, preparing
 from . import primitives as primitives_jax
-from .models import UserModel, function_model, in_training, is_linen, is_nnx, linen_model, nnx_model
+from .models import UserModel, function_model, is_linen, is_nnx, linen_model, nnx_model
 from .prepared import Prepared
 from .proof import compare_with_original
 
@@ -90,7 +90,7 @@ def prepare(
             kwargs,
             trainable=known.trained.__contains__,
             signature=known.signature,
-            in_training=in_training(known) if known.trains else None,
+            in_training=known.in_training if known.trains else None,
         )
     norms = [step for step in network.steps if "training" in step.attributes]
     if known.words and norms and not any(step.attributes["training"] for step in norms):

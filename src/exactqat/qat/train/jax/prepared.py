@@ -16,30 +16,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ....kit.display import table
 from ....kit.planning.inputs import require_input, require_rows
-from ....kit.planning.plans import ROW_HEADER
+from ....kit.planning.plans import ROW_HEADER, PlanInput
 from ...capture.proof import Proof
 from ..core import batches as loading
 from ..core.arrays import Arrays, Mode
+from ..core.arrays import Tree as Ranges
 from ..core.engine import Functional
 from ..core.freezing import frozen
 from ..core.trained import TrainedNetwork
-from .models import FLAGS, UserModel
+from .models import FLAGS, Tree, UserModel
 
 if TYPE_CHECKING:
     from ....deploy import Graph
 
 __all__ = ["Prepared", "State"]
 
-Params = dict[str, Any]
+Params = dict[str, Tree]
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,11 @@ class State:
             had never been frozen.
     """
 
-    variables: dict[str, Any]
-    ranges: dict[str, dict[str, Any]]
+    variables: dict[str, Array]
+    ranges: Ranges
     frozen: bool = False
     calibrated: bool = False
-    phase: dict[str, Any] = field(default_factory=dict)
+    phase: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.frozen != ("frozen" in self.phase):
@@ -84,17 +86,13 @@ def _register_with_flax() -> None:
 
     words = ["variables", "ranges", "frozen", "calibrated"]
 
-    def to_dict(state: State) -> dict[str, Any]:
+    def to_dict(state: State) -> dict[str, Tree]:
         return {word: serialization.to_state_dict(getattr(state, word)) for word in words}
 
-    def from_dict(state: State, given: dict[str, Any]) -> State:
-        missing = sorted(set(words) - set(given))
-        if missing:
+    def from_dict(state: State, saved: dict[str, Tree]) -> State:
+        if missing := sorted({*words} - {*saved}):
             raise ValueError(f"a state's dictionary must have {words}, got none of {missing}")
-        variables, ranges = (
-            serialization.from_state_dict(getattr(state, word), given[word]) for word in ("variables", "ranges")
-        )
-        return State(variables, ranges, bool(given["frozen"]), bool(given["calibrated"]))
+        return State(*(serialization.from_state_dict(getattr(state, word), saved[word]) for word in words))
 
     serialization.register_serialization_state(State, to_dict, from_dict)
 
@@ -133,8 +131,8 @@ class Prepared:
         return {"model": self._model.tree(leaves), "range_parameters": learned}, State(others, ranges)
 
     def apply(
-        self, params: Params, state: State, *args: Any, train: bool = False, key: Any = None, **kwargs: Any
-    ) -> tuple[Any, State]:
+        self, params: Params, state: State, *args: Tree, train: bool = False, key: Array | None = None, **kwargs: Tree
+    ) -> tuple[Tree, State]:
         """What the model returns for a batch, and the next state.
 
         Args:
@@ -153,7 +151,7 @@ class Prepared:
         return outputs, new
 
     def calibrate(
-        self, params: Params, state: State, batches: Iterable[Any], restart: bool = False
+        self, params: Params, state: State, batches: Iterable[Tree], restart: bool = False
     ) -> tuple[Params, State]:
         """Sets all activation ranges from data, with the float network in evaluation; see `exactqat.qat.calibrate`."""
         batches = loading.checked(batches, isinstance(batches, jax.Array | np.ndarray))
@@ -165,7 +163,7 @@ class Prepared:
         observe = jax.jit(lambda params, state, args, kwargs: self._run(params, state, args, kwargs, mode)[1:])
         _require_values("calibrate", params, state)
 
-        def see(batch: Any) -> None:
+        def see(batch: Tree) -> None:
             nonlocal params, state
             args, kwargs = loading.arguments(batch, loading.places(self._model.signature, FLAGS))
             try:
@@ -190,7 +188,7 @@ class Prepared:
         params, state = self._trees(params, state, frozen(self._functional, arrays))
         return params, replace(state, frozen=True)
 
-    def variables(self, params: Params, state: State) -> Any:
+    def variables(self, params: Params, state: State) -> Tree:
         """What was passed to `prepare`, with the trained values: a tree of parameters, Linen's variables, an NNX
         module."""
         return self._model.restore(self._tensors(params, state))
@@ -199,9 +197,9 @@ class Prepared:
         """The network with its numbers, for `exactqat.deploy.lower` and its companions."""
         _require_values("lower", params, state)
 
-        def computed(batch: Any, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        def computed(batch: Tree, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
             args, kwargs = loading.arguments(batch)
-            seen: dict[str, Any] = {}
+            seen: dict[str, Array] = {}
             self._run(params, state, args, kwargs, Mode(frozen=state.frozen, quantizing=quantizing), seen=seen)
             inputs = zip(self.plan.network.input_tree.flatten(*args, **kwargs), self.plan.inputs, strict=True)
             in_numpy = [np.asarray(x, np.int32 if wanted.rows else np.float32) for x, wanted in inputs]
@@ -252,7 +250,7 @@ class Prepared:
 
     # --- how trees and arrays by name belong together ---------------------------------------------------------------
 
-    def _tensors(self, params: Params, state: State) -> dict[str, Any]:
+    def _tensors(self, params: Params, state: State) -> dict[str, Array]:
         try:
             return {**state.variables, **self._model.names_of_tree(params["model"])}
         except (KeyError, TypeError, ValueError) as error:
@@ -274,12 +272,12 @@ class Prepared:
         self,
         params: Params,
         state: State,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        args: Sequence[Tree],
+        kwargs: Mapping[str, Tree],
         mode: Mode,
-        key: Any = None,
-        seen: dict[str, Any] | None = None,
-    ) -> tuple[Any, Params, State]:
+        key: Array | None = None,
+        seen: dict[str, Array] | None = None,
+    ) -> tuple[Tree, Params, State]:
         functional, arrays = self._functional, self._arrays(params, state)
         tree = self.plan.network.input_tree
         arguments = zip(tree.flatten(*args, **kwargs), self.plan.inputs, strict=True)
@@ -291,20 +289,21 @@ class Prepared:
             functional.require_data(state.ranges)
         if mode.training and functional.random_steps and key is None:
             raise ValueError(f"'{functional.random_steps[0]}' drops values in training: give key=jax.random.key(...)")
-        outputs, after = functional.run(arrays, inputs, mode, lambda number: jax.random.fold_in(key, number), seen)
+        keys = None if key is None else partial(jax.random.fold_in, key)
+        outputs, after = functional.run(arrays, inputs, mode, keys, seen)
         if mode.training or mode.observing:
             params, state = self._trees(params, state, after)
             state = replace(state, variables={name: after.tensors[name] for name in state.variables})
         return tree.unflatten(outputs), params, state
 
 
-def _checked_state(state: Any) -> State:
+def _checked_state(state: object) -> State:
     if not isinstance(state, State):
         raise TypeError(f"state must be the State that init gives, got {type(state).__name__}")
     return state
 
 
-def _require_values(method: str, *trees: Any) -> None:
+def _require_values(method: str, *trees: Tree) -> None:
     """Raises TypeError within `jit`, `grad` or `vmap`, where arrays have no values yet."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
         raise TypeError(
@@ -313,12 +312,12 @@ def _require_values(method: str, *trees: Any) -> None:
         )
 
 
-def _float32(leaf: Any) -> Any:
+def _float32(leaf: jax.typing.ArrayLike) -> Array:
     array = jnp.asarray(leaf)
     return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
-def _checked(x: Any, given: Any) -> Any:
+def _checked(x: jax.typing.ArrayLike, given: PlanInput) -> Array:
     """An input in float32, with the shape that the network was captured for."""
     array = _float32(x)
     require_input(given, tuple(array.shape), array.dtype, jnp.issubdtype(array.dtype, jnp.floating))
