@@ -16,7 +16,7 @@ import torch
 from onnx_files import exported, on_onnxruntime, quantized
 
 from exactqat import cli, deploy, qat
-from exactqat.deploy.inspect import inspect, subject_of_onnx
+from exactqat.deploy.inspect import file_of_onnx, inspect
 from exactqat.qat import Rule, UnsupportedOperator
 from exactqat.qat.train.files import OpenedFile
 
@@ -240,7 +240,7 @@ def test_an_operator_that_computes_otherwise_is_found(
     grid = replace(given.quantization, scale=given.quantization.scale * np.float32(1.01))
     tensors[given.name] = replace(given, quantization=grid)
     other = replace(network, graph=replace(network.graph, tensors=tensors))
-    found = inspect(subject_of_onnx(other), examples=1, seconds=60.0)
+    found = inspect(file_of_onnx(other), examples=1, seconds=60.0)
     wrong = [each for each in found.devices[0].operators if each.differing]
     assert not found.equal and wrong[0].name == given.name and all(each.exact for each in wrong)
 

@@ -39,7 +39,7 @@ from .footprint import arena_of
 from .formats.read_onnx import read_onnx
 from .formats.read_tflite import FileEnd, TfliteFile, path_of_file, read_content
 from .formats.tflite import import_deploy
-from .graph import Graph
+from .graph import Graph, Operator
 from .mechanism import Mechanism, mechanism_of
 from .runtimes import profile_here, profiles_here
 from .runtimes.onnxruntime import OnnxNetwork, OnnxRuntime
@@ -194,7 +194,7 @@ class Inspection(Finding):
 
 
 @dataclass(frozen=True)
-class Subject:
+class InspectedFile:
     """A file of either kind, from any writer.
 
     Attributes:
@@ -228,7 +228,7 @@ class Subject:
         return OpenedTflite(self.graph, self.content, profile, self.held)
 
 
-def read_subject(path: str | os.PathLike[str], signature: str = "") -> Subject:
+def read_file(path: str | os.PathLike[str], signature: str = "") -> InspectedFile:
     """The file at a path.
 
     Raises:
@@ -245,17 +245,17 @@ def read_subject(path: str | os.PathLike[str], signature: str = "") -> Subject:
             )
             for side in (file.inputs, file.outputs)
         )
-        return Subject(
+        return InspectedFile(
             path.name, file.content, file.description, file.graph, file.inputs, inputs, outputs, file.words, file
         )
     if signature:
         raise ValueError(f"signature is for .tflite files, and {shortened(path.name)} is an .onnx file")
     # Its integers are those of the network that would be trained from it; `qat` imports `deploy`, so not at the top.
     files: Any = import_module("exactqat.qat.train.files")
-    return subject_of_onnx(files.OpenedFile(read_onnx(path)).on_onnxruntime())
+    return file_of_onnx(files.OpenedFile(read_onnx(path)).on_onnxruntime())
 
 
-def subject_of_onnx(network: OnnxNetwork) -> Subject:
+def file_of_onnx(network: OnnxNetwork) -> InspectedFile:
     onnx: Any = import_deploy("onnx", "onnx")
     model, graph = network.model, network.graph
     file = onnx.load_model_from_string(model.content)
@@ -274,7 +274,7 @@ def subject_of_onnx(network: OnnxNetwork) -> Subject:
             words.append(_described(name, dtype, tensor, [sizes[at] for at in port.order], in_float))
             ends += [FileEnd(name, tensor.shape, dtype, port.tensor, True)] if words is inputs else []
     described = map(_decoded, (file.producer_name, file.producer_version))
-    return Subject(
+    return InspectedFile(
         model.name,
         model.content,
         "; ".join(filter(None, (" ".join(filter(None, described)), _decoded(file.doc_string)))),
@@ -302,7 +302,7 @@ def _described(name: str, dtype: str, tensor: Tensor, sizes: Sequence[object], i
 
 
 def inspect(
-    path: str | os.PathLike[str] | Subject,
+    path: str | os.PathLike[str] | InspectedFile,
     data: Data = None,
     examples: int = EXAMPLES,
     devices: Sequence[str | Profile] | None = None,
@@ -319,7 +319,7 @@ def inspect(
     `deploy.write_onnx` does, where codes are uint8.
 
     Args:
-        path: the file, or one that is read already (`read_subject`).
+        path: the file, or one that is read already (`read_file`).
         data: inputs to run: an array for a network with one input, a mapping by the inputs' names (`Graph.signature`,
             or the file's tensors), a sequence in their order, each with the batch first; a loader of these, or the path
             of a file. Real numbers are quantized; integers of the input's type are codes (`deploy.codes`), channels
@@ -341,11 +341,11 @@ def inspect(
         ValueError: the data or another argument does not fit.
     """
     say = progress or (lambda text: None)
-    if isinstance(path, Subject):
+    if isinstance(path, InspectedFile):
         subject = path
     else:
         say("reading")
-        subject = read_subject(path, signature)
+        subject = read_file(path, signature)
     if examples < 1:
         raise ValueError(f"examples must be 1 or more, got {examples}")
     suffix, graph, is_tflite = subject.suffix, subject.graph, subject.suffix == ".tflite"
@@ -387,7 +387,7 @@ def inspect(
         inputs=subject.inputs,
         outputs=subject.outputs,
         words=subject.words,
-        layers=tuple(layers_of(graph)),
+        layers=tuple(_layer(graph, operator) for operator in graph.operators),
         examples=len(next(iter(codes.values()))),
         devices=tuple(
             replace(device, not_simulated=simulated["refused"].get(name, device.not_simulated))
@@ -405,7 +405,7 @@ def inspect(
     )
 
 
-def _on_device(subject: Subject, codes: Mapping[str, np.ndarray], profile: str, seconds: float) -> DeviceFindings:
+def _on_device(subject: InspectedFile, codes: Mapping[str, np.ndarray], profile: str, seconds: float) -> DeviceFindings:
     title = PROFILES[profile].title
     try:
         answer = answer_of(_compared, subject, codes, profile, seconds=seconds)
@@ -451,28 +451,20 @@ def _bytes(graph: Graph, names: Iterable[str]) -> int:
     return sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
 
 
-def _with_tuples(row: Mapping[str, Any]) -> Answer:
-    """A dataclass' fields from JSON, which has no tuples."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-
-
-def layers_of(graph: Graph) -> list[Layer]:
-    layers = []
-    for operator in graph.operators:
-        output = graph.tensors[operator.outputs[0]]
-        constants = [graph.tensors[name].data for name in operator.inputs]
-        weights = [data.astype(int) for data in constants if data is not None and data.dtype == np.int8]
-        # -128 is a code of eight bits.
-        bits = min(max(int(np.abs(codes).max()) for codes in weights).bit_length() + 1, 8) if weights else None
-        work = graph.multiply_accumulates(operator)
-        layers.append(Layer(output.name, operator.kind, output.shape, output.dtype, bits, work))
-    return layers
+def _layer(graph: Graph, operator: Operator) -> Layer:
+    output = graph.tensors[operator.outputs[0]]
+    constants = [graph.tensors[name].data for name in operator.inputs]
+    weights = [data.astype(int) for data in constants if data is not None and data.dtype == np.int8]
+    # -128 is a code of eight bits.
+    bits = min(max(int(np.abs(codes).max()) for codes in weights).bit_length() + 1, 8) if weights else None
+    work = graph.multiply_accumulates(operator)
+    return Layer(output.name, operator.kind, output.shape, output.dtype, bits, work)
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def codes_of(subject: Subject, data: Data, examples: int, seed: int) -> dict[str, np.ndarray]:
+def codes_of(subject: InspectedFile, data: Data, examples: int, seed: int) -> dict[str, np.ndarray]:
     """The codes to run: the user's, at most so many examples, or random ones; of a .tflite file as many as fill
     `MOST_RESULTS` for a device."""
     graph = subject.graph
@@ -523,7 +515,7 @@ def read_codes(graph: Graph, ends: Sequence[FileEnd], data: Data, examples: int)
 # --- in processes of their own ---------------------------------------------------------------------------------------
 
 
-def _compared(subject: Subject, codes: Mapping[str, np.ndarray], profile: str) -> Answer:
+def _compared(subject: InspectedFile, codes: Mapping[str, np.ndarray], profile: str) -> Answer:
     """Runs one example after the other, as files fix their batch, and counts what differs."""
     opened, comparing = subject.opened(profile), Comparing(subject.graph, profile, all_reals=False)
     refused = ""
@@ -720,35 +712,26 @@ def _text(found: Inspection, width: int) -> str:
     if in_codes and not found.disagreements and len(simulated) > 1:
         lines += wrapped(f"Simulated from these inputs, {', '.join(simulated)} compute the same codes.")
     if found.beside_float:
-        lines += ["", *_beside_float_lines(found), *wrapped(collapse_in_words(found)), ""]
+
+        def number(value: float | None, form: str) -> str:
+            return "–" if value is None else format(value, form)
+
+        beside = [
+            (name_in_short(each.result, NAME - 8), each.kind, number(each.own, ".1f"), number(each.cumulative, ".1f"),
+             number(each.clipped, ".1%"), number(each.wasted, ".0%"), f"{each.dead_channels} of {each.channels}")
+            for each in found.beside_float
+        ]  # fmt: skip
+        header = ("result", "operator", "own dB", "dB so far", "clipped", "unused codes", "dead channels")
+        first, unknown = collapse(found.beside_float), sum(not each.of for each in found.beside_float)
+        lost = f"No layer falls below {LOST:g} dB beside the float network."
+        if first is not None:
+            where = f"{first.kind} {name_in_short(first.result)!r}"
+            lost = f"The first layer below {LOST:g} dB beside the float network is {where}."
+        if unknown:
+            lost += f" {unknown} of {len(found.beside_float)} layers have no partner in it."
+        lines += ["", *_table(header, beside, 2), *wrapped(lost), ""]
     lines += wrapped(_verdict(found))
     return "\n".join(lines)
-
-
-BESIDE_FLOAT = ("result", "operator", "own dB", "dB so far", "clipped", "unused codes", "dead channels")
-
-
-def _beside_float_lines(found: Inspection) -> list[str]:
-    def number(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form)
-
-    rows = [
-        (name_in_short(each.result, NAME - 8), each.kind, number(each.own, ".1f"), number(each.cumulative, ".1f"),
-         number(each.clipped, ".1%"), number(each.wasted, ".0%"), f"{each.dead_channels} of {each.channels}")
-        for each in found.beside_float
-    ]  # fmt: skip
-    return _table(BESIDE_FLOAT, rows, 2)
-
-
-def collapse_in_words(found: Inspection) -> str:
-    """Where the float network's signal is lost first."""
-    first = collapse(found.beside_float)
-    unknown = sum(not each.of for each in found.beside_float)
-    without = f" {unknown} of {len(found.beside_float)} layers have no partner in it." if unknown else ""
-    if first is None:
-        return f"No layer falls below {LOST:g} dB beside the float network.{without}"
-    where = f"{first.kind} {name_in_short(first.result)!r}"
-    return f"The first layer below {LOST:g} dB beside the float network is {where}.{without}"
 
 
 def _verdict(found: Inspection) -> str:

@@ -590,28 +590,21 @@ class Lowering:
     # --- inputs and outputs -----------------------------------------------------------------------------------------
 
     def _signature(self, outputs: Sequence[str]) -> Signature:
-        return Signature(
-            tuple(
-                Port(each.name or each.path, self.stored(each.path).name, self.layout(each.path).axes, (),
-                     self._limits(each))
-                for each in self.plan.inputs
-            ),
-            tuple(
-                Port(result.name, name, result.axes, tuple(self._described(path) for path in result.outside))
-                for result, name in zip(self.plan.results, outputs, strict=True)
-            ),
-        )  # fmt: skip
-
-    def _limits(self, given: PlanInput) -> tuple[int, int] | None:
-        grid = self.plan.grids[given.grid]
-        return (INT8_MIN, INT8_MIN + 2**grid.bits - 1) if grid.bits < 8 and not grid.indices else None
-
-    def _described(self, path: str) -> str:
-        """A readable description of an omitted step: "softmax over axis 1"."""
-        step = self.plan.stored(path)
-        assert isinstance(step, PlanStep)
-        axis = step.attributes.get("axis")
-        return step.kind if axis is None else f"{step.kind} over axis {axis}"
+        inputs, results = [], []
+        for each in self.plan.inputs:
+            grid, stored = self.plan.grids[each.grid], self.stored(each.path)
+            limits = (INT8_MIN, INT8_MIN + 2**grid.bits - 1) if grid.bits < 8 and not grid.indices else None
+            inputs.append(Port(each.name or each.path, stored.name, stored.layout.axes, (), limits))
+        for result, name in zip(self.plan.results, outputs, strict=True):
+            # What the model performs and the device does not: "softmax over axis 1".
+            left = [step for step in map(self.plan.stored, result.outside) if isinstance(step, PlanStep)]
+            axes = [step.attributes.get("axis") for step in left]
+            words = (
+                step.kind if axis is None else f"{step.kind} over axis {axis}"
+                for step, axis in zip(left, axes, strict=True)
+            )
+            results.append(Port(result.name, name, result.axes, tuple(words)))
+        return Signature(tuple(inputs), tuple(results))
 
     def _indices(self, step: PlanStep) -> LoweredTensor:
         """The device's last operator, if its results are integers without a grid."""

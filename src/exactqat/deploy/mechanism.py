@@ -7,9 +7,9 @@ guessed: one device is given properties of the other, as few as make it compute 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -64,36 +64,29 @@ def mechanism_of(
     differing = sum(int(np.count_nonzero(each)) for each in where)
     if not differing:
         return None
-    found = _fewest(first, second, lambda profile: all(map(np.array_equal, computed(profile), theirs)))
+
+    def explains(names: Sequence[str]) -> bool:
+        try:
+            mixed = computed(replace(first, **{name: getattr(second, name) for name in names}))
+            return all(map(np.array_equal, mixed, theirs))
+        except ValueError:  # no device is so
+            return False
+
+    # The fewest properties of the second device with which the first computes the same as the second.
+    parted = [name for name in MECHANISMS if getattr(first, name) != getattr(second, name)]
+    choices = chain.from_iterable(combinations(parted, count) for count in range(1, len(parted) + 1))
+    found = next(filter(explains, choices), ())
     ties = None
     steps = declaration.exact_steps(Call(codes, inputs, outputs, operator.attributes, first))
     if steps is not None:
         exact = np.abs(steps[where[0]])
         ties = int(np.count_nonzero(np.abs(exact % 1 - 0.5) <= TIE * np.maximum(exact, 1)))
-    return Mechanism(found, differing, ties, _sentence(operator.kind, found, differing, ties))
-
-
-def _fewest(first: Profile, second: Profile, explains: Callable[[Profile], bool]) -> tuple[str, ...]:
-    """The fewest properties of the second device with which the first computes the same as the second."""
-    parted = [name for name in MECHANISMS if getattr(first, name) != getattr(second, name)]
-    for count in range(1, len(parted) + 1):
-        for names in combinations(parted, count):
-            mixed = replace(first, **{name: getattr(second, name) for name in names})
-            try:
-                if explains(mixed):
-                    return names
-            except ValueError:  # no device is so
-                continue
-    return ()
-
-
-def _sentence(kind: str, properties: Sequence[str], differing: int, ties: int | None) -> str:
-    reasons = {**MECHANISMS, **OPERATORS[kind].mechanisms}
+    reasons = {**MECHANISMS, **declaration.mechanisms}
     words = []
-    for name in properties:
+    for name in found:
         halves = f"{name}:ties"
         words.append(reasons[halves] if ties == differing and halves in reasons else reasons[name])
     text = "; and ".join(words) or "a mechanism that is not declared"
     if ties and ties < differing:
         text += f" ({ties:,} of {differing:,} lie exactly half way between two codes)"
-    return text
+    return Mechanism(found, differing, ties, text)

@@ -25,7 +25,7 @@ from .comparing import Codes
 from .examples import Data
 from .formats.tflite import tflite_bytes, write_whole
 from .graph import Graph, Operator, check_operator
-from .inspect import EXAMPLES, SECONDS, Inspection, Subject, codes_of, inspect, read_subject
+from .inspect import EXAMPLES, SECONDS, InspectedFile, Inspection, codes_of, inspect, read_file
 from .mechanism import mechanism_of
 from .runtimes import open_runtime
 from .runtimes.trial import RuntimeRefusal, try_in_a_child
@@ -102,7 +102,7 @@ def reduce(
     """
     into, say = Path(into), progress or (lambda text: None)
     say("reading")
-    subject = read_subject(path)
+    subject = read_file(path)
     if subject.suffix != ".tflite":
         raise Refusal(f"{shortened(subject.name)} is an .onnx file; .tflite files are reduced")
     sought = _sought(inspect(subject, data, examples, devices, seed, seconds, progress))
@@ -142,7 +142,7 @@ def _sought(found: Inspection) -> _Sought | None:
 # --- in another process ---------------------------------------------------------------------------------------------
 
 
-def _work(subject: Subject, codes: Codes, sought: _Sought, folder: str) -> None:
+def _work(subject: InspectedFile, codes: Codes, sought: _Sought, folder: str) -> None:
     graph, first = subject.graph, sought.first
     number = next(at for at, operator in enumerate(graph.operators) if sought.result in operator.outputs)
     before = graph.operators[:number]

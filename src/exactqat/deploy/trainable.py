@@ -71,7 +71,7 @@ class Restoring:
             except Refusal as refused:
                 self.refusals.append(f"{operator.kind} that makes '{operator.outputs[0]}': {refused}")
                 self.lost.update(operator.outputs)
-        outputs = [self._output(name) for name in self.graph.outputs]
+        outputs = ["" if name in self.lost else self.paths[name] for name in self.graph.outputs]
         if self.refusals:
             raise UnsupportedOperator(
                 f"{len(self.refusals)} operator(s) of the file cannot be trained so that their integers stay what they "
@@ -142,11 +142,6 @@ class Restoring:
             self.lost.add(name)
             return name, ""
         return name, self._stored(name, of_inputs=True)
-
-    def _output(self, name: str) -> str:
-        if name in self.lost:
-            return ""
-        return self.paths[name]
 
     # --- operators --------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ Needs `pip install 'exactqat[onnx]'`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +61,7 @@ def onnx_bytes(graph: Graph, description: str = "") -> bytes:
     graph.validate()
     if graph.variables:
         raise Refusal(f"ONNX has no variables, and the graph keeps {listed(graph.variables)} from call to call")
-    return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
+    return _OnnxWriter(graph).finish("; ".join(filter(None, ("exactqat", description))))
 
 
 def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
@@ -79,18 +79,19 @@ def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
     except Exception as error:  # noqa: BLE001 - protobuf raises errors of its own
         raise ValueError(f"the file is damaged: {error}") from error
     found = []
-    constants = {each.name: each.SerializeToString(deterministic=True) for each in theirs.graph.initializer}
-    for each in ours.graph.initializer:
-        name, _, word = each.name.rpartition("/")
-        known = constants.get(each.name)
-        if word in _DECLARED and known is not None and known != each.SerializeToString(deterministic=True):
-            found.append(f"tensor {shortened(name)!r} has another {_DECLARED[word]} in the file")
-    for word in ("input", "output"):
-        sides = [
-            [end.SerializeToString(deterministic=True) for end in getattr(each.graph, word)] for each in (ours, theirs)
-        ]
-        if sides[0] != sides[1]:
-            found.append(f"the file's {word}s are not the graph's in name, dtype or shape")
+
+    def words(entries: Iterable[Proto]) -> dict[str, bytes]:
+        return {entry.name: entry.SerializeToString(deterministic=True) for entry in entries}
+
+    constants = words(theirs.graph.initializer)
+    for key, content in words(ours.graph.initializer).items():
+        name, _, word = key.rpartition("/")
+        if word in ("scale", "zero_point") and constants.get(key, content) != content:
+            found.append(f"tensor {shortened(name)!r} has another {word.replace('_', ' ')} in the file")
+    for side in ("input", "output"):
+        own_ends, ends_there = (list(words(getattr(model.graph, side)).items()) for model in (ours, theirs))
+        if own_ends != ends_there:
+            found.append(f"the file's {side}s are not the graph's in name, dtype or shape")
     props = [{each.key: each.value for each in model.metadata_props}.get(METADATA) for model in (ours, theirs)]
     if props[0] != props[1]:
         what = "says nothing" if props[1] is None else "says something else"
@@ -98,16 +99,24 @@ def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
     return tuple(found)
 
 
-_DECLARED = {"scale": "scale", "zero_point": "zero point"}
-
-
-class _Writer:
+class _OnnxWriter:
     """Collects nodes and constants; the declarations use it to emit their ONNX form."""
 
     def __init__(self, graph: Graph) -> None:
         self.ends = ends(graph)
-        self.graph = _renamed(graph, inner_names(graph))
-        self.inner = inner_names(graph)
+        self.inner = inner = inner_names(graph)
+
+        def renamed(names: Iterable[str]) -> tuple[str, ...]:
+            return tuple(inner[name] for name in names)
+
+        self.graph = Graph(
+            {inner[name]: replace(tensor, name=inner[name]) for name, tensor in graph.tensors.items()},
+            tuple(
+                replace(each, inputs=renamed(each.inputs), outputs=renamed(each.outputs)) for each in graph.operators
+            ),
+            renamed(graph.inputs),
+            renamed(graph.outputs),
+        )
         self.onnx = import_deploy("onnx", "onnx")
         self.nodes: list[Proto] = []
         self.constants: dict[str, Proto] = {}
@@ -397,15 +406,6 @@ def inner_names(graph: Graph) -> dict[str, str]:
             unique += "/stored"
         names[name] = unique
     return names
-
-
-def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    def named(each: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names[name] for name in each)
-
-    tensors = {names[name]: replace(tensor, name=names[name]) for name, tensor in graph.tensors.items()}
-    operators = tuple(replace(each, inputs=named(each.inputs), outputs=named(each.outputs)) for each in graph.operators)
-    return Graph(tensors, operators, named(graph.inputs), named(graph.outputs))
 
 
 def channels_first(axes: Sequence[T]) -> tuple[T, ...]:

@@ -316,7 +316,11 @@ class _Reader:
         operators = self.read_operators(ending)
         for side, found in (("input", inputs), ("output", outputs)):
             for end in found:
-                self.check_end(side, end)
+                tensor, taken = self.used[end.tensor], (*CODE_RANGES, FLOAT, *PLAIN)
+                if not is_known(tensor) or (side == "input" and tensor.dtype not in taken):
+                    self.problem(f"an {side} in {tensor.dtype}", end.name)
+                if not tensor.shape:
+                    self.problem(f"an {side} without axes", end.name)
         results = {name for operator in operators for name in operator.outputs}
         if self.problems:
             # The results of an operator that cannot be read are not a problem of their own.
@@ -633,15 +637,6 @@ class _Reader:
         converted = outer.name in self.unsigned and inner.name not in self.unsigned and inner.dtype == "int8"
         return converted and outer.quantization.equals(inner.quantization)
 
-    def check_end(self, side: str, end: FileEnd) -> None:
-        tensor = self.used[end.tensor]
-        if not is_known(tensor):
-            self.problem(f"an {side} in {tensor.dtype}", end.name)
-        elif side == "input" and tensor.dtype not in (*CODE_RANGES, FLOAT, *PLAIN):
-            self.problem(f"an input in {tensor.dtype}", end.name)
-        if not tensor.shape:
-            self.problem(f"an {side} without axes", end.name)
-
     # --- operators ------------------------------------------------------------------------------------------------
 
     def read_operators(self, passed: set[int]) -> list[Operator]:
@@ -657,29 +652,26 @@ class _Reader:
             if number in passed or self.is_shape_arithmetic(word, step) or self.is_real_constant(word, step):
                 number += 1
                 continue
-            length, found = self.read_in_either_way(number)
-            made += found
+            problems, length = [], 1
+            # With the file's axes, or else with one more in front, and what reshapes its operands.
+            for leading in (False, True):
+                self.between: list[Operator] = []
+                try:
+                    length, found = self.read_operator(number, leading)
+                except (Unreadable, Refusal) as error:
+                    problems.append(str(error))
+                    for operator in self.between:
+                        del self.used[operator.outputs[0]]
+                    self.reshaped = {key: tensor for key, tensor in self.reshaped.items() if tensor.name in self.used}
+                    continue
+                if found is not None and leading:
+                    self.led.update(found.outputs)
+                made += self.between + ([] if found is None else [found])
+                break
+            else:
+                self.problem(problems[0], step.output.name)
             number += length
         return made
-
-    def read_in_either_way(self, number: int) -> tuple[int, list[Operator]]:
-        """`read_operator` with the file's axes, or else with one more in front, and what reshapes its operands."""
-        problems = []
-        for leading in (False, True):
-            self.between: list[Operator] = []
-            try:
-                length, found = self.read_operator(number, leading)
-            except Refusal as error:
-                problems.append(str(error))
-                for operator in self.between:
-                    del self.used[operator.outputs[0]]
-                self.reshaped = {key: tensor for key, tensor in self.reshaped.items() if tensor.name in self.used}
-                continue
-            if found is not None and leading:
-                self.led.update(found.outputs)
-            return length, self.between + ([] if found is None else [found])
-        self.problem(problems[0], self.steps[number][1].output.name)
-        return 1, []
 
     def with_rank(self, tensor: Tensor, rank: int | None) -> Tensor:
         """A tensor of the graph with the values of a computed one of the file: with the file's axes, or with so many,

@@ -103,17 +103,12 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 def handles_of(steps: Sequence[Step]) -> dict[str, Key]:
     """The variables by the names of the tensors that are their handles."""
-    return {
-        step.output.name: (word_of(step, "container"), word_of(step, "sharedName"))
-        for word, step in steps
-        if word == VAR_HANDLE
-    }
-
-
-def word_of(step: FileOperator, key: str) -> str:
-    """A text among an operator's options."""
-    found = step.option(key)
-    return (found or b"").decode("utf-8", "replace")
+    handles = {}
+    for word, step in steps:
+        if word == VAR_HANDLE:
+            container, name = (step.option(field) or b"" for field in ("container", "sharedName"))
+            handles[step.output.name] = container.decode("utf-8", "replace"), name.decode("utf-8", "replace")
+    return handles
 
 
 def handle(handles: Mapping[str, Key], step: FileOperator) -> Key:

@@ -77,7 +77,7 @@ def tflite_bytes(graph: Graph, description: str = "", packed: bool = True) -> by
     graph.validate()
     if packed and graph.trained_for:
         graph = with_four_bits(graph)
-    return _Writer(graph).finish("; ".join(filter(None, ("exactqat", description))))
+    return _TfliteWriter(graph).finish("; ".join(filter(None, ("exactqat", description))))
 
 
 def is_file_of(graph: Graph, content: bytes) -> bool:
@@ -184,7 +184,7 @@ def end_names(content: bytes) -> tuple[list[str], list[str]]:
 _RELU, _RELU6 = (("ActivationFunctionType", name) for name in ("RELU", "RELU6"))
 
 
-class _Writer:
+class _TfliteWriter:
     """Collects buffers, tensors and operator codes of one model in the graph's order."""
 
     def __init__(self, graph: Graph) -> None:
@@ -225,13 +225,20 @@ class _Writer:
             inputs=[self.indices[name] for name in self.graph.inputs],
             outputs=[self.indices[name] for name in self.graph.outputs],
         )
+        codes = []
+        for kind, version in self.codes:
+            custom = OPERATORS[kind].custom_code if kind in OPERATORS else ""
+            code = getattr(self.schema.BuiltinOperator, "CUSTOM" if custom else kind)
+            # Readers from before the 32-bit field look at the deprecated byte, which stops at 127.
+            fields = {"builtinCode": code, "deprecatedBuiltinCode": min(code, 127), "customCode": custom or None}
+            codes.append(self.table("OperatorCode", version=version, **fields))
         model = self.table(
             "Model",
             version=3,
             description=description,
             subgraphs=[subgraph, *([self.first_values(kept)] if kept else [])],
             buffers=self.buffers,
-            operatorCodes=[self.operator_code(*code) for code in self.codes],
+            operatorCodes=codes,
             signatureDefs=[self.signature()],
             metadata=self.metadata(),
         )
@@ -335,13 +342,6 @@ class _Writer:
             zeroPoint=quantization.zero_point,
             quantizedDimension=quantization.axis or 0,
         )
-
-    def operator_code(self, kind: str, version: int) -> Table:
-        custom = OPERATORS[kind].custom_code if kind in OPERATORS else ""
-        code = getattr(self.schema.BuiltinOperator, "CUSTOM" if custom else kind)
-        # Readers from before the 32-bit field look at the deprecated byte, which stops at 127.
-        fields = {"builtinCode": code, "deprecatedBuiltinCode": min(code, 127), "customCode": custom or None}
-        return self.table("OperatorCode", version=version, **fields)
 
     def operator(self, operator: Operator) -> list[Table]:
         """The operators of the file for one operator of the graph."""
