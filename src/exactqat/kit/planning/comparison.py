@@ -22,7 +22,7 @@ from .stored import Stored
 def compare(planner: Planner, step: Step) -> Stored:
     x, other, how = planner.tensor(step), planner.read(step.inputs[1]), str(step.attributes["how"])
     maker = Maker(planner, step, "compare")
-    if x.grid.root().indices:
+    if x.grid.now.indices:
         return _looked_up(planner, maker, x, other, how)
     holds = masks.HOLDS.get((how, other)) if isinstance(other, float) else None
     if holds is None:
@@ -37,7 +37,7 @@ def compare(planner: Planner, step: Step) -> Stored:
 
 def _looked_up(planner: Planner, maker: Maker, x: Stored, other: Operand, how: str) -> Stored:
     """By a table [rows, numbers], which has a row for each possible integer."""
-    shape, rows = planner.shape(maker.step), x.grid.root().indices
+    shape, rows = planner.shape(maker.step), x.grid.now.indices
     data = other.data if isinstance(other, Constant) else other
     values = np.zeros((0, 0)) if data is None or isinstance(data, Stored) else np.asarray(data, np.float64)
     if values.size != 1 and not (x.shape[-1] == 1 and values.size and values.shape[-1] == values.size):

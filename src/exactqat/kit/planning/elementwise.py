@@ -39,16 +39,12 @@ def _coefficient(planner: Planner, operand: Operand, x: Stored) -> float | Coeff
     return Coefficient.of(operand.name) if only_channels and sizes[x.channels] in (1, x.shape[x.channels]) else None
 
 
-def _inverse(value: float | Coefficient) -> float | Coefficient:
-    return value.inverse() if isinstance(value, Coefficient) else 1.0 / value
-
-
 # Kinds of steps that may be linear: (weight, bias) from the other operand, and whether that is the first.
 _LINES: dict[str, Callable[[float | Coefficient, bool], Line | None]] = {
     "add": lambda other, first: (1.0, other),
     "sub": lambda other, first: (-1.0, other) if first else (1.0, -other),
     "mul": lambda other, first: (other, 0.0),
-    "div": lambda other, first: None if first or other == 0 else (_inverse(other), 0.0),
+    "div": lambda other, first: None if first or other == 0 else (1.0 / other, 0.0),
     "neg": lambda other, first: (-1.0, 0.0),
 }
 
@@ -198,7 +194,7 @@ def extreme(planner: Planner, step: Step) -> Stored:
 def clamp(planner: Planner, step: Step) -> Stored:
     low, high = (step.attributes.get(name) for name in ("min", "max"))
     x = planner.tensor(step)
-    if (low, high) == masks.TRUTH and x.grid.root().of_inputs and masks.is_truth(x):
+    if (low, high) == masks.TRUTH and x.grid.now.of_inputs and masks.is_truth(x):
         return x  # the input's own range ends there
     return clamped(planner, step, x, low, high)
 

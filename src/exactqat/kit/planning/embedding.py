@@ -15,7 +15,7 @@ from .stored import Stored
 def embedding(planner: Planner, step: Step) -> Stored:
     indices, table = planner.tensor(step), planner.constant(step, 1)
     maker, ends = Maker(planner, step, "embedding"), planner.whole.get(str(step.inputs[0]))
-    if not indices.grid.root().indices:
+    if not indices.grid.now.indices:
         rows = planner.constants[table].shape[0]
         if ends is None:
             raise Refused(
@@ -27,6 +27,6 @@ def embedding(planner: Planner, step: Step) -> Stored:
                 f"{word(step)} by numbers that can be {ends[0]}..{ends[1]}, of a table of {rows} rows; give the table "
                 f"a row for each of them"
             )
-        if not whole.is_on_whole_grid(indices.grid.root().rule):
+        if not whole.is_on_whole_grid(indices.grid.now.rule):
             indices = maker.affine(indices, 1.0, 0.0, "rows", rule=whole.on_whole_grid(maker.rule(maker.path), ends))
     return maker.look_up(indices, table, step.attributes.get("fixed_row"))

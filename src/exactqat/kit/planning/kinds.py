@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from ..device.attribute import NUMBER, REQUIRED, Attribute
+from ..device.attribute import NUMBER, REQUIRED, Attribute, Attributes
 from ..device.functions import FUNCTIONS
 from ..device.primitives import NUMPY
+
+# An operand of a pointwise step.
+Number = np.ndarray | float
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Kind:
     name: str
     inputs: tuple[str, ...]
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
-    real: Callable[[Sequence[Any], Mapping[str, Any]], np.ndarray] | None = None
+    real: Callable[[Sequence[Number], Attributes], np.ndarray] | None = None
 
     @property
     def pointwise(self) -> bool:
@@ -48,7 +50,7 @@ class Kind:
         fewest = sum(not name.endswith("?") for name in fixed)
         return fewest, len(fixed) if len(fixed) == len(self.inputs) else None
 
-    def compute(self, operands: Sequence[Any], attributes: Mapping[str, Any]) -> np.ndarray:
+    def compute(self, operands: Sequence[Number], attributes: Attributes) -> np.ndarray:
         """What a pointwise step computes, in NumPy and the precision of its operands.
 
         Raises:
@@ -59,7 +61,7 @@ class Kind:
         defaults = {name: each.default for name, each in self.attributes.items() if each.default is not REQUIRED}
         return self.real(operands, defaults | dict(attributes))
 
-    def check(self, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> None:
+    def check(self, inputs: Sequence[object], attributes: Attributes) -> None:
         """Refuses what a step of this kind cannot be.
 
         Raises:
@@ -94,7 +96,7 @@ CHANNELS = {"channel_axis": INTEGER}
 WINDOW = {"strides": INTEGERS, "padding": PAIRS, "dilations": INTEGERS, **CHANNELS}
 AXES = {"axes": INTEGERS, "keep_dims": BOOLEAN}
 DEVIATION = {**AXES, "correction": Attribute("a number", optional=True)}
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+COMPARISONS: dict[str, np.ufunc] = {
     "eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
 }  # fmt: skip
 RECURRENT = {
@@ -223,7 +225,7 @@ _DECLARED: dict[str, tuple[str, Mapping[str, Attribute]]] = {
     "unsupported": ("*x", {"reason": Attribute("a word", "")}),
 }
 # Of two operands: values, constants or numbers.
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+_BINARY: dict[str, np.ufunc] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "maximum": np.maximum,
     "minimum": np.minimum,
 }  # fmt: skip
@@ -232,14 +234,14 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 def _of_function(name: str) -> Kind:
     function = FUNCTIONS[name]
 
-    def real(operands: Sequence[Any], attributes: Mapping[str, Any]) -> np.ndarray:
+    def real(operands: Sequence[Number], attributes: Attributes) -> np.ndarray:
         return np.asarray(function(NUMPY, operands[0], *function.of_step(attributes).values()))
 
     return Kind(name, ("x",), function.attributes, real)
 
 
 def _of_binary(name: str) -> Kind:
-    def real(operands: Sequence[Any], attributes: Mapping[str, Any]) -> np.ndarray:
+    def real(operands: Sequence[Number], attributes: Attributes) -> np.ndarray:
         return np.asarray(_BINARY[name](*operands))
 
     return Kind(name, ("a", "b"), {}, real)

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..device import OPERATORS
+from ..device.attribute import Attributes
+from ..device.primitives import Array
 from . import whole
 from .network import Step
 from .planner import Planner
-from .plans import BatchNorm, PlanStep, Weights
+from .plans import BatchNorm, Grid, PlanStep, Weights
 from .refusals import Refused, need_separate, word
 from .rules import Rule
 from .stored import SharedGrid, Stored
@@ -26,14 +29,14 @@ class Coefficient:
     """A number for each channel (or one for all) computed from constants."""
 
     names: tuple[str, ...]
-    value: Callable[..., Any]
+    value: Callable[..., Array]
 
     @staticmethod
     def of(name: str) -> Coefficient:
         """The constant itself."""
         return Coefficient((name,), lambda array: array.reshape(-1))
 
-    def combined(self, other: float | Coefficient, function: Callable[[Any, Any], Any]) -> Coefficient:
+    def combined(self, other: float | Coefficient, function: Callable[[Array, Array | float], Array]) -> Coefficient:
         """``function(self, other)``"""
         if not isinstance(other, Coefficient):
             return Coefficient(self.names, lambda *arrays: function(self.value(*arrays), other))
@@ -54,8 +57,17 @@ class Coefficient:
     def __neg__(self) -> Coefficient:
         return self * -1.0
 
-    def inverse(self) -> Coefficient:
-        return self.combined(1.0, lambda a, b: b / a)
+    def __rtruediv__(self, other: float) -> Coefficient:
+        return self.combined(other, lambda a, b: b / a)
+
+
+class How(TypedDict, total=False):
+    """How a result is stored; see `Maker.store`."""
+
+    activation: str
+    bounds: tuple[float, float] | None
+    rule: Rule | None
+    nonnegative: bool
 
 
 class Maker:
@@ -88,7 +100,7 @@ class Maker:
         shape: Sequence[int],
         part: str | None = None,
         *,
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Attributes | None = None,
         batch_axis: int | None = None,
         channels: int | None = None,
         activation: str = "NONE",
@@ -107,7 +119,7 @@ class Maker:
         operator = OPERATORS[kind]
         path = self.name(part)
         tensors = [each for each in operands if isinstance(each, Stored)]
-        if any(each.grid.root().indices for each in tensors):
+        if any(each.grid.now.indices for each in tensors):
             raise Refused(
                 f"{word(self.step)} of an input of integers by which rows are looked up; the device looks them up as "
                 "they are given: do this before the network, or with what is looked up"
@@ -129,7 +141,8 @@ class Maker:
                 activation = self._by_saturation(rule, bounds, activation)
             high = activation != "NONE"
             positive = nonnegative or high or (bounds is not None and bounds[0] == 0)
-            grid = SharedGrid(path, rule, positive, operator.grid_fixed_in("int16" if rule.is_int16 else "int8"))
+            fixed = operator.grid_fixed_in("int16" if rule.is_int16 else "int8")
+            grid = SharedGrid(Grid(path, rule, positive, fixed=fixed))
         self._need_on_device(kind, [grid, *(each.grid for each in operands if isinstance(each, Stored))], path)
         if batch_axis is None:
             batch_axis = tensors[0].batch_axis
@@ -141,21 +154,16 @@ class Maker:
         stored: Stored,
         kind: str,
         operands: Sequence[Stored | str],
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Attributes | None = None,
         **how: Any,
     ) -> Stored:
-        step = PlanStep(
-            stored.path,
-            kind,
-            (),
-            dict(attributes or {}),
-            "",
-            stored.shape,
-            stored.batch_axis,
-            place=self.step.place,
-            **how,
+        """The step that stores a tensor; its grid's name is known at the end only."""
+        paths = tuple(each if isinstance(each, str) else each.path for each in operands)
+        how |= {"batch_axis": stored.batch_axis, "place": self.step.place}
+        self.planner.drafts.append(
+            (stored, PlanStep(stored.path, kind, paths, dict(attributes or {}), "", stored.shape, **how))
         )
-        return self.planner.draft(stored, step, operands)
+        return stored
 
     def is_int16(self, part: str | None = None) -> bool:
         """Whether the rules want the result in 16 bits."""
@@ -194,10 +202,10 @@ class Maker:
         """
         if x.grid.is_int16 == rule.is_int16:
             return x
-        grid = x.grid.root()
+        grid = x.grid.now
         own = replace(grid.rule, match=rule.match, activation_bits=rule.activation_bits)
         if grid.fixed is not None:
-            own = replace(own, ranges="fixed", fixed_range=grid.finished().fixed_range)
+            own = replace(own, ranges="fixed", fixed_range=grid.fixed_range)
         return self._stored_again(x, own)
 
     def _stored_again(self, x: Stored, rule: Rule) -> Stored:
@@ -205,7 +213,7 @@ class Maker:
         key = (x.path, replace(rule, match="*"))
         if key not in self.planner.converted:
             path = self.planner.free(f"{x.path}_in_{rule.activation_bits}_bits")
-            grid = SharedGrid(path, rule, x.nonnegative)
+            grid = SharedGrid(Grid(path, rule, x.nonnegative))
             stored = Stored(path, x.shape, x.batch_axis, grid, x.channels)
             self.planner.converted[key] = self._draft(stored, "QUANTIZE", [x])
         return self.planner.converted[key]
@@ -235,12 +243,12 @@ class Maker:
         rule = self.rule(path)
         if bounds is not None:
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=bounds)
-        as_given = bool(indices.grid.root().indices)
+        as_given = bool(indices.grid.now.indices)
         kind = "EMBEDDING" if as_given else "CODED_EMBEDDING"
         self._need_dtype(kind, rule)
         given, features = self.planner.given(indices) if as_given else indices, self.shape_of(table)[1]
         shape = (*given.shape, features)
-        stored = Stored(path, shape, given.batch_axis, SharedGrid(path, rule), len(shape) - 1)
+        stored = Stored(path, shape, given.batch_axis, SharedGrid(Grid(path, rule)), len(shape) - 1)
         attributes = {} if fixed_row is None else {"fixed_row": fixed_row}
         looked_up = self._draft(stored, kind, [given, table], attributes)
         if indices.shape == given.shape:
@@ -282,7 +290,7 @@ class Maker:
         if len({id(tensor.grid.root()) for tensor in tensors}) == 1:
             return tensors
         rule = self.rule(path)
-        fixed = tensors[0].grid.root().fixed
+        fixed = tensors[0].grid.now.fixed
         if fixed is None or not all(tensor.grid.accepts(rule, fixed) for tensor in tensors):
             fixed = None
         result = []
@@ -299,12 +307,12 @@ class Maker:
 
     # --- constants --------------------------------------------------------------------------------------------------
 
-    def array(self, values: Any, name: str) -> str:
+    def array(self, values: ArrayLike, name: str) -> str:
         """A constant with these values."""
         data = np.asarray(values, np.float32)
         return self.planner.add_constant(f"{self.path}/{name}", data.shape, data=data)
 
-    def derived(self, name: str, shape: Sequence[int], function: Callable[..., Any], *operands: str) -> str:
+    def derived(self, name: str, shape: Sequence[int], function: Callable[..., Array], *operands: str) -> str:
         """A constant computed from others."""
         return self.planner.derive(f"{self.path}/{name}", shape, function, *operands)
 
@@ -338,11 +346,11 @@ class Maker:
         range and number of bits. Otherwise a product and a sum with constants.
         """
         axis = channel_axis if channel_axis is not None else x.channels
-        last: dict[str, Any] = {"activation": activation, "bounds": bounds, "nonnegative": nonnegative}
+        last: How = {"activation": activation, "bounds": bounds, "rule": rule, "nonnegative": nonnegative}
         if axis is not None and x.rank in (2, 3, 4) and axis != x.batch_axis:
             path = self.path if part is None else f"{self.path}_{part}"
             count, spatial = x.shape[axis], x.rank - 2
-            rule = rule or self.rule(path)
+            last["rule"] = rule = rule or self.rule(path)
             constant = replace(rule, ranges="ema", fixed_range=None, fold_batch_norm=False)
             start = "" if part is None else f"{part}/"
             filter_ = self._of_channels(weight, (count, *[1] * (x.rank - 1)), f"{start}weight")
@@ -362,7 +370,6 @@ class Maker:
                 part,
                 attributes=attributes,
                 channels=axis,
-                rule=rule,
                 weights=weights,
                 **last,
             )
@@ -371,10 +378,10 @@ class Maker:
         if isinstance(weight, Coefficient) or isinstance(bias, Coefficient):
             raise AssertionError("per-channel coefficients need a channel axis")
         if not bias:
-            return self.multiply(x, self.array(weight, "factor"), part, rule=rule, **last)
+            return self.multiply(x, self.array(weight, "factor"), part, **last)
         if weight != 1:
             x = self.multiply(x, self.array(weight, "factor"), f"{part}_scaled" if part else "scaled")
-        return self.add(x, self.array(bias, "offset"), part, rule=rule, **last)
+        return self.add(x, self.array(bias, "offset"), part, **last)
 
     def _of_channels(self, value: float | Coefficient, shape: tuple[int, ...], name: str) -> str:
         """A constant with one number for each channel, [channels, 1, ...]."""
@@ -390,18 +397,17 @@ class Maker:
             ones,
         )
 
-    def fixed_linear(self, x: Stored, matrix: np.ndarray, part: str | None = None) -> Stored:
-        """A product with a matrix [out, in] of fixed numbers, over the last axis."""
-        path = self.path if part is None else f"{self.path}_{part}"
-        rule = self.rule(path)
-        constant = replace(rule, ranges="ema", fixed_range=None, fold_batch_norm=False)
-        weight = self.array(matrix, "weight" if part is None else f"{part}/weight")
-        shape = (*x.shape[:-1], matrix.shape[0])
-        weights = Weights(weight, None, None, constant)
+    def linear(
+        self, x: Stored, weight: str, bias: str | None = None, part: str | None = None, fixed: bool = False
+    ) -> Stored:
+        """A product with a weight [out, in] over the last axis; fixed: it has nothing to learn."""
+        rule = self.rule(self.path if part is None else f"{self.path}_{part}")
+        own = replace(rule, ranges="ema", fixed_range=None, fold_batch_norm=False) if fixed else rule
+        shape, weights = (*x.shape[:-1], self.shape_of(weight)[0]), Weights(weight, bias, None, own)
         return self.store("FULLY_CONNECTED", [x], shape, part, channels=x.rank - 1, rule=rule, weights=weights)
 
     def binary(
-        self, kind: str, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any
+        self, kind: str, first: Stored | str, second: Stored | str, part: str | None = None, **how: Unpack[How]
     ) -> Stored:
         """An operator on two operands that broadcast."""
         shapes = [self.shape_of(each) for each in (first, second)]
@@ -415,10 +421,12 @@ class Maker:
         channels = main.channels if main.rank == len(shape) else None
         return self.store(kind, operands, shape, part, batch_axis=batch_axis, channels=channels, **how)
 
-    def add(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
+    def add(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Unpack[How]) -> Stored:
         return self.binary("ADD", first, second, part, **how)
 
-    def multiply(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
+    def multiply(
+        self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Unpack[How]
+    ) -> Stored:
         if isinstance(first, Stored) and math.prod(first.shape) < math.prod(self.shape_of(second)):
             # The runtimes are fastest if the second operand is the repeated one.
             first, second = second, first
@@ -428,18 +436,27 @@ class Maker:
             how["nonnegative"] = True
         return self.binary("MUL", first, second, part, **how)
 
-    def subtract(self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Any) -> Stored:
+    def subtract(
+        self, first: Stored | str, second: Stored | str, part: str | None = None, **how: Unpack[How]
+    ) -> Stored:
         return self.binary("SUB", first, second, part, **how)
 
-    def unary(self, kind: str, x: Stored, part: str | None = None, **how: Any) -> Stored:
+    def unary(
+        self,
+        kind: str,
+        x: Stored,
+        part: str | None = None,
+        attributes: Attributes | None = None,
+        **how: Unpack[How],
+    ) -> Stored:
         """An operator that keeps the shape of its operand."""
-        return self.store(kind, [x], x.shape, part, channels=x.channels, **how)
+        return self.store(kind, [x], x.shape, part, attributes=attributes, channels=x.channels, **how)
 
     def function(
-        self, name: str, x: Stored, part: str | None = None, parameters: Sequence[Any] = (), **how: Any
+        self, name: str, x: Stored, part: str | None = None, parameters: Sequence[object] = (), **how: Unpack[How]
     ) -> Stored:
         """A function of one value that the device looks up in a table; `name` is the kind of a network step."""
-        return self.unary("TABLE", x, part, attributes={"function": name, "parameters": tuple(parameters)}, **how)
+        return self.unary("TABLE", x, part, {"function": name, "parameters": tuple(parameters)}, **how)
 
     def shape_of(self, operand: Stored | str) -> tuple[int, ...]:
         """Shape of a tensor or of a constant by its name."""
@@ -503,7 +520,13 @@ class Maker:
         return self.store("PAD", [x], shape, part, attributes={"paddings": paddings}, channels=x.channels)
 
     def reduce(
-        self, kind: str, x: Stored, axes: Sequence[int], keep_dims: bool, part: str | None = None, **how: Any
+        self,
+        kind: str,
+        x: Stored,
+        axes: Sequence[int],
+        keep_dims: bool,
+        part: str | None = None,
+        **how: Unpack[How],
     ) -> Stored:
         axes = tuple(sorted(axes))
         need_separate(self.step, x.batch_axis not in axes, "over")

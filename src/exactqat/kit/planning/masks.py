@@ -116,13 +116,13 @@ def _source(network: Network, name: object) -> object:
 
 def is_truth(x: Stored) -> bool:
     """Whether it is such an input, or made from such inputs."""
-    rule = x.grid.root().rule
+    rule = x.grid.now.rule
     return rule.ranges == "fixed" and rule.fixed_range == TRUTH
 
 
 def is_hiding(x: Stored) -> bool:
     """Whether it is an input of real numbers that hide scores, in any shape."""
-    grid = x.grid.root()
+    grid = x.grid.now
     return grid.of_inputs and grid.rule.ranges == "fixed" and grid.rule.fixed_range == HIDING
 
 

@@ -6,15 +6,16 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..device.attribute import Attributes
 from .maker import Maker
 from .network import Constant, Step
-from .planner import BROADCASTING, Planner, handles
+from .planner import BROADCASTING, Operand, Planner, handles
 from .refusals import Refused, need_separate, word
 from .stored import Stored
 
@@ -46,7 +47,7 @@ def reshape(planner: Planner, step: Step) -> Stored:
     x, shape, batch_axis = planner.tensor(step), planner.shape(step), planner.batch_axis(step)
     if shape == x.shape and batch_axis == x.batch_axis:
         return x
-    if x.grid.root().indices:  # what is looked up is reshaped
+    if x.grid.now.indices:  # what is looked up is reshaped
         return replace(x, shape=shape, batch_axis=batch_axis)
     return Maker(planner, step, "reshape").reshape(x, shape, batch_axis)
 
@@ -166,7 +167,7 @@ def slice_(planner: Planner, step: Step) -> Stored:
     return Maker(planner, step, "slice").slice(x, sorted(cuts))
 
 
-def _cut(attributes: Mapping[str, Any], x: Stored) -> tuple[int, int, int, int]:
+def _cut(attributes: Attributes, x: Stored) -> tuple[int, int, int, int]:
     """(axis, start, stop, step)"""
     axis = int(attributes["axis"])
     stop = min(int(attributes["stop"]), x.shape[axis])
@@ -211,7 +212,7 @@ def concatenation(planner: Planner, step: Step) -> Stored:
     return _with_constants(maker, operands, axis, shape)
 
 
-def _with_constants(maker: Maker, operands: Sequence[Any], axis: int, shape: tuple[int, ...]) -> Stored:
+def _with_constants(maker: Maker, operands: Sequence[Operand], axis: int, shape: tuple[int, ...]) -> Stored:
     """Zeros where constants belong, and then a sum with them: a sum repeats its constant over any batch."""
     rank = len(shape)
     tensors: list[Stored] = []
@@ -248,7 +249,7 @@ def place_constants(maker: Maker, placed: Sequence[tuple[int, Constant]], axis: 
         mask = inside.astype(np.float32).reshape([size if at == axis else 1 for at in range(rank)])
         masks.append(maker.array(mask, f"place_{len(masks)}"))
 
-    def function(*arrays: Any) -> Any:
+    def function(*arrays: np.ndarray) -> np.ndarray:
         parts = zip(arrays, indices, arrays[len(placed) :], strict=False)
         return functools.reduce(operator.add, (constant[index] * mask for constant, index, mask in parts))
 
@@ -398,7 +399,7 @@ def interpolation(mode: str, size: int, result: int, align_corners: bool, scale:
         centers = (np.arange(result) + 0.5) * ratio - 0.5
     if mode == "bilinear":
         centers = np.maximum(centers, 0) if not align_corners else centers
-        reach: Callable[[Any], Any] = lambda distance: np.maximum(0, 1 - np.abs(distance))  # noqa: E731
+        reach: Callable[[float], float] = lambda distance: np.maximum(0, 1 - np.abs(distance))  # noqa: E731
         taps = range(0, 2)
     elif mode == "bicubic":
         reach, taps = _cubic, range(-1, 3)
@@ -423,10 +424,11 @@ def _cubic(distance: float) -> float:
 def resample(maker: Maker, x: Stored, axis: int, matrix: np.ndarray, part: str | None = None) -> Stored:
     """A fixed linear function of the entries of one axis: [result, size]."""
     if axis == x.rank - 1:
-        return maker.fixed_linear(x, matrix, part)
+        weight = maker.array(matrix, "weight" if part is None else f"{part}/weight")
+        return maker.linear(x, weight, part=part, fixed=True)
     order = [at for at in range(x.rank) if at != axis] + [axis]
-    turned = maker.transpose(x, order, within(part, "turned"))
-    result = maker.fixed_linear(turned, matrix, within(part, "resampled"))
+    turned, name = maker.transpose(x, order, within(part, "turned")), within(part, "resampled")
+    result = maker.linear(turned, maker.array(matrix, f"{name}/weight"), part=name, fixed=True)
     return maker.transpose(result, [order.index(at) for at in range(x.rank)], part)
 
 

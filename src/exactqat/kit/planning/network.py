@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..device.attribute import Attributes
 from .kinds import KINDS
 
 
@@ -88,7 +89,7 @@ class Step:
     kind: str
     inputs: tuple[str | float | None, ...]
     output: str
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)
     place: Place = Place()
     module: str = ""
     label: str = ""

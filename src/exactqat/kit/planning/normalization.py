@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
-from .maker import Coefficient, Maker
+from .maker import Coefficient, How, Maker
 from .network import Step
 from .planner import Planner, handles
 from .refusals import Refused, need_separate, word
@@ -19,12 +19,6 @@ LARGEST_EPSILON = 1e-4
 LONGEST_ROW = 1024
 
 
-def _inverse_deviation(maker: Maker, squared: Stored, axes: Sequence[int], epsilon: float) -> Stored:
-    """1 / sqrt(mean(squared) + epsilon)"""
-    variance = maker.reduce("MEAN", squared, axes, True, "variance", nonnegative=True)
-    return maker.function("rsqrt", variance, "inverse_deviation", (epsilon,), nonnegative=True)
-
-
 def _normalized(
     maker: Maker,
     x: Stored,
@@ -32,7 +26,7 @@ def _normalized(
     epsilon: float,
     part: str | None,
     centered: bool = True,
-    **how: Any,
+    **how: Unpack[How],
 ) -> Stored:
     """(x - mean) / sqrt(variance + epsilon) over axes."""
     need_separate(maker.step, x.batch_axis not in axes, "over")
@@ -40,7 +34,9 @@ def _normalized(
         average = maker.reduce("MEAN", x, axes, True, "mean", nonnegative=x.nonnegative)
         x = maker.subtract(x, average, "centered")
     squared = maker.multiply(x, x, "squared")
-    return maker.multiply(x, _inverse_deviation(maker, squared, axes, epsilon), part, **how)
+    variance = maker.reduce("MEAN", squared, axes, True, "variance", nonnegative=True)
+    inverse = maker.function("rsqrt", variance, "inverse_deviation", (epsilon,), nonnegative=True)
+    return maker.multiply(x, inverse, part, **how)
 
 
 def _scaled(
@@ -60,7 +56,7 @@ def _scaled(
     if axis is not None:
         sizes = [size if at == axis else 1 for at, size in enumerate(x.shape)]
         weight, bias = (None if each is None else maker.reshaped(each, sizes) for each in (weight, bias))
-    last: dict[str, Any] = {"activation": activation} if bias is None else {}
+    last: How = {"activation": activation} if bias is None else {}
     part = None if bias is None else "scaled"
     if weight is not None:
         shape = maker.shape_of(weight)
@@ -133,7 +129,7 @@ def group_norm(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "group_norm")
     spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
     plain = weight is None and bias is None
-    how: dict[str, Any] = {"activation": activation} if plain else {}
+    how: How = {"activation": activation} if plain else {}
     part = None if plain else "normalized"
     epsilon = float(step.attributes.get("epsilon") or 0.0)
     if groups in (1, channels):

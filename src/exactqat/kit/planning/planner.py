@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ..device import Profile
 from ..device.operator import in_int16
+from ..device.primitives import Array
 from . import files, masks, whole
 from .formula import Formula
 from .network import KINDS, Constant, Network, Place, Step
@@ -43,13 +44,6 @@ def handles(*kinds: str) -> Callable[[Handler], Handler]:
         return handler
 
     return enter
-
-
-@dataclass
-class _Draft:
-    stored: Stored
-    step: PlanStep
-    operands: list[Stored | str] = field(default_factory=list)
 
 
 class Planner:
@@ -87,7 +81,7 @@ class Planner:
         # Values that depend on something refused.
         self.doubtful: set[str] = set()
         self.refused_in_int16 = False
-        self._drafts: list[_Draft] = []
+        self.drafts: list[tuple[Stored, PlanStep]] = []
         self._live = _live_steps(network)
         self._readers: dict[str, list[Step]] = {}
         for step in self._live:
@@ -101,8 +95,9 @@ class Planner:
         self._between: list[str] = []
 
     def run(self) -> Plan:
-        words = zip(self.network.inputs, self._input_paths(), self._argument_names(), strict=True)
-        inputs = [self._input(name, path, word) for name, path, word in words]
+        # Before all modules: rules and programs know the inputs by these names.
+        paths = [self._number(name) for name in self.network.input_names]
+        inputs = [self._input(name, path) for name, path in zip(self.network.inputs, paths, strict=True)]
         for step in self._live:
             if step.output not in self.stored:
                 self._visit(step)
@@ -116,49 +111,38 @@ class Planner:
 
     def _visit(self, step: Step) -> None:
         self.end, self._absorbed, self._between = step.output, [], []
+        doubtful = self.doubtful.intersection(each for each in step.inputs if isinstance(each, str))
         try:
             if step.kind not in HANDLERS:
                 raise no_operator(step)
             result = self.tensor(step) if step.output in self.done_before else HANDLERS[step.kind](self, step)
         except Refused as refused:
-            if not self._is_echo(step):
+            # Of booleans or indices that come from a refused step, there is nothing to say before that one is mended.
+            if all(self.network.values[name].dtype == "float32" for name in doubtful):
                 self.problems.add(word(step), str(refused), step.place)
             self.doubtful.add(step.output)
             result = self._stand_in(step)
         except (IndexError, TypeError, ValueError):
             # What replaces a refused result may have other axes than this step expects.
-            if not self.doubtful.intersection(each for each in step.inputs if isinstance(each, str)):
+            if not doubtful:
                 raise
             result = self._stand_in(step)
         for name in (step.output, *self._absorbed):
             self.stored[name] = result
-        if self.doubtful.intersection(each for each in step.inputs if isinstance(each, str)):
+        if doubtful:
             self.doubtful.update((step.output, *self._absorbed))
-
-    def _is_echo(self, step: Step) -> bool:
-        """Whether a refused step reads booleans or indices that come from a refused step: fixing that one changes the
-        tensors here."""
-        read = self.doubtful.intersection(each for each in step.inputs if isinstance(each, str))
-        return any(self.network.values[name].dtype != "float32" for name in read)
 
     def _stand_in(self, step: Step) -> Stored:
         """A stand-in for an unavailable result, so that the rest of the model is still checked."""
         value = self.network.values[step.output]
         rule = self.book.rules[0] if self.book.rules else Rule()
         channels = 1 if len(value.shape) in (2, 4) else None
-        return Stored("", value.shape, value.batch_axis, SharedGrid("", rule), channels)
+        return Stored("", value.shape, value.batch_axis, SharedGrid(Grid("", rule)), channels)
 
     def _finish(self, inputs: list[PlanInput]) -> Plan:
-        steps = []
-        grids: dict[str, Grid] = {}
-        for tensor in [self.stored[name] for name in self.network.inputs] + [draft.stored for draft in self._drafts]:
-            grid = tensor.grid.root()
-            grids.setdefault(grid.name, grid.finished())
-        for draft in self._drafts:
-            operands = tuple(each if isinstance(each, str) else each.path for each in draft.operands)
-            steps.append(
-                replace(draft.step, operands=operands, grid=draft.stored.grid.root().name, high=draft.stored.high)
-            )
+        tensors = [*(self.stored[name] for name in self.network.inputs), *(stored for stored, _ in self.drafts)]
+        grids = {tensor.grid.now.name: tensor.grid.now for tensor in tensors}
+        steps = [replace(step, grid=stored.grid.now.name, high=stored.high) for stored, step in self.drafts]
         by_path = {step.path: step for step in steps}
         outputs = tuple(self.stored[name].path for name in self.network.outputs)
         makers = {step.output: step for step in self._live}
@@ -171,17 +155,17 @@ class Planner:
             device_outputs.append(path)
             returned.append(value)
             left_out.append(tuple(outside))
-        words = zip(self._argument_names(), self.network.inputs, inputs, strict=True)
+        arguments = files.distinct(self.network.argument_names or self.network.input_names)
+        names = self.network.output_names
+        if len(names) != len(outputs):
+            names = tuple(f"output_{number}" for number in range(len(outputs)))
         return Plan(
             self.network,
             tuple(
                 replace(
-                    each,
-                    grid=self.stored[name].grid.root().name,
-                    name=word_,
-                    axes=files.input_axes(self.network, name),
+                    each, grid=self.stored[name].grid.now.name, name=word, axes=files.input_axes(self.network, name)
                 )
-                for word_, name, each in words
+                for word, name, each in zip(arguments, self.network.inputs, inputs, strict=True)
             ),
             tuple(steps),
             grids,
@@ -189,7 +173,7 @@ class Planner:
             outputs,
             tuple(device_outputs),
             tuple(self.book.unused()),
-            tuple(map(PlanOutput, self._output_names(), files.axes(self.network, returned), left_out)),
+            tuple(map(PlanOutput, files.distinct(names), files.axes(self.network, returned), left_out)),
             self.book.of_layers,
         )
 
@@ -207,20 +191,7 @@ class Planner:
 
     # --- inputs and outputs -----------------------------------------------------------------------------------------
 
-    def _argument_names(self) -> tuple[str, ...]:
-        return files.distinct(self.network.argument_names or self.network.input_names)
-
-    def _output_names(self) -> tuple[str, ...]:
-        names = self.network.output_names
-        if len(names) != len(self.network.outputs):
-            names = tuple(f"output_{number}" for number in range(len(self.network.outputs)))
-        return files.distinct(names)
-
-    def _input_paths(self) -> list[str]:
-        # Before all modules: rules and programs know the input by this name.
-        return [self._number(name) for name in self.network.input_names]
-
-    def _input(self, name: str, path: str, word: str) -> PlanInput:
+    def _input(self, name: str, path: str) -> PlanInput:
         value = self.network.values[name]
         rule, rows = self.rule(path), masks.rows_of_tables(self.network, name)
         if rows:
@@ -229,7 +200,7 @@ class Planner:
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=masks.TRUTH)
         elif value.hides and rule.ranges != "fixed" and masks.hides_scores(self.network, name):
             rule = replace(rule, activation_bits=8, ranges="fixed", fixed_range=masks.HIDING)
-        grid = SharedGrid(path, rule, fixed=INDICES if rows else None, of_inputs=True, indices=rows)
+        grid = SharedGrid(Grid(path, rule, fixed=INDICES if rows else None, of_inputs=True, indices=rows))
         channels = self._asked_channels(name, len(value.shape))
         self.stored[name] = Stored(path, value.shape, value.batch_axis, grid, channels)
         return PlanInput(path, path, value.shape, value.batch_axis, floating=value.dtype == "float32", rows=rows)
@@ -379,7 +350,7 @@ class Planner:
         self.constants[unique] = Constant(unique, tuple(shape), parameter=False, **how)
         return unique
 
-    def derive(self, name: str, shape: Sequence[int], function: Callable[..., Any], *operands: str) -> str:
+    def derive(self, name: str, shape: Sequence[int], function: Callable[..., Array], *operands: str) -> str:
         """Adds a constant computed from others and returns its name."""
         constants = [self.constants[each] for each in operands]
         sources = dict.fromkeys(
@@ -396,11 +367,6 @@ class Planner:
     def given(self, x: Stored) -> Stored:
         """The integer input as given, which is `x` in another shape."""
         return next(each for each in (self.stored[name] for name in self.network.inputs) if each.path == x.path)
-
-    def draft(self, stored: Stored, step: PlanStep, operands: Sequence[Stored | str]) -> Stored:
-        """Adds a step to the plan."""
-        self._drafts.append(_Draft(stored, step, list(operands)))
-        return stored
 
 
 def fused_activation(step: Step) -> str:

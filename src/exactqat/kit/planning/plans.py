@@ -14,8 +14,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..device import OPERATORS
+from ..device.attribute import Attributes
+from ..device.primitives import A, Array
 from ..display import listed, shortened
 from .network import Constant, Network, Place, Step
 from .rules import Rule
@@ -96,7 +99,7 @@ class Derived:
     trained.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Array]
     operands: tuple[str, ...]
 
 
@@ -166,7 +169,7 @@ class PlanStep:
     path: str
     kind: str
     operands: tuple[str, ...]
-    attributes: Mapping[str, Any]
+    attributes: Attributes
     grid: str
     shape: tuple[int, ...]
     batch_axis: int = 0
@@ -239,10 +242,6 @@ class Row(NamedTuple):
         """For `display.table`."""
         shape = "x".join("batch" if size is None else str(size) for size in self.shape)
         return self.path, self.kind, self.activation, shape, self.weight_bits, self.bits
-
-
-def _off_device(step: PlanStep) -> bool:
-    return step.left_out or not step.kind
 
 
 @dataclass(frozen=True)
@@ -324,7 +323,9 @@ class Plan:
             activation = None if each.activation == "NONE" else each.activation
             weight_bits = None if each.weights is None else each.weights.rule.weight_bits
             kind = f"{each.kind or 'in training only'}{', not on the device' if each.left_out else ''}"
-            rows.append(Row(each.path, kind, activation, shape, weight_bits, None if _off_device(each) else bits))
+            rows.append(
+                Row(each.path, kind, activation, shape, weight_bits, None if each.left_out or not each.kind else bits)
+            )
         return rows
 
     def precisions(self, most: int = 3) -> str:
@@ -367,7 +368,7 @@ class Numbers:
     constants: Mapping[tuple[str, int], tuple[np.ndarray, np.float32]] = field(default_factory=dict)
 
 
-def require_finite(what: str, *values: Any) -> None:
+def require_finite(what: str, *values: ArrayLike) -> None:
     """Raises ValueError if one of `values`, arrays in NumPy or numbers, is NaN or infinite. what: names them."""
     if not all(np.isfinite(value).all() for value in values):
         raise ValueError(
@@ -409,11 +410,8 @@ def refuse_batch(count: int, names: Iterable[str]) -> None:
 
 
 def branch_range(
-    branch: tuple[Any, Any],
-    total: tuple[Any, Any],
-    grids: tuple[Grid, Grid],
-    where: Callable[[Any, Any, Any], Any],
-) -> tuple[Any, Any]:
+    branch: tuple[A, A], total: tuple[A, A], grids: tuple[Grid, Grid], where: Callable[[A, A | float, A | float], A]
+) -> tuple[A, A]:
     """The range (min, max) of a branch that was always zero, or nearly, beside the sum that reads it: as fine as that
     of the sum.
 

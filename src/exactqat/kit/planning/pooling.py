@@ -112,7 +112,11 @@ def average_pool(planner: Planner, step: Step) -> Stored:
     # A pool over all of a larger image is a mean, which has its own grid; a pool's result keeps its input's.
     covers = all(each == [(0, size)] for each, size in zip(seen, sizes, strict=True)) and math.prod(sizes) > 1
     if (covers or any(map(any, reach))) and _better_by_windows(seen, factors):
-        return _average_by_windows(maker, x, axis, seen, factors * (_counts(seen) / float(np.prod(window))))
+        counts = _products([np.array([stop - start for start, stop in each], float) for each in seen])
+        ratios = factors * (counts / float(np.prod(window)))  # what the means of `seen` are multiplied by
+        plain = bool(np.allclose(ratios, 1, rtol=1e-12))
+        averaged = _by_windows(maker, x, axis, seen, None if plain else "of_all", average=True)
+        return averaged if plain else _times(maker, averaged, axis, ratios)
     if any(map(any, reach)):
         x = maker.pad(x, in_all_axes(x, axis, reach), "padded")
     full = bool(np.all(factors == 1))
@@ -136,23 +140,9 @@ def _better_by_windows(seen: Sequence[Sequence[tuple[int, int]]], factors: np.nd
     return float(factors.max()) > _LARGEST_FACTOR and sum(map(len, seen)) <= MOST_PARTS
 
 
-def _counts(seen: Sequence[Sequence[tuple[int, int]]]) -> np.ndarray:
-    """How many values of the image each window sees."""
-    return _products([np.array([stop - start for start, stop in windows], float) for windows in seen])
-
-
 def _products(along: Sequence[np.ndarray]) -> np.ndarray:
     """The products of one number for each axis, at every place."""
     return functools.reduce(np.multiply.outer, along)
-
-
-def _average_by_windows(
-    maker: Maker, x: Stored, axis: int, seen: Sequence[Sequence[tuple[int, int]]], ratios: np.ndarray
-) -> Stored:
-    """ratios: what the means of `seen` are multiplied by."""
-    plain = bool(np.allclose(ratios, 1, rtol=1e-12))
-    averaged = _by_windows(maker, x, axis, seen, None if plain else "of_all", average=True)
-    return averaged if plain else _times(maker, averaged, axis, ratios)
 
 
 def _times(maker: Maker, averaged: Stored, axis: int, factors: np.ndarray) -> Stored:

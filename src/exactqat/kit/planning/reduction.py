@@ -94,13 +94,9 @@ def norm(planner: Planner, step: Step) -> Stored:
 def largest_index(planner: Planner, step: Step) -> Stored:
     if outside(planner, step):
         return leave_outside(planner, step, "argmax")
-    if is_last(planner, step):
-        return _index(planner, step)
-    raise Refused(f"{word(step)} whose result the network uses further; it is only supported as the last step")
-
-
-def _index(planner: Planner, step: Step) -> Stored:
-    """As the device's last operator: its results are plain integers, without a grid."""
+    if not is_last(planner, step):
+        raise Refused(f"{word(step)} whose result the network uses further; it is only supported as the last step")
+    # As the device's last operator: its results are plain integers, without a grid.
     x, axis = planner.tensor(step), int(step.attributes["axis"])
     maker = Maker(planner, step, "argmax")
     need_separate(step, axis != x.batch_axis, "over")

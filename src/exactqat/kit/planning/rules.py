@@ -173,14 +173,12 @@ class RuleBook:
         for position, rule in enumerate(self.rules):
             if not self._decided[position]:
                 shadowed = sorted(self._shadowed[position])
-                why = f"earlier rules already match {', '.join(shadowed)}" if shadowed else self._no_layer(rule.match)
+                why = f"earlier rules already match {', '.join(shadowed)}"
+                if not shadowed:  # with the names of layers that may be meant
+                    pattern = rule.match.strip("*?.")
+                    inside = [path for path in self.of_layers if pattern and (pattern in path or path in pattern)]
+                    near = list(dict.fromkeys([*inside, *get_close_matches(pattern, self.of_layers)]))
+                    names = listed([repr(path) for path in near or self.of_layers], 5)
+                    why = f"its pattern matches no layer; {'names near it' if near else 'the layers'}: {names}"
                 sentences.append(f"rules[{position}] (match={rule.match!r}) has no effect: {why}")
         return sentences
-
-    def _no_layer(self, pattern: str) -> str:
-        """Why a pattern matches nothing, with the names of layers that may be meant."""
-        word = pattern.strip("*?.")
-        inside = [path for path in self.of_layers if word and (word in path or path in word)]
-        near = list(dict.fromkeys([*inside, *get_close_matches(word, self.of_layers)]))
-        names = listed([repr(path) for path in near or self.of_layers], 5)
-        return f"its pattern matches no layer; {'names near it' if near else 'the layers'}: {names}"

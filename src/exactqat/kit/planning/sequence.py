@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from .elementwise import SURELY_MASKED, as_operand
 from .maker import Maker
 from .network import Step
 from .planner import Planner, handles
-from .plans import Weights
 from .refusals import Refused, word
 from .stored import Stored
 from .weights import product
 
 MOST_TIME_STEPS = 512
+T = TypeVar("T")
 
 
 @handles("attention")
@@ -71,7 +71,7 @@ def attention(planner: Planner, step: Step) -> Stored:
     return product(maker, weights, as_operand(maker, value))
 
 
-class Cell(Protocol):
+class Cell(Protocol[T]):
     """What one step of a recurrent layer is made of: tensors of the plan, or of a network being captured.
 
     role: what a result is; the plan names it accordingly.
@@ -86,28 +86,28 @@ class Cell(Protocol):
     update_first: bool
     bias: Any
 
-    def combine(self, kind: str, one: Any, other: Any, role: str) -> Any:
+    def combine(self, kind: str, one: T | float, other: T, role: str) -> T:
         """The sum ("add"), difference ("sub") or product ("mul") of two tensors, or of a number and a tensor."""
         raise NotImplementedError
 
-    def part(self, x: Any, first: int, count: int, role: str) -> Any:
+    def part(self, x: T, first: int, count: int, role: str) -> T:
         """Some neighbouring gates along the last axis."""
         raise NotImplementedError
 
-    def product(self, state: Any, first: int, count: int) -> Any:
+    def product(self, state: T, first: int, count: int) -> T:
         """What the state contributes to some neighbouring gates."""
         raise NotImplementedError
 
-    def function(self, x: Any, role: str) -> Any:
+    def function(self, x: T, role: str) -> T:
         """The activation of new values."""
         raise NotImplementedError
 
-    def gate(self, x: Any, role: str) -> Any:
+    def gate(self, x: T, role: str) -> T:
         """The activation of gates."""
         raise NotImplementedError
 
 
-def _lstm(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, Any]:
+def _lstm(cell: Cell[T], given: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
     """Gates in the order of PyTorch and Keras: input, forget, new, output."""
     total = given if state is None else cell.combine("add", given, cell.product(state, 0, 4), "sum")
     new = cell.function(cell.part(total, 2, 1, "new_sum"), "new")
@@ -122,7 +122,7 @@ def _lstm(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, Any]:
     return cell.combine("mul", cell.function(memory, "bounded"), out, "state"), memory
 
 
-def _gru(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, None]:
+def _gru(cell: Cell[T], given: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
     reset_at, update_at = (1, 0) if cell.update_first else (0, 1)
     total = cell.part(given, 2, 1, "new_input")
     returned = cell.bias if state is None else cell.product(state, 0, 3 if cell.reset_after else 2)
@@ -136,6 +136,7 @@ def _gru(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, None]:
         if cell.reset_after:
             again = cell.combine("mul", cell.part(returned, 2, 1, "new_returned"), reset, "new_state")
         else:
+            assert state is not None  # without one, nothing is returned
             again = cell.product(cell.combine("mul", state, reset, "kept_state"), 2, 1)
         total = cell.combine("add", total, again, "new_sum")
     else:
@@ -148,39 +149,40 @@ def _gru(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, None]:
     return cell.combine("add", new, cell.combine("mul", difference, update, "change"), "state"), None
 
 
-def _rnn(cell: Cell, given: Any, state: Any, memory: Any) -> tuple[Any, None]:
+def _rnn(cell: Cell[T], given: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
     total = given if state is None else cell.combine("add", given, cell.product(state, 0, 1), "sum")
     return cell.function(total, "state"), None
 
 
 # From the input's contribution to all gates, the state and the memory (None: zero): the next state and memory.
-CELLS: dict[str, Callable[[Cell, Any, Any, Any], tuple[Any, Any]]] = {"lstm": _lstm, "gru": _gru, "rnn": _rnn}
+CELLS: dict[str, Callable[..., tuple[Any, Any]]] = {"lstm": _lstm, "gru": _gru, "rnn": _rnn}
 
 
 def over_time(
     kind: str,
-    cell: Cell,
-    entry: Callable[[int, bool], Any],
+    cell: Cell[T],
+    entry: Callable[[int, bool], T],
     count: int,
     backwards: bool,
-    state: Any = None,
-    kept: Callable[[int, Any, Any], Any] | None = None,
-) -> tuple[list[Any], Any, Any]:
+    state: T | None = None,
+    kept: Callable[[int, T, T | None], T] | None = None,
+) -> tuple[list[T], T, T | None]:
     """The states in time order, the last one, and the last memory.
 
     entry: a function of a time, and whether it is the first without a state: the input's contribution to all gates
     there. kept: a function of a time, the new value and the one before (None: zero): the value that is carried on.
     """
-    memory: Any = None
-    made: dict[int, Any] = {}
+    step: Callable[[Cell[T], T, T | None, T | None], tuple[T, T | None]] = CELLS[kind]
+    memory: T | None = None
+    made: dict[int, T] = {}
     for at in range(count)[::-1] if backwards else range(count):
         before = state, memory
-        state, memory = CELLS[kind](cell, entry(at, state is None), state, memory)
+        new, memory = step(cell, entry(at, state is None), state, memory)
         if kept is not None:
-            pairs = zip((state, memory), before, strict=True)
-            state, memory = (None if new is None else kept(at, new, old) for new, old in pairs)
-        made[at] = state
-    return [made[at] for at in range(count)], state, memory
+            new = kept(at, new, before[0])
+            memory = None if memory is None else kept(at, memory, before[1])
+        made[at] = state = new
+    return [made[at] for at in range(count)], cast(T, state), memory
 
 
 @dataclass
@@ -223,13 +225,14 @@ class _PlannedCell:
             self.stored.setdefault(role, stored).grid.join(stored.grid)
         return stored
 
-    def combine(self, kind: str, one: Any, other: Any, role: str) -> Stored:
+    def combine(self, kind: str, one: Stored | float, other: Stored, role: str) -> Stored:
         if isinstance(one, float):  # 1: the rest of a share
             return self.maker.affine(other, -1.0, 1.0, self.named(role), bounds=(0.0, 1.0))
         function = {"add": self.maker.add, "sub": self.maker.subtract, "mul": self.maker.multiply}[kind]
         return self._kept(role, function(one, other, self.named(role)))
 
-    def part(self, x: Stored | str, first: int, count: int, role: str) -> Stored | str:
+    def part(self, x: Any, first: int, count: int, role: str) -> Any:
+        """x: also the name of the bias."""
         start, stop = first * self.hidden, (first + count) * self.hidden
         if isinstance(x, str):
             name = f"{self.prefix}_bias" if first == 0 else f"{self.prefix}_new_bias"
@@ -237,7 +240,7 @@ class _PlannedCell:
         return self.maker.slice(x, [(2, start, stop, 1)], self.named(role))
 
     def product(self, state: Stored, first: int, count: int) -> Stored:
-        made = dense(self.maker, state, self.state_weight, self.bias, f"{self.prefix}_{self.at}_state")
+        made = self.maker.linear(state, self.state_weight, self.bias, f"{self.prefix}_{self.at}_state")
         return self._kept("state_product", made)
 
     def function(self, x: Stored, role: str) -> Stored:
@@ -245,14 +248,6 @@ class _PlannedCell:
 
     def gate(self, x: Stored, role: str) -> Stored:
         return logistic(self.maker, x, self.named(role))
-
-
-def dense(maker: Maker, x: Stored, weight: str, bias: str | None, part: str) -> Stored:
-    """A product with a weight [out, in] over the last axis."""
-    rule = maker.rule(f"{maker.path}_{part}")
-    shape = (*x.shape[:-1], maker.planner.constants[weight].shape[0])
-    weights = Weights(weight, bias, None, rule)
-    return maker.store("FULLY_CONNECTED", [x], shape, part, channels=x.rank - 1, rule=rule, weights=weights)
 
 
 @dataclass
@@ -334,7 +329,7 @@ def _cell(
         # Both are added to the same sum.
         shape = maker.planner.constants[bias].shape
         bias, back_bias = maker.derived(f"{prefix}_bias", shape, lambda a, b: a + b, bias, back_bias), None
-    products = dense(maker, x, weight, bias, f"{prefix}_input")
+    products = maker.linear(x, weight, bias, f"{prefix}_input")
     hidden = maker.planner.constants[back].shape[1]
     update_first = bool(step.attributes.get("update_first"))
     return _PlannedCell(maker, products, time, hidden, back, back_bias, prefix, update_first)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .plans import Grid
 from .rules import Rule
@@ -12,22 +12,8 @@ from .rules import Rule
 class SharedGrid:
     """The grid of one or several tensors during planning: grids that must be one are joined."""
 
-    def __init__(
-        self,
-        name: str,
-        rule: Rule,
-        nonnegative: bool = False,
-        fixed: tuple[float, int] | None = None,
-        of_inputs: bool = False,
-        indices: int = 0,
-    ) -> None:
-        self.name = name
-        self.rule = rule
-        self.nonnegative = nonnegative
-        self.writers = 1
-        self.fixed = fixed
-        self.of_inputs = of_inputs
-        self.indices = indices
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
         self._joined: SharedGrid | None = None
 
     def root(self) -> SharedGrid:
@@ -36,30 +22,35 @@ class SharedGrid:
             grid = grid._joined
         return grid
 
+    @property
+    def now(self) -> Grid:
+        """The grid of all that were joined so far."""
+        return self.root()._grid
+
     def join(self, other: SharedGrid) -> None:
         first, second = self.root(), other.root()
-        if first is second:
-            return
-        first.nonnegative = first.nonnegative and second.nonnegative
-        first.of_inputs = first.of_inputs and second.of_inputs
-        first.writers += second.writers
-        second._joined = first
+        if first is not second:
+            one, two = first._grid, second._grid
+            first._grid = replace(
+                one,
+                nonnegative=one.nonnegative and two.nonnegative,
+                of_inputs=one.of_inputs and two.of_inputs,
+                writers=one.writers + two.writers,
+            )
+            second._joined = first
 
     @property
     def is_int16(self) -> bool:
         """Whether the device stores its tensors in int16."""
-        return self.root().rule.is_int16
+        return self.now.rule.is_int16
 
     def accepts(self, rule: Rule, fixed: tuple[float, int] | None = None) -> bool:
         """Whether a tensor under `rule`, or on a `fixed` grid, may be stored on this one."""
-        grid = self.root()
+        grid = self.now
         if grid.fixed is not None or fixed is not None:
             return grid.fixed == fixed
         names = ("activation_bits", "ranges", "fixed_range", "ema_decay", "percentile")
         return all(getattr(grid.rule, name) == getattr(rule, name) for name in names)
-
-    def finished(self) -> Grid:
-        return Grid(self.name, self.rule, self.nonnegative, self.writers, self.fixed, self.of_inputs, self.indices)
 
 
 @dataclass(eq=False)
@@ -84,4 +75,4 @@ class Stored:
 
     @property
     def nonnegative(self) -> bool:
-        return self.grid.root().nonnegative
+        return self.grid.now.nonnegative

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
+from ..device.attribute import Attributes
 from .maker import Maker
 from .movement import in_all_axes, own_padding, padded
 from .network import Constant, Step
@@ -87,7 +85,7 @@ def put(
     x: Stored,
     weight: str,
     bias: str | None,
-    attributes: Mapping[str, Any],
+    attributes: Attributes,
     channel_axis: int,
     weight_axis: int = 0,
 ) -> Stored:
@@ -173,7 +171,7 @@ def _dense(planner: Planner, step: Step, weight: str, groups: int) -> str:
     diagonal = np.eye(groups, dtype=np.float32).reshape(groups, 1, groups, 1, *ones)
     own = planner.add_constant(f"{weight}/own_group", diagonal.shape, data=diagonal)
 
-    def function(array: Any, own_group: Any) -> Any:
+    def function(array: np.ndarray, own_group: np.ndarray) -> np.ndarray:
         by_group = array.reshape((groups, inputs // groups, 1, outputs, *window))
         return (by_group * own_group).reshape((inputs, groups * outputs, *window))
 

@@ -49,7 +49,7 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     for value, grid in file.grids.items():
         if value not in planner.stored:
             continue  # nothing that is returned depends on it
-        name = planner.stored[value].grid.root().name
+        name = planner.stored[value].grid.now.name
         if given.setdefault(name, grid) != grid:
             problems.append(f"'{name}' is stored on two grids, {_said(given[name])} and {_said(grid)}")
         elif grids[name].fixed not in (None, grid) and name in makers and on_any_grid(makers[name].kind) is not None:
