@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from ..device import OPERATORS
 from ..device.attribute import Attributes
-from ..device.primitives import A, Array
+from ..device.primitives import A
 from ..display import listed, shortened
 from .network import Constant, Network, Place, Step
 from .rules import Rule
@@ -99,7 +99,7 @@ class Derived:
     trained.
     """
 
-    function: Callable[..., Array]
+    function: Callable[..., Any]
     operands: tuple[str, ...]
 
 

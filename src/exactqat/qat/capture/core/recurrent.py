@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ....kit.planning.sequence import MOST_TIME_STEPS, over_time
+from ....kit.planning.sequence import MOST_TIME_STEPS, Cell, over_time
 from .builder import Either, HasShape, ItemBuilder, Moving
 from .refusals import Refused
 
@@ -61,4 +61,5 @@ def unrolled(
     """`over_time`, of a number of steps that is not too large. entry: what the input adds at a time."""
     if count > MOST_TIME_STEPS:
         raise Refused(f"over {count} time steps; at most {MOST_TIME_STEPS} are unrolled")
-    return over_time(kind, cell, lambda at, starts: entry(at), count, backwards, state, kept)
+    steps: Cell[Any] = cell
+    return over_time(kind, steps, lambda at, starts: entry(at), count, backwards, state, kept)
