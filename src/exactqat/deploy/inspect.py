@@ -29,7 +29,7 @@ from ..kit.device import DEFAULT_PROFILE, OPERATORS, PROFILES, Profile, Refusal
 from ..kit.device.operator import FLOAT
 from ..kit.device.profile import that_run
 from ..kit.device.tensor import CODE_RANGES, RAW, Tensor
-from ..kit.display import Finding, printable, shortened
+from ..kit.display import Finding, aligned, printable, shortened
 from .beside_float import LOST, LayerBesideFloat, beside_float, collapse
 from .codes import Intake, by_name
 from .comparing import Comparing, Opened, OpenedTflite
@@ -634,15 +634,7 @@ def name_in_short(name: str, length: int = NAME) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]], texts: int) -> list[str]:
     """Columns as wide as necessary; the first `texts` hold text."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = []
-    for row in cells:
-        parts = [
-            cell.ljust(width) if column < texts else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(parts).rstrip())
+    lines = aligned([header, *rows], range(texts))
     return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 # Controls but the line's end, other ends of lines, surrogates, and marks that change the direction of what follows.
 UNPRINTABLE = re.compile(
@@ -62,6 +62,18 @@ class Finding:
 
     def __bool__(self) -> bool:
         raise TypeError(f"a {type(self).__name__} is neither true nor false: ask for one of its attributes")
+
+
+def aligned(rows: Iterable[Sequence[object]], texts: Collection[int]) -> list[str]:
+    """A table's lines for a terminal, its columns as wide as necessary. texts: numbers of the columns that hold text;
+    the others hold numbers."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    places = [str.ljust if column in texts else str.rjust for column in range(len(widths))]
+    return [
+        "  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], texts: int) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..deploy import Footprint, Graph, footprint, lower, unclaimed
 from ..kit.device import DEFAULT_PROFILE, profile_named
+from ..kit.display import aligned
 from ..kit.planning import UnsupportedOperator
 from ..kit.planning.rules import Rule
 from .train.core.frameworks import kit_of
@@ -84,13 +85,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = self.sentences()
         if rows := self.rows():
-            rows = [HEADER, *rows]
-            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-            alike = [str.ljust, str.ljust, str.ljust, str.rjust, str.rjust]
-            lines += [
-                "  ".join(place(cell, width) for place, cell, width in zip(alike, row, widths, strict=True)).rstrip()
-                for row in rows
-            ]
+            lines += aligned([HEADER, *rows], range(3))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

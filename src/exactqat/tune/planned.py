@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..deploy.graph import Graph
-from ..kit.display import Finding, table
+from ..kit.display import Finding, aligned, table
 from ..kit.planning.rule_text import rules_text, save_rules
 from ..kit.planning.rules import Rule
 from .budgets import WORDS, Budgets
@@ -151,11 +151,8 @@ class PrecisionPlan(Finding):
             said = f"Train this one too, and keep what is better afterwards. {self._costs(other)}"
             lines += [*textwrap.wrap(said, width), "", rules_text(other.rules).rstrip(), ""]
         lines.append("Plans that no other one beats in everything:")
-        rows = [HEADER, *(point.cells() for point in self.front)]
-        sizes = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-        for row, point in zip(rows, (None, *self.front), strict=True):
-            cells = [cell.rjust(size) for cell, size in zip(row, sizes, strict=False)]
-            lines.append((("* " if point == self.chosen else "  ") + "  ".join([*cells, row[-1]]))[:width].rstrip())
+        rows = [("*" if point == self.chosen else " ", *point.cells()) for point in self.front]
+        lines += [line[:width].rstrip() for line in aligned([(" ", *HEADER), *rows], (0, len(HEADER)))]
         for what, why in self.left_out.items():
             lines += textwrap.wrap(f"Left out: {what}: {why}", width)
         return "\n".join(lines)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..deploy.inspect import name_in_short
 from ..kit.device import Profile
-from ..kit.display import Finding, shortened, table
+from ..kit.display import Finding, aligned, shortened, table
 from ..kit.progress import Progress
 from .metrics import Data, Mark, Metric, accuracy, decibels, score
 from .precisions import Part, Precisions
@@ -118,13 +118,9 @@ class Sensitivity(Finding):
         count: number of rows, the most harmful ones; None: all, in order of execution.
         """
         rows = [HEADER, *map(_cells, self.parts if count is None else self.worst(count))]
-        room = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
-        most = max(8, width - sum(room) - 2 * len(room))
-        names = [HEADER[0], *(name_in_short(row[0], most) for row in rows[1:])]
-        lines = self._head(width)
-        for name, row in zip(names, rows, strict=True):
-            cells = [row[1].ljust(room[0]), *(cell.rjust(size) for cell, size in zip(row[2:], room[1:], strict=True))]
-            lines.append("  ".join([name.ljust(max(map(len, names))), *cells]).rstrip())
+        others = sum(2 + max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])
+        most = max(8, width - others)
+        lines = [*self._head(width), *aligned(((name_in_short(row[0], most), *row[1:]) for row in rows), range(2))]
         lines += ["", "What costs most:"]
         for number, part in enumerate(self.worst(), 1):
             why = part.reasons[0] if part.reasons else "nothing unusual: its rounding"

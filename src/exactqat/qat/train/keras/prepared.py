@@ -22,7 +22,7 @@ import numpy as np
 from keras import ops
 
 from ....kit.device import DEFAULT_PROFILE
-from ....kit.display import listed, shortened, table
+from ....kit.display import aligned, listed, shortened, table
 from ....kit.planning import plan
 from ....kit.planning.inputs import require_input, require_rows
 from ....kit.planning.plans import ROW_HEADER, Numbers, PlanInput
@@ -520,9 +520,8 @@ class PreparedModel(keras.Model):
     def summary(self, *args: object, print_fn: Callable[[str], None] = print, **kwargs: object) -> None:
         """What the device runs, a line for each tensor it stores. Only `print_fn` matters; there are no layers."""
         rows = [[shortened("" if cell is None else cell) for cell in row.cells()] for row in self.plan.rows()]
-        widths = [max(map(len, column)) for column in zip(ROW_HEADER, *rows, strict=True)]
         lines = [repr(self)]
-        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (ROW_HEADER, *rows)]
+        lines += aligned((ROW_HEADER, *rows), range(len(ROW_HEADER)))
         lines.append(f"trainable numbers: {_count(self.trainable_variables):,}")
         lines.append(f"others: {_count(self.non_trainable_variables):,}")
         for line in lines:
