@@ -76,8 +76,8 @@ def test_warnings_are_kept() -> None:
     [
         (nn.Linear, {}, "got the class Linear"),
         (3, {}, "got int"),
-        (nn.Linear(4, 3), {}, "example is missing"),
-        (nn.Linear(4, 3), {"example": torch.zeros(1, 4), "variables": {}}, "holds its own"),
+        (nn.Linear(4, 3), {}, "needs example"),
+        (nn.Linear(4, 3), {"example": torch.zeros(1, 4), "variables": {}}, "theirs with them"),
     ],
     ids=str,
 )
@@ -94,7 +94,7 @@ def test_jax() -> None:
 
     found = qat.explain(lambda weight, x: x @ weight, jnp.zeros((2, 4)), variables=jnp.ones((4, 3)))
     assert [row[0] for row in found.rows()] == ["FULLY_CONNECTED"]
-    with pytest.raises(TypeError, match="variables is missing"):
+    with pytest.raises(TypeError, match="variables=params"):
         qat.explain(lambda weight, x: x @ weight, jnp.zeros((2, 4)))
 
 

@@ -16,8 +16,14 @@ from ..deploy import Footprint, Graph, footprint, lower, unclaimed
 from ..kit.device import DEFAULT_PROFILE, profile_named
 from ..kit.display import aligned
 from ..kit.planning import UnsupportedOperator
+from ..kit.planning.fitting import RangesMovedWarning
 from ..kit.planning.rules import Rule
+from .surface import calibrate, freeze, prepare
 from .train.core.frameworks import kit_of
+from .train.core.freezing import UnsettledStatisticsWarning
+
+# A model of any framework, and arrays or tensors nested as it takes them.
+Tree = Any
 
 HEADER = ("operator", "result", "shape", "parameters", "multiply-adds")
 
@@ -93,10 +99,10 @@ class Explanation:
 
 
 def explain(
-    model: Any,
-    example: Any = None,
+    model: Tree,
+    example: Tree = None,
     *,
-    variables: Any = None,
+    variables: Tree = None,
     rules: Iterable[Rule] = (Rule(),),
     device: str = DEFAULT_PROFILE,
     keep_final_activation: bool | None = None,
@@ -132,7 +138,7 @@ def explain(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            graph = _FROZEN[framework](model, example, variables, options)
+            graph = _frozen(framework, model, example, variables, options)
         except UnsupportedOperator as refusal:
             return Explanation(device, str(refusal), _sentences(caught))
     try:
@@ -144,74 +150,42 @@ def explain(
 
 def _sentences(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """This package's warnings, except those about ranges, which mean nothing before there is data."""
-    kept = [each for each in caught if each.category.__module__.startswith("exactqat.") and _concerns(each.category)]
-    return tuple(dict.fromkeys(str(each.message) for each in kept))
+    of_ranges = (RangesMovedWarning, UnsettledStatisticsWarning)
+    kept = [each for each in caught if each.category.__module__.startswith("exactqat.")]
+    return tuple(dict.fromkeys(str(each.message) for each in kept if not issubclass(each.category, of_ranges)))
 
 
-def _concerns(category: type[Warning]) -> bool:
-    return category.__name__ not in ("RangesMovedWarning", "UnsettledStatisticsWarning")
+def _frozen(framework: str, model: object, example: Tree, variables: Tree, options: Mapping[str, Any]) -> Graph:
+    """The graph of a model whose ranges come from random numbers, as the model takes them."""
+    prepared = prepare(model, example, variables=variables, **options)
+    random = np.random.default_rng(0)
 
+    def drawn(x: Tree) -> np.ndarray:
+        return random.standard_normal(tuple(x.shape)).astype(np.float32)
 
-def _random(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(tuple(shape)).astype(dtype)
+    if framework == "jax":
+        import jax
+        import jax.numpy as jnp
 
+        def like(x: Tree) -> Tree:
+            is_real = isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
+            return jnp.asarray(drawn(x), x.dtype) if is_real else x
 
-def _of_torch(model: Any, example: Any, variables: Any, options: Mapping[str, Any]) -> Graph:
-    import torch
-    from torch.utils._pytree import tree_map_only
+        params, state = prepared.calibrate(*prepared.init(), [jax.tree.map(like, example)])
+        return lower(prepared.trained(*prepared.freeze(params, state)))
+    if framework == "keras":
+        import keras
 
-    from .train.torch.prepare import prepare
-    from .train.torch.prepared import calibrate, freeze
+        inputs = [keras.ops.convert_to_tensor(drawn(np.empty((2, *each.shape[1:])))) for each in prepared.plan.inputs]
+        calibrate(prepared, [keras.tree.pack_sequence_as(prepared.plan.network.input_tree.inputs, inputs)])
+    else:
+        import torch
+        from torch.utils._pytree import tree_map_only
 
-    _refuse_variables(variables, "torch.nn.Module")
-    if example is None:
-        raise TypeError("example is missing: a batch as the model gets it, such as torch.zeros(1, 3, 224, 224)")
+        def like_tensor(x: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(drawn(x)).to(x.device, x.dtype) if x.is_floating_point() else x
 
-    def drawn(given: torch.Tensor) -> torch.Tensor:
-        if not given.is_floating_point():
-            return given
-        return torch.from_numpy(_random(given.shape, np.float32)).to(given.device, given.dtype)
-
-    prepared = prepare(model, example, **options)
-    with torch.random.fork_rng(devices=[]):
-        calibrate(prepared, [tree_map_only(torch.Tensor, drawn, example)])
+        with torch.random.fork_rng(devices=[]):
+            calibrate(prepared, [tree_map_only(torch.Tensor, like_tensor, example)])
     freeze(prepared)
     return lower(prepared)
-
-
-def _of_keras(model: Any, example: Any, variables: Any, options: Mapping[str, Any]) -> Graph:
-    import keras
-
-    from .train.keras.prepare import prepare
-    from .train.keras.prepared import calibrate, freeze
-
-    _refuse_variables(variables, "keras.Model")
-    prepared = prepare(model, example=example, **options)
-    inputs = [keras.ops.convert_to_tensor(_random((2, *each.shape[1:]), np.float32)) for each in prepared.plan.inputs]
-    calibrate(prepared, [keras.tree.pack_sequence_as(prepared.plan.network.input_tree.inputs, inputs)])
-    freeze(prepared)
-    return lower(prepared)
-
-
-def _of_jax(model: Any, example: Any, variables: Any, options: Mapping[str, Any]) -> Graph:
-    import jax
-    import jax.numpy as jnp
-
-    from .train.jax.prepare import prepare
-
-    prepared = prepare(model, *(() if variables is None else (variables,)), example=example, **options)
-
-    def drawn(given: Any) -> Any:
-        is_array = isinstance(given, jax.Array | np.ndarray) and jnp.issubdtype(given.dtype, jnp.floating)
-        return jnp.asarray(_random(given.shape, np.float32), given.dtype) if is_array else given
-
-    params, state = prepared.calibrate(*prepared.init(), [jax.tree.map(drawn, example)])
-    return prepared.lower(*prepared.freeze(params, state))
-
-
-def _refuse_variables(variables: Any, kind: str) -> None:
-    if variables is not None:
-        raise TypeError(f"variables are for functions and Linen modules of JAX; a {kind} holds its own")
-
-
-_FROZEN = {"torch": _of_torch, "keras": _of_keras, "jax": _of_jax}
