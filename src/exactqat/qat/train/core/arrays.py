@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ....kit.planning.plans import Grid
+from .primitives import Array
 
 ENDS = ("minimum", "maximum")
 
-Tree = dict[str, dict[str, Any]]
+Tree = dict[str, dict[str, Array]]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Arrays:
             norm follows the batches, ``trained``, the number of those.
     """
 
-    tensors: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Array] = field(default_factory=dict)
     learned: Tree = field(default_factory=dict)
     ranges: Tree = field(default_factory=dict)
 
-    def map(self, function: Callable[[Any], Any]) -> Arrays:
+    def map(self, function: Callable[[Array], Array]) -> Arrays:
         """What a function makes of every array."""
         learned, ranges = (
             {name: {end: function(array) for end, array in ends.items()} for name, ends in tree.items()}
@@ -54,12 +54,12 @@ class Arrays:
         )
         return Arrays({name: function(array) for name, array in self.tensors.items()}, learned, ranges)
 
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> list[Array]:
         """All arrays, in a fixed order."""
         trees = (self.learned, self.ranges)
         return [*self.tensors.values(), *(array for tree in trees for ends in tree.values() for array in ends.values())]
 
-    def taking_over(self, tensors: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]) -> Arrays:
+    def taking_over(self, tensors: Mapping[str, Array], ranges: Mapping[str, tuple[Array, Array]]) -> Arrays:
         """With other tensors, by name, and other ranges of grids.
 
         Raises:
@@ -74,12 +74,12 @@ class Arrays:
                 arrays.holder(name, end)[end] = value
         return arrays
 
-    def holder(self, name: str, end: str) -> dict[str, Any]:
+    def holder(self, name: str, end: str) -> dict[str, Array]:
         """Where an end of a grid's range is: among the learned or the other ones."""
         learned = self.learned.get(name, {})
         return learned if end in learned else self.ranges[name]
 
-    def end(self, name: str, end: str) -> Any:
+    def end(self, name: str, end: str) -> Array:
         """An end of a grid's range."""
         return self.holder(name, end)[end]
 

@@ -14,8 +14,8 @@ from ....kit.planning.callers import users_line
 from ....kit.planning.fitting import RangesMovedWarning, constant_limits, fitting_ranges, moved_sentence
 from ....kit.planning.plans import SMALLEST_WIDTH, Plan, branch_range, require_finite
 from .arrays import ENDS, Arrays
-from .integers import largest_weight_scale
 from .state import ConstantOperand, in_numpy
+from .steps import WeightedStep
 from .training_plan import TrainingPlan
 from .weights import step_width
 
@@ -149,9 +149,12 @@ def _wanted_scales(functional: TrainingPlan, arrays: Arrays) -> dict[tuple[str, 
     """The scales that constants and weights ask for, as `fitting_ranges` takes them."""
     state, scales = in_numpy(functional, arrays), {}
     for step in functional.plan.steps:
-        largest = None if step.weights is None else largest_weight_scale(state, step)
-        if largest is not None:
-            scales[(step.path, len(step.operands))] = largest
+        if step.weights is not None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                grid = WeightedStep(state, step).grid()
+            alive = np.asarray(grid.weight_scale)[np.asarray(grid.factor) != 0]  # channels that are not constant
+            if alive.size:
+                scales[(step.path, len(step.operands))] = float(alive.max())
         for position, name in enumerate(step.operands):
             if name in functional.grid_of or constant_limits(functional.plan, step, position) is None:
                 continue

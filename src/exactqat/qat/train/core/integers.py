@@ -12,7 +12,7 @@ from . import primitives_numpy
 from .ranges import codes_of
 from .state import ConstantOperand, State
 from .steps import WeightedStep
-from .weights import step_width, weight_numbers
+from .weights import per_channel, step_width, weight_codes
 
 
 def nudged_grids(state: State) -> dict[str, tuple[np.float32, int]]:
@@ -69,14 +69,6 @@ def _constant_numbers(
     return np.rint(quantized / scale).astype(np.int64), scale
 
 
-def largest_weight_scale(state: State, step: PlanStep) -> float | None:
-    """The largest scale of the channels that are not constant, if there are any."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        grid = WeightedStep(state, step).grid()
-    alive = np.asarray(grid.weight_scale)[np.asarray(grid.factor) != 0]
-    return float(alive.max()) if alive.size else None
-
-
 def _weight_numbers(state: State, step: PlanStep, weights: Weights) -> WeightNumbers:
     """A layer's weights on the device; a negative batch norm factor has flipped the signs of its channel."""
     norm = weights.batch_norm
@@ -88,4 +80,12 @@ def _weight_numbers(state: State, step: PlanStep, weights: Weights) -> WeightNum
     quantized, raw_scale = layer.weight_quantizer(stored), layer.weight_quantizer.scale(stored)
     with np.errstate(divide="ignore", invalid="ignore"):
         grid = layer.grid(stored)
-    return weight_numbers(quantized, raw_scale, grid, weights.channel_axis, weights.rule.per_channel)
+    codes = weight_codes(quantized, raw_scale, weights.channel_axis)
+    signs = np.sign(np.asarray(grid.factor)).astype(np.int64)
+    scales = np.asarray(grid.weight_scale)
+    one_scale = not weights.rule.per_channel and bool(np.all(scales == scales[0]))
+    return WeightNumbers(
+        codes * per_channel(primitives_numpy, signs, codes.ndim, weights.channel_axis),
+        scales[:1] if one_scale else scales,
+        np.asarray(grid.bias_code).astype(np.float64),
+    )

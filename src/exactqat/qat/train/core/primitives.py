@@ -16,6 +16,8 @@ import numpy as np
 from ....kit.device.primitives import RealPrimitives
 
 Array = Any
+# The smallest and the largest value of a range.
+Ends = tuple[Array, Array]
 
 
 class HostFunction(Protocol):

@@ -8,17 +8,19 @@ framework trained them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 import exactqat as eq
 
+from .primitives import Array
 
-def _over(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def _over(function: Callable[..., Array]) -> Callable[..., Array]:
     """Over some axes."""
 
-    def reduce(x: Any, axes: Sequence[int]) -> Any:
+    def reduce(x: Array, axes: Sequence[int]) -> Array:
         return function(x, tuple(axes))
 
     return reduce
@@ -31,23 +33,23 @@ amax, amin, sum = _over(np.max), _over(np.min), _over(np.sum)
 to_float = np.float32
 
 
-def array(values: Any, like: Any) -> Any:
+def array(values: Array, like: Array) -> Array:
     return np.asarray(values, like.dtype)
 
 
-def stop_gradient(x: Any) -> Any:
+def stop_gradient(x: Array) -> Array:
     return x
 
 
-def straight_through(value: Any, gradient_of: Any) -> Any:
+def straight_through(value: Array, gradient_of: Array) -> Array:
     return value
 
 
-def fake_quantize(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
+def fake_quantize(x: Array, minimum: Array, maximum: Array, bits: int, narrow_range: bool) -> Array:
     """TensorFlow's fake quantization, per tensor for rank 0 bounds and per channel of the last axis for bounds [d]."""
-    operators: Any = eq.quantization
+    operators: Array = eq.quantization
     operator = operators.fake_quant_with_min_max_vars_per_channel
     if np.ndim(minimum) == 0:
         operator = operators.fake_quant_with_min_max_vars
     x, minimum, maximum = (np.asarray(each, np.float32) for each in (x, minimum, maximum))
-    return cast(Any, operator(np.ascontiguousarray(x), minimum, maximum, num_bits=bits, narrow_range=narrow_range))
+    return cast(Array, operator(np.ascontiguousarray(x), minimum, maximum, num_bits=bits, narrow_range=narrow_range))

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ....kit.planning.plans import SMALLEST_WIDTH
-from .primitives import NumberPrimitives, Primitives, RangePrimitives
+from .primitives import Array, Ends, NumberPrimitives, Primitives, RangePrimitives
 
 # Policies whose ranges every training batch moves, without gradients.
 FOLLOWING = ("ema", "last_batch", "percentile")
@@ -30,8 +30,8 @@ _LOWEST = float(np.finfo(np.float32).min)
 class DeviceGrid(NamedTuple):
     """A result's grid as the device knows it, for operators that round in its codes."""
 
-    scale: Any
-    zero_point: Any
+    scale: Array
+    zero_point: Array
 
 
 class scalars:
@@ -42,7 +42,7 @@ class scalars:
     to_float = np.float32
 
     @staticmethod
-    def where(condition: Any, first: Any, second: Any) -> Any:
+    def where(condition: Array, first: Array, second: Array) -> Array:
         """`first` where the condition holds, else `second`."""
         return first if condition else second
 
@@ -52,37 +52,37 @@ def grid_steps(bits: int, narrow_range: bool) -> int:
     return 2**bits - 1 - int(narrow_range)
 
 
-def with_width(p: RangePrimitives, low: Any, high: Any) -> tuple[Any, Any]:
+def with_width(p: RangePrimitives, low: Array, high: Array) -> Ends:
     """``[0, 1]`` in place of a range without a usable scale."""
     collapsed = high - low < SMALLEST_WIDTH
     return p.where(collapsed, low * 0.0, low), p.where(collapsed, low * 0.0 + 1.0, high)
 
 
-def symmetric(p: RangePrimitives, low: Any, high: Any) -> tuple[Any, Any]:
+def symmetric(p: RangePrimitives, low: Array, high: Array) -> Ends:
     """The ends -32768 and 32767 steps from 0, so that 32767 steps reach the larger magnitude, as in TensorFlow Lite's
     quantizer."""
     step = p.maximum(-low, high) / (2**15 - 1)
     return step * -(2.0**15), step * (2**15 - 1)
 
 
-def usable(p: RangePrimitives, low: Any, high: Any, is_int16: bool) -> tuple[Any, Any]:
+def usable(p: RangePrimitives, low: Array, high: Array, is_int16: bool) -> Ends:
     """The ends that fake quantization takes. is_int16: of 16 bits."""
     low, high = with_width(p, low, high)
     return symmetric(p, low, high) if is_int16 else (low, high)
 
 
-def below_zero(p: NumberPrimitives, low: Any) -> Any:
+def below_zero(p: NumberPrimitives, low: Array) -> Array:
     """A trained lower end as it is used: an optimizer step may have moved it above zero. Gradients pass either way, or
     it would stay there."""
     return p.straight_through(p.minimum(low, 0.0), low)
 
 
-def above_zero(p: NumberPrimitives, high: Any) -> Any:
+def above_zero(p: NumberPrimitives, high: Array) -> Array:
     """A trained upper end as it is used; see `below_zero`."""
     return p.straight_through(p.maximum(high, 0.0), high)
 
 
-def with_zero(p: RangePrimitives, low: Any, high: Any, nonnegative: bool) -> tuple[Any, Any]:
+def with_zero(p: RangePrimitives, low: Array, high: Array, nonnegative: bool) -> Ends:
     """The range that one tensor's extremes ask for: low <= 0 <= high. nonnegative: the tensor comes from a ReLU."""
     low = p.minimum(p.maximum(low, 0.0) if nonnegative else low, 0.0)
     return low, p.maximum(high, 0.0)
@@ -97,12 +97,12 @@ def observed(
     p: RangePrimitives,
     policy: str,
     decay: float,
-    shown: Sequence[tuple[Any, Any]],
+    shown: Sequence[Ends],
     writers: int,
-    before: tuple[Any, Any],
-    batches: Any,
-    finite: Any = None,
-) -> tuple[Any, Any, Any]:
+    before: Ends,
+    batches: Array,
+    finite: Array = None,
+) -> tuple[Array, Array, Array]:
     """A range after what a batch has shown: minimum, maximum and the number of batches seen; rank 0, float32.
 
     Args:
@@ -124,9 +124,7 @@ def observed(
     return low, high, p.where(takes, batches + 1, batches) if complete else batches
 
 
-def _moved(
-    p: RangePrimitives, policy: str, decay: float, asked: tuple[Any, Any], before: tuple[Any, Any], batches: Any
-) -> tuple[Any, Any]:
+def _moved(p: RangePrimitives, policy: str, decay: float, asked: Ends, before: Ends, batches: Array) -> Ends:
     if policy == "min_max":
         return p.minimum(asked[0], before[0]), p.maximum(asked[1], before[1])
     if policy == "last_batch":
@@ -142,7 +140,7 @@ def _moved(
     return low, high
 
 
-def learned_start(p: NumberPrimitives, x: Any, low: Any, high: Any, bits: int, is_int16: bool) -> tuple[Any, Any]:
+def learned_start(p: NumberPrimitives, x: Array, low: Array, high: Array, bits: int, is_int16: bool) -> Ends:
     """Where a learned range starts: it already clips a little, since gradients reach a bound only through values
     outside it."""
     fraction = least_error_fraction(p, x, *usable(p, low, high, is_int16), bits, False)
@@ -150,8 +148,8 @@ def learned_start(p: NumberPrimitives, x: Any, low: Any, high: Any, bits: int, i
 
 
 def least_error_fraction(
-    p: NumberPrimitives, channels_last: Any, low: Any, high: Any, bits: int, narrow_range: bool
-) -> Any:
+    p: NumberPrimitives, channels_last: Array, low: Array, high: Array, bits: int, narrow_range: bool
+) -> Array:
     """The fraction of a range, from 1 down to about a quarter, that quantizes a tensor with the least squared error.
 
     Args:
@@ -177,7 +175,7 @@ def least_error_fraction(
     return best
 
 
-def device_grid(p: Primitives, low: Any, scale: Any, bits: int, is_int16: bool, high: bool) -> DeviceGrid:
+def device_grid(p: Primitives, low: Array, scale: Array, bits: int, is_int16: bool, high: bool) -> DeviceGrid:
     """A grid as the device places its codes. low: of its range; high: at the top of int8, not at its bottom."""
     exact = p.clip(-low / scale, 0.0, 2.0**bits - 1)
     whole = p.floor(exact)
@@ -188,7 +186,7 @@ def device_grid(p: Primitives, low: Any, scale: Any, bits: int, is_int16: bool, 
 # --- in NumPy ---------------------------------------------------------------------------------------------------------
 
 
-def nudged(low: Any, high: Any, bits: int) -> tuple[np.float32, int]:
+def nudged(low: Array, high: Array, bits: int) -> tuple[np.float32, int]:
     """The grid of a range: real = scale * (code - zero point), codes 0..2**bits - 1, in TensorFlow's float32 steps."""
     low, high, steps = np.float32(float(low)), np.float32(float(high)), np.float32(grid_steps(bits, False))
     scale = np.float32((high - low) / steps)

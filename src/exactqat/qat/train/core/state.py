@@ -14,11 +14,11 @@ from typing import cast
 
 import numpy as np
 
-from ....kit.planning.fitting import constant_limits
+from ....kit.planning.fitting import constant_limits, constant_step
 from ....kit.planning.plans import BatchNorm, Derived, PlanStep, Weights
 from . import primitives_numpy
 from .arrays import ENDS, Arrays, Mode, weights_of
-from .primitives import Array, FunctionalPrimitives, NumberPrimitives
+from .primitives import Array, Ends, FunctionalPrimitives, NumberPrimitives
 from .ranges import (
     FOLLOWING,
     above_zero,
@@ -38,7 +38,6 @@ from .weights import (
     factor_and_offset,
     folded_weight,
     folds,
-    limited_magnitude,
     per_channel,
     step_width,
     weight_ends,
@@ -90,7 +89,7 @@ class StoredGrid:
         value = p.stop_gradient(value) if state.mode.frozen else value
         return below_zero(p, value) if end == "minimum" else above_zero(p, value)
 
-    def ends(self) -> tuple[Array, Array]:
+    def ends(self) -> Ends:
         """(min, max) as fake quantization takes them, rank 0: wide enough to have a scale."""
         return usable(self.state.primitives, self.end("minimum"), self.end("maximum"), self.rule.is_int16)
 
@@ -140,7 +139,7 @@ class StoredGrid:
         for end, value in zip((*ENDS, "batches"), moved, strict=True):
             self.state.after.holder(self.name, end)[end] = value
 
-    def asked(self, x: Array) -> tuple[Array, Array]:
+    def asked(self, x: Array) -> Ends:
         """What one tensor of one batch asks for: low <= 0 <= high."""
         p, nonnegative = self.state.primitives, self.declared.nonnegative
         low, high = with_zero(p, *self.extremes(x), nonnegative)
@@ -148,7 +147,7 @@ class StoredGrid:
             return low, high
         return learned_start(p, x, low, high, self.bits, self.rule.is_int16)
 
-    def extremes(self, x: Array) -> tuple[Array, Array]:
+    def extremes(self, x: Array) -> Ends:
         """The smallest and the largest value; under "percentile" without those beyond it."""
         p, axes = self.state.primitives, tuple(range(len(x.shape)))
         if self.rule.ranges == "percentile":
@@ -256,11 +255,6 @@ class Normalization:
         """Batch norm in evaluation as ``factor * x + offset``, both [channels]."""
         return self.state.factor_and_offset(self.norm)
 
-    def beta_and_variance(self) -> tuple[Array, Array]:
-        """The trained offset, or None, and the running variance; [channels]."""
-        variance = self.state.primitives.stop_gradient(self.state.constant(self.norm.variance))
-        return self.state.optional(self.norm.bias), variance
-
     def stored(self, x: Array, activation: str, grid: Array, channel_axis: int, /) -> Array:
         """Batch norm in training, the activation and the grid in one operator: the same bits as one by one. None if
         there is no such operator."""
@@ -294,7 +288,7 @@ class ConstantOperand:
             return value
         return self.state.primitives.fake_quantize(value, *self.bounds(value), self.bits, self.rule.narrow_range)
 
-    def bounds(self, value: Array, within_limits: bool = True) -> tuple[Array, Array]:
+    def bounds(self, value: Array, within_limits: bool = True) -> Ends:
         """Its range. within_limits: as far as the operator accepts its scale, given those of the other operand and of
         the result."""
         p = self.state.primitives
@@ -303,7 +297,10 @@ class ConstantOperand:
             return low, high
         (other, other_seen), (result, result_seen) = (grid.so_far() for grid in self._others)
         steps = grid_steps(self.bits, self.rule.narrow_range)
-        high = limited_magnitude(p, high, steps, self._limited[0], (other, result), other_seen & result_seen)
+        least, most = constant_step(self._limited[0], other, result)
+        limited = p.minimum(p.maximum(high, least * (steps / 2)), most * (steps / 2))
+        seen = other_seen & result_seen
+        high = limited if seen is True else p.where(seen, limited, high)
         return -high, high
 
 
@@ -354,25 +351,21 @@ class State:
         constant = self.plan.constants[name]
         if name not in self.constants:
             if isinstance(constant.expression, Derived):
-                operands = [self.constant(operand) for operand in constant.expression.operands]
-                value = self._computed(constant.expression.function, operands)
+                operands, function = map(self.constant, constant.expression.operands), constant.expression.function
+                # NumPy's methods, which not all frameworks' arrays have by themselves.
+                wrapped = getattr(self.primitives, "WithMethods", None)
+                value = function(*operands) if wrapped is None else function(*map(wrapped, operands)).tensor
             elif constant.expression is not None:
                 value = constant.expression(*(self.tensors[path] for path in constant.sources))
             else:
                 assert constant.data is not None, f"{name!r} is a tensor of the user's that was not given"
                 value = np.asarray(constant.data, np.float32)
-            in_numpy = self.primitives is primitives_numpy
-            self.constants[name] = np.asarray(value) if in_numpy else self.as_array(value)
+            if self.primitives is primitives_numpy:
+                value = np.asarray(value)
+            elif isinstance(value, np.ndarray):
+                value = self.primitives.from_numpy(value)
+            self.constants[name] = value
         return self.constants[name]
-
-    def _computed(self, function: Callable[..., Array], operands: Sequence[Array]) -> Array:
-        """A function of arrays with NumPy's methods, which not all frameworks' arrays have by themselves."""
-        wrapped = getattr(self.primitives, "WithMethods", None)
-        return function(*operands) if wrapped is None else function(*map(wrapped, operands)).tensor
-
-    def as_array(self, value: Array) -> Array:
-        """NumPy values as the framework's."""
-        return self.primitives.from_numpy(value) if isinstance(value, np.ndarray) else value
 
     def optional(self, name: str | None) -> Array:
         return None if not name else self.constant(name)
@@ -384,7 +377,7 @@ class State:
         weight, norm = self.constant(weights.weight), weights.batch_norm
         if norm is None or not folds(weights):
             return weight
-        return folded_weight(self.primitives, weight, self.factor_and_offset(norm), weights.channel_axis)
+        return folded_weight(self.primitives, weight, self.factor_and_offset(norm)[0], weights.channel_axis)
 
     def quantized_weight(self, path: str, weights: Weights) -> tuple[Array, Array]:
         """The weight on its grid, and the step width for each output channel. path: of a step that has it."""

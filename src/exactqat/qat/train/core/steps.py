@@ -11,17 +11,17 @@ A step is bound to a `State`, which has the numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ....kit.device import OPERATORS, DeviceOperator
 from ....kit.planning.masks import MaskRange
 from ....kit.planning.plans import PlanInput, PlanStep
+from .primitives import Array
 from .ranges import device_grid
 from .state import ConstantOperand, Normalization, State
-from .weights import ChannelGrid, channel_grid, correction_and_shift, folded_weight, folds, per_channel, step_width
+from .weights import ChannelGrid, channel_grid, folded_weight, folds, per_channel, step_width
 
 
-def attributes_of(step: PlanStep) -> dict[str, Any]:
+def attributes_of(step: PlanStep) -> dict[str, Array]:
     """The attributes an operator computes with in real numbers: without the fused activation, and for any number of
     examples."""
     attributes = {name: value for name, value in step.attributes.items() if name != "activation"}
@@ -48,8 +48,8 @@ class Step:
     """
 
     operator: DeviceOperator
-    output_quantizer: Any
-    source: Any
+    output_quantizer: Array
+    source: Array
 
     def __init__(self, state: State, step: PlanStep) -> None:
         grid_of = state.functional.grid_of
@@ -67,20 +67,20 @@ class Step:
         """Whether it computes what the device does; the float network does not."""
         return self.state.mode.frozen and self.state.mode.quantizing
 
-    def compose(self, *features: Any) -> Any:
+    def compose(self, *features: Array) -> Array:
         """What is stored, from the computed operands: the operator in real numbers, fake-quantized."""
         operands = self.operands(features) if self.constants else features
         result = self.compute_real(operands)
         return self.moved(operands, result) if self.operator.same_quantization else self.store(result)
 
-    def operands(self, features: Sequence[Any]) -> list[Any]:
+    def operands(self, features: Sequence[Array]) -> list[Array]:
         """What the operator gets: the constants in their positions among the computed operands."""
         operands = list(features)
         for position in sorted(self.constants):
             operands.insert(position, self.constants[position]())
         return operands
 
-    def compute_real(self, operands: Sequence[Any]) -> Any:
+    def compute_real(self, operands: Sequence[Array]) -> Array:
         """What the operator computes in real numbers, before it is stored; operands include constants."""
         attributes = self.attributes
         if self.operator.uses_operand_scale and self.source.quantizing:
@@ -88,7 +88,7 @@ class Step:
             attributes = {**attributes, "operand_scale": scale}
         return self.operator.real(self.primitives, operands, attributes)
 
-    def moved(self, operands: Sequence[Any], result: Any) -> Any:
+    def moved(self, operands: Sequence[Array], result: Array) -> Array:
         """The result of an operator that stores on the grid of its operands; some round in its codes."""
         quantizer, p = self.output_quantizer, self.primitives
         if not quantizer.quantizing or type(self.operator).real_on_grid is DeviceOperator.real_on_grid:
@@ -100,7 +100,7 @@ class Step:
         rounded = self.operator.real_on_grid(p, given, self.attributes, grid)
         return result if rounded is None else p.straight_through(rounded, result)
 
-    def clamped(self, x: Any) -> Any:
+    def clamped(self, x: Array) -> Array:
         """Applies the activation, and the clamp of the function itself."""
         p = self.primitives
         if self.activation != "NONE":
@@ -116,7 +116,7 @@ class Step:
             return p.where(x < low, low, p.where(x > high, high, x))
         return p.clip(x, low, high)
 
-    def store(self, x: Any) -> Any:
+    def store(self, x: Array) -> Array:
         """Activation, then the grid of the stored tensor."""
         return self.output_quantizer(self.clamped(x))
 
@@ -129,7 +129,7 @@ class Input(Step):
         self.activation, self.bounds, self.high, self.constants = "NONE", None, False, {}
         self.output_quantizer = state.grid(given.grid)
 
-    def compose(self, *features: Any) -> Any:
+    def compose(self, *features: Array) -> Array:
         return self.output_quantizer(features[0])
 
 
@@ -143,8 +143,8 @@ class WeightedStep(Step):
         folded: whether the weight is quantized with batch norm in it (`Rule.fold_batch_norm`).
     """
 
-    weight_quantizer: Any
-    batch_norm: Any
+    weight_quantizer: Array
+    batch_norm: Array
 
     def __init__(self, state: State, step: PlanStep) -> None:
         super().__init__(state, step)
@@ -166,7 +166,7 @@ class WeightedStep(Step):
         """The result's axis of output channels."""
         return int(self.attributes.get("channel_axis", -1))
 
-    def compose(self, *features: Any) -> Any:
+    def compose(self, *features: Array) -> Array:
         (given,) = features
         if self.frozen:
             return self.store(self.compute_frozen(given))
@@ -183,22 +183,22 @@ class WeightedStep(Step):
                 return stored
         return self.store(batch_norm(computed, self.channel_axis))
 
-    def bias(self) -> Any:
+    def bias(self) -> Array:
         """The bias, [out_channels], without batch norm; or None."""
         return None if self.bias_source is None else self.bias_source()
 
-    def stored_weight(self) -> Any:
+    def stored_weight(self) -> Array:
         """What is quantized: the weight, under `Rule.fold_batch_norm` times batch norm's factor."""
         weight = self.weight_source()
         if not self.folded or self.batch_norm is None:
             return weight
-        return folded_weight(self.primitives, weight, self.batch_norm.factor_and_offset(), self.weight_axis)
+        return folded_weight(self.primitives, weight, self.batch_norm.factor_and_offset()[0], self.weight_axis)
 
-    def compute(self, x: Any, weight: Any, bias: Any) -> Any:
+    def compute(self, x: Array, weight: Array, bias: Array) -> Array:
         """The linear operation with a given weight and bias."""
         return self.operator.real(self.primitives, (x, weight, bias), self.attributes)
 
-    def grid(self, weight: Any = None) -> ChannelGrid:
+    def grid(self, weight: Array = None) -> ChannelGrid:
         """The step on the device, from the current weights, ranges and statistics.
 
         weight: `stored_weight`, if the caller has it.
@@ -216,20 +216,20 @@ class WeightedStep(Step):
             factor = factor if self.folded else own
         return channel_grid(p, factor, bias, raw_scale, input_scale, output_scale, self.source.rule.is_int16)
 
-    def compute_frozen(self, x: Any) -> Any:
+    def compute_frozen(self, x: Array) -> Array:
         """The operator once batch norm is folded, in real numbers, before its result is stored."""
         stored = self.stored_weight()
         weight, grid = self.weight_quantizer(stored), self.grid(stored)
         factor = per_channel(self.primitives, grid.factor, len(weight.shape), self.weight_axis)
         return self.compute(x, weight * factor, grid.bias)
 
-    def compute_folded(self, x: Any, weight: Any, batch_norm: Normalization) -> Any:
+    def compute_folded(self, x: Array, weight: Array, batch_norm: Normalization) -> Array:
         """Convolution and batch norm in one, before `freeze`: TensorFlow's fold with correction.
 
         The quantized weight holds the running deviation, which is steady; in training the result is corrected to the
         batch's own.
         """
-        p, bias = self.primitives, self.bias()
+        p, bias, norm = self.primitives, self.bias(), batch_norm.norm
         factor, offset = batch_norm.factor_and_offset()
         if not batch_norm.training:
             return self.compute(x, weight, offset if bias is None else bias * factor + offset)
@@ -237,9 +237,12 @@ class WeightedStep(Step):
         rank = len(raw.shape)
         axes = [axis for axis in range(rank) if axis != self.channel_axis % rank]
         mean, variance = self.state.statistics(raw, axes, self.channel_axis)
-        beta, running = batch_norm.beta_and_variance()
-        vectors = correction_and_shift(p, factor, beta, bias, running, mean, variance, batch_norm.epsilon)
-        correction, shift = (per_channel(p, vector, rank, self.channel_axis) for vector in vectors)
+        beta, running = self.state.optional(norm.bias), p.stop_gradient(self.state.constant(norm.variance))
+        correction = p.sqrt(running + batch_norm.epsilon) / p.sqrt(variance + batch_norm.epsilon)
+        # A bias of the convolution is part of the mean, and batch norm removes it.
+        shift = factor * correction * (mean if bias is None else mean - bias)
+        shift = -shift if beta is None else beta - shift
+        correction, shift = (per_channel(p, vector, rank, self.channel_axis) for vector in (correction, shift))
         result = self.compute(x, weight, None) * correction + shift
         # Last, so that all of the above has seen the previous statistics.
         batch_norm(p.stop_gradient(raw), self.channel_axis)

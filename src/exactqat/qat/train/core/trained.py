@@ -66,10 +66,7 @@ class TrainedNetwork:
 
     def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
-        _, values = self._computed(inputs, True)
-        return {
-            path: self.functional.codes(path, values[path], self.numbers()) for path in self.functional.stored_paths()
-        }
+        return self.traced(inputs)[2]
 
     def float_results(self, *inputs: Any) -> list[np.ndarray]:
         """What the network returns in evaluation, flat and without quantization."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ....kit.device.operator import ScaleLimits
-from ....kit.planning.fitting import constant_step
-from ....kit.planning.plans import WeightNumbers, Weights
+from ....kit.planning.plans import Weights
 from ....kit.planning.rules import Rule
 from . import primitives_numpy
-from .primitives import NumberPrimitives
+from .primitives import Array, Ends, NumberPrimitives
 from .ranges import above_zero, below_zero, grid_steps, least_error_fraction
 
 LARGEST_BIAS_CODE = 2.0**30
@@ -33,13 +31,13 @@ class ChannelGrid(NamedTuple):
     bias: what those codes mean in real numbers, with the gradient of the bias.
     """
 
-    factor: Any
-    weight_scale: Any
-    bias_code: Any
-    bias: Any
+    factor: Array
+    weight_scale: Array
+    bias_code: Array
+    bias: Array
 
 
-def per_channel(p: NumberPrimitives, vector: Any, rank: int, axis: int) -> Any:
+def per_channel(p: NumberPrimitives, vector: Array, rank: int, axis: int) -> Array:
     """A vector [channels] that broadcasts along all axes of an array but `axis`."""
     shape = [1] * rank
     shape[axis] = -1
@@ -51,7 +49,7 @@ def folds(weights: Weights) -> bool:
     return weights.batch_norm is not None and weights.rule.fold_batch_norm
 
 
-def shared_range(weights: Weights) -> tuple[Any, ...]:
+def shared_range(weights: Weights) -> tuple[Array, ...]:
     """Steps for which this is equal share one range for their weight."""
     rule = replace(weights.rule, match="*")
     return weights.weight, weights.channel_axis, rule, weights.batch_norm if folds(weights) else None
@@ -60,7 +58,7 @@ def shared_range(weights: Weights) -> tuple[Any, ...]:
 # --- ranges -----------------------------------------------------------------------------------------------------------
 
 
-def extremes(p: NumberPrimitives, rule: Rule, channels_last: Any) -> tuple[Any, Any]:
+def extremes(p: NumberPrimitives, rule: Rule, channels_last: Array) -> Ends:
     """The range that holds a weight, per channel of the last axis or rank 0."""
     rank = len(channels_last.shape)
     axes = tuple(range(rank - 1 if rule.per_channel and rank else rank))
@@ -70,7 +68,7 @@ def extremes(p: NumberPrimitives, rule: Rule, channels_last: Any) -> tuple[Any, 
     return p.minimum(p.amin(channels_last, axes), 0.0), p.maximum(p.amax(channels_last, axes), 0.0)
 
 
-def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Any, given: Any = None) -> dict[str, Any]:
+def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Array, given: Array = None) -> dict[str, Array]:
     """Where the learned range of a weight starts: at the `given` end, or where its squared error is least. Symmetric
     ranges have no minimum."""
     if given is not None:
@@ -80,9 +78,7 @@ def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Any, given: Any
     return {"maximum": high * fraction} | ({} if rule.symmetric else {"minimum": low * fraction})
 
 
-def weight_ends(
-    p: NumberPrimitives, rule: Rule, channels_last: Any, learned: Mapping[str, Any] | None
-) -> tuple[Any, Any]:
+def weight_ends(p: NumberPrimitives, rule: Rule, channels_last: Array, learned: Mapping[str, Array] | None) -> Ends:
     """The range of a weight. learned: what `learned_ends` started, if it is trained."""
     if learned is None:
         return extremes(p, rule, p.stop_gradient(channels_last))
@@ -96,21 +92,7 @@ def constant_rule(rule: Rule) -> Rule:
     return replace(rule, ranges="ema", fixed_range=None, per_channel=False)
 
 
-def limited_magnitude(
-    p: NumberPrimitives, high: Any, steps: int, limits: ScaleLimits, scales: tuple[Any, Any], seen: Any
-) -> Any:
-    """A constant's largest magnitude, as far as the operator accepts its scale.
-
-    Args:
-        steps: of the constant's grid.
-        scales: of the other operand and of the result. seen: whether both ranges have seen data.
-    """
-    least, most = constant_step(limits, *scales)
-    limited = p.minimum(p.maximum(high, least * (steps / 2)), most * (steps / 2))
-    return limited if seen is True else p.where(seen, limited, high)
-
-
-def step_width(ends: tuple[Any, Any], bits: int, narrow_range: bool) -> Any:
+def step_width(ends: Ends, bits: int, narrow_range: bool) -> Array:
     """The scale of a range."""
     return (ends[1] - ends[0]) / grid_steps(bits, narrow_range)
 
@@ -119,42 +101,26 @@ def step_width(ends: tuple[Any, Any], bits: int, narrow_range: bool) -> Any:
 
 
 def factor_and_offset(
-    p: NumberPrimitives, weight: Any, bias: Any, mean: Any, variance: Any, epsilon: float
-) -> tuple[Any, Any]:
+    p: NumberPrimitives, weight: Array, bias: Array, mean: Array, variance: Array, epsilon: float
+) -> tuple[Array, Array]:
     """Batch norm in evaluation as ``factor * x + offset``, both [channels]; weight and bias may be None."""
     deviation = p.exact_sqrt(variance + epsilon)
     factor = 1.0 / deviation if weight is None else weight / deviation
     return factor, (0.0 if bias is None else bias) - mean * factor
 
 
-def folded_weight(p: NumberPrimitives, weight: Any, factor_and_offset: tuple[Any, Any], channel_axis: int) -> Any:
+def folded_weight(p: NumberPrimitives, weight: Array, factor: Array, channel_axis: int) -> Array:
     """The weight times batch norm's factor for each output channel."""
-    return weight * per_channel(p, factor_and_offset[0], len(weight.shape), channel_axis)
-
-
-def correction_and_shift(
-    p: NumberPrimitives, factor: Any, beta: Any, bias: Any, running: Any, mean: Any, variance: Any, epsilon: float
-) -> tuple[Any, Any]:
-    """What corrects a convolution with batch norm folded into its weight from the running statistics, which are steady,
-    to those of the batch (TensorFlow's fold with correction): ``convolution * correction + shift``, both [channels].
-
-    Args:
-        factor: batch norm's in evaluation. beta, bias: batch norm's and the convolution's, or None.
-        running: the running variance. mean, variance: the batch's, of the convolution with its bias.
-    """
-    correction = p.sqrt(running + epsilon) / p.sqrt(variance + epsilon)
-    # A bias of the convolution is part of the mean, and batch norm removes it.
-    shift = factor * correction * (mean if bias is None else mean - bias)
-    return correction, -shift if beta is None else beta - shift
+    return weight * per_channel(p, factor, len(weight.shape), channel_axis)
 
 
 def channel_grid(
     p: NumberPrimitives,
-    factor: Any,
-    bias: Any,
-    raw_scale: Any,
-    input_scale: Any,
-    output_scale: Any,
+    factor: Array,
+    bias: Array,
+    raw_scale: Array,
+    input_scale: Array,
+    output_scale: Array,
     is_int16: bool = False,
 ) -> ChannelGrid:
     """Folds batch norm's `factor` into the weight's `raw_scale` and puts the bias on the accumulator's grid.
@@ -181,18 +147,3 @@ def weight_codes(quantized: np.ndarray, raw_scale: np.ndarray, channel_axis: int
     """Codes around zero of a quantized weight, int64. raw_scale: [channels], 0 where a channel's range is zero."""
     safe = np.where(raw_scale > 0, raw_scale, np.float32(1))
     return np.rint(quantized / per_channel(primitives_numpy, safe, quantized.ndim, channel_axis)).astype(np.int64)
-
-
-def weight_numbers(
-    quantized: np.ndarray, raw_scale: np.ndarray, grid: ChannelGrid, channel_axis: int, per_channel_scale: bool
-) -> WeightNumbers:
-    """A layer's weights on the device; a negative batch norm factor has flipped the signs of its channel."""
-    codes = weight_codes(quantized, raw_scale, channel_axis)
-    signs = np.sign(np.asarray(grid.factor)).astype(np.int64)
-    scales = np.asarray(grid.weight_scale)
-    one_scale = not per_channel_scale and bool(np.all(scales == scales[0]))
-    return WeightNumbers(
-        codes * per_channel(primitives_numpy, signs, codes.ndim, channel_axis),
-        scales[:1] if one_scale else scales,
-        np.asarray(grid.bias_code).astype(np.float64),
-    )
