@@ -118,10 +118,10 @@ def test_other_metrics_than_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for arguments, message in (
         (["tune", path, "--data", "plain.npz"], "must be an .npz file of the inputs and the classes y"),
         (["tune", path, "--data", "all.npz", "--metric", "noisy"], "accuracy, noise or a function as module:function"),
-        (["tune", path, "--data", "all.npz", "--metric", "measures_of_mine:none"], "cannot be imported"),
-        (["tune", path, "--data", "all.npz", "--metric", "no_such_module:none"], "cannot be imported"),
+        (["tune", path, "--data", "all.npz", "--metric", "measures_of_mine:none"], "cannot be loaded"),
+        (["tune", path, "--data", "all.npz", "--metric", "no_such_module:none"], "cannot be loaded"),
         (["tune", path, "--data", "all.npz", "--metric", "measures_of_mine:np"], "must be a function of outputs and"),
-        (["gate", path, *mine[:3], "no_python:error", "--min-score", 1], "cannot be imported: SyntaxError"),
+        (["gate", path, *mine[:3], "no_python:error", "--min-score", 1], "cannot be loaded: SyntaxError"),
         (["gate", path, *mine[:3], "measures_of_mine:fails", "--min-score", 1], "fails: KeyError: 'nothing'"),
         (
             ["gate", path, *mine[:3], "measures_of_mine:nothing", "--min-score", 1],

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,26 +21,13 @@ ACCURACY, NOISE = "accuracy", "noise"
 
 
 def metric_named(name: str) -> Metric | None:
-    """The metric that --metric names; None: noise alone.
-
-    Raises:
-        ValueError: it is neither ``accuracy`` nor ``noise`` nor a function that can be imported.
-    """
+    """The metric that --metric names; None: noise alone."""
+    from ..application.job.models import imported
     from ..tune import accuracy
 
     if name in (ACCURACY, NOISE):
         return accuracy if name == ACCURACY else None
-    module, colon, function = name.partition(":")
-    if not (module and colon and function):
-        raise ValueError(f"--metric must be {ACCURACY}, {NOISE} or a function as module:function, got {name!r}")
-    # As Python finds modules of a script in the current folder.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: Any = functools.reduce(getattr, function.split("."), importlib.import_module(module))
-    except Exception as error:
-        # Whatever a module of the user's raises; the exit status of a gate must not say that the network fails.
-        raise ValueError(f"--metric {name} cannot be imported: {type(error).__name__}: {error}") from error
+    found = imported(name, "--metric", f"--metric must be {ACCURACY}, {NOISE} or a function as module:function")
     if not callable(found):
         raise ValueError(f"--metric {name} must be a function of outputs and targets, got {type(found).__name__}")
 

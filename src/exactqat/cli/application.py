@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import NoReturn
 
 import typer
 
@@ -25,12 +24,6 @@ class Negative(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(1)
-
-
-def version() -> str:
-    from exactqat import __version__
-
-    return f"exactqat {__version__}"
 
 
 def command_line() -> typer.Typer:
@@ -55,7 +48,9 @@ def command_line() -> typer.Typer:
 
     def show_version(asked: bool) -> None:
         if asked:
-            typer.echo(version())
+            from exactqat import __version__
+
+            typer.echo(f"exactqat {__version__}")
             raise typer.Exit
 
     @application.callback()
@@ -76,39 +71,29 @@ def command_line() -> typer.Typer:
     return application
 
 
-def answered(command: Command) -> Any:
-    """The command's function, whose answer False is status 1; what is known to fail ends with one message and 2."""
+def answered(command: Command) -> Callable[..., None]:
+    """The command's function, whose answer False is status 1. Expected failures end with one clear message, anything
+    else is a defect and keeps its traceback; status 2."""
+
+    def fail(first: str, rest: str, status: int = 2) -> NoReturn:
+        say(console_of(stderr=True), (first, "bold red"), rest)
+        raise typer.Exit(status) from None
 
     @functools.wraps(command.function)
-    def run(*arguments: Any, **options: Any) -> None:
-        with _failures():
+    def run(*arguments: object, **options: object) -> None:
+        try:
             answer = command.function(*arguments, **options)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("exactqat"):
+                raise
+            fail("error:", f" {error.name} is not installed. Install it with: {INSTALL}")
+        except KeyboardInterrupt:
+            fail("stopped", " by the keyboard; continue training with --resume", 130)
+        except (ValueError, OSError, RuntimeError, ImportError, EOFError, MemoryError) as error:
+            if os.environ.get("EXACTQAT_TRACEBACK"):
+                raise
+            fail("error:", f" {error or type(error).__name__}")
         if answer is False:
             raise Negative
 
     return run
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    """Expected failures end with one clear message; anything else is a defect and keeps its traceback; status 2."""
-
-    def fail(first: str, rest: str) -> None:
-        say(console_of(stderr=True), (first, "bold red"), rest)
-
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("exactqat"):
-            raise
-        fail("error:", f" {error.name} is not installed. Install it with: {INSTALL}")
-    except KeyboardInterrupt:
-        fail("stopped", " by the keyboard; continue training with --resume")
-        raise typer.Exit(130) from None
-    except (ValueError, OSError, RuntimeError, ImportError, EOFError, MemoryError) as error:
-        if os.environ.get("EXACTQAT_TRACEBACK"):
-            raise
-        fail("error:", f" {error or type(error).__name__}")
-    else:
-        return
-    raise typer.Exit(2)

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from ..application.job.beside import Verified
     from ..application.job.results import Dataset, History, Results
 
+# Images that could not be used, of which so many are named.
+SHOWN = 20
+
 
 @command("Train, quantize, deploy and verify a network.", takes_more=True)
 def train(
@@ -158,11 +161,10 @@ def train(
 
 
 def _print_skipped(console: Console, skipped: Sequence[str], noun: str = "image") -> None:
-    shown = 20
-    for sentence in skipped[:shown]:
+    for sentence in skipped[:SHOWN]:
         say(console, f"skipped {sentence}")
-    if len(skipped) > shown:
-        say(console, f"… and {len(skipped) - shown:,} more, all listed in metrics.json")
+    if len(skipped) > SHOWN:
+        say(console, f"… and {len(skipped) - SHOWN:,} more, all listed in metrics.json")
     if skipped:
         say(console, (f"{noun}s that could not be used: {len(skipped):,}", "bold"))
 

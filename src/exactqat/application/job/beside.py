@@ -82,14 +82,9 @@ def beside_training(
 
 
 def compared(
-    model: qat.PreparedModel,
-    graph: Graph,
-    path: Path,
-    dataset: Dataset,
-    device: str = "",
-    noise: bool = False,
+    model: qat.PreparedModel, graph: Graph, path: Path, dataset: Dataset, device: str = "", noise: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Verified:
+) -> Verified:  # fmt: skip
     """The file at `path` on a runtime beside its simulation, and the device beside training, over all test images.
 
     Args:

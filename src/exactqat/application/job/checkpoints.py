@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...kit.display import shortened
-from .files import check_file, write_atomically
+from .files import Record, check_file, write_atomically
 from .settings import split
 
 CHECKPOINT_FORMAT = 2
@@ -74,9 +74,6 @@ def check_fields(holder: object, where: object, kinds: Mapping[str, Kind]) -> Ma
 
     Args:
         where: it is, for messages.
-
-    Raises:
-        ValueError: names the field, what it must be, and what it holds.
     """
     if not isinstance(holder, Mapping):
         raise ValueError(f"{where} must be an object, got {shortened(repr(holder), 100)}")
@@ -88,7 +85,7 @@ def check_fields(holder: object, where: object, kinds: Mapping[str, Kind]) -> Ma
     return holder
 
 
-def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, checkpoint: Record) -> None:
     """Writes what `load_checkpoint` returns; equal content gives equal bytes."""
     # Through memory: torch.save would put the temporary file's random name into the archive.
     buffer = io.BytesIO()
@@ -96,12 +93,8 @@ def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What `save_checkpoint` wrote.
-
-    Raises:
-        ValueError: the file is damaged, or of another format, or holds anything but plain data.
-    """
+def load_checkpoint(path: Path) -> Record:
+    """What `save_checkpoint` wrote."""
     check_file(path)
     content = path.read_bytes()
     try:
@@ -184,11 +177,7 @@ def _check_plain(value: object, where: str, depth: int) -> None:
 
 
 def check_network(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Refuses a checkpoint that is not one of a quantized network, field by field.
-
-    Raises:
-        ValueError: names the field, and what it holds.
-    """
+    """Refuses a checkpoint that is not one of a quantized network, field by field."""
     if "rules" not in checkpoint:
         raise ValueError(f"{path} is not a checkpoint of a quantized network")
 

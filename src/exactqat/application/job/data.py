@@ -54,9 +54,6 @@ def load(name: str, image_size: int | None = None, split: str | None = None) -> 
         image_size: height and width to which images are scaled, in pixels.
         split: parts of training, validation and test, and a seed, as `settings.split` writes them; for data that is not
             yet divided.
-
-    Raises:
-        ValueError: there is none, or it cannot be used; the message says why.
     """
     path = Path(name)
     if name == "digits":
@@ -80,11 +77,7 @@ def load(name: str, image_size: int | None = None, split: str | None = None) -> 
 
 def from_npz(path: Path, image_size: int | None = None, split: str | None = None) -> Dataset:
     """Arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, if given, ``x_val``, ``y_val``;
-    see `from_arrays`. ``classes``, if given, names the integers, or the strings in their order.
-
-    Raises:
-        ValueError: the file or its arrays cannot be used; the message says why.
-    """
+    see `from_arrays`. ``classes``, if given, names the integers, or the strings in their order."""
     try:
         stored = StoredArrays(path)
     except OSError as error:
@@ -107,21 +100,15 @@ def from_npz(path: Path, image_size: int | None = None, split: str | None = None
 
 
 def from_arrays(
-    pairs: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    name: str = "data",
-    image_size: int | None = None,
-    split: str | None = None,
-    where: str = "",
-) -> Dataset:
+    pairs: Mapping[str, tuple[np.ndarray, np.ndarray]], name: str = "data", image_size: int | None = None,
+    split: str | None = None, where: str = "",
+) -> Dataset:  # fmt: skip
     """Arrays by part, or all under "", which are then divided. Images that contain NaN or infinity are skipped.
 
     Args:
         pairs: x [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4
             channels; y [n], integers or strings.
         where: the data is, for messages; its name if that says enough.
-
-    Raises:
-        ValueError: they cannot be used; the message says why.
     """
     skipped: list[str] = []
     parts: dict[str, Part] = {}
@@ -154,10 +141,6 @@ def from_folder(path: Path, image_size: int | None = None, split: str | None = N
     With subfolders ``train`` and ``test``, and ``val`` if there is one (in capitals too), each of those holds the class
     folders; otherwise the images are divided here, always in the same way. Names that begin with a dot are not part of
     the data.
-
-    Raises:
-        ValueError: a class without a usable image, fewer than two classes, images of different sizes without
-            `image_size`.
     """
     folders = _subfolders(path)
     divided: dict[str, Path] = {}
@@ -295,14 +278,9 @@ def _fitted(images: np.ndarray, size: int | None) -> np.ndarray:
 
 
 def _dataset(
-    name: str,
-    parts: dict[str, Part],
-    value_range: tuple[float, float],
-    skipped: Sequence[str] = (),
-    where: str = "",
-    names: Mapping[str, Sequence[str]] | None = None,
-    split: str | None = None,
-) -> Dataset:
+    name: str, parts: dict[str, Part], value_range: tuple[float, float], skipped: Sequence[str] = (), where: str = "",
+    names: Mapping[str, Sequence[str]] | None = None, split: str | None = None,
+) -> Dataset:  # fmt: skip
     """Assembles the parts; one part called "" is divided into three, and a missing validation part is split off.
 
     Args:

@@ -26,17 +26,15 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+# What a file of data holds by name.
+Record = dict[str, Any]
 ENTRIES = ("metrics.json", "report.html", "training", "float", PRECISION, "job.json")
 # What a process leaves if it is killed while it writes.
 HALF = ".exactqat-"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes the file completely or not at all, even if power fails.
-
-    Raises:
-        OSError: it cannot be written, such as on a full disk; what was at `path` before is untouched.
-    """
+    """Writes the file completely or not at all, even if power fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=HALF)
@@ -66,34 +64,21 @@ def cannot_write(path: Path, error: OSError) -> OSError:
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a file or a folder that cannot be written, before any work: by the first folder above it that exists.
-
-    Raises:
-        OSError: it cannot be written there.
-    """
+    """Refuses a file or a folder that cannot be written, before any work: by the first folder above it that exists."""
     above = path if path.is_dir() else next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise NotADirectoryError(f"{path} cannot be written: {above} is not a folder")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} cannot be written: Permission denied in {above}")
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = f"Permission denied in {above}" if above.is_dir() else f"{above} is not a folder"
+        raise PermissionError(f"{path} cannot be written: {why}")
 
 
 def check_file(path: Path) -> None:
-    """Refuses files that never end, such as a pipe or a device.
-
-    Raises:
-        ValueError: it exists, but is not a plain file.
-    """
+    """Refuses files that never end, such as a pipe or a device."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        ValueError: it does not hold one.
-    """
+def read_json(path: Path) -> Record:
+    """The object in a JSON file."""
     check_file(path)
     try:
         content = json.loads(path.read_bytes())
@@ -109,9 +94,6 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
     """In this context, no other process writes in the directory, or uses it at all if this one writes.
 
     The lock is the operating system's: it ends with the process, however that ends, and leaves no file.
-
-    Raises:
-        ValueError: another process has it.
     """
     if fcntl is None:
         yield
@@ -133,11 +115,7 @@ def locked(directory: Path, writes: bool = True) -> Iterator[None]:
 
 
 def entries(out: Path) -> list[str]:
-    """The names in a directory that a job uses for itself, even if written by others.
-
-    Raises:
-        NotADirectoryError: it is not a directory.
-    """
+    """The names in a directory that a job uses for itself, even if written by others."""
     try:
         names = os.listdir(out)
     except FileNotFoundError:
@@ -150,12 +128,7 @@ def entries(out: Path) -> list[str]:
 
 
 def move_aside(out: Path) -> Path:
-    """Renames a job's directory to `out`.1 or the next free number, and puts an empty one in its place.
-
-    Raises:
-        OSError: it cannot be renamed; it stays where it was.
-        ValueError: another process uses it.
-    """
+    """Renames a job's directory to `out`.1 or the next free number, and puts an empty one in its place."""
     home = out.resolve()
     aside = next(home.with_name(f"{home.name}.{n}") for n in count(1) if not os.path.lexists(f"{home}.{n}"))
     with locked(home):

@@ -89,11 +89,7 @@ class Images:
 
 
 def temporary_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in a file without a name, which ends with the process.
-
-    Raises:
-        ValueError: the disk has no room for it.
-    """
+    """An array in a file without a name, which ends with the process."""
     folder = os.environ.get("EXACTQAT_CACHE") or tempfile.gettempdir()
     size = math.prod(shape) * dtype.itemsize
     free = shutil.disk_usage(folder).free
@@ -114,9 +110,6 @@ def pixels(image: Image.Image, size: int | None = None) -> np.ndarray:
 
     Args:
         size: the largest square in the middle is scaled to it.
-
-    Raises:
-        ValueError: its pixels have no known range.
     """
     image = ImageOps.exif_transpose(image)
     mode = image.mode

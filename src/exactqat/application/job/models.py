@@ -8,12 +8,14 @@ padding. The last layer is always called ``classifier``.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
 import math
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,16 +42,12 @@ def depthwise(channels: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(DepthwiseConv2d(channels, 3, stride, bias=False), nn.BatchNorm2d(channels), nn.ReLU6())
 
 
-class Separable(nn.Module):
+class Separable(nn.Sequential):
     """MobileNet's block: every channel filtered separately, then channels mixed point by point."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.depthwise = depthwise(inputs, stride)
-        self.pointwise = convolution(inputs, outputs, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.pointwise(self.depthwise(features))
+        parts = {"depthwise": depthwise(inputs, stride), "pointwise": convolution(inputs, outputs, 1)}
+        super().__init__(OrderedDict(parts))
 
 
 class InvertedResidual(nn.Module):
@@ -91,12 +89,7 @@ class ImageClassifier(nn.Module):
 
 
 class SmallMobileNet(nn.Module):
-    """About nine thousand parameters; for images from 8x8 up.
-
-    Args:
-        channels: of the images.
-        classes: number of logits.
-    """
+    """About nine thousand parameters; for images from 8x8 up."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -215,68 +208,53 @@ def is_known(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Refuses a name of no network; for a user's network it imports the module.
-
-    Raises:
-        ValueError: there is no such network, or its package is not installed.
-    """
+    """Refuses a name of no network; for a user's network it imports the module."""
+    package = name.partition("/")[0]
     if is_known(name):
-        package = name.partition("/")[0]
         if package in LIBRARIES and importlib.util.find_spec(package) is None:
             raise ValueError(f"model {name} needs the package {package}, which is not installed: pip install {package}")
-        return
-    if ":" not in name:
-        libraries = ", ".join(f"{package}/NAME" for package in LIBRARIES)
-        raise ValueError(
-            f"model must be one of {', '.join(NETWORKS)}, {libraries} or 'package.module:function', got {name!r}"
-        )
-    imported(name)
+    elif ":" in name:
+        imported(name)
+    else:
+        allowed = ", ".join([*NETWORKS, *(f"{package}/NAME" for package in LIBRARIES)])
+        raise ValueError(f"model must be one of {allowed} or 'package.module:function', got {name!r}")
 
 
-def imported(name: str) -> Any:
-    """The object called ``"package.module:name"``; runs that module.
-
-    Raises:
-        ValueError: the name is not of this form, or the module or the object in it cannot be loaded.
-    """
-    module_name, _, object_name = name.partition(":")
-    if not module_name or not object_name:
-        raise ValueError(f"model must be 'package.module:function', got {name!r}")
+def imported(name: str, what: str = "model", must: str = "model must be 'package.module:function'") -> Any:
+    """The object called ``"package.module:name"``; runs that module. what, must: for messages."""
+    module, _, names = name.partition(":")
+    if not module or not names:
+        raise ValueError(f"{must}, got {name!r}")
     if "" not in sys.path:
         # Console scripts lack the working directory, where the user's module may be. Only here, and last: imports of
         # the libraries must not be found there.
         sys.path.append("")
     try:
-        return getattr(importlib.import_module(module_name), object_name)
+        return functools.reduce(getattr, names.split("."), importlib.import_module(module))
     except (Exception, SystemExit) as error:
-        raise ValueError(f"model {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{what} {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def built(name: str, shape: Sequence[int], classes: int) -> tuple[Any, Any]:
+def built(name: str, shape: Shape, classes: int) -> tuple[Any, Any]:
     """A model and its variables, None if it holds them itself.
 
     Args:
         name: of a model, or of a class or function that makes one: of two arguments, which are the shape of an input
             without the batch and the number of classes, or of none. For JAX, it returns a pair, the model and its
             variables.
-
-    Raises:
-        ValueError: it cannot be loaded, or fails.
     """
-    made = imported(name)
-    if inspect.isclass(made) or inspect.isfunction(made):
-        needed = [p for p in inspect.signature(made).parameters.values() if p.default is p.empty]
-        takes = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
+    model = imported(name)
+    if inspect.isclass(model) or inspect.isfunction(model):
+        needed = [p for p in inspect.signature(model).parameters.values() if p.default is p.empty]
+        takes = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed)
         arguments = (tuple(shape), classes) if takes else ()
         try:
-            made = made(*arguments)
+            model = model(*arguments)
         except (Exception, SystemExit) as error:
             called = ", ".join(map(str, arguments)) or "no arguments"
-            raise ValueError(
-                f"model {name!r} failed when called with {called}: {type(error).__name__}: {error}"
-            ) from error
-    model, variables = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    return model, variables
+            failure = f"{type(error).__name__}: {error}"
+            raise ValueError(f"model {name!r} failed when called with {called}: {failure}") from error
+    return model if isinstance(model, tuple) and len(model) == 2 else (model, None)
 
 
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
@@ -288,9 +266,6 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
             through `named_in` first.
         shape: of one input, without the batch: (channels, height, width) or (features,).
         classes: number of outputs.
-
-    Raises:
-        ValueError: there is no such network, or the function fails or does not return a module.
     """
     check_name(name)
     if name in NETWORKS:
@@ -314,11 +289,8 @@ def named_in(file: Path, name: str, given: str | None) -> str:
 
     Args:
         given: the user's name for it, which may be left out for known ones, see `is_known`.
-
-    Raises:
-        ValueError: the user has not named it, or has named another.
     """
-    if given is not None and given != name:
+    if given not in (None, name):
         raise ValueError(f"{file} names the network {name!r}, which is not --model {given}")
     if given is None and not is_known(name):
         raise ValueError(
@@ -329,13 +301,9 @@ def named_in(file: Path, name: str, given: str | None) -> str:
     return name
 
 
-def new_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """The untrained network of that name (see `network`), in the memory format that needs no copies, if that is safe.
-
-    Args:
-        input_shape: channels, height, width.
-    """
-    model = network(name, input_shape, classes)
+def new_model(name: str, shape: Shape, classes: int) -> nn.Module:
+    """The untrained network of that name (see `network`), in the memory format without copies, if that is safe."""
+    model = network(name, shape, classes)
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             padding = (0,) if isinstance(layer.padding, str) else layer.padding

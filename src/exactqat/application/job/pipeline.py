@@ -78,12 +78,7 @@ def last_layer(prepared: qat.PreparedModel) -> str:
 
 
 def untrained_network(settings: Settings, dataset: Dataset) -> nn.Module:
-    """A new network, after making sure that the device can run it by the rules of the job.
-
-    Raises:
-        ValueError: it does not fit the images, or the rules do not fit it.
-        qat.UnsupportedOperator: the device cannot run it; better known before training than after.
-    """
+    """A new network, after making sure that the device can run it by the rules of the job."""
     torch.manual_seed(settings.seed)
     shape = dataset.train.images.shape[1:]
     model = new_model(settings.model, shape, len(dataset.class_names))
@@ -134,22 +129,11 @@ def total_steps(settings: Settings, dataset: Dataset) -> int:
     return training.steps_per_epoch(dataset.train, settings.batch_size) * epochs
 
 
-def load_for(settings: Settings) -> Dataset:
-    """The data of a job."""
-    return replace(data.load(settings.data, settings.image_size, settings.split), noun=settings.noun)
-
-
 def run(
-    settings: Settings,
-    progress: Progress | None = None,
-    dataset: Dataset | None = None,
-    processes: Processes = ALONE,
-    resume: bool = False,
-    restart: bool = False,
-    accelerator: torch.device = training.CPU,
-    keep_going: bool = False,
+    settings: Settings, progress: Progress | None = None, dataset: Dataset | None = None, processes: Processes = ALONE,
+    resume: bool = False, restart: bool = False, accelerator: torch.device = training.CPU, keep_going: bool = False,
     finish: Callable[[Results], object] = lambda results: None,
-) -> Results:
+) -> Results:  # fmt: skip
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
 
     Args:
@@ -159,10 +143,6 @@ def run(
         accelerator: where networks train; everything else, including ranges and the device's integers, runs on the CPU.
         keep_going: quantize even a float network that is no better than guessing.
         finish: writes more into the directory, while it is still locked.
-
-    Raises:
-        NothingLearned: the float network is no better than guessing.
-        ValueError: another process is at work in the directory.
     """
     out, progress = settings.out, progress or Progress()
     # What is known to be wrong, before all images are read: a missing network, unreadable weights, a directory in use.
@@ -173,7 +153,8 @@ def run(
         weights.read(given)
     processes.first_does(lambda: check_free(out, resume, restart))
     processes.first_does(lambda: files.check_writable(out))
-    dataset = dataset or load_for(settings)
+    if dataset is None:
+        dataset = replace(data.load(settings.data, settings.image_size, settings.split), noun=settings.noun)
     progress.read(dataset)
     if settings.recipe is not None:
         shape, classes = tuple(dataset.train.images.shape[1:]), len(dataset.class_names)
@@ -227,9 +208,6 @@ def finished(
     Args:
         model: see `stored_settings`.
         finish: see `run`.
-
-    Raises:
-        ValueError, FileNotFoundError: there is no job, or an unfinished one.
     """
     settings = stored_settings(out, model)
     if unfinished(out):
@@ -331,7 +309,9 @@ class Job:
         settings, dataset, history = self.settings, self.dataset, History()
         self.progress.begin("float training")
         if settings.epochs_float:
-            groups = [{"params": list(model.parameters()), "lr": training.float_rate(settings)}]
+            usual = training.FLOAT_RATE if settings.weights is None else training.GIVEN_WEIGHTS_RATE
+            rate = training.rate_of(settings, settings.lr, usual)
+            groups = [{"params": list(model.parameters()), "lr": rate}]
             history = self.train(model, groups, settings.epochs_float, "float training", "float", self.manner)
         validation, test, answers = 0.0, 0.0, np.zeros(0, np.int64)
         if self.processes.writes:
@@ -343,19 +323,6 @@ class Job:
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
         return Results(settings, dataset, model, history, validation, test, size, answers, resumed=self.resumed)
 
-    def calibrated(
-        self, prepared: qat.PreparedModel, precision: str, method: Method
-    ) -> tuple[qat.PreparedModel, list[qat.Rule]]:
-        """A network that is to be quantized by a method, with its ranges, and its rules."""
-        settings, dataset = self.settings, self.dataset
-        bits = settings.precisions[precision]
-        rules = make_rules(settings, bits, method.ranges, dataset.value_range, last_layer(prepared))
-        model = prepare_again(prepared, rules, device=settings.device)
-        # In each process over all images: the ranges are then the same bits everywhere.
-        qat.calibrate(model, dataset.train.images.split(CALIBRATION_BATCH))
-        training.check_ranges(model, f"{precision.upper()} {method.title}, after calibration")
-        return model, rules
-
     def quantized(
         self, float_model: nn.Module, prepared: qat.PreparedModel, precision: str, method: Method
     ) -> tuple[qat.PreparedModel, list[qat.Rule], History | None]:
@@ -364,18 +331,27 @@ class Job:
         Args:
             prepared: made from the trained float network.
         """
-        settings, bits = self.settings, self.settings.precisions[precision]
-        model, rules = self.calibrated(prepared, precision, method)
+        settings, train, bits = self.settings, self.dataset.train, self.settings.precisions[precision]
+        rules = make_rules(settings, bits, method.ranges, self.dataset.value_range, last_layer(prepared))
+        model = prepare_again(prepared, rules, device=settings.device)
+        title = f"{precision.upper()} {method.title}"
+        # In each process over all images: the ranges are then the same bits everywhere.
+        qat.calibrate(model, train.images.split(CALIBRATION_BATCH))
+        training.check_ranges(model, f"{title}, after calibration")
         if method.trained:
-            epochs, fine = settings.epochs_of(bits), min(bits) >= 8
-            groups = training.quantized_groups(model, settings, fine)
-            manner = training.with_teacher(self.manner, settings, float_model, model)
-            title, name = f"{precision.upper()} {method.title}", f"{precision}-{method.name}"
-            freeze_at = epochs - training.frozen_epochs(epochs)
-            return model, rules, self.train(model, groups, epochs, title, name, manner, freeze_at)
+            epochs, usual = settings.epochs_of(bits), training.QAT_RATE if min(bits) < 8 else training.FINE_TUNING_RATE
+            rate = training.rate_of(settings, settings.lr_qat, usual)
+            groups = qat.parameter_groups(model, rate, settings.lr_ranges or training.RANGE_RATE)
+            # In float32, the numbers of the device.
+            manner = replace(self.manner, mixed_precision=False)
+            if settings.distill is not None:
+                share, temperature = map(float, settings.distill.split(":"))
+                manner = replace(manner, teacher=qat.Distillation(model, float_model, (), temperature), share=share)
+            freeze_at = epochs - max(1, round(epochs * training.FROZEN_SHARE))
+            history = self.train(model, groups, epochs, title, f"{precision}-{method.name}", manner, freeze_at)
+            return model, rules, history
         if method.searched:
             # On training images; validation images judge what it finds.
-            train = self.dataset.train
             order = np.random.default_rng(settings.seed).permutation(len(train))[:SEARCH_IMAGES]
             part = train.images[order].numpy(), train.labels[order].numpy()
             tune.search(model, part, seed=settings.seed, budget=SEARCH_BUDGET, progress=False).apply(model)

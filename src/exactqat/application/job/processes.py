@@ -57,11 +57,7 @@ class Processes:
         return value if self.fabric is None else self.fabric.broadcast(value)
 
     def first_does(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns in rank 0.
-
-        Raises:
-            ValueError, OSError: `work` raised it there, so no process waits for one that has ended.
-        """
+        """What `work` returns in rank 0."""
         if self.count == 1:
             return work()
         value: Result | None = None
@@ -93,11 +89,7 @@ ALONE = Processes()
 
 @contextmanager
 def joined(accelerator: torch.device) -> Iterator[tuple[Processes, torch.device]]:
-    """The processes that were started together, or this one alone, and the device of this process.
-
-    Raises:
-        ModuleNotFoundError: there are several, and Lightning Fabric is not installed.
-    """
+    """The processes that were started together, or this one alone, and the device of this process."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield ALONE, accelerator

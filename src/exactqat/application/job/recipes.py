@@ -41,11 +41,7 @@ RECIPES = {
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe.
-
-    Raises:
-        ValueError: there is none with that name.
-    """
+    """The recipe."""
     if name not in RECIPES:
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {name!r}")
     return RECIPES[name]
@@ -58,11 +54,7 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_data(name: str, data: str, shape: tuple[int, ...], classes: int) -> str:
-    """What a user should know about data for a recipe, by name, shape of an input and classes; empty: nothing.
-
-    Raises:
-        ValueError: the data has another shape.
-    """
+    """What a user should know about data for a recipe, by name, shape of an input and classes; empty: nothing."""
     recipe = recipe_named(name)
     if shape != recipe.shape:
         raise ValueError(

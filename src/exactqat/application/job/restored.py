@@ -22,19 +22,18 @@ from ...deploy.graph import Graph
 from ...deploy.lower import lower
 from . import checkpoints, data, files, training
 from .beside import Verified, compared
+from .files import Record
 from .models import named_in, new_model
 from .results import Dataset, Outcome, Progress, Split
 from .settings import Settings
 from .store import delivered
 
 
-def describe_network(settings: Settings, dataset: Dataset) -> dict[str, Any]:
+def describe_network(settings: Settings, dataset: Dataset) -> Record:
     """What a checkpoint says of its network and data."""
     return {
         "format": checkpoints.CHECKPOINT_FORMAT,
-        "data": settings.data,
-        "split": settings.split,
-        "image_size": settings.image_size,
+        **{name: getattr(settings, name) for name in ("data", "split", "image_size")},
         "network": settings.model,
         "seed": settings.seed,
         "input_shape": list(dataset.train.images.shape[1:]),
@@ -42,7 +41,7 @@ def describe_network(settings: Settings, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) -> dict[str, Any]:
+def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) -> Record:
     """A checkpoint's content; `restore` is its counterpart."""
     return describe_network(settings, dataset) | {
         "precision": outcome.precision,
@@ -52,14 +51,11 @@ def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) 
     }
 
 
-def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, dict[str, Any]]:
+def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, Record]:
     """The network of a checkpoint, and the checkpoint. Needs no data, and runs no code named in the file.
 
     Args:
         model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
-
-    Raises:
-        ValueError: the file is damaged or of another format, or the network is not the user's.
     """
     checkpoint = checkpoints.load_checkpoint(path)
     checkpoints.check_network(checkpoint, path)
@@ -76,7 +72,7 @@ def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, di
     return restored, checkpoint
 
 
-def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, dict[str, Any]]:
+def restore_graph(path: Path, model: str | None = None) -> tuple[Graph, Record]:
     """The integer network of a checkpoint, and the checkpoint; see `restore`."""
     restored, checkpoint = restore(path, model)
     return lowered(restored, path), checkpoint
@@ -107,11 +103,6 @@ def export_directory(
         name: the prefix of these names; by default the directory's name and the precision, so that networks of several
             jobs can be part of one program. If a job has several networks, each gets its precision after it.
         device: whose answers to one example the header holds.
-
-    Raises:
-        FileNotFoundError: the directory holds no checkpoint of a delivered network.
-        FileExistsError: a file with a header's name exists that is not exactqat's.
-        ValueError: a checkpoint cannot be read, or `name` is not a C identifier. Nothing is written then.
     """
     contents: dict[Path, bytes] = {}
     folders = delivered(out, "checkpoint.pt")
@@ -148,10 +139,6 @@ def verify_directory(
     Args:
         model: see `restore`.
         device: see `beside.compared`.
-
-    Raises:
-        FileNotFoundError: the directory holds no delivered network.
-        ValueError: a file cannot be compared.
     """
     progress = progress or Progress()
     verified = {}
@@ -211,10 +198,6 @@ def networks_of(
         part: of the job's data: train, validation or test.
         precision: the only folder to look at, such as w8a8.
         classes: whether they are needed.
-
-    Raises:
-        FileNotFoundError: there is no such job, file, or folder.
-        ValueError: a file cannot be read, or examples are missing.
     """
     held = None if examples is None else read_examples(examples, part, classes)
     given = None if held is None else (held.inputs, held.targets)

@@ -217,11 +217,7 @@ def rules_in(value: str) -> str:
 
 
 def device_named(name: object) -> str:
-    """A device that a job can be trained for.
-
-    Raises:
-        ValueError: there is none with that name; says what a name from an earlier version is called now.
-    """
+    """A device that a job can be trained for."""
     name = text(name)
     if name in that_run(".tflite"):
         return name
@@ -301,9 +297,6 @@ class Settings:
         ptq: Also search the best post-training quantization on the device's integers; it is delivered if its
             validation loss is the lowest.
         seed: Seed for weights, order and changes of the images. The same seed gives the same bits.
-
-    Raises:
-        ValueError: a value is not allowed, or has the wrong type.
     """
 
     out: Path

@@ -11,10 +11,10 @@ import re
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from . import files
 from .checkpoints import NUMBER, OBJECT, TEXT, TEXTS, WHOLE, check_fields
+from .files import Record
 from .models import named_in
 from .results import Dataset, History
 from .settings import PRECISION, Settings
@@ -26,11 +26,7 @@ CURVES = ("learning_rate", "loss", "validation_loss", "validation_accuracy")
 
 
 def check_free(out: Path, resume: bool, restart: bool = False) -> None:
-    """Refuses a directory with files that a new job would overwrite.
-
-    Raises:
-        ValueError: it holds a job and neither option is given, or other files with the names of a job's.
-    """
+    """Refuses a directory with files that a new job would overwrite."""
     taken = files.entries(out)
     if taken and "job.json" not in taken:
         raise ValueError(
@@ -55,10 +51,6 @@ def start(settings: Settings, dataset: Dataset, resume: bool = False, fit: Fit |
 
     Returns:
         Whether there is something to continue.
-
-    Raises:
-        ValueError: the directory is not free (see `check_free`), or holds a job with other settings. Nothing is changed
-            then.
     """
     out, job = settings.out, settings.out / "job.json"
     check_free(out, resume)
@@ -87,12 +79,8 @@ def start(settings: Settings, dataset: Dataset, resume: bool = False, fit: Fit |
     return True
 
 
-def read_job(out: Path) -> tuple[dict[str, Any], str, Fit | None]:
-    """The settings, the fingerprint of the images, and which of the weights fitted.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError, ValueError: there is no job, or job.json is damaged.
-    """
+def read_job(out: Path) -> tuple[Record, str, Fit | None]:
+    """The settings, the fingerprint of the images, and which of the weights fitted."""
     check_there(out)
     path = out / "job.json"
     if not path.exists():
@@ -112,10 +100,6 @@ def stored_settings(out: Path, model: str | None = None) -> Settings:
 
     Args:
         model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
-
-    Raises:
-        FileNotFoundError: there is no job.
-        ValueError: job.json is damaged, or the network is not the user's.
     """
     stored, *_ = read_job(out)
     try:
@@ -135,11 +119,7 @@ def check_there(out: Path) -> None:
 
 
 def delivered(out: Path, *names: str) -> list[Path]:
-    """The folders below `out` that hold all of these files, finest precision first.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is none.
-    """
+    """The folders below `out` that hold all of these files, finest precision first."""
     check_there(out)
     folders = [
         out / name

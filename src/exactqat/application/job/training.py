@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,9 @@ from torch import Tensor, nn
 from ... import qat
 from ...kit.planning.plans import SMALLEST_WIDTH
 from ...qat.train.core.steps import WeightedStep
+from . import checkpoints
 from .augmentation import augmented
-from .checkpoints import (
-    CHECKPOINT_FORMAT,
-    FLAG,
-    FLOAT,
-    OBJECT,
-    Kind,
-    check_fields,
-    first_line,
-    load_checkpoint,
-    optional,
-    save_checkpoint,
-    whole_to,
-)  # fmt: skip
+from .files import Record
 from .processes import ALONE, Processes
 from .results import Dataset, History, Progress, Split
 from .settings import Settings
@@ -61,26 +51,24 @@ class RangeCollapsed(RuntimeError):
 
 
 def accelerator_named(name: str) -> torch.device:
-    """What to train on, with deterministic algorithms if it is a GPU.
-
-    Raises:
-        ValueError: it is neither "cpu" nor "cuda" (or "cuda:1" and so on), or PyTorch does not see it.
-    """
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
+    """What to train on, with deterministic algorithms if it is a GPU."""
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,9})?", name):
         raise ValueError(f"--accelerator must be cpu, cuda, or a specific device such as cuda:1, got {name!r}")
-    if kind == "cpu":
+    if name == "cpu":
         return CPU
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(index or 0) >= count:
-        seen = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
-        raise ValueError(f"--accelerator {name} is not available: PyTorch {torch.__version__} sees {seen}")
+    seen = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if (name if ":" in name else f"{name}:0") not in seen:
+        version = f"PyTorch {torch.__version__}"
+        raise ValueError(f"--accelerator {name} is not available: {version} sees {', '.join(seen)}")
     # Read when cuBLAS starts; without it, its sums depend on what ran before.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     return torch.device(name)
+
+
+Groups = list[Record]
 
 
 @dataclass(frozen=True)
@@ -125,32 +113,9 @@ def manner_of(settings: Settings, dataset: Dataset) -> Manner:
     )  # fmt: skip
 
 
-def with_teacher(manner: Manner, settings: Settings, float_model: nn.Module, model: qat.PreparedModel) -> Manner:
-    """How quantization-aware training of a model goes: in float32, the numbers of the device."""
-    manner = replace(manner, mixed_precision=False)
-    if settings.distill is None:
-        return manner
-    share, temperature = map(float, settings.distill.split(":"))
-    return replace(manner, teacher=qat.Distillation(model, float_model, (), temperature), share=share)
-
-
-def float_rate(settings: Settings) -> float:
-    """The peak learning rate of float training."""
-    if settings.lr is not None:
-        return settings.lr
-    rate = FLOAT_RATE if settings.weights is None else GIVEN_WEIGHTS_RATE
-    return rate * (SGD_FACTOR if settings.optimizer == "sgd" else 1)
-
-
-Groups = list[dict[str, Any]]
-
-
-def quantized_groups(model: qat.PreparedModel, settings: Settings, fine: bool) -> Groups:
-    """The optimizer's groups for quantization-aware training; fine: it only fine-tunes."""
-    rate = settings.lr_qat
-    if rate is None:
-        rate = (FINE_TUNING_RATE if fine else QAT_RATE) * (SGD_FACTOR if settings.optimizer == "sgd" else 1)
-    return qat.parameter_groups(model, rate, settings.lr_ranges or RANGE_RATE)
+def rate_of(settings: Settings, chosen: float | None, usual: float) -> float:
+    """A peak learning rate: the user's, or what is usual with Adam."""
+    return usual * (SGD_FACTOR if settings.optimizer == "sgd" else 1) if chosen is None else chosen
 
 
 def learning_rate_factor(schedule: str, step: int, steps: int) -> float:
@@ -183,13 +148,13 @@ def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> 
     return (1 - manner.share) * losses.sum() + manner.share * manner.teacher(outputs, images, "sum")
 
 
-def _on_cpu(value: Any) -> Any:
-    """A state dict of any depth with all tensors on the CPU: it can be read on any machine."""
+def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A state dict of any depth with all tensors changed: on the CPU they can be read on any machine."""
     if isinstance(value, Tensor):
-        return value.cpu()
+        return change(value)
     if isinstance(value, dict):
-        return {key: _on_cpu(entry) for key, entry in value.items()}
-    return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
+        return {key: _each(entry, change) for key, entry in value.items()}
+    return [_each(entry, change) for entry in value] if isinstance(value, list) else value
 
 
 def batches(split: Split, manner: Manner, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -225,12 +190,14 @@ def accuracy_and_loss(
     """Share of images classified correctly, and the mean loss; each process computes its share of the images."""
     model.eval()
     right = loss = 0.0
-    device, weights = next(model.parameters()).device, manner.class_weights
+    device = next(model.parameters()).device
     for chosen in processes.share(torch.arange(len(split))).split(EVALUATION_BATCH):
         logits, labels = model(split.images[chosen].to(device)), split.labels[chosen].to(device)
         right += (logits.argmax(1) == labels).sum().item()
         losses = F.cross_entropy(logits.double(), labels, reduction="none")
-        loss += (losses if weights is None else losses * weights.to(device)[labels]).sum().item()
+        if manner.class_weights is not None:
+            losses = losses * manner.class_weights.to(device)[labels]
+        loss += losses.sum().item()
     right, loss = processes.sums([right, loss])
     return right / len(split), loss / len(split)
 
@@ -255,21 +222,11 @@ def check_ranges(model: nn.Module, when: str) -> None:
 
 
 def train(
-    model: nn.Module,
-    groups: Groups,
-    training: Split,
-    validation: Split,
-    epochs: int,
-    name: str,
-    state_path: Path,
-    manner: Manner,
-    freeze_at: int | None = None,
-    processes: Processes = ALONE,
-    resume: bool = False,
-    accelerator: torch.device = CPU,
-    progress: Progress | None = None,
+    model: nn.Module, groups: Groups, training: Split, validation: Split, epochs: int, name: str, state_path: Path,
+    manner: Manner, freeze_at: int | None = None, processes: Processes = ALONE, resume: bool = False,
+    accelerator: torch.device = CPU, progress: Progress | None = None,
     on_epoch: Callable[[History], None] = lambda history: None,
-) -> History:
+) -> History:  # fmt: skip
     """Trains `model` in place and leaves it in its best state, on the CPU.
 
     After every epoch `state_path` contains everything needed to continue: with `resume`, training that was interrupted
@@ -303,7 +260,7 @@ def train(
     else:
         optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[manner.optimizer](groups)
     rates, steps = [group["lr"] for group in groups], steps_per_epoch(training, manner.batch_size)
-    history, first_epoch, best_loss, best_state = History(frozen_from=freeze_at), 0, math.inf, dict[str, Any]()
+    history, first_epoch, best_loss, best_state = History(frozen_from=freeze_at), 0, math.inf, Record()
     state = processes.from_first(_stored_state(state_path, name, epochs) if resume and processes.writes else None)
     if state is not None:
         first_epoch, best_loss, best_state = state["epoch"], state["best_loss"], state["best"]
@@ -369,11 +326,11 @@ def train(
             # The loss, not the accuracy, picks the best state: on a few hundred images it depends far less on luck.
             if (freeze_at is None or epoch >= freeze_at) and validation_loss < best_loss:
                 best_loss = validation_loss
-                best_state = {key: _copied(entry) for key, entry in model.state_dict().items()}
+                best_state = _each(model.state_dict(), torch.clone)
             stopped = epoch + 1 < epochs and _stops(history, manner.patience)
             if processes.writes:
                 checkpoint = {
-                    "format": CHECKPOINT_FORMAT,
+                    "format": checkpoints.CHECKPOINT_FORMAT,
                     "training": name,
                     "epoch": epoch + 1,
                     "epochs": epochs,
@@ -388,7 +345,7 @@ def train(
                         "moments": optimizer.state_dict()["state"],
                         "generator": generator.get_state(),
                     }
-                save_checkpoint(state_path, _on_cpu(checkpoint))
+                checkpoints.save_checkpoint(state_path, _each(checkpoint, Tensor.cpu))
             on_epoch(history)
             if stopped:
                 progress.skip((epochs - epoch - 1) * steps)
@@ -401,10 +358,6 @@ def train(
     return history
 
 
-def _copied(entry: object) -> object:
-    return entry.clone() if isinstance(entry, Tensor) else entry
-
-
 def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
     """A module that computes the same with CUDA graphs, without Python's overhead; the model itself if that is
     impossible."""
@@ -413,7 +366,9 @@ def _in_graphs(model: nn.Module, images: Tensor) -> nn.Module:
     try:
         return qat.graphed(model, images)
     except (RuntimeError, ValueError) as error:
-        warnings.warn(f"training without CUDA graphs, which takes longer: {first_line(error)}", stacklevel=2)
+        warnings.warn(
+            f"training without CUDA graphs, which takes longer: {checkpoints.first_line(error)}", stacklevel=2
+        )
         return model
 
 
@@ -426,20 +381,18 @@ def _stops(history: History, patience: int | None) -> bool:
     return patience is not None and waited >= patience
 
 
-def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
-    """Loads a state dict from the file at `path` into the model.
-
-    Raises:
-        ValueError: it is not this model's.
-    """
+def load_state(model: nn.Module, state: Record, path: Path) -> None:
+    """Loads a state dict from the file at `path` into the model."""
     try:
         model.load_state_dict(state)
     except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} does not contain the state of this network: {first_line(error)}") from error
+        raise ValueError(
+            f"{path} does not contain the state of this network: {checkpoints.first_line(error)}"
+        ) from error
 
 
 def _continue(
-    state: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, names: tuple[str, ...],
+    state: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str],
     generator: torch.Generator,
 ) -> None:  # fmt: skip
     """Restores everything as it was after an epoch; names: of what the optimizer keeps for each parameter."""
@@ -453,43 +406,35 @@ def _continue(
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state["moments"]})
         generator.set_state(state["generator"])
     except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(f"{path} does not contain the state of this training: {first_line(error)}") from error
+        raise ValueError(
+            f"{path} does not contain the state of this training: {checkpoints.first_line(error)}"
+        ) from error
 
 
-def _stored_state(path: Path, name: str, epochs: int) -> dict[str, Any] | None:
+def _stored_state(path: Path, name: str, epochs: int) -> Record | None:
     if not path.exists():
         return None
-    state = load_checkpoint(path)
+    state = checkpoints.load_checkpoint(path)
     if (state.get("training"), state.get("epochs")) != (name, epochs):
         raise ValueError(
             f"{path} belongs to the training {state.get('training')!r} of {state.get('epochs')!r} epochs, not to "
             f"{name!r} of {epochs}"
         )
-    kinds = {"epoch": whole_to(1, epochs), "stopped": FLAG, "best": OBJECT, "best_loss": FLOAT, "history": OBJECT}
-    epoch = check_fields(state, path, kinds)["epoch"]
+    kinds = {name: checkpoints.OBJECT for name in ("best", "history")} | {"best_loss": checkpoints.FLOAT}
+    kinds |= {"epoch": checkpoints.whole_to(1, epochs), "stopped": checkpoints.FLAG}
+    epoch = checkpoints.check_fields(state, path, kinds)["epoch"]
     if epoch < epochs and not state["stopped"]:
-        check_fields(state, path, {"model": OBJECT, "moments": OBJECT, "generator": ("a tensor", torch.is_tensor)})
-    curve: Kind = (
-        f"a list of {epoch} numbers",
-        lambda value: isinstance(value, list) and len(value) == epoch and all(type(entry) is float for entry in value),
-    )
-    curves = ("loss", "validation_accuracy", "validation_loss", "learning_rate")
-    kinds = dict.fromkeys(curves, curve) | {"frozen_from": optional(whole_to(0, epochs))}
-    history = check_fields(state["history"], f"{path}: its history", kinds)
-    fields: dict[str, Any] = {name: history.get(name) for name in kinds}
-    return state | {"history": History(**fields)}
+        kinds = {name: checkpoints.OBJECT for name in ("model", "moments")} | {
+            "generator": ("a tensor", torch.is_tensor)
+        }
+        checkpoints.check_fields(state, path, kinds)
+    kinds = {field.name: checkpoints.list_of(epoch, "numbers", float) for field in fields(History)}
+    kinds["frozen_from"] = checkpoints.optional(checkpoints.whole_to(0, epochs))
+    history = checkpoints.check_fields(state["history"], f"{path}: its history", kinds)
+    return state | {"history": History(**{name: history.get(name) for name in kinds})}  # type: ignore[arg-type]
 
 
 def finished(path: Path) -> bool:
-    """Whether the file at `path` is that of a finished training.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-    state = load_checkpoint(path)
+    """Whether the file at `path` is that of a finished training."""
+    state = checkpoints.load_checkpoint(path)
     return "epochs" in state and (state.get("epoch") == state["epochs"] or state.get("stopped") is True)
-
-
-def frozen_epochs(epochs: int) -> int:
-    """How many of the quantization-aware epochs belong to the last phase: at least one."""
-    return max(1, round(epochs * FROZEN_SHARE))

@@ -43,12 +43,6 @@ def put(model: nn.Module, path: Path) -> Fit:
     Args:
         path: of a state dict that `torch.save` wrote, alone or as part of a checkpoint, or of safetensors. An
             additional prefix of all matching names, such as "module.", is removed.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, holds something other than weights, none that fit, or some that are not finite. The
-            network then stays as it was.
-        ModuleNotFoundError: safetensors is not installed.
     """
     content, tensors = read(path)
     own = {name: entry for name, entry in model.state_dict().items() if isinstance(entry, Tensor)}

@@ -299,7 +299,11 @@ def noise(outcomes: Sequence[Outcome]) -> Markup:
         _tips(axes, device, places, [f"{title}, {name}: {ratio:.1f} dB" for name, ratio in ratios.items()])
     axes.plot([], [], "x", color=INK, label="in training")
     axes.set_xlabel("signal to noise in dB")
-    axes.set_yticks(range(len(names)), [_tail(name) for name in names], fontsize=10)
+    # The end of a layer's path distinguishes it from its neighbours.
+    shown = [shortened(name, 10 * len(name)) for name in names]
+    most = DRAWN_LENGTH + 4
+    labels = [name if len(name) <= most else "…" + name[1 - most :] for name in shown]
+    axes.set_yticks(range(len(names)), labels, fontsize=10)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
     _below(figure, axes)
     _clean(axes, "both")
@@ -308,9 +312,3 @@ def noise(outcomes: Sequence[Outcome]) -> Markup:
         "Signal to noise of every layer's output, from input to logits: lines for the device's integers, crosses for "
         "the trained network in PyTorch.",
     )
-
-
-def _tail(name: str) -> str:
-    """The end of a layer's path, which distinguishes it from its neighbours."""
-    name = shortened(name, len(name) * 10)
-    return name if len(name) <= DRAWN_LENGTH + 4 else "…" + name[-DRAWN_LENGTH - 3 :]

@@ -22,44 +22,27 @@ from .page import Table
 
 
 @dataclass(frozen=True)
-class Delivered:
-    """A network of a finished job.
-
-    Attributes:
-        accuracy: on the device.
-        right: whether each test image was.
-        figures: bytes of the file, and the integers that differ from the simulation and from training; None for float.
-    """
-
-    accuracy: float
-    right: np.ndarray
-    figures: tuple[int | None, ...] = (None, None, None)
-
-
-@dataclass(frozen=True)
 class FinishedJob:
     """What is known about a finished job.
 
     Attributes:
         name: its directory, as given.
-        settings: from job.json.
-        images: fingerprint of its data.
-        networks: delivered ones by precision, and "float32".
+        settings: from job.json; images: fingerprint of its data.
+        accuracies: of the float network and of the delivered ones on their device, by precision.
+        right: whether each test image was, likewise.
+        figures: bytes of the files, and the integers that differ from the simulation and from training, likewise.
     """
 
     name: str
     settings: Mapping[str, Any]
     images: str
-    networks: Mapping[str, Delivered]
+    accuracies: dict[str, float]
+    right: dict[str, np.ndarray]
+    figures: dict[str, Sequence[int]]
 
 
 def read(directory: Path) -> FinishedJob:
-    """The finished job in a directory.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is none.
-        ValueError: it is unfinished, or its files are damaged; the message says which.
-    """
+    """The finished job in a directory."""
     settings, images, _ = read_job(directory)
     path = directory / "metrics.json"
     if not path.exists():
@@ -68,25 +51,24 @@ def read(directory: Path) -> FinishedJob:
     labels = content.get("labels")
     if not isinstance(labels, list) or not labels or any(type(label) is not int for label in labels):
         raise ValueError(f"{path}: labels must be a list of whole numbers, at least one")
-    answers = {"answers": list_of(len(labels), "whole numbers", int)}
+    job = FinishedJob(str(directory), settings, images, {}, {}, {})
 
-    def right(network: Mapping[str, Any]) -> np.ndarray:
-        return np.array(network["answers"], dtype=object) == np.array(labels, dtype=object)
+    def add(name: str, network: object, where: str, accuracy: str, *figures: str) -> None:
+        kinds = {accuracy: SHARE, "answers": list_of(len(labels), "whole numbers", int)} | dict.fromkeys(figures, WHOLE)
+        held = check_fields(network, where, kinds)
+        job.accuracies[name] = held[accuracy]
+        job.right[name] = np.array(held["answers"], dtype=object) == np.array(labels, dtype=object)
+        job.figures[name] = [held[figure] for figure in figures]
 
-    held = check_fields(content["float"], f"{path}: float", {"test_accuracy": SHARE} | answers)
-    networks = {"float32": Delivered(held["test_accuracy"], right(held))}
-    figures = ("file_bytes", "values_differing", "training_differing")
+    add("float32", content["float"], f"{path}: float", "test_accuracy")
     for precision, methods in content["networks"].items():
         where = f"{path}: networks.{shortened(precision, 20)}"
         if not re.fullmatch(PRECISION, precision):
             raise ValueError(f"{where} is not a precision such as w8a8")
         name = check_fields(methods, where, {"chosen": TEXT})["chosen"]
-        kinds = {"device_accuracy": SHARE} | answers | dict.fromkeys(figures, WHOLE)
-        chosen = check_fields(methods.get(name), where, kinds)
-        networks[precision] = Delivered(
-            chosen["device_accuracy"], right(chosen), tuple(chosen[figure] for figure in figures)
-        )
-    return FinishedJob(str(directory), settings, images, networks)
+        figures = ("file_bytes", "values_differing", "training_differing")
+        add(precision, methods.get(name), where, "device_accuracy", *figures)
+    return job
 
 
 def settings_table(jobs: Sequence[FinishedJob]) -> Table:
@@ -105,17 +87,17 @@ def network_table(jobs: Sequence[FinishedJob]) -> Table:
     that differ."""
     header = ("network", "job", "accuracy", "to the first", "bytes", "simulation", "training")
     table = Table("Delivered networks, on the device", header, 2)
-    for name in dict.fromkeys(name for job in jobs for name in job.networks):
-        first, *others = [job for job in jobs if name in job.networks]
+    for name in dict.fromkeys(name for job in jobs for name in job.accuracies):
+        first, *others = [job for job in jobs if name in job.accuracies]
         for job in (first, *others):
-            network, other, difference = job.networks[name], first.networks[name], "–"
+            difference = "–"
             if job is not first and job.images == first.images:
-                difference = paired(network.right, other.right).in_short()
+                difference = paired(job.right[name], first.right[name]).in_short()
             elif job is not first:
-                difference = f"{100 * (network.accuracy - other.accuracy):+.1f}, not known"
-            figures = ["–" if figure is None else f"{figure:,}" for figure in network.figures]
+                difference = f"{100 * (job.accuracies[name] - first.accuracies[name]):+.1f}, not known"
+            figures = [f"{figure:,}" for figure in job.figures[name]] or ["–"] * 3
             shown = name if name == "float32" else name.upper()
-            table.add(shown, job.name, f"{network.accuracy:.1%}", difference, *figures)
+            table.add(shown, job.name, f"{job.accuracies[name]:.1%}", difference, *figures)
     return table
 
 
@@ -128,7 +110,7 @@ def sentences(jobs: Sequence[FinishedJob]) -> list[str]:
             "due to the networks"
         )
     for job in jobs:
-        wrong = [name.upper() for name, network in job.networks.items() if network.figures[2]]
+        wrong = [name.upper() for name, figures in job.figures.items() if figures and figures[2]]
         if wrong:
             device = shortened(job.settings.get("device"), 40)
             said.append(f"{job.name}: {device} does not compute what was trained, in {', '.join(wrong)}")

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from ...kit.device import PROFILES
 from ...qat.train.core.steps import WeightedStep
+from ..job.files import Record
 from ..job.pipeline import chance, to_try
 from ..job.recipes import recipe_named
 from ..job.results import Dataset, Outcome, Results
@@ -69,7 +69,7 @@ def answers_of(results: Results) -> dict[str, np.ndarray]:
     return {"float": results.float_predictions} | delivered
 
 
-def per_class(results: Results) -> list[dict[str, Any]]:
+def per_class(results: Results) -> list[Record]:
     """For each class its name, the number of test images, and the share that the float network and the delivered ones,
     on the device, get right; None without images."""
     labels, answers = results.dataset.test.labels.numpy(), answers_of(results)
@@ -97,7 +97,7 @@ def answers_to(results: Results, image: int) -> dict[str, str]:
     return {network: names[answer[image]] for network, answer in answers_of(results).items()}
 
 
-def mistakes(results: Results) -> dict[str, Any]:
+def mistakes(results: Results) -> Record:
     """The mistaken test images by number, from 0 in the order of the test part, and file; what each shows, and how it
     is classified."""
     images, test, names = mistaken(results), results.dataset.test, results.dataset.class_names

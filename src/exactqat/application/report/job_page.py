@@ -10,7 +10,6 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +18,7 @@ from ...deploy.simulate import PROFILES, unclaimed
 from ...kit.device.profile import that_run
 from ...kit.display import shortened
 from ...qat.train.core.steps import WeightedStep
+from ..job.files import Record
 from ..job.results import Outcome, Results
 from . import charts, findings
 from .page import Cell, Table, differing, render
@@ -77,7 +77,11 @@ def _page(results: Results) -> str:
         ],
         footprint_tables=_footprint_tables(best),
         not_measured=dict.fromkeys(footprint.why_not for footprint in footprints if footprint.why_not),
-        claims=[(PROFILES[device].title, device, _claim(best, device)) for device in that_run(".tflite")],
+        # Which operators prevent that files are claimed to run on a device as simulated.
+        claims=[
+            (PROFILES[device].title, device, dict.fromkeys(kind for o in best for kind in unclaimed(o.graph, device)))
+            for device in that_run(".tflite")
+        ],
         layers=[(o.precision.upper(), len(o.graph.operators), _layer_table(o)) for o in best],
         shifted=any(operator.kind == "QUANTIZE" for outcome in best for operator in outcome.graph.operators),
     )
@@ -130,7 +134,7 @@ def width_table(results: Results) -> Table:
     return table
 
 
-def _devices(results: Results) -> list[dict[str, Any]]:
+def _devices(results: Results) -> list[Record]:
     """What every device computes for the delivered networks, compared with training; the job's own device first."""
     shown, own = [], results.settings.device
     names = dict.fromkeys(name for outcome in results.delivered for name in outcome.elsewhere)
@@ -170,12 +174,6 @@ def _footprint_tables(outcomes: Iterable[Outcome]) -> list[Table]:
         needs.add(name, operators, flash, arena, f"{footprint.multiply_accumulates:,}")
         parts.add(name, flash, *(f"{footprint.parts.get(kind, 0):,}" for kind in kinds))
     return [needs, parts]
-
-
-def _claim(outcomes: Iterable[Outcome], device: str) -> str:
-    """Whether files are claimed to run on a device as simulated, or which operators prevent that."""
-    missing = dict.fromkeys(kind for outcome in outcomes for kind in unclaimed(outcome.graph, device))
-    return f"not claimed for {', '.join(missing)}" if missing else "every integer is claimed to be as simulated"
 
 
 def _layer_table(outcome: Outcome) -> Table:
@@ -249,7 +247,7 @@ def _class_table(results: Results) -> Table:
     return table
 
 
-def _mistakes(results: Results) -> dict[str, Any]:
+def _mistakes(results: Results) -> Record:
     """The misclassified test images, and what each network answered."""
     mistaken, part, names = findings.mistaken(results), results.dataset.test, results.dataset.class_names
     shown = []
@@ -288,7 +286,7 @@ def _picture_of(image: Tensor, value_range: tuple[float, float]) -> tuple[str, b
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", side < IMAGE_SIDE
 
 
-def _confusions(results: Results, outcomes: Iterable[Outcome]) -> dict[str, Any]:
+def _confusions(results: Results, outcomes: Iterable[Outcome]) -> Record:
     """For each network how often each class got each answer; beyond MATRIX_CLASSES the most frequent mistakes."""
     labels, names = results.dataset.test.labels.numpy(), results.dataset.class_names
     if len(names) > MATRIX_CLASSES:

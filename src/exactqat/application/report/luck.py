@@ -73,9 +73,6 @@ def paired(right: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarra
 
     Args:
         right, other: whether each image was right, [n], for the network and for the other.
-
-    Raises:
-        ValueError: they do not cover the same images, or there are none.
     """
     from scipy.stats import binomtest
 

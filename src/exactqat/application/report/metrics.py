@@ -9,14 +9,14 @@ import re
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from ..job import files
+from ..job.files import Record
 from ..job.results import Outcome, Results
 from . import findings
 
 
-def metrics(results: Results) -> dict[str, Any]:
+def metrics(results: Results) -> Record:
     """What DIR/metrics.json holds."""
     dataset, settings = results.dataset, results.settings
     return {
@@ -52,7 +52,7 @@ def metrics(results: Results) -> dict[str, Any]:
             }
             for precision in settings.precisions
         },
-        "widths": [_width(results, outcome) for outcome in (None, *results.delivered)],
+        "widths": _widths(results),
         "values_compared": results.simulation.values,
         "values_differing": results.simulation.differing,
         "training_values": results.training.values,
@@ -65,7 +65,7 @@ def metrics(results: Results) -> dict[str, Any]:
     }
 
 
-def _network(results: Results, outcome: Outcome) -> dict[str, Any]:
+def _network(results: Results, outcome: Outcome) -> Record:
     report, beside = outcome.report, findings.beside_float(results, outcome)
     logits_differing, logits = report.outputs_beside_training
     devices = {
@@ -75,22 +75,17 @@ def _network(results: Results, outcome: Outcome) -> dict[str, Any]:
     # A row for each operator and for the whole network, with its multiply-adds for one image.
     work = [int(row["multiply_accumulates"]) for row in outcome.graph.summary()]
     rows = zip(report.table(), work + [sum(work)] * len(report.outputs), strict=False)
+    names = ("validation_accuracy", "validation_loss", "test_accuracy", "device_accuracy", "file_bytes")
     return {
         **({} if outcome.footprint is None else {"footprint": asdict(outcome.footprint)}),
         **({"devices": devices} if devices else {}),
         "title": outcome.method.title,
-        "validation_accuracy": outcome.validation_accuracy,
-        "validation_loss": outcome.validation_loss,
-        "test_accuracy": outcome.test_accuracy,
-        "device_accuracy": outcome.device_accuracy,
-        "file_bytes": outcome.file_bytes,
+        **{name: getattr(outcome, name) for name in names},
         "compressed_file_bytes": outcome.compressed_bytes,
         "values_compared": report.values,
         "values_differing": report.differing,
         "predictions_values": sum(row.values for row in report.predictions),
-        "predictions_differing": report.predictions_differing,
-        "training_values": report.training_values,
-        "training_differing": report.training_differing,
+        **{name: getattr(report, name) for name in ("predictions_differing", "training_values", "training_differing")},
         "training_logits": logits,
         "training_logits_differing": logits_differing,
         "beside_float": asdict(beside) | {"may_be_luck": beside.may_be_luck},
@@ -101,25 +96,10 @@ def _network(results: Results, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _width(results: Results, outcome: Outcome | None) -> dict[str, Any]:
-    """A delivered network, or the float network, by its size and accuracy; None where something does not apply."""
-    row: dict[str, Any] = {
-        "network": "float32",
-        "method": "float training",
-        "weight_bits": 32,
-        "activation_bits": 32,
-        "pytorch_accuracy": results.float_test_accuracy,
-        "packed_parameter_bytes": results.float_bytes,
-        "device_accuracy": None,
-        "lost": 0.0,
-        **dict.fromkeys(("file_bytes", "compressed_file_bytes", "flash_bytes", "differing", "compared")),
-        **dict.fromkeys(("training_differing", "training_compared", "paired")),
-        "delivered": False,
-    }
-    if outcome is None:
-        return row
+def _width(results: Results, outcome: Outcome) -> Record:
+    """A delivered network by its size and accuracy."""
     bits, report = results.settings.precisions[outcome.precision], outcome.report
-    return row | {
+    return {
         "network": outcome.precision,
         "method": outcome.method.title,
         "weight_bits": bits[0],
@@ -138,6 +118,14 @@ def _width(results: Results, outcome: Outcome | None) -> dict[str, Any]:
         "paired": asdict(findings.beside_float(results, outcome)),
         "delivered": True,
     }
+
+
+def _widths(results: Results) -> list[Record]:
+    """The float network, with None where something does not apply, then the delivered ones."""
+    rows = [_width(results, outcome) for outcome in results.delivered]
+    of_float = {"network": "float32", "method": "float training", "weight_bits": 32, "activation_bits": 32, "lost": 0.0}
+    of_float |= {"pytorch_accuracy": results.float_test_accuracy, "packed_parameter_bytes": results.float_bytes}
+    return [dict.fromkeys(rows[0]) | of_float | {"delivered": False}, *rows]
 
 
 def write_metrics(results: Results) -> Path:
