@@ -374,7 +374,7 @@ class ItemBuilder(Generic[Fixed]):
     def rolled(self, x: Moving, axis: int, shift: int) -> Moving:
         """With entries moved along an axis, the last ones to the front."""
         end = -shift % x.shape[axis]
-        return self.join(self.sections(x, axis, (end, x.shape[axis] - end))[::-1], axis) if end else x
+        return self.join([self.cut(x, axis, end, x.shape[axis]), self.cut(x, axis, 0, end)], axis) if end else x
 
     def take(self, x: Moving, axis: int, indices: Iterable[int]) -> Moving:
         """These entries of an axis."""
