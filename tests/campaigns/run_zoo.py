@@ -68,9 +68,13 @@ def end_to_end(
     began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # With auxiliary results, training computes something else.
-        model.train(training and not getattr(model, "aux_logits", False))
-        prepared = qat.prepare(model, examples if len(examples) > 1 else examples[0])
+        example = examples if len(examples) > 1 else examples[0]
+        try:
+            prepared = qat.prepare(model.train(training), example)
+        except qat.UnsupportedOperator as error:
+            if not training or "model.eval() before prepare" not in str(error):
+                raise
+            prepared = qat.prepare(model.eval(), example)  # training computes something else: as it says
     prepare_seconds = time.process_time() - began
     prepared.train()
     optimizer = torch.optim.SGD(prepared.parameters(), 1e-4)

@@ -16,13 +16,6 @@ from contextlib import contextmanager
 # Seconds until the first line, and between lines.
 AFTER, EVERY = 10.0, 30.0
 _LOGGER = logging.getLogger("exactqat")
-_NOW: list[str] = []
-
-
-def now_at(what: str) -> None:
-    """What the innermost `at_work` is at, for its next line."""
-    if _NOW:
-        _NOW[-1] = what
 
 
 @contextmanager
@@ -35,14 +28,12 @@ def at_work(what: str) -> Iterator[None]:
         pause = AFTER
         while not finished.wait(pause):
             pause = EVERY
-            detail = f", now at {_NOW[-1]}" if _NOW and _NOW[-1] else ""
-            line = f"{what}: {time.monotonic() - began:.0f} s so far{detail}"
+            line = f"{what}: {time.monotonic() - began:.0f} s so far"
             if _LOGGER.hasHandlers():
                 _LOGGER.info(line)
             elif stream is not None:
                 print(f"exactqat: {line}", file=stream, flush=True)
 
-    _NOW.append("")
     thread = threading.Thread(target=speak, daemon=True, name="exactqat progress")
     thread.start()
     try:
@@ -50,4 +41,3 @@ def at_work(what: str) -> Iterator[None]:
     finally:
         finished.set()
         thread.join()
-        _NOW.pop()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ..core.sizes import Batch
 
@@ -163,18 +164,8 @@ def map_nodes(function: Callable[[Node], Node], node: Node) -> Node:
 
 
 def tree_map(kind: type | tuple[type, ...], function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, kind):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {key: tree_map(kind, function, element) for key, element in value.items()}
-    if isinstance(value, (list, tuple)):
-        # Lists and tuples of their own kinds (torch.Size, named results, fx's lists) become plain ones.
-        mapped = [tree_map(kind, function, element) for element in value]
-        return mapped if isinstance(value, list) else tuple(mapped)
-    return value
+    return pytree.tree_map_only(kind, function, value)
 
 
 def leaves(kind: type | tuple[type, ...], value: Any) -> list[Any]:
-    found: list[Any] = []
-    tree_map(kind, found.append, value)
-    return found
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, kind)]

@@ -27,7 +27,6 @@ from ....kit.planning.callers import users_line
 from ....kit.planning.inputs import misfit_of_example
 from ....kit.planning.network import Network
 from ..core.naming import words_of
-from ..core.progress import now_at
 from ..core.refusals import CaptureError, Refused
 
 # Their handlers enter themselves into the reader's table.
@@ -87,7 +86,6 @@ def capture(model: nn.Module, example_inputs: Any, example_kwargs: Mapping[str, 
     named = [(key, leaf) for key, leaf in pytree.tree_flatten_with_path(arguments)[0] if isinstance(leaf, torch.Tensor)]
     blank = _of_zeros(args, kwargs, [tensor for _, tensor in named])
     drawn, copied = _random_state(), _copied_with(model, flags)
-    now_at("torch.export")
     try:
         exported, sizes = export(copied, *blank)
     except CaptureError as error:

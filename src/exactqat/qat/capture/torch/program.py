@@ -22,7 +22,6 @@ from ....kit.planning.callers import users_line
 from ....kit.planning.files import short_names
 from ....kit.planning.network import Network, Place, Step
 from ..core.naming import input_names, result_name
-from ..core.progress import now_at
 from ..core.refusals import CaptureError, Refused, first_line
 from .converter import Converter
 from .export import NOT_FOLLOWED
@@ -216,10 +215,8 @@ class Program(Converter):
     def _walk(self, graph: fx.Graph, owner: nn.Module, tensors: Sequence[Any]) -> Any:
         """Walks a graph with what its placeholders stand for; returns its outputs."""
         remaining = iter(tensors)
-        count = len(graph.nodes)
-        for position, node in enumerate(graph.nodes):
+        for node in graph.nodes:
             self.current, outer = node, self.current
-            now_at(f"operation {position} of {count}, {node.name}")
             if node.op == "placeholder":
                 made = next(remaining)
             elif node.op == "get_attr":
