@@ -165,7 +165,8 @@ class Comparing:
             else:
                 agree = False
             done()
-        memory |= graph.succeeding({**stored, **memory})
+        values, successors = {**stored, **memory}, {name: graph.tensors[name].successor for name in memory}
+        memory |= {name: values[successor] for name, successor in successors.items() if successor}
         # If every operator agrees from the device's operands, the whole simulation is what the device had.
         wanted = [*dict.fromkeys((*graph.outputs, *also))]
         whole = stored if agree and not memory else simulate(

@@ -165,10 +165,6 @@ class Graph:
         sets others."""
         return {name: initial_codes(self.tensors[name], examples) for name in self.variables}
 
-    def succeeding(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the variables with a successor hold in the next call, from this call's values by name."""
-        return {name: values[self.tensors[name].successor] for name in self.variables if self.tensors[name].successor}
-
     def with_outputs(self, outputs: Sequence[str]) -> Graph:
         """The same graph with other tensors as its outputs; these have no user-defined names."""
         return replace(self, outputs=tuple(outputs), ports=None)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -139,7 +139,17 @@ class Tracks:
             return
         need(len({track.size for track in timed}) == 1, "one frame of an operand serves all frames of another one")
         if about.broadcasts:
-            self._check_others(about.axis, len(outputs[0].shape), inputs, tracks)
+            for tensor, known in zip(inputs, tracks, strict=True):
+                own, size = time_axis_sizes(tensor, about.axis, len(outputs[0].shape))
+                if known is None and size > 1:
+                    name, data = tensor.name, tensor.data
+                    need(data is not None, f"{name!r} has other values for every frame, and no time")
+                    assert data is not None
+                    need(
+                        bool(np.all(data == data.take([0], own))),
+                        f"the constant {name!r} has other values for every frame, as positions have; a stream has no "
+                        "last frame",
+                    )
         if about.pads or (
             len(timed) == 1 and about.keeps_zero and timed[0].fill == _zero(inputs[tracks.index(timed[0])])
         ):
@@ -187,20 +197,6 @@ class Tracks:
                 name if each == output.name else each, about.axis, track.stride, size, track.shift - about.before,
                 track.start, fill, min(clean, size), beyond,
             )  # fmt: skip
-
-    def _check_others(self, axis: int, rank: int, inputs: Sequence[Tensor], tracks: Sequence[Track | None]) -> None:
-        for tensor, track in zip(inputs, tracks, strict=True):
-            own, size = time_axis_sizes(tensor, axis, rank)
-            if track is not None or size == 1:
-                continue
-            need(tensor.data is not None, f"{tensor.name!r} has other values for every frame, and no time")
-            assert tensor.data is not None
-            first = tensor.data.take([0], own)
-            need(
-                bool(np.all(tensor.data == first)),
-                f"the constant {tensor.name!r} has other values for every frame, as positions have; a stream has no "
-                "last frame",
-            )
 
 
 def _zero(tensor: Tensor) -> int:

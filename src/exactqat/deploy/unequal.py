@@ -12,7 +12,7 @@ from ..kit.device import OPERATORS
 from ..kit.device.tensor import CODE_RANGES
 from ..kit.display import listed, shortened
 from ..kit.planning.callers import users_line
-from .graph import Graph, Operator
+from .graph import Graph
 
 # How many times wider than a part a whole of 8 bits may be, and how many steps it has; one of 16 bits leaves more.
 WIDEST, STEPS = 2**5, 255
@@ -42,7 +42,10 @@ def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
         if not (joins or declaration.adds) or whole.dtype not in CODE_RANGES:
             continue
         for name in dict.fromkeys(operator.inputs):
-            part = graph.tensors[_own(graph, makers, name)]
+            # The tensor before it moved to the grid of what it joins.
+            while name in makers and OPERATORS[makers[name].kind].changes_dtype:
+                name = makers[name].inputs[0]
+            part = graph.tensors[name]
             if part.data is not None or part.dtype not in CODE_RANGES:
                 continue
             codes = CODE_RANGES[part.dtype][1] - CODE_RANGES[part.dtype][0]
@@ -50,13 +53,6 @@ def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
             if steps < STEPS / WIDEST:
                 found.append(UnequalPart(whole.name, part.name, 20 * math.log10(max(steps, 1e-3))))
     return tuple(found)
-
-
-def _own(graph: Graph, makers: dict[str, Operator], name: str) -> str:
-    """The tensor before it moved to the grid of what it joins."""
-    while name in makers and OPERATORS[makers[name].kind].changes_dtype:
-        name = makers[name].inputs[0]
-    return name
 
 
 def warn_of_unequal_parts(graph: Graph) -> None:

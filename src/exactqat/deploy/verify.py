@@ -219,8 +219,14 @@ class _Verifying:
                 rows = graph.tensors[name].shape[0]  # of one example
                 return values[start * rows : end * rows]
 
-            known = self._simulated_elsewhere(part.codes) or part.stored
-            if self.trained_codes is not None:
+            known: Codes = part.stored
+            if self.elsewhere:
+                try:
+                    known = self._simulated(self.elsewhere, part.codes, graph.results())
+                except Refusal:  # a device that would not survive these inputs gives nothing to compare with
+                    self.elsewhere = ""
+                    self.training.clear()
+            elif self.trained_codes is not None:
                 known = {name: of_these(name, codes) for name, codes in self.trained_codes.items() if name in rows_of}
             trained = {name: codes for name, codes in known.items() if name in rows_of}
             device, returned = self.opened.run(part.codes)
@@ -254,16 +260,6 @@ class _Verifying:
                 try_in_a_child(_run, self.graph, self.content, self.ran.name, batches)
                 yield from waiting
                 waiting = []
-
-    def _simulated_elsewhere(self, codes: Codes) -> Codes:
-        if not self.elsewhere:
-            return {}
-        try:
-            return self._simulated(self.elsewhere, codes, self.graph.results())
-        except Refusal:  # a device that would not survive these inputs gives nothing to compare with
-            self.elsewhere = ""
-            self.training.clear()
-            return {}
 
     def _simulated(self, device: str, codes: Codes, names: Sequence[str]) -> Codes:
         state = self.states.setdefault(device, {})

@@ -89,24 +89,17 @@ def weights_on_grid(
         gain = whole
     else:
         gain = made.add(constants, f"{path}.scale", rest.copy())
-    offset = made.add(constants, f"{path}.bias", _bias(bias, scale * np.float32(input_scale)))
+    # Real numbers that lie on the accumulator's grid, of these steps, at the file's codes.
+    step, whole_steps = scale * np.float32(input_scale), bias.astype(np.float64)
+    real = (whole_steps * step).astype(np.float32)
+    for candidate in (np.nextafter(real, np.float32(-np.inf)), np.nextafter(real, np.float32(np.inf))):
+        real = np.where(np.rint(real / step) == whole_steps, real, candidate)
+    wrong = bias[np.rint(real / step) != whole_steps][:1].astype(np.int64).tolist()
+    need(not wrong, f"its bias has codes beyond what float32 holds, such as {wrong}")
+    offset = made.add(constants, f"{path}.bias", real.astype(np.float32))
     mean = made.add(constants, f"{path}.mean", np.zeros(channels, np.float32), trained=False)
     variance = made.add(constants, f"{path}.variance", np.ones(channels, np.float32), trained=False)
     norm = BatchNorm(gain, offset, mean, variance, None, 0.0, None, training=False)
     rule = Rule(match=path, ranges="learned", per_channel=not single)
     end = np.float32(_LARGEST) * (power[0] if single else power)
     return Weights(weight, None, norm, rule, channel_axis, np.asarray(end, np.float32))
-
-
-def _bias(codes: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Real numbers that lie on the accumulator's grid, of these steps, at the file's codes."""
-    codes = codes.astype(np.float64)
-    found = (codes * step).astype(np.float32)
-    for candidate in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
-        found = np.where(np.rint(found / step) == codes, found, candidate)
-    wrong = np.flatnonzero(np.rint(found / step) != codes)
-    need(
-        not wrong.size,
-        f"its bias has codes beyond what float32 holds, such as {codes[wrong[:1]].astype(np.int64).tolist()}",
-    )
-    return found.astype(np.float32)

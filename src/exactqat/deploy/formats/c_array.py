@@ -91,7 +91,13 @@ def c_array(
         )
     content = tflite_bytes(graph, description)
     found = footprint(graph, content) if found is None else found
-    inputs = check_inputs(graph, _random(graph) if x is None else x)
+    if x is None:
+        rng, tensors = np.random.default_rng(0), [graph.tensors[each] for each in graph.inputs]
+        x = {
+            tensor.name: rng.integers(*graph.limits(tensor.name), tensor.shape, tensor.dtype, endpoint=True)
+            for tensor in tensors
+        }
+    inputs = check_inputs(graph, x)
     if {len(codes) for codes in inputs.values()} != {1}:
         raise ValueError(f"x must contain one example, got {len(next(iter(inputs.values())))}")
     outputs = simulate(graph, inputs, profile.name)
@@ -140,15 +146,6 @@ def c_array(
         "",
     ]
     return "\n".join(lines)
-
-
-def _random(graph: Graph) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    made = {}
-    for name in graph.inputs:
-        tensor = graph.tensors[name]
-        made[name] = rng.integers(*graph.limits(name), tensor.shape, tensor.dtype, endpoint=True)
-    return made
 
 
 def _operators(upper: str, content: bytes) -> list[str]:

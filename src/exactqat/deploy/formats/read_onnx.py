@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...kit.device.operator import Refusal
 from ...kit.display import shortened
-from .onnx import Proto
 from .read_tflite import path_of_file
 from .tflite import import_deploy
 
@@ -50,7 +48,9 @@ def model_of(content: bytes, name: str = "the file", folder: Path | None = None)
     onnx = import_deploy("onnx", "onnx")
     try:
         model = onnx.load_model_from_string(content)
-        if any(each.data_location == onnx.TensorProto.EXTERNAL for each in _tensors(model.graph)):
+        held_by_operators = (each.t for node in model.graph.node for each in node.attribute if each.HasField("t"))
+        constants = [*model.graph.initializer, *held_by_operators]
+        if any(each.data_location == onnx.TensorProto.EXTERNAL for each in constants):
             if folder is None:
                 raise ValueError("its constants lie in other files")
             onnx.external_data_helper.load_external_data_for_model(model, str(folder))
@@ -66,10 +66,3 @@ def model_of(content: bytes, name: str = "the file", folder: Path | None = None)
     held = {each.name for each in graph.initializer}
     inputs = tuple(each.name for each in graph.input if each.name not in held)
     return OnnxModel(name, content, inputs, tuple(outputs))
-
-
-def _tensors(graph: Proto) -> Iterator[Proto]:
-    """The constants of a graph, including those of its operators."""
-    yield from graph.initializer
-    for node in graph.node:
-        yield from (each.t for each in node.attribute if each.HasField("t"))
