@@ -44,7 +44,7 @@ def _need_a_grid(c: OnnxReader, scale: np.ndarray, zero_point: np.ndarray) -> No
 
 
 @handles("QuantizeLinear")
-def _quantize(c: OnnxReader, given: Attributes, x: Moving, *grid_of: Item | None) -> Result:
+def _quantize(c: OnnxReader, node: Attributes, x: Moving, *grid_of: Item | None) -> Result:
     grid = _grid(c, *grid_of)
     if c.grids.get(x.name, grid) != grid:
         x = _stored_again(c, x, grid)
@@ -80,22 +80,22 @@ def _stored_again(c: OnnxReader, x: Moving, grid: tuple[float, int]) -> Moving:
 
 
 @handles(DEQUANTIZE)
-def _dequantize(c: OnnxReader, given: Attributes, x: Item, *grid_of: Item | None) -> Result:
+def _dequantize(c: OnnxReader, node: Attributes, x: Item, *grid_of: Item | None) -> Result:
     grid = _grid(c, *grid_of)
     if not isinstance(x, Moving) or _grid_of(c, x) not in (None, grid):
         raise Refused("codes are read on another grid than they were stored on")
     return x
 
 
-def on_its_grid(c: OnnxReader, given: Attributes, *operands: Item | None) -> Fixed:
+def on_its_grid(c: OnnxReader, node: Attributes, *operands: Item | None) -> Fixed:
     """A constant of real numbers that the file holds as codes. operands: codes, scale and zero point."""
     codes, scale, *zero_points = map(c.fixed, operands)
     assert codes is not None and scale is not None
     zero_point = np.zeros(scale.shape, np.int64)
     zero_point = next((each.astype(np.int64) for each in zero_points if each is not None), zero_point)
-    if given["block_size"]:
+    if node["block_size"]:
         raise CaptureError(f"'{c.outputs[0]}' has a scale for each block of numbers")
-    axis = (1 if given["axis"] is None else given["axis"]) % max(codes.ndim, 1)
+    axis = (1 if node["axis"] is None else node["axis"]) % max(codes.ndim, 1)
     shape = [-1 if at == axis else 1 for at in range(codes.ndim)] if scale.size > 1 else [1] * codes.ndim
     steps = (codes.astype(np.int64) - zero_point.reshape(shape)).astype(np.float32)
     shift = 128 if codes.dtype == np.uint8 else 0

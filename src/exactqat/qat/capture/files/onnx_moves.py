@@ -11,7 +11,7 @@ import numpy as np
 from ..core.builder import Moving
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
-from .onnx_nodes import Attributes, handles
+from .onnx_nodes import HANDLERS, Attributes, handles
 from .reader import Fixed, Item, Result
 
 if TYPE_CHECKING:
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 @handles("Shape", "Size")
-def _shape(c: OnnxReader, given: Attributes, x: Moving) -> Result:
+def _shape(c: OnnxReader, node: Attributes, x: Moving) -> Result:
     sizes = c.for_one(x.shape) if c.one_example else c.in_numbers(x.shape)
     return Fixed(
         c.outputs[0],
-        np.asarray(math.prod(sizes) if c.word == "Size" else sizes[given["start"] or 0 : given["end"]], np.int64),
+        np.asarray(math.prod(sizes) if c.word == "Size" else sizes[node["start"] or 0 : node["end"]], np.int64),
     )
 
 
 @handles("Reshape")
-def _reshape(c: OnnxReader, given: Attributes, x: Item, wanted: Item | None = None) -> Result:
-    sizes = c.integers(wanted, given["shape"])
-    if given["allowzero"] and 0 in sizes:
+def _reshape(c: OnnxReader, node: Attributes, x: Item, wanted: Item | None = None) -> Result:
+    sizes = c.integers(wanted, node["shape"])
+    if node["allowzero"] and 0 in sizes:
         raise Refused("its result is empty")
     if isinstance(x, Fixed):
         return Fixed(x.name, x.data.reshape(sizes))
@@ -47,14 +47,14 @@ def _reshape(c: OnnxReader, given: Attributes, x: Item, wanted: Item | None = No
 
 
 @handles("Flatten")
-def _flatten(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    axis = given["axis"] + (x.rank + 1 if given["axis"] < 0 else 0)
+def _flatten(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    axis = node["axis"] + (x.rank + 1 if node["axis"] < 0 else 0)
     return c.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @handles("Squeeze")
-def _squeeze(c: OnnxReader, given: Attributes, x: Moving, which: Item | None = None) -> Result:
-    dropped = [axis % x.rank for axis in c.integers(which, given["axes"])]
+def _squeeze(c: OnnxReader, node: Attributes, x: Moving, which: Item | None = None) -> Result:
+    dropped = [axis % x.rank for axis in c.integers(which, node["axes"])]
     dropped = dropped or [at for at, size in enumerate(x.shape) if size == 1]
     if c.batch_axis(x.shape) in dropped:
         raise Refused("it drops the batch's axis")
@@ -62,31 +62,29 @@ def _squeeze(c: OnnxReader, given: Attributes, x: Moving, which: Item | None = N
 
 
 @handles("Unsqueeze")
-def _unsqueeze(c: OnnxReader, given: Attributes, x: Moving, which: Item | None = None) -> Result:
-    new, shape = c.integers(which, given["axes"]), list(x.shape)
+def _unsqueeze(c: OnnxReader, node: Attributes, x: Moving, which: Item | None = None) -> Result:
+    new, shape = c.integers(which, node["axes"]), list(x.shape)
     for axis in sorted(axis % (x.rank + len(new)) for axis in new):
         shape.insert(axis, 1)
     return c.reshape(x, shape)
 
 
-@handles("Transpose")
-def _transpose(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    return c.permute(x, given["perm"] or range(x.rank)[::-1])
+HANDLERS["Transpose"] = lambda c, node, x: c.permute(x, node["perm"] or range(x.rank)[::-1])
 
 
 @handles("Concat")
-def _concat(c: OnnxReader, given: Attributes, *items: Item) -> Result:
-    axis = given["axis"] % len(items[0].shape)
+def _concat(c: OnnxReader, node: Attributes, *items: Item) -> Result:
+    axis = node["axis"] % len(items[0].shape)
     if c.batch_axis(next(item for item in items if isinstance(item, Moving)).shape) == axis:
         raise Refused("it joins examples of the batch")
     return c.join(items, axis)
 
 
 @handles("Split")
-def _split(c: OnnxReader, given: Attributes, x: Moving, sections: Item | None = None) -> Result:
-    axis, sizes = given["axis"] % x.rank, c.integers(sections, given["split"])
+def _split(c: OnnxReader, node: Attributes, x: Moving, sections: Item | None = None) -> Result:
+    axis, sizes = node["axis"] % x.rank, c.integers(sections, node["split"])
     if not sizes:
-        count = given["num_outputs"] or len(c.outputs)
+        count = node["num_outputs"] or len(c.outputs)
         size = -(-x.shape[axis] // count)
         sizes = [min(size, x.shape[axis] - size * at) for at in range(count)]
     ends = np.cumsum([0, *sizes]).tolist()
@@ -94,10 +92,10 @@ def _split(c: OnnxReader, given: Attributes, x: Moving, sections: Item | None = 
 
 
 @handles("Slice")
-def _slice(c: OnnxReader, given: Attributes, x: Moving, *bounds: Item | None) -> Result:
+def _slice(c: OnnxReader, node: Attributes, x: Moving, *bounds: Item | None) -> Result:
     operands = dict(zip(("starts", "ends", "axes", "steps"), bounds, strict=False))
     starts, ends, axes, steps = (
-        c.integers(operands.get(name), given[name]) for name in ("starts", "ends", "axes", "steps")
+        c.integers(operands.get(name), node[name]) for name in ("starts", "ends", "axes", "steps")
     )
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -120,13 +118,13 @@ _PADS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wra
 @handles("Pad")
 def _pad(
     c: OnnxReader,
-    given: Attributes,
+    node: Attributes,
     x: Moving,
     amounts: Item | None = None,
     constant: Item | None = None,
     which: Item | None = None,
 ) -> Result:
-    ends, over = c.integers(amounts, given["pads"]), [axis % x.rank for axis in c.integers(which, range(x.rank))]
+    ends, over = c.integers(amounts, node["pads"]), [axis % x.rank for axis in c.integers(which, range(x.rank))]
     pairs, number = [(0, 0)] * x.rank, c.fixed(constant)
     for at, axis in enumerate(over):
         pairs[axis] = ends[at], ends[at + len(over)]
@@ -135,13 +133,13 @@ def _pad(
     if not any(map(any, pairs)):
         return x
     shape = [size + sum(pair) if any(pair) else size for size, pair in zip(x.shape, pairs, strict=True)]
-    value = (given["value"] or 0.0) if number is None else float(number.reshape(()))
-    return c.step("pad", [x], shape, padding=tuple(pairs), mode=_PADS[given["mode"]], value=value)
+    value = (node["value"] or 0.0) if number is None else float(number.reshape(()))
+    return c.step("pad", [x], shape, padding=tuple(pairs), mode=_PADS[node["mode"]], value=value)
 
 
 @handles("Gather")
-def _gather(c: OnnxReader, given: Attributes, x: Item, indices: Item) -> Result:
-    axis = given["axis"] % len(x.shape)
+def _gather(c: OnnxReader, node: Attributes, x: Item, indices: Item) -> Result:
+    axis = node["axis"] % len(x.shape)
     if isinstance(indices, Moving):
         if axis or len(x.shape) != 2 or not isinstance(x, Fixed):
             raise Refused("its indices are computed from the network's input")
@@ -158,25 +156,25 @@ def _gather(c: OnnxReader, given: Attributes, x: Item, indices: Item) -> Result:
 
 
 @handles("Expand")
-def _expand(c: OnnxReader, given: Attributes, x: Moving, sizes: Item) -> Result:
+def _expand(c: OnnxReader, node: Attributes, x: Moving, sizes: Item) -> Result:
     shape = broadcast(x.shape, c.in_batches(c.integers(sizes)))
     return x if shape == x.shape else c.step("expand", [x], shape, shape=c.for_one(shape))
 
 
 @handles("Tile")
-def _tile(c: OnnxReader, given: Attributes, x: Moving, times: Item) -> Result:
+def _tile(c: OnnxReader, node: Attributes, x: Moving, times: Item) -> Result:
     for axis, count in enumerate(c.integers(times)):
         x = c.join([x] * count, axis)
     return x
 
 
 @handles("DepthToSpace", "SpaceToDepth")
-def _blocks(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    block, (rows, channels, height, width) = given["blocksize"], x.shape
+def _blocks(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    block, (rows, channels, height, width) = node["blocksize"], x.shape
     if c.word == "SpaceToDepth":
         split = c.reshape(x, (rows, channels, height // block, block, width // block, block))
         return c.reshape(c.permute(split, (0, 3, 5, 1, 2, 4)), c.shape)
-    if given["mode"] == "CRD":
+    if node["mode"] == "CRD":
         return c.step("pixel_shuffle", [x], c.shape, factor=block)
     split = c.reshape(x, (rows, block, block, channels // (block * block), height, width))
     return c.reshape(c.permute(split, (0, 3, 4, 1, 5, 2)), c.shape)
@@ -195,15 +193,15 @@ _RESIZES = {
 
 
 @handles("Resize")
-def _resize(c: OnnxReader, given: Attributes, x: Moving, *sizes: Item | None) -> Result:
-    shape, mode, place = c.shape, given["mode"], given["coordinate_transformation_mode"] or "half_pixel"
+def _resize(c: OnnxReader, node: Attributes, x: Moving, *sizes: Item | None) -> Result:
+    shape, mode, place = c.shape, node["mode"], node["coordinate_transformation_mode"] or "half_pixel"
     known = _RESIZES.get((mode, place))
     # Of whole factors, the two roundings that files have for these places choose the same values.
-    if known is None or (mode == "nearest" and place == "asymmetric" and given["nearest_mode"] != "floor"):
-        raise Refused(f"mode {mode}, {place}, {given['nearest_mode']} is no resize that networks have")
-    if shape[:2] != x.shape[:2] or given["antialias"]:
+    if known is None or (mode == "nearest" and place == "asymmetric" and node["nearest_mode"] != "floor"):
+        raise Refused(f"mode {mode}, {place}, {node['nearest_mode']} is no resize that networks have")
+    if shape[:2] != x.shape[:2] or node["antialias"]:
         raise Refused("it resizes channels or filters before it")
-    if mode == "cubic" and given["cubic_coeff_a"] != -0.75:
+    if mode == "cubic" and node["cubic_coeff_a"] != -0.75:
         raise Refused("its cubic coefficient must be -0.75")
     if shape == x.shape:
         return x

@@ -42,68 +42,66 @@ _CHANNELS = 1
 
 # Words, kinds of steps, and the attributes of these, of ONNX's.
 _FUNCTIONS: dict[str, tuple[str, Callable[[Attributes], dict[str, Any]]]] = {
-    **{word: (kind, lambda given: {}) for word, kind in named_by("onnx").items()},
-    "LeakyRelu": ("leaky_relu", lambda given: {"slope": given["alpha"]}),
-    "Elu": ("elu", lambda given: {"alpha": given["alpha"], "scale": 1.0, "input_scale": 1.0}),
-    "Celu": ("elu", lambda given: {"alpha": given["alpha"], "scale": 1.0, "input_scale": 1.0 / given["alpha"]}),
-    "Selu": ("elu", lambda given: {"alpha": given["alpha"], "scale": given["gamma"], "input_scale": 1.0}),
-    "Softplus": ("softplus", lambda given: {"beta": 1.0, "threshold": 20.0}),
-    "ThresholdedRelu": ("threshold", lambda given: {"least": given["alpha"], "value": 0.0}),
-    "Gelu": ("gelu", lambda given: {"approximate": given["approximate"]}),
+    **{word: (kind, lambda node: {}) for word, kind in named_by("onnx").items()},
+    "LeakyRelu": ("leaky_relu", lambda node: {"slope": node["alpha"]}),
+    "Elu": ("elu", lambda node: {"alpha": node["alpha"], "scale": 1.0, "input_scale": 1.0}),
+    "Celu": ("elu", lambda node: {"alpha": node["alpha"], "scale": 1.0, "input_scale": 1.0 / node["alpha"]}),
+    "Selu": ("elu", lambda node: {"alpha": node["alpha"], "scale": node["gamma"], "input_scale": 1.0}),
+    "Softplus": ("softplus", lambda node: {"beta": 1.0, "threshold": 20.0}),
+    "ThresholdedRelu": ("threshold", lambda node: {"least": node["alpha"], "value": 0.0}),
+    "Gelu": ("gelu", lambda node: {"approximate": node["approximate"]}),
 }
 _OF_SEVERAL = {"Sub": "sub", "Mul": "mul", "Div": "div", "Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
 @handles(*_FUNCTIONS)
-def _function(c: OnnxReader, given: Attributes, x: Moving) -> Result:
+def _function(c: OnnxReader, node: Attributes, x: Moving) -> Result:
     kind, attributes = _FUNCTIONS[c.word]
-    return c.step(kind, [x], x.shape, **attributes(given))
+    return c.step(kind, [x], x.shape, **attributes(node))
 
 
 @handles("HardSigmoid")
-def _hard_sigmoid(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    line = c.step("add", [c.step("mul", [x, given["alpha"]], x.shape), given["beta"]], x.shape)
+def _hard_sigmoid(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    line = c.step("add", [c.step("mul", [x, node["alpha"]], x.shape), node["beta"]], x.shape)
     return c.step("clamp", [line], x.shape, min=0.0, max=1.0)
 
 
 @handles("Swish")
-def _swish(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    scaled = x if given["alpha"] == 1 else c.step("mul", [x, given["alpha"]], x.shape)
+def _swish(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    scaled = c.step("mul", [x, node["alpha"]], x.shape)
     return c.step("mul", [x, c.step("sigmoid", [scaled], x.shape)], x.shape)
 
 
-@handles("Ceil")
-def _ceil(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    return c.step("neg", [c.step("floor", [c.step("neg", [x], x.shape)], x.shape)], x.shape)
+HANDLERS.update(
+    {
+        "Add": lambda c, node, first, second: c.plus(first, second),
+        "Ceil": lambda c, node, x: c.step("neg", [c.step("floor", [c.step("neg", [x], x.shape)], x.shape)], x.shape),
+    }
+)
 
 
 @handles("Clip")
-def _clip(c: OnnxReader, given: Attributes, x: Moving, *ends: Item | None) -> Result:
-    bounds = {name: given[name] for name in ("min", "max")}
+def _clip(c: OnnxReader, node: Attributes, x: Moving, *ends: Item | None) -> Result:
+    bounds = {name: node[name] for name in ("min", "max")}
     for name, end in zip(bounds, map(c.fixed, ends), strict=False):
         if end is not None and end.dtype.kind != "f":  # codes
             if x.name not in c.grids:
                 raise Refused("its ends are codes of no grid")
             (scale, zero_point), shift = c.grids[x.name], 128 if end.dtype == np.uint8 else 0
             end = np.asarray((end.astype(np.int64) - shift - zero_point) * np.float32(scale), np.float32)
-        bounds[name] = given[name] if end is None else float(end.reshape(()))
+        bounds[name] = node[name] if end is None else float(end.reshape(()))
     return c.step("clamp", [x], x.shape, **bounds)
 
 
-@handles("Add")
-def _add(c: OnnxReader, given: Attributes, first: Item, second: Item) -> Result:
-    return c.plus(first, second)
-
-
 @handles(*_OF_SEVERAL)
-def _of_several(c: OnnxReader, given: Attributes, first: Item, *others: Item) -> Result:
+def _of_several(c: OnnxReader, node: Attributes, first: Item, *others: Item) -> Result:
     for other in others:
         first = c.step(_OF_SEVERAL[c.word], [first, other], broadcast(first.shape, other.shape))
     return first
 
 
 @handles("Pow")
-def _power(c: OnnxReader, given: Attributes, x: Item, exponent: Item) -> Result:
+def _power(c: OnnxReader, node: Attributes, x: Item, exponent: Item) -> Result:
     if not isinstance(exponent, Fixed) or exponent.data.size != 1 or not isinstance(x, Moving):
         raise Refused("its exponent is not one number; a power of the input by a number can be had")
     number = float(exponent.data.reshape(()))
@@ -114,7 +112,7 @@ def _power(c: OnnxReader, given: Attributes, x: Item, exponent: Item) -> Result:
 
 
 @handles("PRelu")
-def _prelu(c: OnnxReader, given: Attributes, x: Moving, slope: Item) -> Result:
+def _prelu(c: OnnxReader, node: Attributes, x: Moving, slope: Item) -> Result:
     sizes = (1,) * (x.rank - len(slope.shape)) + tuple(slope.shape)
     axis = next((at for at, size in enumerate(sizes) if size != 1), _CHANNELS)
     if not isinstance(slope, Fixed) or sizes[axis] != math.prod(sizes):
@@ -123,8 +121,8 @@ def _prelu(c: OnnxReader, given: Attributes, x: Moving, slope: Item) -> Result:
 
 
 @handles("Identity", "Dropout", "Cast", "CastLike")
-def _same(c: OnnxReader, given: Attributes, x: Moving, *others: Item | None) -> Result:
-    if c.word == "Cast" and given["to"] != c.onnx.TensorProto.FLOAT and x.dtype == "float32":
+def _same(c: OnnxReader, node: Attributes, x: Moving, *others: Item | None) -> Result:
+    if c.word == "Cast" and node["to"] != c.onnx.TensorProto.FLOAT and x.dtype == "float32":
         raise Refused("it makes something else than float32 of real numbers")
     return x
 
@@ -132,14 +130,14 @@ def _same(c: OnnxReader, given: Attributes, x: Moving, *others: Item | None) -> 
 # --- with weights -----------------------------------------------------------------------------------------------------
 
 
-def _windows(given: Attributes, x: Moving, window: Sequence[int]) -> dict[str, Any]:
+def _windows(node: Attributes, x: Moving, window: Sequence[int]) -> dict[str, Any]:
     """The attributes of steps with windows over the spatial axes."""
-    count, word = len(window), given["auto_pad"]
-    strides, dilations = each(given["strides"] or 1, count), each(given["dilations"] or 1, count)
+    count, word = len(window), node["auto_pad"]
+    strides, dilations = each(node["strides"] or 1, count), each(node["dilations"] or 1, count)
     axes = list(zip(x.shape[2:], window, strides, dilations, strict=True))
     pairs = [(0, 0)] * count
-    if word == "NOTSET" and given["pads"]:
-        pairs = list(zip(given["pads"][:count], given["pads"][count:], strict=True))
+    if word == "NOTSET" and node["pads"]:
+        pairs = list(zip(node["pads"][:count], node["pads"][count:], strict=True))
     elif word not in ("NOTSET", "VALID"):
         for size, side, stride, dilation in axes:
             if (-(-size // stride) - 1) * stride + (side - 1) * dilation + 1 < size:
@@ -151,28 +149,28 @@ def _windows(given: Attributes, x: Moving, window: Sequence[int]) -> dict[str, A
 
 
 @handles("Conv")
-def _convolution(c: OnnxReader, given: Attributes, x: Moving, kernel: Item, bias: Item | None = None) -> Result:
+def _convolution(c: OnnxReader, node: Attributes, x: Moving, kernel: Item, bias: Item | None = None) -> Result:
     weight = c.weight(kernel)
-    how = _windows(given, x, weight.shape[2:])
-    return c.step("conv", [x, weight, bias], c.shape, **how, groups=given["group"], channel_axis=_CHANNELS)
+    how = _windows(node, x, weight.shape[2:])
+    return c.step("conv", [x, weight, bias], c.shape, **how, groups=node["group"], channel_axis=_CHANNELS)
 
 
 @handles("ConvTranspose")
-def _transposed(c: OnnxReader, given: Attributes, x: Moving, kernel: Item, bias: Item | None = None) -> Result:
+def _transposed(c: OnnxReader, node: Attributes, x: Moving, kernel: Item, bias: Item | None = None) -> Result:
     weight, shape = c.weight(kernel), c.shape
-    if given["output_shape"] or given["auto_pad"] not in ("NOTSET", "VALID"):
+    if node["output_shape"] or node["auto_pad"] not in ("NOTSET", "VALID"):
         raise Refused("its padding follows from the shape of its result; export it with pads")
-    more = {"output_padding": each(given["output_padding"] or 0, x.rank - 2), "groups": given["group"]}
-    how = {**_windows(given, x, weight.shape[2:]), **more}
+    more = {"output_padding": each(node["output_padding"] or 0, x.rank - 2), "groups": node["group"]}
+    how = {**_windows(node, x, weight.shape[2:]), **more}
     return c.step("conv_transpose", [x, weight, bias], shape, channel_axis=_CHANNELS, **how)
 
 
 @handles("Gemm")
-def _gemm(c: OnnxReader, given: Attributes, x: Moving, matrix: Item, bias: Item | None = None) -> Result:
-    if given["transA"]:
+def _gemm(c: OnnxReader, node: Attributes, x: Moving, matrix: Item, bias: Item | None = None) -> Result:
+    if node["transA"]:
         raise Refused("its first operand is transposed")
-    alpha, beta = given["alpha"], given["beta"]
-    weight = c.weight(matrix, lambda data: data if given["transB"] else data.T)
+    alpha, beta = node["alpha"], node["beta"]
+    weight = c.weight(matrix, lambda data: data if node["transB"] else data.T)
     weight = weight if alpha == 1 else Fixed(weight.name, weight.data * np.asarray(alpha, weight.data.dtype))
     if bias is not None:
         bias = c.weight(bias, lambda data: np.broadcast_to(data, (1, weight.shape[0])).reshape(-1))
@@ -181,7 +179,7 @@ def _gemm(c: OnnxReader, given: Attributes, x: Moving, matrix: Item, bias: Item 
 
 
 @handles("MatMul")
-def _matmul(c: OnnxReader, given: Attributes, first: Item, second: Item) -> Result:
+def _matmul(c: OnnxReader, node: Attributes, first: Item, second: Item) -> Result:
     shape = c.shape
     if isinstance(first, Moving) and isinstance(second, Fixed) and len(second.shape) == 2:
         return c.step("linear", [first, c.weight(second, lambda data: data.T)], shape)
@@ -192,42 +190,42 @@ def _matmul(c: OnnxReader, given: Attributes, first: Item, second: Item) -> Resu
 
 
 @handles("BatchNormalization")
-def _batch_norm(c: OnnxReader, given: Attributes, x: Moving, *tensors: Item) -> Result:
-    if given["training_mode"]:
+def _batch_norm(c: OnnxReader, node: Attributes, x: Moving, *tensors: Item) -> Result:
+    if node["training_mode"]:
         raise Refused("it was exported in training; export it in evaluation")
     scale, bias, *statistics = map(c.weight, tensors)
     operands = [x, scale, bias, *(Fixed(each.name, each.data, trained=False) for each in statistics)]
     how: dict[str, Any] = {"channel_axis": _CHANNELS, "momentum": None, "training": False}
-    return c.step("batch_norm", operands, x.shape, epsilon=given["epsilon"], **how)
+    return c.step("batch_norm", operands, x.shape, epsilon=node["epsilon"], **how)
 
 
 @handles("InstanceNormalization", "GroupNormalization")
-def _group_norm(c: OnnxReader, given: Attributes, x: Moving, weight: Item, bias: Item) -> Result:
+def _group_norm(c: OnnxReader, node: Attributes, x: Moving, weight: Item, bias: Item) -> Result:
     channels = x.shape[_CHANNELS]
-    groups = given["num_groups"] or channels
+    groups = node["num_groups"] or channels
     if weight.shape != (channels,):  # one number for each group, as opset 18 had it
         weight, bias = (c.weight(item, lambda data: np.repeat(data, channels // groups)) for item in (weight, bias))
-    how = {"groups": groups, "epsilon": given["epsilon"], "channel_axis": _CHANNELS}
+    how = {"groups": groups, "epsilon": node["epsilon"], "channel_axis": _CHANNELS}
     return c.step("group_norm", [x, weight, bias], x.shape, **how)
 
 
 @handles("LayerNormalization", "RMSNormalization")
-def _layer_norm(c: OnnxReader, given: Attributes, x: Moving, *weights: Item | None) -> Result:
+def _layer_norm(c: OnnxReader, node: Attributes, x: Moving, *weights: Item | None) -> Result:
     kind = "layer_norm" if c.word == "LayerNormalization" else "rms_norm"
-    axes = tuple(range(given["axis"] % x.rank, x.rank))
-    return c.step(kind, [x, *weights], x.shape, axes=axes, epsilon=given["epsilon"])
+    axes = tuple(range(node["axis"] % x.rank, x.rank))
+    return c.step(kind, [x, *weights], x.shape, axes=axes, epsilon=node["epsilon"])
 
 
 @handles("LpNormalization")
-def _normalize(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    if given["p"] != 2:
+def _normalize(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    if node["p"] != 2:
         raise Refused("its order must be 2")
-    return c.step("normalize", [x], x.shape, axis=given["axis"] % x.rank, epsilon=1e-12)
+    return c.step("normalize", [x], x.shape, axis=node["axis"] % x.rank, epsilon=1e-12)
 
 
 @handles("Softmax", "LogSoftmax")
-def _softmax(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    axis = given["axis"] % x.rank
+def _softmax(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    axis = node["axis"] % x.rank
     if c.opset < 13 and math.prod(x.shape[axis + 1 :]) != 1:
         raise Refused("before opset 13 it is over several axes; convert the model to a later one")
     return c.step("softmax" if c.word == "Softmax" else "log_softmax", [x], x.shape, axis=axis)
@@ -242,11 +240,11 @@ _REDUCTIONS = {
 
 
 @handles(*_REDUCTIONS)
-def _reduced(c: OnnxReader, given: Attributes, x: Moving, over: Item | None = None) -> Result:
-    axes = tuple(sorted(axis % x.rank for axis in c.integers(over, given["axes"])))
-    if not axes and given["noop_with_empty_axes"]:
+def _reduced(c: OnnxReader, node: Attributes, x: Moving, over: Item | None = None) -> Result:
+    axes = tuple(sorted(axis % x.rank for axis in c.integers(over, node["axes"])))
+    if not axes and node["noop_with_empty_axes"]:
         return x
-    how: dict[str, Any] = {"axes": axes or tuple(range(x.rank)), "keep_dims": bool(given["keepdims"])}
+    how: dict[str, Any] = {"axes": axes or tuple(range(x.rank)), "keep_dims": bool(node["keepdims"])}
     shape = c.shape
     if c.batch_axis(x.shape) in how["axes"]:
         raise Refused("it reduces the batch's axis")
@@ -256,23 +254,23 @@ def _reduced(c: OnnxReader, given: Attributes, x: Moving, over: Item | None = No
 
 
 @handles("ArgMax")
-def _argmax(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    if given["select_last_index"]:
+def _argmax(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    if node["select_last_index"]:
         raise Refused("of equal values it takes the last")
-    keep = bool(given["keepdims"])
-    return c.step("argmax", [x], c.shape, dtype="int64", axis=given["axis"] % x.rank, keep_dims=keep)
+    keep = bool(node["keepdims"])
+    return c.step("argmax", [x], c.shape, dtype="int64", axis=node["axis"] % x.rank, keep_dims=keep)
 
 
 @handles("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(c: OnnxReader, given: Attributes, x: Moving) -> Result:
+def _global_pool(c: OnnxReader, node: Attributes, x: Moving) -> Result:
     kind = "mean" if c.word == "GlobalAveragePool" else "amax"
     return c.step(kind, [x], c.shape, axes=tuple(range(2, x.rank)), keep_dims=True)
 
 
 @handles("AveragePool", "MaxPool")
-def _pool(c: OnnxReader, given: Attributes, x: Moving) -> Result:
-    shape, window = c.shape, tuple(given["kernel_shape"])
-    how = {"window": window, **_windows(given, x, window), "channel_axis": _CHANNELS}
+def _pool(c: OnnxReader, node: Attributes, x: Moving) -> Result:
+    shape, window = c.shape, tuple(node["kernel_shape"])
+    how = {"window": window, **_windows(node, x, window), "channel_axis": _CHANNELS}
     sides: Any = (shape[2:], x.shape[2:], window, how["strides"], how["dilations"], how["padding"])
     over = tuple(
         max((result - 1) * stride + (side - 1) * dilation + 1 - (size + before + after), 0)
@@ -285,7 +283,7 @@ def _pool(c: OnnxReader, given: Attributes, x: Moving) -> Result:
         )
     if any(dilation != 1 for dilation in how.pop("dilations")):
         raise Refused("its window is dilated")
-    counted = bool(given["count_include_pad"])
+    counted = bool(node["count_include_pad"])
     return c.step("avg_pool", [x], shape, over=over, count_include_pad=counted, divisor=None, **how)
 
 
@@ -297,19 +295,19 @@ _ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
 
 
 @handles("LSTM", "GRU")
-def _recurrent(c: OnnxReader, given: Attributes, x: Moving, *operands: Item | None) -> Result:
+def _recurrent(c: OnnxReader, node: Attributes, x: Moving, *operands: Item | None) -> Result:
     """operands: kernel, recurrent kernel, biases, lengths, first state, first memory, peepholes."""
     held, others = operands[:3], list(operands[3:])
     lengths, *states, peepholes = others + [None] * (4 - len(others))
     if any(begins is not None and np.any(begins) for begins in map(c.fixed, states)):
         raise Refused("it begins with a state other than 0")
-    directions, gates = 2 if given["direction"] == "bidirectional" else 1, _GATES[c.word]
-    activations, usual = [word.decode() for word in given["activations"] or ()], _ACTIVATIONS[c.word] * directions
-    if activations not in ([], usual) or given["clip"] or given["input_forget"]:
+    directions, gates = 2 if node["direction"] == "bidirectional" else 1, _GATES[c.word]
+    activations, usual = [word.decode() for word in node["activations"] or ()], _ACTIVATIONS[c.word] * directions
+    if activations not in ([], usual) or node["clip"] or node["input_forget"]:
         raise Refused("its activations, clip or coupled gates are others than usual")
     if lengths is not None or peepholes is not None:
         raise Refused("its sequences end at different places, or it has peepholes")
-    if c.word == "GRU" and not given["linear_before_reset"]:
+    if c.word == "GRU" and not node["linear_before_reset"]:
         raise Refused("linear_before_reset=0 resets in front of the product; export it with 1")
     kernels, weights = [c.weight(item) for item in held if item is not None], []
     for at in range(directions):
@@ -318,9 +316,9 @@ def _recurrent(c: OnnxReader, given: Attributes, x: Moving, *operands: Item | No
         for number, (name, part) in enumerate(parts):
             rows = np.split(part, len(gates), 0)
             weights.append(Fixed(f"{name}_{at}_{number}", np.concatenate([rows[gate] for gate in gates])))
-    layout, (first, second), hidden = bool(given["layout"]), x.shape[:2], kernels[1].shape[-1]
+    layout, (first, second), hidden = bool(node["layout"]), x.shape[:2], kernels[1].shape[-1]
     how: dict[str, Any] = {"layers": 1, "bidirectional": directions == 2, "has_bias": len(kernels) == 3}
-    how |= {"batch_first": layout, "backwards": given["direction"] == "reverse"}
+    how |= {"batch_first": layout, "backwards": node["direction"] == "reverse"}
     how |= {"update_first": True} if c.word == "GRU" else {}
     results: list[Item | None] = [None] * len(c.outputs)
     for number in (number for number, name in enumerate(c.outputs) if name):

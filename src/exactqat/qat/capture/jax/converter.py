@@ -265,7 +265,7 @@ class Converter(ItemBuilder[Fixed]):
     def _apply(self, equation: JaxprEqn, operands: list[Item]) -> list[Item]:
         name, read = equation.primitive.name, [each for each in operands if isinstance(each, Moving)]
         inner = next((equation.params[key] for key in _INLINE if key in equation.params), None)
-        inlined = name not in HANDLERS and name != "while"
+        inlined = name not in HANDLERS
         if name in _WITH_RULES and (read or self._follows_batch(equation)):
             place = self.place()
             self.rules.append(f"{_name_of(inner)} in {place.file}, line {place.line}")
@@ -278,10 +278,10 @@ class Converter(ItemBuilder[Fixed]):
         try:
             shapes = tuple(self.shape_of(aval.shape) for aval in _avals(equation.outvars))
             operation = Operation(equation, name, self._known(equation.params), shapes)
-            if name not in _CONTROL and not read:
+            if name != "cond" and not read:
                 return self.fixed(operation, operands)
             if name not in HANDLERS:
-                raise Refused("")
+                raise Refused("a loop whose rounds are not counted; use jax.lax.scan" if name == "while" else "")
             results = HANDLERS[name](self, operation, *operands)
             self._refuse_sizes_of_batches(operands)
             return results if isinstance(results, list) else [results]
@@ -375,7 +375,6 @@ def place_of(*equations: JaxprEqn) -> Place:
     return Place(path)
 
 
-_CONTROL = ("scan", "while", "cond")
 # Functions with gradient rules: of parameters alone JAX keeps them, of values the forward computation is read.
 _WITH_RULES = ("custom_jvp_call", "custom_vjp_call")
 

@@ -18,7 +18,7 @@ from ..core.functions import Curve
 from ..core.refusals import Refused
 from ..core.sizes import Batch, Shape
 from ..passes import composites
-from .converter import Converter, Operation, handles
+from .converter import HANDLERS, Converter, Operation, handles
 from .items import Fixed, Item, Result
 
 # Below this, softmax makes nothing of a value: a mask.
@@ -71,9 +71,15 @@ def elementwise(c: Converter, operation: Operation, operands: Sequence[Item], ki
     return made if made is not None else c.emit(kind, operands, shape, samples=samples, **attributes)
 
 
-@handles(*_UNARY)
-def _unary(c: Converter, operation: Operation, *operands: Item) -> Item:
-    return elementwise(c, operation, operands, _UNARY[operation.name])
+HANDLERS.update(
+    {
+        name: lambda c, operation, *operands: elementwise(c, operation, operands, _UNARY[operation.name])
+        for name in _UNARY
+    }
+)
+HANDLERS["stop_gradient"] = lambda c, operation, x: c.emit(
+    "identity", [x], x.shape, expression=None, stop_gradient=True
+)
 
 
 @handles("expm1", "log1p", "exp2", "cbrt", "ceil", "erfc", "is_finite")
@@ -251,11 +257,6 @@ def _masked(c: Converter, condition: Fixed, chosen: Item, other: Item, shape: Sh
             return kept
         return c.emit("add", [kept, holes.then(lambda array, values: array * values, other)], shape)
     return c.emit("add", [c.emit("mul", [chosen, mask], shape), c.emit("mul", [other, holes], shape)], shape)
-
-
-@handles("stop_gradient")
-def _stop_gradient(c: Converter, operation: Operation, x: Moving) -> Item:
-    return c.emit("identity", [x], x.shape, expression=None, stop_gradient=True)
 
 
 @handles("convert_element_type")

@@ -12,18 +12,22 @@ import numpy as np
 from ..core.builder import Moving
 from ..core.refusals import Refused
 from ..core.sizes import Shape, Size
-from .converter import LONGEST_LOOP, Converter, Operation, handles
+from .converter import HANDLERS, LONGEST_LOOP, Converter, Operation, handles
 from .items import Fixed, Item, Result
 
-
-@handles("reshape")
-def _reshape(c: Converter, operation: Operation, x: Moving, *sizes: Item) -> Item:
-    return c.reshape(x, operation.shape)
-
-
-@handles("squeeze", "expand_dims")
-def _squeeze(c: Converter, operation: Operation, *operands: Item) -> Item:
-    return _with_kept_axes(c, operands[0], operation.shape)
+# What is one call of the builder.
+HANDLERS.update(
+    {
+        "reshape": lambda c, operation, x, *sizes: c.reshape(x, operation.shape),
+        **dict.fromkeys(
+            ("squeeze", "expand_dims"), lambda c, operation, x, *sizes: _with_kept_axes(c, x, operation.shape)
+        ),
+        "transpose": lambda c, operation, x: c.permute(x, operation.params["permutation"]),
+        "rev": lambda c, operation, x: c.flip(x, tuple(map(int, operation.params["dimensions"]))),
+        "concatenate": lambda c, operation, *items: c.join(items, int(operation.params["dimension"])),
+        "stack": lambda c, operation, *items: c.stacked(items, int(operation.params["axis"])),
+    }
+)
 
 
 def _with_kept_axes(c: Converter, x: Item, shape: Shape) -> Item:
@@ -51,16 +55,6 @@ def _broadcast(c: Converter, operation: Operation, x: Moving, *sizes_given: Item
         sizes[axis] = x.shape[at]
     wide = _with_kept_axes(c, x, tuple(sizes))
     return wide if tuple(sizes) == shape else c.emit("expand", [wide], shape, x.dtype, shape=c.for_one(shape))
-
-
-@handles("transpose")
-def _transpose(c: Converter, operation: Operation, *operands: Item) -> Item:
-    return c.permute(operands[0], operation.params["permutation"])
-
-
-@handles("rev")
-def _reverse(c: Converter, operation: Operation, x: Moving) -> Item:
-    return c.flip(x, [int(axis) for axis in operation.params["dimensions"]])
 
 
 @handles("slice")
@@ -99,16 +93,6 @@ def _part(c: Converter, x: Moving, starts: Sequence[Any], sizes: Sequence[Size])
 @handles("split")
 def _split(c: Converter, operation: Operation, x: Moving) -> list[Item]:
     return [*c.sections(x, operation.params["axis"], operation.params["sizes"])]
-
-
-@handles("concatenate")
-def _concatenate(c: Converter, operation: Operation, *operands: Item) -> Item:
-    return c.join(operands, int(operation.params["dimension"]))
-
-
-@handles("stack")
-def _stack(c: Converter, operation: Operation, *operands: Item) -> Item:
-    return c.stacked(operands, int(operation.params["axis"]))
 
 
 @handles("tile")
@@ -222,8 +206,6 @@ def _scan(c: Converter, operation: Operation, *operands: Item) -> Result:
     params = operation.params
     length, rounds = int(params["length"]), params["jaxpr"]
     constants, carried = int(params["num_consts"]), int(params["num_carry"])
-    if not any(isinstance(each, Moving) for each in operands):
-        return c.fixed(operation, list(operands))
     if length > LONGEST_LOOP:
         raise Refused(f"over {length} rounds; at most {LONGEST_LOOP} are unrolled")
     fixed, carry = operands[:constants], list(operands[constants : constants + carried])
@@ -239,13 +221,6 @@ def _scan(c: Converter, operation: Operation, *operands: Item) -> Result:
 
 def _entry(c: Converter, item: Item, at: int) -> Item:
     return item.then(lambda array: array[at]) if isinstance(item, Fixed) else c.entry(item, 0, at)
-
-
-@handles("while")
-def _while(c: Converter, operation: Operation, *operands: Item) -> Result:
-    if not any(isinstance(each, Moving) for each in operands):
-        return c.fixed(operation, list(operands))
-    raise Refused("a loop whose rounds are not counted; use jax.lax.scan")
 
 
 @handles("cond")

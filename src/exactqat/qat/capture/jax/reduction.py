@@ -7,8 +7,8 @@ from ..core.builder import Moving
 from ..core.products import cumulative_sum
 from ..core.refusals import Refused
 from ..core.windows import windows
-from .converter import Converter, Operation, handles
-from .items import Item, Result
+from .converter import HANDLERS, Converter, Operation, handles
+from .items import Item
 
 _REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin", "reduce_prod": "prod"}
 
@@ -24,9 +24,9 @@ def _reduce(c: Converter, operation: Operation, x: Moving) -> Item:
     return c.emit(_REDUCTIONS[operation.name], [x], shape, axes=axes, keep_dims=False)
 
 
-@handles("cumsum")
-def _cumulative_sum(c: Converter, operation: Operation, x: Moving) -> Result:
-    return cumulative_sum(c, x, int(operation.params["axis"]), bool(operation.params["reverse"]))
+HANDLERS["cumsum"] = lambda c, operation, x: cumulative_sum(
+    c, x, int(operation.params["axis"]), bool(operation.params["reverse"])
+)
 
 
 @handles("argmax")

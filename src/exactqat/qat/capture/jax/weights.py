@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -33,70 +30,31 @@ def _convolution(c: Converter, operation: Operation, x: Moving, kernel: Item) ->
         assert isinstance(x, Moving)
     if c.batch_axis(x.shape) != 0:
         raise Refused("over the batch")
-    rhs = tuple(int(axis) for axis in numbers.rhs_spec)
     out_batch, out_channels, *out_spatial = (int(axis) for axis in numbers.out_spec)
-    traced = operation.shape
-    shape = [0] * len(traced)
-    shape[0], shape[channel_axis] = traced[out_batch], traced[out_channels]
-    for here, there in zip(spatial, out_spatial, strict=True):
-        shape[here] = traced[there]
-    weight = kernel.then(lambda array: jnp.transpose(array, rhs))
-    groups = int(params["feature_group_count"])
-    padding = tuple((int(before), int(after)) for before, after in params["padding"])
+    places = {0: out_batch, channel_axis: out_channels, **dict(zip(spatial, out_spatial, strict=True))}
+    shape = [operation.shape[places[axis]] for axis in range(x.rank)]
+    weight = kernel.then(lambda array: jnp.transpose(array, tuple(map(int, numbers.rhs_spec))))
+    groups, kind = int(params["feature_group_count"]), "conv"
+    how = windows(params["window_strides"], params["padding"], params["rhs_dilation"])
     if any(each != 1 for each in params["lhs_dilation"]):
-        made = _transposed(c, params, x, weight, groups, padding, channel_axis, shape, module)
-    else:
-        made = c.emit(
-            "conv",
-            [x, weight, None],
-            shape,
-            module=module,
-            **windows(params["window_strides"], padding, params["rhs_dilation"]),
-            groups=groups,
-            channel_axis=channel_axis,
-        )
-    back = [0] * len(traced)
-    back[out_batch], back[out_channels] = 0, channel_axis
-    for here, there in zip(spatial, out_spatial, strict=True):
-        back[there] = here
-    return c.permute(made, back)
+        # Zeros between the values of the operand: a transposed convolution with the kernel turned round.
+        if any(each != 1 for each in params["window_strides"]):
+            raise Refused("with strides and with zeros between the values")
+        outputs, inputs, *window = weight.shape
+        reach = [(side - 1) * dilation for side, dilation in zip(window, how["dilations"], strict=True)]
+        cut = [(side - before, side - after) for side, (before, after) in zip(reach, how["padding"], strict=True)]
+        if any(before < 0 for before, _ in cut):
+            raise Refused(f"with padding {how['padding']} wider than its window")
 
+        def turned(array: jax.Array) -> jax.Array:
+            flipped = jnp.flip(array, tuple(range(2, array.ndim))).reshape(groups, outputs // groups, inputs, *window)
+            return jnp.swapaxes(flipped, 1, 2).reshape(groups * inputs, outputs // groups, *window)
 
-def _transposed(
-    c: Converter,
-    params: Any,
-    x: Moving,
-    weight: Fixed,
-    groups: int,
-    padding: Sequence[tuple[int, int]],
-    channel_axis: int,
-    shape: Sequence[int],
-    module: str,
-) -> Moving:
-    """Zeros between the values of the operand: a transposed convolution with the kernel turned round."""
-    if any(each != 1 for each in params["window_strides"]):
-        raise Refused("with strides and with zeros between the values")
-    outputs, inputs, *window = weight.shape
-    dilations = tuple(int(each) for each in params["rhs_dilation"])
-    reach = [(side - 1) * dilation for side, dilation in zip(window, dilations, strict=True)]
-    cut = [(side - before, side - after) for side, (before, after) in zip(reach, padding, strict=True)]
-    if any(before < 0 for before, _ in cut):
-        raise Refused(f"with padding {tuple(padding)} wider than its window")
-
-    def turned(array: jax.Array) -> jax.Array:
-        flipped = jnp.flip(array, tuple(range(2, array.ndim))).reshape(groups, outputs // groups, inputs, *window)
-        return jnp.swapaxes(flipped, 1, 2).reshape(groups * inputs, outputs // groups, *window)
-
-    return c.emit(
-        "conv_transpose",
-        [x, weight.then(turned), None],
-        shape,
-        module=module,
-        **windows(params["lhs_dilation"], [(before, max(after, 0)) for before, after in cut], dilations),
-        output_padding=tuple(max(-after, 0) for _, after in cut),
-        groups=groups,
-        channel_axis=channel_axis,
-    )
+        kind, weight = "conv_transpose", weight.then(turned)
+        how = windows(params["lhs_dilation"], [(before, max(after, 0)) for before, after in cut], how["dilations"])
+        how["output_padding"] = tuple(max(-after, 0) for _, after in cut)
+    made = c.emit(kind, [x, weight, None], shape, module=module, **how, groups=groups, channel_axis=channel_axis)
+    return c.permute(made, sorted(places, key=places.__getitem__))
 
 
 @handles("dot_general")

@@ -14,7 +14,7 @@ from ..core.builder import Moving
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
 from .items import Fixed, Item, Result, numpy_of
-from .reader import Reader, layers, operations
+from .reader import OPERATIONS, Reader, layers, operations
 
 _KINDS = {
     **named_by("keras"),
@@ -69,37 +69,30 @@ def _logic(c: Reader, operation: keras.Operation, *operands: Item) -> Result:
     return made
 
 
-@operations("ZerosLike", "OnesLike")
-def _alike(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    made = np.zeros if type(operation).__name__ == "ZerosLike" else np.ones
-    return c.fixed_of(made(c.for_one(x.shape), np.float32))
-
-
-@operations("HardShrink", "SoftShrink", "Threshold")
-def _shrink(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    name = type(operation).__name__
-    if name == "Threshold":
-        return c.emit("threshold", [x], x.shape, least=float(operation.threshold), value=float(operation.default_value))
-    return c.emit(name.lower(), [x], x.shape, width=float(operation.threshold))
-
-
-@operations("TanhShrink", "Log1p", "Expm1")
-def _composite(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    """What the network has no kind for, in kinds that it has."""
-    name = type(operation).__name__
-    if name == "TanhShrink":
-        return c.emit("sub", [x, c.emit("tanh", [x], x.shape)], x.shape)
-    if name == "Log1p":
-        return c.emit("log", [c.emit("add", [x, 1.0], x.shape)], x.shape)
-    return c.emit("sub", [c.emit("exp", [x], x.shape), 1.0], x.shape)
-
-
-@operations("Glu")
 def _glu(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis = int(operation.axis) % x.rank
     half = x.shape[axis] // 2
     one, two = c.cut(x, axis, 0, half), c.cut(x, axis, half, 2 * half)
     return c.emit("mul", [one, c.emit("sigmoid", [two], two.shape)], one.shape)
+
+
+OPERATIONS.update(
+    {
+        "ZerosLike": lambda c, how, x: c.fixed_of(np.zeros(c.for_one(x.shape), np.float32)),
+        "OnesLike": lambda c, how, x: c.fixed_of(np.ones(c.for_one(x.shape), np.float32)),
+        "HardShrink": lambda c, how, x: c.emit("hardshrink", [x], x.shape, width=float(how.threshold)),
+        "SoftShrink": lambda c, how, x: c.emit("softshrink", [x], x.shape, width=float(how.threshold)),
+        "Threshold": lambda c, how, x: c.emit(
+            "threshold", [x], x.shape, least=float(how.threshold), value=float(how.default_value)
+        ),
+        # What the network has no kind for, in kinds that it has.
+        "TanhShrink": lambda c, how, x: c.emit("sub", [x, c.emit("tanh", [x], x.shape)], x.shape),
+        "Log1p": lambda c, how, x: c.emit("log", [c.emit("add", [x, 1.0], x.shape)], x.shape),
+        "Expm1": lambda c, how, x: c.emit("sub", [c.emit("exp", [x], x.shape), 1.0], x.shape),
+        "Glu": _glu,
+        "StopGradient": lambda c, how, x: c.emit("identity", [x], x.shape, expression=None, stop_gradient=True),
+    }
+)
 
 
 @operations("Power")
@@ -159,18 +152,13 @@ def _prelu(c: Reader, layer: keras.Layer, x: Moving) -> Result:
     return c.emit("prelu", [x, slope], x.shape, module=c.module_of(alpha), channel_axis=x.rank - 1)
 
 
-@layers("Rescaling")
-def _rescaling(c: Reader, layer: keras.Layer, x: Moving) -> Result:
-    return _scaled(c, x, np.asarray(layer.scale, np.float32), np.asarray(layer.offset, np.float32))
-
-
-@layers("Normalization")
-def _normalization(c: Reader, layer: keras.Layer, x: Moving) -> Result:
-    mean, deviation = numpy_of(layer.mean), np.maximum(np.sqrt(numpy_of(layer.variance)), 1e-7)
-    # (x - mean) / deviation, or the way back.
-    return _scaled(c, x, deviation, mean) if layer.invert else _scaled(c, x, 1 / deviation, -mean / deviation)
-
-
-def _scaled(c: Reader, x: Moving, scale: np.ndarray, offset: np.ndarray) -> Moving:
+@layers("Rescaling", "Normalization")
+def _linear(c: Reader, layer: keras.Layer, x: Moving) -> Result:
+    """A factor and a sum for each value: (x - mean) / deviation, or the way back."""
+    if isinstance(layer, keras.layers.Rescaling):
+        scale, offset = np.asarray(layer.scale, np.float32), np.asarray(layer.offset, np.float32)
+    else:
+        mean, deviation = numpy_of(layer.mean), np.maximum(np.sqrt(numpy_of(layer.variance)), 1e-7)
+        scale, offset = (deviation, mean) if layer.invert else (1 / deviation, -mean / deviation)
     made = c.emit("mul", [x, c.fixed_of(scale)], x.shape)
     return c.emit("add", [made, c.fixed_of(offset)], x.shape) if offset.any() else made

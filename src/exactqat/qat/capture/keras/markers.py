@@ -8,12 +8,7 @@ import keras
 from ..core.builder import Moving
 from ..core.refusals import Refused
 from .items import InTraining, Item, Result
-from .reader import Reader, layers, operations
-
-
-@operations("StopGradient")
-def _stop(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    return c.emit("identity", [x], x.shape, expression=None, stop_gradient=True)
+from .reader import Reader, layers
 
 
 @layers("BatchNormalization")

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 from keras import tree
 
+from ....kit.planning.files import distinct
 from ....kit.planning.inputs import misfit_of_example
 from ....kit.planning.network import Constant, Network, Step
 from ..core.builder import free_name
@@ -24,14 +25,48 @@ from ..passes.affine import BiasAndAffine
 
 # Their handlers enter themselves into the reader's tables.
 from . import elementwise, markers, movement, products, reduction, sequence  # noqa: F401
-from .items import InTraining, Item, first_line, is_seed, path_of
+from .items import Item, path_of
 from .reader import Reader
-from .tree import Tree, flat_shapes, input_words, output_words, packed
 
 # Of inputs that are masks, numbers of words or the like; other integers are images.
 _WHOLE = ("bool", "int32", "int64")
 
-__all__ = ["CaptureError", "InTraining", "capture", "first_line", "is_seed", "variable_names"]
+
+class Tree:
+    """How a model's inputs and outputs nest."""
+
+    def __init__(self, inputs: Any, outputs: Any, names: Sequence[str] = ()) -> None:
+        self.inputs = tree.map_structure(lambda _: 0, inputs)
+        self.outputs = tree.map_structure(lambda _: 0, outputs)
+        self.names = tuple(names)  # of the model's input tensors, by which Keras takes them from a dict
+
+    def flatten(self, inputs: Any) -> list[Any]:
+        """The tensors of a call, in the order of `Network.inputs`.
+
+        Raises:
+            TypeError: they nest otherwise than the model's inputs, so that one could be taken for another.
+        """
+        wanted = self.inputs
+        if isinstance(wanted, Mapping):
+            if isinstance(inputs, Mapping):
+                if missing := [key for key in wanted if key not in inputs]:
+                    raise TypeError(f"the model takes inputs called {sorted(wanted)}, got none called {missing}")
+                inputs = {key: inputs[key] for key in wanted}
+            elif list(wanted) != sorted(wanted):
+                raise TypeError(f"the model takes a dict of inputs called {list(wanted)}, got {type(inputs).__name__}")
+        elif isinstance(inputs, Mapping):
+            if not self.names or any(name not in inputs for name in self.names):
+                raise TypeError(
+                    f"the model takes inputs called {list(self.names) or 'nothing'}, got a dict of {sorted(inputs)}"
+                )
+            inputs = [inputs[name] for name in self.names]
+        given = tree.flatten(inputs)
+        if len(given) != len(tree.flatten(wanted)):
+            raise TypeError(f"the model has {len(tree.flatten(wanted))} inputs, got {len(given)}")
+        return given
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        return tree.pack_sequence_as(self.outputs, list(outputs))
 
 
 def variable_names(model: keras.Model) -> dict[int, str]:
@@ -61,7 +96,7 @@ def capture(
     Raises:
         CaptureError: the model cannot be called on symbolic tensors, or it computes with the size of the batch.
     """
-    reader, flat = Reader(model, names), flat_shapes(shapes)
+    reader, flat = Reader(model, names), _flat_shapes(shapes)
     paths = [f"argument_{at}" for at in range(len(flat))]
     functional = getattr(model, "_functional", None) or model
     known = getattr(functional, "_inputs", None) or []
@@ -71,21 +106,18 @@ def capture(
         for path, shape, word in zip(paths, flat, words, strict=True)
     ]
     reader.whole_inputs = {path for path, word in zip(paths, words, strict=True) if "int" in word}
-    given = packed(shapes, inputs)
+    given = _packed(shapes, inputs)
     before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in model._flatten_layers()]
     try:
         results = reader.read(model, given)
-    except Refused as refused:
-        error = refused.__cause__
-        if error is None:
-            raise CaptureError(f"the model cannot be prepared: {refused}") from refused
-        misfit = _misfit(model, shapes, text_of(error), paths)
-        raise CaptureError(misfit or f"the model cannot be called on symbolic tensors: {text_of(error)}") from error
     except CaptureError:
         raise
-    except Exception as error:
+    except Exception as raised:
+        error = raised.__cause__ if isinstance(raised, Refused) else raised
+        if error is None:
+            raise CaptureError(f"the model cannot be prepared: {raised}") from raised
         misfit = _misfit(model, shapes, text_of(error), paths)
-        raise CaptureError(misfit or f"the model cannot be called on symbolic tensors: {first_line(error)}") from error
+        raise CaptureError(misfit or f"the model cannot be called on symbolic tensors: {text_of(error)}") from error
     finally:
         for layer, own, ids in before:
             layer._losses[:], layer._loss_ids = own, ids
@@ -99,8 +131,8 @@ def capture(
     items = tree.flatten(results)
     outputs = [reader.operand(item) if isinstance(item, Item) else str(item) for item in items]
     steps = BiasAndAffine(reader, outputs).run()
-    names_of_inputs = input_words(model, shapes, functional, len(paths))
-    ends = output_words(results, functional, len(outputs))
+    names_of_inputs = _input_words(model, shapes, functional, len(paths))
+    ends = _output_words(results, functional, len(outputs))
     whole = Tree(given, results, [tensor.name for tensor in known])
     return Network(
         tuple(paths),
@@ -151,16 +183,62 @@ def as_needed(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]
 
 def _misfit(model: keras.Model, shapes: Any, text: str, paths: Sequence[str]) -> str | None:
     """What is wrong with the example's shapes; None if nothing is."""
-    flat = flat_shapes(shapes)
+    flat = _flat_shapes(shapes)
     more = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
 
     def takes(changed: Callable[[tuple[int, ...]], tuple[int, ...]]) -> bool:
         tensors = [keras.KerasTensor(changed(tuple(size or 1 for size in shape))) for shape in flat]
         try:
-            model.call(packed(shapes, tensors), **more)
+            model.call(_packed(shapes, tensors), **more)
         except Exception:  # noqa: BLE001 - the user's model may raise anything
             return False
         return True
 
     words = ["input"] if len(paths) == 1 else paths
     return misfit_of_example(text, dict(zip(words, flat, strict=True)), takes)
+
+
+def _input_words(model: Any, shapes: Any, functional: Any, count: int) -> list[str]:
+    """What the user calls the inputs: keys of a dictionary, else names of the input layers, else `call`'s argument."""
+    if isinstance(shapes, Mapping) and all(_is_shape(each) for each in shapes.values()):
+        return [str(key) for key in sorted(shapes)]
+    words = [str(each._keras_history.operation.name) for each in getattr(functional, "_inputs", None) or []]
+    if len(words) != count:
+        word = next(iter(inspect.signature(model.call).parameters), "input")
+        words = [word] if count == 1 else [f"{word}_{at}" for at in range(count)]
+    return list(distinct(words))
+
+
+def _output_words(results: Any, functional: Any, count: int) -> list[str]:
+    """Likewise of the results: keys, else the names that Keras gives a functional model's outputs: its last layers'."""
+    if isinstance(results, Mapping) and len(results) == count:
+        return [str(key) for key in sorted(results)]
+    words = [str(each) for each in getattr(functional, "output_names", None) or []]
+    if len(words) != count:
+        words = ["output"] if count == 1 else [f"output_{at}" for at in range(count)]
+    return list(distinct(words))
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(each is None or isinstance(each, int) for each in value)
+
+
+def _flat_shapes(shapes: Any) -> list[tuple[Any, ...]]:
+    if _is_shape(shapes):
+        return [tuple(shapes)]
+    values = [shapes[key] for key in sorted(shapes)] if isinstance(shapes, Mapping) else shapes
+    return [shape for each in values for shape in _flat_shapes(each)]
+
+
+def _packed(shapes: Any, symbols: list[Any]) -> Any:
+    remaining = iter(symbols)
+
+    def one(each: Any) -> Any:
+        if _is_shape(each):
+            return next(remaining)
+        if isinstance(each, Mapping):
+            made = {key: one(each[key]) for key in sorted(each)}
+            return {key: made[key] for key in each}
+        return type(each)(one(part) for part in each)
+
+    return one(shapes)

@@ -14,8 +14,20 @@ from ..core.builder import Moving
 from ..core.refusals import SIZE_OF_BATCH, Refused
 from ..core.sizes import Batch, Size, exact
 from .items import Fixed, Item, Result
-from .reader import Reader, layers, operations
+from .reader import OPERATIONS, Reader, layers, operations
 from .reduction import axes_of, channel_axis_of, padded, spatial_axes
+
+
+OPERATIONS.update(
+    {
+        **dict.fromkeys(("Squeeze", "ExpandDims"), lambda c, how, x: c.reshape(x, c.shape_of(how, x))),
+        "Flip": lambda c, how, x: c.flip(x, axes_of(how.axis, x.rank)),
+        "BroadcastTo": lambda c, how, x: c.emit("expand", [x], exact(how.shape), shape=c.for_one(exact(how.shape))),
+        "Concatenate": lambda c, how, items: c.join(items, int(how.axis) % len(items[0].shape)),
+        "Stack": lambda c, how, items: c.stacked(items, int(how.axis) % (len(items[0].shape) + 1)),
+        "Unstack": lambda c, how, x: [c.entry(x, int(how.axis) % x.rank, at) for at in range(x.shape[how.axis])],
+    }
+)
 
 
 @operations("Reshape")
@@ -26,11 +38,6 @@ def _reshape(c: Reader, operation: keras.Operation, x: Moving) -> Result:
         unknown = sizes.index(-1)
         sizes[unknown] = math.prod(x.shape) // math.prod(sizes[:unknown] + sizes[unknown + 1 :])
     return c.reshape(x, sizes)
-
-
-@operations("Squeeze", "ExpandDims")
-def _units(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    return c.reshape(x, c.shape_of(operation, x))
 
 
 @operations("Transpose", "Moveaxis", "Swapaxes")
@@ -114,26 +121,12 @@ def _take(c: Reader, operation: keras.Operation, x: Item, indices: Any) -> Resul
     return c.emit("embedding", [indices, x], (*indices.shape, x.shape[1]), module=module, fixed_row=None)
 
 
-@operations("Concatenate", "Stack")
-def _beside(c: Reader, operation: keras.Operation, items: Sequence[Item]) -> Result:
-    rank = len(items[0].shape)
-    if type(operation).__name__ == "Stack":
-        return c.stacked(items, int(operation.axis) % (rank + 1))
-    return c.join(items, int(operation.axis) % rank)
-
-
 @operations("Split")
 def _split(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis, parts = int(operation.axis) % x.rank, operation.indices_or_sections
     size = x.shape[axis]
     ends = [size // parts * (at + 1) for at in range(parts)] if isinstance(parts, int) else [*parts, size]
     return c.sections(x, axis, np.diff([0, *ends]).tolist())
-
-
-@operations("Unstack")
-def _unstack(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    axis = int(operation.axis) % x.rank
-    return [c.entry(x, axis, at) for at in range(x.shape[axis])]
 
 
 @operations("Roll")
@@ -155,11 +148,6 @@ def _pad(c: Reader, operation: keras.Operation, x: Moving, constant_values: Any 
     return padded(c, x, pairs * x.rank if len(pairs) == 1 else pairs, operation.mode, float(value or 0.0))
 
 
-@operations("Flip")
-def _flip(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    return c.flip(x, axes_of(operation.axis, x.rank))
-
-
 @operations("Repeat")
 def _repeat(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     if not isinstance(operation.repeats, int) or operation.axis is None:
@@ -170,50 +158,26 @@ def _repeat(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     return c.take(x, axis, np.repeat(np.arange(x.shape[axis]), operation.repeats))
 
 
-@operations("BroadcastTo")
-def _broadcast(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    shape = exact(operation.shape)
-    return c.emit("expand", [x], shape, shape=c.for_one(shape))
-
-
 @operations("Resize")
-@layers("Resizing")
+@layers("Resizing", "UpSampling2D")
 def _resize(c: Reader, how: Any, x: Moving) -> Result:
     """An operation or a layer."""
-    given = [name for name in ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "antialias") if getattr(how, name)]
-    if given:
-        raise Refused(f"with {', '.join(f'{name}=True' for name in given)}; it is computed with False")
-    size = how.size if hasattr(how, "size") else (how.height, how.width)
-    return _resized(c, x, channel_axis_of(how.data_format, x.rank), size, how.interpolation)
-
-
-@layers("UpSampling2D")
-def _up_sampling(c: Reader, layer: keras.Layer, x: Moving) -> Result:
-    axis = channel_axis_of(layer.data_format, x.rank)
-    sizes = [x.shape[at] * by for at, by in zip(spatial_axes(x, axis), layer.size, strict=True)]
-    return _resized(c, x, axis, sizes, layer.interpolation)
-
-
-def _resized(c: Reader, x: Moving, axis: int, size: Sequence[int], word: str) -> Moving:
-    spatial = spatial_axes(x, axis)
+    others = ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "antialias")
+    if on := [f"{name}=True" for name in others if getattr(how, name, False)]:
+        raise Refused(f"with {', '.join(on)}; it is computed with False")
+    axis, word = channel_axis_of(how.data_format, x.rank), how.interpolation
+    spatial, size = spatial_axes(x, axis), how.size if hasattr(how, "size") else (how.height, how.width)
+    if isinstance(how, keras.layers.UpSampling2D):
+        size = [x.shape[at] * by for at, by in zip(spatial, how.size, strict=True)]
     factors = [new / x.shape[at] for new, at in zip(size, spatial, strict=True)]
-    whole = all(factor == int(factor) for factor in factors)
-    if word not in ("nearest", "bilinear") or (word == "nearest" and not whole):
-        shown = ", ".join(f"{factor:.4g}" for factor in factors)
+    if word not in ("nearest", "bilinear") or (word == "nearest" and any(factor % 1 for factor in factors)):
+        by = ", ".join(f"{factor:.4g}" for factor in factors)
         raise Refused(
-            f"with interpolation={word!r} by {shown}; it is computed by 'nearest' by whole factors or 'bilinear'"
+            f"with interpolation={word!r} by {by}; it is computed by 'nearest' by whole factors or 'bilinear'"
         )
     sizes = dict(zip(spatial, map(int, size), strict=True))
-    return c.emit(
-        "resize",
-        [x],
-        [sizes.get(at, old) for at, old in enumerate(x.shape)],
-        size=tuple(sizes.values()),
-        mode=word,
-        align_corners=False,
-        scales=None,
-        channel_axis=axis,
-    )
+    shape, size = [sizes.get(at, old) for at, old in enumerate(x.shape)], tuple(sizes.values())
+    return c.emit("resize", [x], shape, size=size, mode=word, align_corners=False, scales=None, channel_axis=axis)
 
 
 @layers("CenterCrop")

@@ -111,17 +111,9 @@ def _einsum(c: Reader, operation: keras.Operation, *operands: Item) -> Result:
 
 
 @operations("DotProductAttention")
-def _attention(
-    c: Reader,
-    operation: keras.Operation,
-    query: Item,
-    key: Item,
-    value: Item,
-    bias: Any = None,
-    mask: Item | None = None,
-    scale: float | None = None,
-) -> Result:
-    """[batch, time, heads, size]"""
+def _attention(c: Reader, operation: keras.Operation, *operands: Item, **more: Any) -> Result:
+    """Query, key and value [batch, time, heads, size]; perhaps a bias, a mask and a scale."""
+    bias, mask, scale = map(more.get, ("bias", "mask", "scale"))
     if operation.attn_logits_soft_cap:
         raise Refused(f"with attn_logits_soft_cap={operation.attn_logits_soft_cap}; it is computed without, None")
     if mask is not None and bias is not None:
@@ -130,15 +122,11 @@ def _attention(
         bias = masks.hiding(c, c.truth_of(mask))
     elif mask is not None:
         bias = Fixed(data=np.where(mask.data, 0.0, SURELY_MASKED).astype(np.float32), shape=mask.shape)
-    batch = next(item for item in (query, key, value) if isinstance(item, Moving)).shape[0]
-    query, key, value = (c.permute(item, (0, 2, 1, 3)) for item in (query, key, value))
-    made = c.emit(
-        "attention",
-        [query, key, value, bias],
-        (batch, *query.shape[1:3], value.shape[3]),
-        causal=bool(operation.is_causal),
-        scale=float(1 / math.sqrt(query.shape[-1]) if scale is None else scale),
-    )
+    batch = next(item for item in operands if isinstance(item, Moving)).shape[0]
+    query, key, value = (c.permute(item, (0, 2, 1, 3)) for item in operands)
+    shape, causal = (batch, *query.shape[1:3], value.shape[3]), bool(operation.is_causal)
+    scale = float(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    made = c.emit("attention", [query, key, value, bias], shape, causal=causal, scale=scale)
     return c.permute(made, (0, 2, 1, 3))
 
 

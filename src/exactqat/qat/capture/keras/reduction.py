@@ -13,8 +13,8 @@ from ..core.builder import Moving
 from ..core.products import cumulative_sum
 from ..core.refusals import MIXES, Refused
 from ..core.windows import each, padding_in_numbers
-from .items import Fixed, Item, Result
-from .reader import Reader, layers, operations
+from .items import Item, Result
+from .reader import OPERATIONS, Reader, layers, operations
 
 
 def axes_of(axis: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
@@ -67,33 +67,27 @@ def _length(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     return c.emit("norm", [x], c.shape_of(operation, x), axes=axes, keep_dims=keep, order=order)
 
 
-@operations("Argmax")
-def _argmax(c: Reader, operation: keras.Operation, x: Moving) -> Result:
-    axis, keep = int(operation.axis) % x.rank, bool(operation.keepdims)
-    return c.emit("argmax", [x], c.shape_of(operation, x), "int64", axis=axis, keep_dims=keep)
+OPERATIONS["Argmax"] = lambda c, how, x: c.emit(
+    "argmax", [x], c.shape_of(how, x), "int64", axis=int(how.axis) % x.rank, keep_dims=bool(how.keepdims)
+)
 
 
 @operations("LayerNorm", "RMSNorm")
-def _norm(
-    c: Reader,
-    operation: keras.Operation,
-    x: Item,
-    gamma: Fixed | None = None,
-    beta: Fixed | None = None,
-    scale: Fixed | None = None,
-) -> Result:
+def _norm(c: Reader, operation: keras.Operation, x: Item, *weights: Item | None, **named: Item | None) -> Result:
     """Over the last axes."""
-    root = type(operation).__name__ == "RMSNorm"
     if getattr(operation, "rms_scaling", False):
         raise Refused("with rms_scaling=True; use RMSNormalization")
     if not isinstance(x, Moving):
         raise Refused("of something fixed")
-    axes, weights = axes_of(operation.axis, x.rank), [gamma or scale] if root else [gamma, beta]
+    kind, names = "layer_norm", ["gamma", "beta"]
+    if type(operation).__name__ == "RMSNorm":
+        kind, names = "rms_norm", ["scale"]
+    tensors, axes = {**dict(zip(names, weights, strict=False)), **named}, axes_of(operation.axis, x.rank)
     if axes != tuple(range(x.rank - len(axes), x.rank)) or 0 in axes:
         raise Refused(f"with axis={operation.axis} of {x.rank} axes; it is computed over the last ones, as with -1")
     epsilon = float(keras.config.epsilon() if operation.epsilon is None else operation.epsilon)
-    kind = "rms_norm" if root else "layer_norm"
-    return c.emit(kind, [x, *weights], x.shape, module=c.place().path, axes=axes, epsilon=epsilon)
+    operands = [x, *map(tensors.get, names)]
+    return c.emit(kind, operands, x.shape, module=c.place().path, axes=axes, epsilon=epsilon)
 
 
 @operations("Normalize")

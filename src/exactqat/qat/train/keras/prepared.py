@@ -28,7 +28,8 @@ from ....kit.planning.inputs import require_input, require_rows
 from ....kit.planning.plans import ROW_HEADER, Numbers, PlanInput
 from ....kit.planning.rules import Rule
 from ...capture.core.progress import at_work
-from ...capture.keras.model import InTraining, capture, variable_names
+from ...capture.keras.items import InTraining
+from ...capture.keras.model import capture, variable_names
 from ...capture.proof import Proof
 from ..core import batches as loading
 from ..core.arrays import Arrays, Mode

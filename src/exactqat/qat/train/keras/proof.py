@@ -19,8 +19,8 @@ from keras import ops, tree
 
 from ....kit.planning.masks import is_mask
 from ....kit.planning.network import Network
-from ...capture.keras.items import path_of
-from ...capture.keras.model import first_line, is_seed, variable_names
+from ...capture.keras.items import first_line, is_seed, path_of
+from ...capture.keras.model import variable_names
 from ...capture.proof import FunctionalSubject, Named, Proof, Side, nudged, prove
 from ..core.arrays import Arrays, Mode
 from . import primitives
