@@ -87,8 +87,7 @@ def _split(c: OnnxReader, node: Attributes, x: Moving, sections: Item | None = N
         count = node["num_outputs"] or len(c.outputs)
         size = -(-x.shape[axis] // count)
         sizes = [min(size, x.shape[axis] - size * at) for at in range(count)]
-    ends = np.cumsum([0, *sizes]).tolist()
-    return [c.cut(x, axis, first, last) for first, last in zip(ends, ends[1:], strict=False)]
+    return list(c.sections(x, axis, sizes))
 
 
 @handles("Slice")
@@ -150,7 +149,7 @@ def _gather(c: OnnxReader, node: Attributes, x: Item, indices: Item) -> Result:
     places, before, after = indices.data, x.shape[:axis], x.shape[axis + 1 :]
     wanted = [int(place) % x.shape[axis] for place in places.reshape(-1)]
     if places.ndim == 0:
-        return c.reshape(c.cut(x, axis, wanted[0], wanted[0] + 1), (*before, *after))
+        return c.entry(x, axis, wanted[0])
     made = c.step("gather", [x], (*before, len(wanted), *after), axis=axis, indices=tuple(wanted))
     return c.reshape(made, (*before, *places.shape, *after))
 

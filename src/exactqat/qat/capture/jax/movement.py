@@ -213,7 +213,7 @@ def _scan(c: Converter, operation: Operation, *operands: Item) -> Result:
     order = range(length)
     made: dict[int, list[Any]] = {}
     for at in reversed(order) if params["reverse"] else order:
-        entries = [_entry(c, each, at) for each in sequences]
+        entries = [c.entry(each, 0, at) for each in sequences]
         results = c.inline(rounds, [*fixed, *carry, *entries])
         carry, made[at] = results[:carried], results[carried:]
     return [*carry, *(c.stacked(list(column), 0) for column in zip(*(made[at] for at in order), strict=True))]

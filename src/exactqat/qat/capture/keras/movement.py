@@ -17,7 +17,6 @@ from .items import Fixed, Item, Result
 from .reader import OPERATIONS, Reader, layers, operations
 from .reduction import axes_of, channel_axis_of, padded, spatial_axes
 
-
 OPERATIONS.update(
     {
         **dict.fromkeys(("Squeeze", "ExpandDims"), lambda c, how, x: c.reshape(x, c.shape_of(how, x))),
