@@ -219,10 +219,6 @@ def _scan(c: Converter, operation: Operation, *operands: Item) -> Result:
     return [*carry, *(c.stacked(list(column), 0) for column in zip(*(made[at] for at in order), strict=True))]
 
 
-def _entry(c: Converter, item: Item, at: int) -> Item:
-    return item.then(lambda array: array[at]) if isinstance(item, Fixed) else c.entry(item, 0, at)
-
-
 @handles("cond")
 def _cond(c: Converter, operation: Operation, index: Item, *arguments: Item) -> Result:
     values = index.values if isinstance(index, Fixed) else None
