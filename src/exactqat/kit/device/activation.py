@@ -222,20 +222,49 @@ SCALES_OF_CURVES = {
 }
 
 
+class Curve(Tabulated):
+    """A function whose grid the device fixes.
+
+    Attributes:
+        in_fixed_point: TFLite-Micro's, of a fixed-point number and its integer bits.
+        in_lines: of int16 codes, their scale and the profile.
+    """
+
+    floats = True
+    fixed_grid: ClassVar[tuple[float, int]]
+    delegated = True
+    dtypes = ("int8", "int16")
+    wide_version = 3
+    onnx_kind: ClassVar[str]
+    in_fixed_point: ClassVar[staticmethod[[np.ndarray, int], np.ndarray]]
+    in_lines: ClassVar[staticmethod[[np.ndarray, np.floating, Profile], np.ndarray]]
+
+    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
+        return SCALES_OF_CURVES[dtypes[0]]
+
+    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
+        if not profile.fixed_point_functions:
+            return super().table(source, output, attributes, profile)
+        scale, zero_point = self.fixed_grid
+        return micro_table(source, type(self).in_fixed_point, round(-math.log2(scale)), zero_point)
+
+    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
+        return type(self).in_lines(codes, scale_of(call.inputs[0]), call.profile)
+
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
+        self.onnx_function(writer, operator, output, self.onnx_kind)
+
+
 @register
-class Logistic(Tabulated):
+class Logistic(Curve):
     """1 / (1 + exp(-x))."""
 
     kind = "LOGISTIC"
     float_kind = "sigmoid"
-    floats = True
     fixed_grid = (1 / 256, -128)
-    delegated = True
-    dtypes = ("int8", "int16")
-    wide_version = 3
-
-    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
-        return SCALES_OF_CURVES[dtypes[0]]
+    onnx_kind = "Sigmoid"
+    in_fixed_point = staticmethod(fixed.logistic)
+    in_lines = staticmethod(interpolated.logistic)
 
     def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         power = rounded(np.exp, -x)
@@ -244,46 +273,20 @@ class Logistic(Tabulated):
                 return 1 / (1 + np.exp(-x.astype(np.float64)))
         return np.float32(1) / (np.float32(1) + power)
 
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
-        if not profile.fixed_point_functions:
-            return super().table(source, output, attributes, profile)
-        return micro_table(source, fixed.logistic, 8, INT8_MIN)
-
-    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
-        return interpolated.logistic(codes, scale_of(call.inputs[0]), call.profile)
-
-    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
-        self.onnx_function(writer, operator, output, "Sigmoid")
-
 
 @register
-class Tanh(Tabulated):
+class Tanh(Curve):
     """The hyperbolic tangent."""
 
     kind = "TANH"
     float_kind = "tanh"
-    floats = True
     fixed_grid = (1 / 128, 0)
-    delegated = True
-    dtypes = ("int8", "int16")
-    wide_version = 3
-
-    def scale_limits(self, dtypes: Sequence[str], attributes: Attributes) -> ScaleLimits:
-        return SCALES_OF_CURVES[dtypes[0]]
+    onnx_kind = "Tanh"
+    in_fixed_point = staticmethod(fixed.tanh)
+    in_lines = staticmethod(interpolated.tanh)
 
     def function(self, x: np.ndarray, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
         return rounded(np.tanh, x)
-
-    def table(self, source: Tensor, output: Tensor, attributes: Attributes, profile: Profile) -> np.ndarray:
-        if not profile.fixed_point_functions:
-            return super().table(source, output, attributes, profile)
-        return micro_table(source, fixed.tanh, 7, 0)
-
-    def wide_results(self, codes: np.ndarray, call: Call) -> np.ndarray:
-        return interpolated.tanh(codes, scale_of(call.inputs[0]), call.profile)
-
-    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
-        self.onnx_function(writer, operator, output, "Tanh")
 
 
 def micro_table(

@@ -287,6 +287,13 @@ class Extreme(Binary):
     version = 2
     wide_version = 4
     options = "MaximumMinimumOptions"
+    largest: ClassVar[bool] = True
+
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
+        return primitives.maximum(*operands) if self.largest else primitives.minimum(*operands)
+
+    def integers(self, call: Call) -> np.ndarray:
+        return (np.maximum if self.largest else np.minimum)(*call.codes)
 
 
 @register
@@ -297,12 +304,6 @@ class Maximum(Extreme):
     float_kind = "maximum"
     onnx_kind = "Max"
 
-    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
-        return primitives.maximum(*operands)
-
-    def integers(self, call: Call) -> np.ndarray:
-        return np.maximum(*call.codes)
-
 
 @register
 class Minimum(Extreme):
@@ -310,13 +311,8 @@ class Minimum(Extreme):
 
     kind = "MINIMUM"
     float_kind = "minimum"
+    largest = False
     onnx_kind = "Min"
-
-    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
-        return primitives.minimum(*operands)
-
-    def integers(self, call: Call) -> np.ndarray:
-        return np.minimum(*call.codes)
 
 
 @register

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -535,6 +535,28 @@ class Blocks(Movement):
     spatial = True
     other_forms = (("RESHAPE", "TRANSPOSE", "RESHAPE"),)
 
+    # In ONNX.
+    onnx_kind: ClassVar[str]
+    onnx_words: ClassVar[Mapping[str, str]] = {}
+
+    def split(self, shape: Shape, block: int) -> Shape:
+        """The operand's shape with the rows and the columns of a block as axes of their own, behind what they split:
+        these and the axis between them change places."""
+        raise NotImplementedError
+
+    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
+        (x,), (given,), (shape,) = context.operands(operator), context.shapes(operator), context.results(operator)
+        split = context.reshaped(x, self.split(given, operator.attributes["block_size"]))
+        context.give(operator, context.reshaped(context.permute(split, (0, 1, 3, 2, 4, 5)), shape))
+
+    def integers(self, call: Call) -> np.ndarray:
+        split = call.codes[0].reshape(self.split(call.codes[0].shape, call.attributes["block_size"]))
+        return split.transpose(0, 1, 3, 2, 4, 5).reshape(len(split), *call.output.shape[1:])
+
+    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
+        words = {"blocksize": operator.attributes["block_size"], **self.onnx_words}
+        writer.computed(operator, output, self.onnx_kind, writer.operands(operator), **words)
+
     def moved(self, primitives: RealPrimitives[A], x: A, block: int) -> A:
         """The result for images [batch, channels, height, width]."""
         raise NotImplementedError
@@ -582,6 +604,7 @@ class SpaceToDepth(Blocks):
     """Channel (row, column, c) of the result is channel c of that place in the block."""
 
     kind = "SPACE_TO_DEPTH"
+    onnx_kind = "SpaceToDepth"
     version = 2
     options = "SpaceToDepthOptions"
 
@@ -591,28 +614,15 @@ class SpaceToDepth(Blocks):
         need(fits, f"height and width of {first} must be multiples of a block_size of 2 or more, got {block}")
         return first[0], first[1] // block, first[2] // block, first[3] * block * block
 
+    def split(self, shape: Shape, block: int) -> Shape:
+        rows, height, width, channels = shape
+        return rows, height // block, block, width // block, block, channels
+
     def moved(self, primitives: RealPrimitives[A], x: A, block: int) -> A:
         _, channels, height, width = x.shape
         split = primitives.reshape(x, (-1, channels, height // block, block, width // block, block))
         turned = primitives.transpose(split, (0, 3, 5, 1, 2, 4))
         return primitives.reshape(turned, (-1, channels * block * block, height // block, width // block))
-
-    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
-        (x,), (shape,), block = context.operands(operator), context.results(operator), operator.attributes["block_size"]
-        rows, height, width, _ = shape
-        split = context.reshaped(x, (rows, height, block, width, block, x.shape[3]))
-        context.give(operator, context.reshaped(context.permute(split, (0, 1, 3, 2, 4, 5)), shape))
-
-    def integers(self, call: Call) -> np.ndarray:
-        (x,), block = call.codes, call.attributes["block_size"]
-        rows, height, width, channels = x.shape
-        split = x.reshape(rows, height // block, block, width // block, block, channels)
-        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *call.output.shape[1:])
-
-    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
-        block = operator.attributes["block_size"]
-        operands = writer.operands(operator)
-        writer.computed(operator, output, "SpaceToDepth", operands, blocksize=block)
 
 
 @register
@@ -620,6 +630,8 @@ class DepthToSpace(Blocks):
     """The other way round; the place in the block is the slower part of a channel's number."""
 
     kind = "DEPTH_TO_SPACE"
+    onnx_kind = "DepthToSpace"
+    onnx_words = {"mode": "DCR"}
     options = "DepthToSpaceOptions"
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
@@ -628,29 +640,16 @@ class DepthToSpace(Blocks):
         need(fits, f"channels of {first} must be a multiple of the square of a block_size of 2 or more, got {block}")
         return first[0], first[1] * block, first[2] * block, first[3] // (block * block)
 
+    def split(self, shape: Shape, block: int) -> Shape:
+        rows, height, width, channels = shape
+        return rows, height, width, block, block, channels // (block * block)
+
     def moved(self, primitives: RealPrimitives[A], x: A, block: int) -> A:
         _, channels, height, width = x.shape
         kept = channels // (block * block)
         split = primitives.reshape(x, (-1, block, block, kept, height, width))
         turned = primitives.transpose(split, (0, 3, 4, 1, 5, 2))
         return primitives.reshape(turned, (-1, kept, height * block, width * block))
-
-    def float_steps(self, context: NetworkContext, operator: Operator) -> None:
-        (x,), (shape,), block = context.operands(operator), context.results(operator), operator.attributes["block_size"]
-        rows, height, width, channels = shape
-        split = context.reshaped(x, (rows, height // block, width // block, block, block, channels))
-        context.give(operator, context.reshaped(context.permute(split, (0, 1, 3, 2, 4, 5)), shape))
-
-    def integers(self, call: Call) -> np.ndarray:
-        (x,), block = call.codes, call.attributes["block_size"]
-        rows, height, width, channels = x.shape
-        split = x.reshape(rows, height, width, block, block, channels // (block * block))
-        return split.transpose(0, 1, 3, 2, 4, 5).reshape(rows, *call.output.shape[1:])
-
-    def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
-        block = operator.attributes["block_size"]
-        operands = writer.operands(operator)
-        writer.computed(operator, output, "DepthToSpace", operands, blocksize=block, mode="DCR")
 
 
 @register

@@ -216,7 +216,7 @@ class ReduceProd(Reduction):
     wide_version = 2
     onnx_kind = "ReduceProd"
 
-    def real(self, primitives: Any, operands: Sequence[Any], attributes: Attributes) -> Any:
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
         (x,) = operands
         for axis in attributes["axes"]:
             x = reduce(mul, (primitives.gather(x, [place], axis) for place in range(x.shape[axis])))
@@ -253,6 +253,15 @@ class ReduceExtreme(Reduction):
     wide_version = 3
     floats = True
     moves_codes = True
+    largest: ClassVar[bool] = True
+
+    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
+        (x,), axes, keep_dims = operands, attributes["axes"], attributes["keep_dims"]
+        return primitives.amax(x, axes, keep_dims) if self.largest else primitives.amin(x, axes, keep_dims)
+
+    def integers(self, call: Call) -> np.ndarray:
+        axes, keep_dims = tuple(call.attributes["axes"]), bool(call.attributes["keep_dims"])
+        return (np.amax if self.largest else np.amin)(call.codes[0], axes, keepdims=keep_dims)
 
 
 @register
@@ -263,12 +272,6 @@ class ReduceMax(ReduceExtreme):
     float_kind = "amax"
     onnx_kind = "ReduceMax"
 
-    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
-        return primitives.amax(operands[0], attributes["axes"], attributes["keep_dims"])
-
-    def integers(self, call: Call) -> np.ndarray:
-        return call.codes[0].max(tuple(call.attributes["axes"]), keepdims=bool(call.attributes["keep_dims"]))
-
 
 @register
 class ReduceMin(ReduceExtreme):
@@ -276,13 +279,8 @@ class ReduceMin(ReduceExtreme):
 
     kind = "REDUCE_MIN"
     float_kind = "amin"
+    largest = False
     onnx_kind = "ReduceMin"
-
-    def real(self, primitives: RealPrimitives[A], operands: Sequence[A], attributes: Attributes) -> A:
-        return primitives.amin(operands[0], attributes["axes"], attributes["keep_dims"])
-
-    def integers(self, call: Call) -> np.ndarray:
-        return call.codes[0].min(tuple(call.attributes["axes"]), keepdims=bool(call.attributes["keep_dims"]))
 
 
 @register
