@@ -63,6 +63,8 @@ Results = TypeVar("Results")
 # A tangent that is zero has no array. What a rule of sharding is given of arrays.
 Tangent = jax.Array | ad.Zero
 Shaped = Sequence[jax.ShapeDtypeStruct]
+# A call as XLA may cut it for several devices; None where it may not.
+Parts = ClosedJaxpr | None
 
 _CALL = Primitive("exactqat")  # a call of an operator
 _TANGENTS = Primitive("exactqat_tangents")  # its derivative, a linear function of the operands' tangents
@@ -174,17 +176,13 @@ def _eager(op: Operator, attributes: Attributes, over: int | None, *arrays: jax.
 
 
 @_CALL.def_impl
-def _(
-    *arrays: jax.Array, op: Operator, attributes: Attributes, over: int | None, parts: ClosedJaxpr | None
-) -> list[jax.Array]:
+def _(*arrays: jax.Array, op: Operator, attributes: Attributes, over: int | None, parts: Parts) -> list[jax.Array]:
     with jax.disable_jit(False):  # which cannot be true of what is compiled already
         return _eager(op, attributes, over, *arrays)
 
 
 @_CALL.def_abstract_eval
-def _(
-    *avals: ShapedArray, op: Operator, attributes: Attributes, over: int | None, parts: ClosedJaxpr | None
-) -> list[ShapedArray]:
+def _(*avals: ShapedArray, op: Operator, attributes: Attributes, over: int | None, parts: Parts) -> list[ShapedArray]:
     specs = tuple(_spec(aval) for aval in avals)
     results = list(_lowered(op, specs, attributes).results)
     like = _representative(avals)
@@ -217,7 +215,7 @@ def _lower_on_cpu(
     op: Operator,
     attributes: Attributes,
     over: int | None,
-    parts: ClosedJaxpr | None,
+    parts: Parts,
 ) -> Sequence[mlir.ir.Value]:
     function = partial(_kernel, op, attributes, over) if parts is None else jaxpr_as_fun(parts)
     return mlir.lower_fun(function, multiple_results=True)(context, *values)
@@ -265,7 +263,7 @@ def _lower_elsewhere(
     op: Operator,
     attributes: Attributes,
     over: int | None,
-    parts: ClosedJaxpr | None,
+    parts: Parts,
 ) -> Sequence[mlir.ir.Value]:
     if parts is not None:
         return mlir.lower_fun(jaxpr_as_fun(parts), multiple_results=True)(context, *values)
@@ -366,12 +364,12 @@ _compiled_push = jax.jit(_push, static_argnames="derivative")
 
 
 @_TANGENTS.def_impl
-def _(*arrays: jax.Array, derivative: _Derivative, parts: ClosedJaxpr | None) -> list[jax.Array]:
+def _(*arrays: jax.Array, derivative: _Derivative, parts: Parts) -> list[jax.Array]:
     return _compiled_push(*arrays, derivative=derivative)
 
 
 @_TANGENTS.def_abstract_eval
-def _(*avals: ShapedArray, derivative: _Derivative, parts: ClosedJaxpr | None) -> list[ShapedArray]:
+def _(*avals: ShapedArray, derivative: _Derivative, parts: Parts) -> list[ShapedArray]:
     shardings = derivative.differentiable(derivative.shardings)
     return _result_avals(_representative(avals), derivative.differentiable(derivative.results), shardings)
 
@@ -391,7 +389,7 @@ def _jvp(
     op: Operator,
     attributes: Attributes,
     over: int | None,
-    parts: ClosedJaxpr | None,
+    parts: Parts,
 ) -> tuple[list[jax.Array], list[Tangent]]:
     if op.vjp is None:
         raise TypeError(f"{op.name} has no gradient")
@@ -422,7 +420,7 @@ def _jvp(
 
 
 def _jvp_of_tangents(
-    primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, derivative: _Derivative, parts: ClosedJaxpr | None
+    primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, derivative: _Derivative, parts: Parts
 ) -> tuple[list[jax.Array], list[Tangent]]:
     bind = partial(_TANGENTS.bind, derivative=derivative, parts=parts)
     results = bind(*primals)
@@ -447,7 +445,7 @@ def _jvp_of_tangents(
 
 
 def _transpose_tangents(
-    cotangents: Sequence[Tangent], *arrays: Any, derivative: _Derivative, parts: ClosedJaxpr | None
+    cotangents: Sequence[Tangent], *arrays: Any, derivative: _Derivative, parts: Parts
 ) -> list[jax.Array | None]:
     known, linear = derivative.split(arrays)
     gradients = derivative.gradients(known, [ad.instantiate_zeros(cotangent) for cotangent in cotangents])
@@ -458,7 +456,7 @@ def _transpose_tangents(
 
 
 def _batch_tangents(
-    arrays: Sequence[jax.Array], dims: Sequence[int | None], *, derivative: _Derivative, parts: ClosedJaxpr | None
+    arrays: Sequence[jax.Array], dims: Sequence[int | None], *, derivative: _Derivative, parts: Parts
 ) -> tuple[list[jax.Array], list[int]]:
     results = jax.vmap(partial(_push, derivative=derivative), in_axes=dims)(*arrays)
     return results, [0] * len(results)
@@ -533,7 +531,7 @@ def _batch(
     op: Operator,
     attributes: Attributes,
     over: int | None,
-    parts: ClosedJaxpr | None,
+    parts: Parts,
 ) -> tuple[list[Any], list[int | None]]:
     size = next(array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None)
     mapped = [dim is not None for dim in dims]
@@ -661,7 +659,7 @@ class _Cutting:
 @lru_cache(maxsize=4096)
 def _parts(
     op: Operator, attributes: Attributes, over: int | None, specs: tuple[TensorSpec, ...], _mesh: Mesh | None
-) -> ClosedJaxpr | None:
+) -> Parts:
     """The call as XLA may cut it for several devices; None where it may not."""
     if not CAN_CUT or not all(isinstance(size, int) for spec in specs for size in spec.shape):
         return None

@@ -34,7 +34,8 @@ from exactqat.operators.declarations.plain_numbers import FLOAT32_LIMIT
 from exactqat.operators.declarations.specification import HALVES, ITEM_SIZES, Attributes, TensorSpec, Value
 
 # What operators and functions of autograd are called as: with tensors, then attributes.
-Results = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+Results = Callable[..., Result]
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -145,10 +146,10 @@ def _register(op: Operator) -> Results:
         attributes = (tuple(v) if isinstance(v, list) else v for v in arguments[count:])
         return arguments[:count], tuple(zip(names, attributes, strict=True))
 
-    def one_or_all(results: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def one_or_all(results: list[torch.Tensor]) -> Result:
         return results[0] if len(results) == 1 else tuple(results)
 
-    def on_cpu(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def on_cpu(*arguments: Any) -> Result:
         try:
             results = _below_autograd(op)(arguments, {})
         except ValueError as error:
@@ -168,10 +169,10 @@ def _register(op: Operator) -> Results:
             raise op.refusal(error, dense, dict(attributes)) from None
         return one_or_all(results)
 
-    def on_cuda(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def on_cuda(*arguments: Any) -> Result:
         return one_or_all(_on_gpu(op, *split(arguments)))
 
-    def on_fake(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def on_fake(*arguments: Any) -> Result:
         tensors, attributes = split(arguments)
         # Not `op.lower`: sizes may be symbols, which cannot be remembered.
         lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
@@ -206,7 +207,7 @@ def _register_gradient(op: Operator, overload: Results) -> None:
 
     class Differentiable(_SingleLevelFunction):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        def forward(ctx: Any, *arguments: Any) -> Result:
             results = _below_autograd(form)(arguments, {})
             if results is None:
                 results = _below(form_overload, arguments)
@@ -233,7 +234,7 @@ def _register_gradient(op: Operator, overload: Results) -> None:
     Differentiable.__name__ = Differentiable.__qualname__ = op.name
     apply = _DIFFERENTIABLE[op.name] = cast(Any, Differentiable).apply
 
-    def with_gradient(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def with_gradient(*arguments: Any) -> Result:
         if _in_forward_mode():
             primals, tangents = _unpack(arguments[:count])
             if any(tangent is not None for tangent in tangents):
@@ -246,7 +247,7 @@ def _register_gradient(op: Operator, overload: Results) -> None:
     _LIBRARY.impl(op.name, with_gradient, "Autograd")
 
 
-def _below(overload: Results, arguments: tuple[Any, ...]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+def _below(overload: Results, arguments: tuple[Any, ...]) -> Result:
     """What a function of autograd computes from below."""
     with torch._C._AutoDispatchBelowAutograd():
         if torch._C._functorch.peek_interpreter_stack() is None:
@@ -256,7 +257,7 @@ def _below(overload: Results, arguments: tuple[Any, ...]) -> torch.Tensor | tupl
             return overload(*arguments)
 
 
-def _applied(apply: Results, arguments: tuple[Any, ...]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+def _applied(apply: Results, arguments: tuple[Any, ...]) -> Result:
     """A function of autograd, from below the dispatcher."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         return apply(*arguments)
@@ -276,7 +277,7 @@ def _register_constant(op: Operator, overload: Results) -> None:
 
     class Constant(_SingleLevelFunction):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        def forward(ctx: Any, *arguments: Any) -> Result:
             ctx.set_materialize_grads(False)
             return _below(overload, arguments)
 
@@ -288,7 +289,7 @@ def _register_constant(op: Operator, overload: Results) -> None:
     Constant.__name__ = Constant.__qualname__ = op.name
     apply = cast(Any, Constant).apply
 
-    def without_gradient(*arguments: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def without_gradient(*arguments: Any) -> Result:
         if _in_forward_mode():
             refuse(_unpack(arguments[:count])[1])
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[:count]):
@@ -310,7 +311,7 @@ def _forward(
     primals: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor | None],
     attributes: tuple[Value, ...],
-) -> torch.Tensor | tuple[torch.Tensor, ...]:
+) -> Result:
     """Results with their tangents, in forward mode.
 
     A vjp is linear in the gradients it is given, so its own gradient with respect to them, with the tangents in the
