@@ -14,6 +14,7 @@ from ..deploy.formats.tflite import tflite_bytes
 from ..deploy.graph import Graph
 from ..deploy.packing import packed
 from ..kit.device.tensor import CODE_RANGES, INT4
+from ..kit.engine.arena import lifetimes
 from .assignment import Assignments, Bits
 from .precisions import Part, layer_of
 
@@ -59,16 +60,13 @@ class Costs:
     def __init__(self, assignments: Assignments, graph: Graph, device: str) -> None:
         self._file = len(tflite_bytes(graph, packed=False))
         parts: dict[str, Part | None] = {name: assignments.part_of(name) for name in graph.inputs}
-        last = dict.fromkeys(graph.inputs, 0)
-        made = dict.fromkeys(graph.inputs, 0)
-        for number, operator in enumerate(graph.operators):
+        steps = [((), graph.inputs), *((operator.inputs, operator.outputs) for operator in graph.operators)]
+        alive = lifetimes(steps, graph.outputs)
+        for operator in graph.operators:
             read = [name for name in operator.inputs if graph.tensors[name].data is None]
             for name in operator.outputs:
                 own = assignments.part_of(layer_of(name))
                 parts[name] = parts.get(read[0]) if own is None and read else own
-            made.update(dict.fromkeys(operator.outputs, number))
-            last.update({name: number for name in (*read, *operator.outputs) if name in made})
-        last.update(dict.fromkeys(graph.outputs, len(graph.operators)))
 
         def held(name: str) -> Held:
             tensor = graph.tensors[name]
@@ -76,21 +74,22 @@ class Costs:
 
         # Filters that a device has in four bits, where they may have as few.
         few = assignments.attempt(assignments.nearest(weights=0))
-        four = graph if few is None else packed(few.graph(), device)
+        four = {} if few is None else packed(few.graph(), device).tensors
+        packable = {name for name, tensor in four.items() if tensor.dtype == INT4}
         self._work = []
-        for number, operator in enumerate(graph.operators):
+        for number, operator in enumerate(graph.operators, 1):
             names = operator.inputs
             weighted = len(names) == 3 and graph.tensors[names[1]].data is not None
             self._work.append(
                 _Work(
-                    tuple(held(name) for name in names if name in made),
+                    tuple(held(name) for name in names if name in alive),
                     parts[operator.outputs[0]],
                     assignments.part_of(layer_of(operator.outputs[0]), weights=True) if weighted else None,
                     math.prod(graph.tensors[names[1]].shape) if weighted else 0,
-                    weighted and four.tensors[names[1]].dtype == INT4,
+                    weighted and names[1] in packable,
                     math.prod(graph.tensors[names[2]].shape) if weighted else 0,
                     graph.multiply_accumulates(operator),
-                    tuple(held(name) for name in made if made[name] <= number <= last[name]),
+                    tuple(held(name) for name, (first, last) in alive.items() if first <= number <= last),
                 )
             )
 
