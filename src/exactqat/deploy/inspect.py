@@ -472,7 +472,21 @@ def codes_of(subject: InspectedFile, data: Data, examples: int, seed: int) -> di
         one = _bytes(graph, (*graph.inputs, *graph.results()))
         examples = max(1, min(examples, MOST_RESULTS // max(one, 1)))
     need_a_bounded_size(graph, subject.name, examples)
-    return random_codes(graph, examples, seed) if data is None else read_codes(graph, subject.ends, data, examples)
+    if data is None:
+        return random_codes(graph, examples, seed)
+    ports = graph.signature.inputs
+    names = [port.name for port in ports]
+    batch = next(batches_of(unless_file(data, names), len(ports), examples))
+    if isinstance(batch, Mapping):  # the file's own names will do too
+        aliases = {end.name: port.name for end in subject.ends for port in ports if port.tensor == end.tensor}
+        batch = {aliases.get(str(name), str(name)): array for name, array in batch.items()}
+    arrays = {name: np.asarray(array) for name, array in by_name(names, batch).items()}
+    stored = {end.tensor: end.dtype for end in subject.ends}
+    for port in ports:
+        # Codes of a file in uint8.
+        if arrays[port.name].dtype == np.uint8 and stored[port.tensor] == RAW != graph.tensors[port.tensor].dtype:
+            arrays[port.name] = (arrays[port.name].astype(np.int16) - 128).astype(np.int8)
+    return Intake(graph).codes(arrays)
 
 
 def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray]:
@@ -493,23 +507,6 @@ def random_codes(graph: Graph, examples: int, seed: int) -> dict[str, np.ndarray
                     values = np.clip(values // 8 + tensor.quantization.zero_point[0], lowest, highest)
                 example[start : start + DRAWN_AT_ONCE] = values
     return codes
-
-
-def read_codes(graph: Graph, ends: Sequence[FileEnd], data: Data, examples: int) -> dict[str, np.ndarray]:
-    """The graph's codes for the user's arrays, at most so many examples; ends: what the file takes."""
-    ports = graph.signature.inputs
-    names = [port.name for port in ports]
-    batch = next(batches_of(unless_file(data, names), len(ports), examples))
-    if isinstance(batch, Mapping):  # the file's own names will do too
-        aliases = {end.name: port.name for end in ends for port in ports if port.tensor == end.tensor}
-        batch = {aliases.get(str(name), str(name)): array for name, array in batch.items()}
-    arrays = {name: np.asarray(array) for name, array in by_name(names, batch).items()}
-    stored = {end.tensor: end.dtype for end in ends}
-    for port in ports:
-        # Codes of a file in uint8.
-        if arrays[port.name].dtype == np.uint8 and stored[port.tensor] == RAW != graph.tensors[port.tensor].dtype:
-            arrays[port.name] = (arrays[port.name].astype(np.int16) - 128).astype(np.int8)
-    return Intake(graph).codes(arrays)
 
 
 # --- in processes of their own ---------------------------------------------------------------------------------------

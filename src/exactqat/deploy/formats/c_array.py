@@ -115,6 +115,22 @@ def c_array(
             "// The smallest arena in which TFLite-Micro ran it, with 8-byte pointers; 4-byte pointers need less.",
             f"#define {upper}_ARENA_SIZE {found.arena_bytes}",
         ]
+    classes = []
+    if class_names:
+        classes = [
+            "",
+            "// The meaning of each value of output 0, in UTF-8.",
+            f"#define {upper}_CLASS_COUNT {len(class_names)}",
+            f"static const char* const {name}_class_names[{len(class_names)}] = {{",
+        ]
+        for text in class_names:
+            # A literal that reads back as the same bytes, whatever they are; ? could start a trigraph.
+            literal = "".join(
+                chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}"
+                for byte in text.encode("utf-8", "surrogatepass")
+            )
+            classes.append(f'  "{literal}",')
+        classes.append("};")
     lines = [
         # A description could close the comment.
         *(f"// {re.sub(r'[^ -~]', '?', line)}".rstrip("\\") for line in sentences),
@@ -128,7 +144,7 @@ def c_array(
         "",
         *_quantizations(upper, "INPUT", graph, graph.inputs, graph.signature.inputs),
         *_quantizations(upper, "OUTPUT", graph, graph.outputs, graph.signature.outputs),
-        *_classes(name, class_names),
+        *classes,
         "",
         "// TFLite-Micro reads it in place: it must be aligned.",
         "#ifdef __cplusplus",
@@ -189,29 +205,6 @@ def _quantizations(upper: str, side: str, graph: Graph, names: Sequence[str], po
             lines.append(f"{begin}_SCALE {_float(tensor.quantization.scale[0])}")
             lines.append(f"{begin}_ZERO_POINT {int(tensor.quantization.zero_point[0])}")
     return lines
-
-
-def _classes(name: str, class_names: Sequence[str]) -> list[str]:
-    """Names of the classes, in UTF-8, in the order of the output's values."""
-    if not class_names:
-        return []
-    return [
-        "",
-        "// The meaning of each value of output 0, in UTF-8.",
-        f"#define {name.upper()}_CLASS_COUNT {len(class_names)}",
-        f"static const char* const {name}_class_names[{len(class_names)}] = {{",
-        *(f"  {_string(each)}," for each in class_names),
-        "};",
-    ]
-
-
-def _string(text: str) -> str:
-    """A literal that reads back as the same bytes, whatever they are; ? could start a trigraph."""
-    escaped = "".join(
-        chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}"
-        for byte in text.encode("utf-8", "surrogatepass")
-    )
-    return f'"{escaped}"'
 
 
 def _float(value: np.floating) -> str:

@@ -714,7 +714,18 @@ class _Reader:
     def is_shape_arithmetic(self, word: str, step: FileOperator) -> bool:
         """Whether the operator computes with shapes alone; its result is then known."""
         if word == FILLED and step.output.dtype in DTYPES:
-            return self.is_filled(step)
+            # A constant whose size depends on the batch.
+            try:
+                shape, (value,) = step.integers(0), step.values(1).reshape(-1)
+            except (Unreadable, ValueError):
+                return False
+            if not shape or len(shape) > MOST_AXES or min(shape) < 1 or math.prod(shape) > MOST_SHAPE_NUMBERS:
+                return False
+            data = np.full(shape, value, step.values(1).dtype)
+            self.check_room(step.output, data.size)
+            self.known[step.output.name] = data
+            self.used[step.output.name] = replace(step.output, shape=shape, data=data)
+            return True
         if word not in SHAPE_ARITHMETIC or step.output.dtype not in ("int32", "int64"):
             return False
         operands = []
@@ -773,20 +784,6 @@ class _Reader:
         self.looks -= sum(constant.nbytes for constant in constants)
         if self.looks < 0:
             raise Refusal("it is damaged: too many operators share its constants")
-
-    def is_filled(self, step: FileOperator) -> bool:
-        """Whether the operator makes a constant whose size depends on the batch; its result is then a constant."""
-        try:
-            shape, (value,) = step.integers(0), step.values(1).reshape(-1)
-        except ValueError:
-            return False
-        if not shape or len(shape) > MOST_AXES or min(shape) < 1 or math.prod(shape) > MOST_SHAPE_NUMBERS:
-            return False
-        data = np.full(shape, value, step.values(1).dtype)
-        self.check_room(step.output, data.size)
-        self.known[step.output.name] = data
-        self.used[step.output.name] = replace(step.output, shape=shape, data=data)
-        return True
 
     def read_operator(self, number: int, leading: bool = False) -> tuple[int, Operator | None]:
         """How many of the file's operators make up the graph's next one, and that one; None if they make constants.
@@ -921,7 +918,13 @@ class _Reader:
     ) -> Operator:
         """The graph's operator, once its declaration accepts it."""
         declaration = OPERATORS[word]
-        operands = [self.named_apart(tensor) for tensor in operands]
+        operands = list(operands)
+        for position, tensor in enumerate(operands):
+            taken = self.used.get(tensor.name)
+            # What the file lacks may have the name of another one.
+            if taken is not None and taken is not tensor and id(tensor) not in self.of_the_file:
+                name = next(each for number in count(2) if (each := f"{tensor.name}#{number}") not in self.used)
+                operands[position] = replace(tensor, name=name)
         tensors = {tensor.name: self.used.get(tensor.name, tensor) for tensor in operands}
         self.look_at(*(tensor.data for tensor in operands if tensor.data is not None))
         names = tuple(tensor.name for tensor in outputs)
@@ -946,14 +949,6 @@ class _Reader:
         self.used.update(zip(names, outputs, strict=True))
         self.used.update((tensor.name, tensor) for tensor in operands if tensor.name not in self.used)
         return operator
-
-    def named_apart(self, tensor: Tensor) -> Tensor:
-        """The tensor, renamed if the file lacks it but has another of that name."""
-        taken = self.used.get(tensor.name)
-        if taken is None or taken is tensor or id(tensor) in self.of_the_file:
-            return tensor
-        name = next(each for number in count(2) if (each := f"{tensor.name}#{number}") not in self.used)
-        return replace(tensor, name=name)
 
     # --- the whole ------------------------------------------------------------------------------------------------
 
