@@ -69,11 +69,8 @@ class DeviceSteps:
         """How a layer with weights in eight bits is rounded: input scale, result scale, lowest and highest result, the
         ends between which gradients pass (exclusive), and the input's ends; float32 [8], all ends in steps from real
         0."""
-        if step.path not in self._rounded_by:
-            self._rounded_by[step.path] = self._numbers_of(step)
-        return self._rounded_by[step.path]
-
-    def _numbers_of(self, step: PlanStep) -> np.ndarray:
+        if step.path in self._rounded_by:
+            return self._rounded_by[step.path]
         (operand,) = (name for name in step.operands if self.plan.is_stored(name))
         given, placements = self._lowering.placement(operand), self._lowering.placements(step)
         scale = placements[0].scale[0]
@@ -94,7 +91,8 @@ class DeviceSteps:
         if step.activation == "RELU6":
             high = min(high, 6 / float(scale))
         of_operand = (end - int(given.zero_point[0]) for end in (INT8_MIN, INT8_MAX))
-        return np.array([given.scale[0], scale, lowest, highest, low, high, *of_operand], np.float32)
+        numbers = np.array([given.scale[0], scale, lowest, highest, low, high, *of_operand], np.float32)
+        return self._rounded_by.setdefault(step.path, numbers)
 
 
 # --- functions of the host ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class TrainedNetwork:
         functional: Functional,
         arrays: Arrays,
         frozen: bool,
-        computed: Callable[[Any, bool], tuple[list[np.ndarray], dict[str, np.ndarray]]],
+        computed: Callable[[object, bool], tuple[list[np.ndarray], dict[str, np.ndarray]]],
     ) -> None:
         """
         Args:
@@ -51,29 +50,29 @@ class TrainedNetwork:
             self._numbers = self.functional.numbers(self.arrays)
         return self._numbers
 
-    def evaluated(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def evaluated(self, batch: object) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The inputs and results of one call in evaluation, flat, for `deploy.verify`; without final steps that the
         device's network leaves out. batch: as the model takes it."""
         inputs, values = self._computed(batch, True)
         return inputs, [values[path] for path in self.plan.device_outputs]
 
-    def traced(self, batch: Any) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
+    def traced(self, batch: object) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
         """As `evaluated`, and the codes of every tensor that the device stores, as `stored_codes` has them."""
         inputs, values = self._computed(batch, True)
         numbers, paths = self.numbers(), self.functional.stored_paths()
         codes = {path: self.functional.codes(path, values[path], numbers) for path in paths}
         return inputs, [values[path] for path in self.plan.device_outputs], codes
 
-    def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
+    def stored_codes(self, *inputs: object) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores, by layer path, in the user's order of axes."""
         return self.traced(inputs)[2]
 
-    def float_results(self, *inputs: Any) -> list[np.ndarray]:
+    def float_results(self, *inputs: object) -> list[np.ndarray]:
         """What the network returns in evaluation, flat and without quantization."""
         _, values = self._computed(inputs, False)
         return [values[path] for path in self.plan.outputs]
 
-    def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def layer_values(self, *inputs: object) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store, by layer path, in the user's order of axes."""
         (_, plain), (_, trained) = (self._computed(inputs, quantizing) for quantizing in (False, True))
         paths = self.functional.stored_paths()

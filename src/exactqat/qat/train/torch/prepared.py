@@ -8,7 +8,7 @@ parameters stay under the user's names, ranges are next to them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -150,7 +150,7 @@ class PreparedModel(Owner):
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return made
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         super().__setattr__(name, value)
         if name in ("training", "quantizing", "_frozen", "_observing", "_state") and "_state" in vars(self):
             # Steps compute in the model's mode from here on.
@@ -189,7 +189,7 @@ class PreparedModel(Owner):
         values, self._watched = self._watched, {}
         return values
 
-    def _apply(self, fn: Any, recurse: bool = True) -> PreparedModel:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PreparedModel:
         require_float32(fn)
         return super()._apply(fn, recurse)
 
@@ -279,12 +279,12 @@ class PreparedModel(Owner):
         tensors = tree_map_only(np.ndarray, torch.from_numpy, batch)
         return tree_map_only(Tensor, lambda each: each.to(device), tensors)
 
-    def layer_values(self, *inputs: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def layer_values(self, *inputs: object) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store in evaluation, by layer path, in the user's order of
         axes. The float network is the one with the same weights, without quantization."""
         return self.trained().layer_values(*inputs)
 
-    def stored_codes(self, *inputs: Any) -> dict[str, np.ndarray]:
+    def stored_codes(self, *inputs: object) -> dict[str, np.ndarray]:
         """Codes of every tensor that the device stores in evaluation, by layer path, in the user's order of axes.
 
         int64, 0..2**bits - 1; zero is the code that `numbers` names.
@@ -303,7 +303,7 @@ class PreparedModel(Owner):
     def trained(self) -> TrainedNetwork:
         """The network with its numbers in NumPy, as they are now."""
 
-        def computed(batch: Any, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        def computed(batch: object, quantizing: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
             args, kwargs = self._beside(loading.arguments(batch))
             inputs = [tensor.cpu().numpy() for tensor in self._flat(args, kwargs)]
             seen: dict[str, Tensor] = {}
@@ -317,7 +317,7 @@ class PreparedModel(Owner):
         own = self._tensors()
         users = {name: own[name] for name in functional.tensors if name in own}
         # PyTorch's expressions take no NumPy arrays: what they give is known, too.
-        known = {name: self._state.constant(name) for name in self.plan.constants if self._state.knows(name)}
+        known = {name: self._state.constant(name) for name in self.plan.constants if name in self._state.sources}
         given = {name: primitives.to_numpy(tensor) for name, tensor in (known | users).items()}
         arrays = replace(arrays, tensors={**given, **arrays.tensors})
         return TrainedNetwork(functional, arrays, self._frozen, computed)
@@ -442,7 +442,7 @@ def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     ]
 
 
-def _prepared(model: Any) -> PreparedModel:
+def _prepared(model: object) -> PreparedModel:
     """The prepared model, also from what `torch.compile` returned.
 
     Raises:
@@ -482,7 +482,7 @@ def freeze(model: PreparedModel) -> None:
 
 
 @torch.no_grad()
-def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = False) -> None:
+def calibrate(model: PreparedModel, batches: Iterable[object], restart: bool = False) -> None:
     """Sets all activation ranges from data; see `exactqat.qat.calibrate`."""
     model = _prepared(model)
     batches = loading.checked(batches, isinstance(batches, Tensor | np.ndarray))
@@ -491,7 +491,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
     ranges = [grid for grid in model._state.grids().values() if grid.policy != "fixed"]
     before = [(each, [end.detach().clone() for end in each.held()]) for each in ranges]
 
-    def see(batch: Any) -> None:
+    def see(batch: object) -> None:
         args, kwargs = _fitting_arguments(model, batch)
         model(*args, **kwargs)
 
@@ -508,7 +508,7 @@ def calibrate(model: PreparedModel, batches: Iterable[Any], restart: bool = Fals
         raise
 
 
-def _fitting_arguments(model: PreparedModel, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _fitting_arguments(model: PreparedModel, batch: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The part of a batch that the model takes.
 
     Raises:

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -95,28 +96,14 @@ floor, ceil, round, sign, square = torch.floor, torch.ceil, torch.round, torch.s
 expm1, log1p, reciprocal, negative = torch.expm1, torch.log1p, torch.reciprocal, torch.neg
 moveaxis, ones_like, zeros_like = torch.movedim, torch.ones_like, torch.zeros_like
 relu, relu6, stop_gradient = F.relu, F.relu6, Tensor.detach
-argmin, cumsum = torch.argmin, torch.cumsum
+argmax, argmin, cumsum = torch.argmax, torch.argmin, torch.cumsum
+softmax, log_softmax = torch.softmax, torch.log_softmax
 transpose, broadcast_to, stack = torch.permute, torch.broadcast_to, torch.stack
 linear, matmul = F.linear, torch.matmul
 mean, sum, amax, amin, reshape, where = (
     cast(Callable[..., Tensor], function)
     for function in (torch.mean, torch.sum, torch.amax, torch.amin, torch.reshape, torch.where)
 )
-
-
-def argmax(x: Tensor, axis: int, keep_dims: bool = False) -> Tensor:
-    """Where the largest value is, the first one of equal ones; int64."""
-    return x.argmax(axis, keepdim=keep_dims)
-
-
-def softmax(x: Tensor, axis: int) -> Tensor:
-    """Shares that add up to 1 along an axis."""
-    return torch.softmax(x, axis)
-
-
-def log_softmax(x: Tensor, axis: int) -> Tensor:
-    """The logarithm of `softmax`."""
-    return torch.log_softmax(x, axis)
 
 
 def exact_sqrt(x: Tensor) -> Tensor:
@@ -129,7 +116,7 @@ def to_float(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) else x
 
 
-def array(values: Any, like: Tensor) -> Tensor:
+def array(values: ArrayLike, like: Tensor) -> Tensor:
     """NumPy values as an array with the type and on the device of another one."""
     return _constant(np.asarray(values), like.device, like.dtype)
 
@@ -172,12 +159,12 @@ def constants_in_use() -> Iterator[list[Tensor]]:
         _IN_USE = before
 
 
-def maximum(first: Any, second: Any) -> Tensor:
+def maximum(first: Tensor | float, second: Tensor | float) -> Tensor:
     """The larger of two arrays, or of an array and a number."""
     return torch.maximum(*_both(first, second))
 
 
-def minimum(first: Any, second: Any) -> Tensor:
+def minimum(first: Tensor | float, second: Tensor | float) -> Tensor:
     """The smaller of two arrays, or of an array and a number."""
     return torch.minimum(*_both(first, second))
 
@@ -192,9 +179,10 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
     return value.detach() + (gradient_of - gradient_of.detach())
 
 
-def _both(first: Any, second: Any) -> tuple[Tensor, Tensor]:
+def _both(first: Tensor | float, second: Tensor | float) -> tuple[Tensor, Tensor]:
     if not isinstance(first, Tensor):
-        return _number(first, second), second
+        other = cast(Tensor, second)
+        return _number(first, other), other
     if not isinstance(second, Tensor):
         return first, _number(second, first)
     return first, second

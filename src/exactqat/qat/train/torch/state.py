@@ -25,6 +25,7 @@ from ....kit.planning.plans import SMALLEST_WIDTH, BatchNorm, Derived, MissingDa
 from ..core import ranges as core
 from ..core.arrays import ENDS, Arrays, Mode, is_learned, weights_of
 from ..core.engine import Functional
+from ..core.primitives import Array
 from ..core.state import Normalization, State, StoredGrid, WeightGrid
 from ..core.steps import Step
 from ..core.weights import factor_and_offset, learned_ends, weight_codes
@@ -359,6 +360,7 @@ class ModuleState(State):
         model: has the tensors.
         root: its child that holds ranges and constants; the others are the user's.
         mode: of the current call.
+        sources: what returns the tensors and constants that steps read, by name.
         norms: batch norms by the paths of their steps.
         synchronized: whether ranges and statistics are those of all processes (`qat.distributed.synchronized`).
         of_all_processes: whether they must be; off if each process runs on the same data.
@@ -380,15 +382,15 @@ class ModuleState(State):
         self.after, self.learned, self.ranges = self.arrays, self.arrays.learned, self.arrays.ranges
         self.model, self.root = model, cast(nn.Module, model._modules[places[""]])
         self._places, self._given, self._paths = places, tensors, dict[int, str]()
-        self._sources: dict[str, Source] = {}
+        self.sources: dict[str, Source] = {}
         self.norms: dict[str, ModuleNormalization] = {}
         self._weight_grids: dict[str, ModuleWeightGrid] = {}
         self.synchronized, self.of_all_processes = False, True
         for name, grid in functional.grids.items():
             held = self.range_at(f"{name}.output_quantizer")
-            self.ranges[name] = cast(dict[str, Any], held._buffers)
+            self.ranges[name] = cast(dict[str, Array], held._buffers)
             if grid.trained:
-                self.learned[name] = cast(dict[str, Any], held._parameters)
+                self.learned[name] = cast(dict[str, Array], held._parameters)
             if not held._buffers:
                 low, high = grid.rule.fixed_range if grid.rule.fixed_range is not None else (0.0, 0.0)
                 held.register_buffer("batches", torch.tensor(0))
@@ -404,7 +406,7 @@ class ModuleState(State):
                 held = self.range_at(f"{path}.weight_quantizer")
                 if not held._parameters:
                     self._start(held, weights)
-                self.learned[weights_of(path)] = cast(dict[str, Any], held._parameters)
+                self.learned[weights_of(path)] = cast(dict[str, Array], held._parameters)
 
     @torch.no_grad()
     def _start(self, held: HeldRange, weights: Weights) -> None:
@@ -421,9 +423,9 @@ class ModuleState(State):
     # --- where tensors are --------------------------------------------------------------------------------------------
 
     def source(self, name: str) -> Source:
-        if name not in self._sources:
-            self._sources[name] = self._source_of(name)
-        return self._sources[name]
+        if name not in self.sources:
+            self.sources[name] = self._source_of(name)
+        return self.sources[name]
 
     def _source_of(self, name: str) -> Source:
         constant = self.plan.constants.get(name)
@@ -494,10 +496,6 @@ class ModuleState(State):
         if step.path not in self.norms:
             self.norms[step.path] = ModuleNormalization(self, step, norm)
         return self.norms[step.path]
-
-    def knows(self, name: str) -> bool:
-        """Whether a step reads the constant of that name, or what is derived from it."""
-        return name in self._sources
 
     def moves(self) -> bool:
         """Whether calls now move ranges or statistics."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from types import new_class
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class Owner(nn.Module):
         """From here on nothing can be replaced."""
         vars(self)["kept"] = frozenset((*self._parameters, *self._buffers))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         if self.kept is not None:
             if name in self._modules and value is not self._modules[name]:
                 raise TypeError(f"'{name}' of a prepared model cannot be replaced: {BEFORE}")
@@ -76,13 +76,13 @@ class Kept(Owner):
     def __init_subclass__(cls) -> None:
         """A user's class may register its subclasses; those made here are not for its registry."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(
             f"a prepared model's {type(self).__name__} cannot be called on its own: call the prepared model, whose "
             "stored_tensors returns what its layers store"
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         live = isinstance(self, _NormBase) and name in _LIVE
         if self.kept is not None and name in self.settings and not live and value is not vars(self).get(name):
             raise TypeError(
@@ -103,7 +103,7 @@ class Kept(Owner):
         return _empty, (self.users,), vars(self)
 
 
-def _refused_hook(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _refused_hook(self: nn.Module, *args: object, **kwargs: object) -> NoReturn:
     raise TypeError(
         f"hooks on a prepared model's {type(self).__name__} would never be called: register them on the prepared model "
         "or on parameters; stored_tensors returns what layers store"
@@ -169,7 +169,7 @@ def kept_module(module: nn.Module | None = None) -> Kept:
     return made
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
@@ -216,7 +216,7 @@ def with_hooks(parameter: nn.Parameter, original: nn.Parameter) -> nn.Parameter:
     return cast(nn.Parameter, parameter.requires_grad_(original.requires_grad))
 
 
-def _require_alike(name: str, held: Tensor, value: Any) -> None:
+def _require_alike(name: str, held: Tensor, value: object) -> None:
     if isinstance(value, Tensor) and value.shape == held.shape and value.dtype == held.dtype:
         return
     wanted = f"shape {list(held.shape)} in {str(held.dtype).removeprefix('torch.')}"
@@ -226,7 +226,7 @@ def _require_alike(name: str, held: Tensor, value: Any) -> None:
     raise TypeError(f"'{name}' of a prepared model has {wanted}, got {given}")
 
 
-def require_float32(convert: Any) -> None:
+def require_float32(convert: Callable[[Tensor], Tensor]) -> None:
     """Refuses to `convert` a prepared model's tensors to another type of numbers."""
     converted = convert(torch.empty(0))
     if converted.dtype != torch.float32:
@@ -237,7 +237,7 @@ def require_float32(convert: Any) -> None:
         )
 
 
-def require_called_plainly(args: Any, frozen: bool) -> None:
+def require_called_plainly(args: object, frozen: bool) -> None:
     """Refuses anything that would record one call of a prepared model as if that were the whole model."""
     if torch.compiler.is_compiling():
         if frozen and is_exporting():
