@@ -443,7 +443,7 @@ def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
         (inputs, MOST_BYTES, f"bytes of inputs for {examples} examples"),
     ):
         if given > most:
-            raise Refusal(f"{shortened(name)} has {given:,} {what}; at most {most:,} are inspected")
+            raise Refusal(f"{shortened(name)} has {given:,} {what}", remedy=f"at most {most:,} are inspected")
 
 
 def _bytes(graph: Graph, names: Iterable[str]) -> int:

@@ -104,7 +104,7 @@ def reduce(
     say("reading")
     subject = read_file(path)
     if subject.suffix != ".tflite":
-        raise Refusal(f"{shortened(subject.name)} is an .onnx file; .tflite files are reduced")
+        raise Refusal(f"{shortened(subject.name)} is an .onnx file", remedy=".tflite files are reduced")
     sought = _sought(inspect(subject, data, examples, devices, seed, seconds, progress))
     if sought is None:
         return None

@@ -162,7 +162,7 @@ def read_content(content: bytes, name: str = "the file", signature: str = "") ->
     except (Refusal, ImportError) as error:
         if isinstance(error, ImportError):
             raise
-        raise Refusal(f"{shortened(name)} cannot be read: {error}") from None
+        raise Refusal(str(error), f"{shortened(name)} cannot be read") from None
     except Exception as error:  # noqa: BLE001 - the schema's classes trust all that they read
         detail = shortened(str(error) or type(error).__name__, 120)
         raise Refusal(f"{shortened(name)} cannot be read: it is damaged ({detail})") from None
@@ -204,7 +204,7 @@ class _Reader:
             for entry in self.entries(self.model, "SignatureDefs")
         }
         if signature and signature not in self.signatures:
-            raise Refusal(f"it has no signature {signature!r}; it has {', '.join(self.signatures) or 'none'}")
+            raise Refusal(f"it has no signature {signature!r}", remedy=f"it has {', '.join(self.signatures) or 'none'}")
         self.chosen = self.signatures[signature][1] if signature else 0
         self.signature = signature or next((name for name, (_, at) in self.signatures.items() if at == 0), "")
         self.content = with_first_subgraph(content, self.chosen)
@@ -447,7 +447,7 @@ class _Reader:
             values = math.prod(shape)
             if len(shape) > MOST_AXES or min(shape, default=1) < 0 or values > MOST_VALUES:
                 given = f"tensor {shortened(name)!r} has the shape {list(shape[:MOST_AXES])}"
-                raise Refusal(f"{given}; runtimes take at most {MOST_AXES} axes and {MOST_VALUES:,} values")
+                raise Refusal(given, remedy=f"runtimes take at most {MOST_AXES} axes and {MOST_VALUES:,} values")
             signature = [int(size) for size in self.numbers(entry, "ShapeSignature")]
             if any(size not in (-1, *shape[at : at + 1]) for at, size in enumerate(signature)):
                 given = f"tensor {shortened(name)!r} has the shape {list(shape)} and the signature {signature}"
@@ -461,7 +461,7 @@ class _Reader:
             dtype = word_of("TensorType", entry.Type()).lower()
             if values * _WIDTHS.get(dtype, 1) > MOST_VALUES:
                 given = f"tensor {shortened(name)!r} of {dtype} has the shape {list(shape)}"
-                raise Refusal(f"{given}; runtimes take at most {MOST_VALUES:,} bytes")
+                raise Refusal(given, remedy=f"runtimes take at most {MOST_VALUES:,} bytes")
             data = self.data(entry, name, dtype, shape)
             grid = self.quantization(entry, name, dtype, data is not None)
             if dtype == RAW and grid is not INDICES:

@@ -250,15 +250,9 @@ class _PlannedCell:
         return logistic(self.maker, x, self.named(role))
 
 
-@dataclass
-class _Unrolled:
-    """The tensors of a recurrent layer: the last layer's by time, and the last ones of every layer and direction."""
-
-    maker: Maker
-    time: int
-    sequence: list[Stored]
-    states: list[Stored]
-    memories: list[Stored]
+# The maker of a recurrent layer, its axis of time, the last layer's tensors by time, and the last states and memories
+# of every layer and direction.
+Unrolled = tuple[Maker, int, list[Stored], list[Stored], list[Stored]]
 
 
 @handles("lstm", "gru")
@@ -268,20 +262,20 @@ def recurrent(planner: Planner, step: Step) -> Stored:
     unrolled = planner.unrolled.get(read)
     if unrolled is None:
         unrolled = planner.unrolled[read] = _unroll(planner, step)
-    maker, wanted = unrolled.maker, int(step.attributes.get("output", 0))
+    (maker, time, *results), wanted = unrolled, int(step.attributes.get("output", 0))
+    last = results[wanted]
     if wanted == 0:
-        tensors = unrolled.sequence
-        return tensors[0] if len(tensors) == 1 else maker.concatenate(tensors, unrolled.time, "sequence")
-    last, name = (unrolled.states, "h_n") if wanted == 1 else (unrolled.memories, "c_n")
+        return last[0] if len(last) == 1 else maker.concatenate(last, time, "sequence")
+    name = ("h_n", "c_n")[wanted - 1]
     turned = []
     for at, tensor in enumerate(last):
-        if unrolled.time == 1:  # [batch, 1, features] as [1, batch, features]
+        if time == 1:  # [batch, 1, features] as [1, batch, features]
             tensor = maker.transpose(tensor, (1, 0, 2), f"{name}_{at}")
         turned.append(tensor)
     return turned[0] if len(turned) == 1 else maker.concatenate(turned, 0, name)
 
 
-def _unroll(planner: Planner, step: Step) -> _Unrolled:
+def _unroll(planner: Planner, step: Step) -> Unrolled:
     attributes, x = step.attributes, planner.tensor(step)
     time = 1 if attributes.get("batch_first") else 0
     directions = 2 if attributes.get("bidirectional") else 1
@@ -317,7 +311,7 @@ def _unroll(planner: Planner, step: Step) -> _Unrolled:
             x = sequence[0] if count == 1 else maker.concatenate(sequence, time, f"layer_{layer}")
             if attributes.get("dropout"):
                 x = maker.only_in_training(x, f"dropout_{layer}", dropout=float(attributes["dropout"]))
-    return _Unrolled(maker, time, sequence, states, memories)
+    return maker, time, sequence, states, memories
 
 
 def _cell(
