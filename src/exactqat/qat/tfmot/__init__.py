@@ -52,21 +52,21 @@ class QuantizeConfig:
     Nothing is added to the layer: `set_quantize_weights` and `set_quantize_activations` are not called.
     """
 
-    def get_weights_and_quantizers(self, layer: Any) -> list[tuple[Any, quantizers.Quantizer]]:
+    def get_weights_and_quantizers(self, layer: keras.Layer) -> list[tuple[keras.Variable, quantizers.Quantizer]]:
         """Pairs of a weight and its quantizer, all alike within a layer."""
         raise NotImplementedError(f"{type(self).__name__} has no get_weights_and_quantizers")
 
-    def get_activations_and_quantizers(self, layer: Any) -> list[tuple[Any, quantizers.Quantizer]]:
+    def get_activations_and_quantizers(self, layer: keras.Layer) -> list[tuple[keras.Variable, quantizers.Quantizer]]:
         """Pairs of an activation and its quantizer."""
         raise NotImplementedError(f"{type(self).__name__} has no get_activations_and_quantizers")
 
-    def set_quantize_weights(self, layer: Any, quantize_weights: list[Any]) -> None:
+    def set_quantize_weights(self, layer: keras.Layer, quantize_weights: list[keras.Variable]) -> None:
         """Not called."""
 
-    def set_quantize_activations(self, layer: Any, quantize_activations: list[Any]) -> None:
+    def set_quantize_activations(self, layer: keras.Layer, quantize_activations: list[object]) -> None:
         """Not called."""
 
-    def get_output_quantizers(self, layer: Any) -> list[quantizers.Quantizer]:
+    def get_output_quantizers(self, layer: keras.Layer) -> list[quantizers.Quantizer]:
         """The quantizers of the results; what a layer stores has one, of its activation or of its result."""
         raise NotImplementedError(f"{type(self).__name__} has no get_output_quantizers")
 
@@ -82,7 +82,9 @@ class QuantizeConfig:
 class QuantizeAnnotate(keras.layers.Wrapper):
     """What `quantize_annotate_layer` returns: the unchanged layer with its configuration."""
 
-    def __init__(self, layer: Any, quantize_config: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, layer: keras.Layer, quantize_config: QuantizeConfig | dict[str, Any] | None = None, **kwargs: object
+    ) -> None:
         super().__init__(layer, **kwargs)
         self.quantize_config = (
             keras.saving.deserialize_keras_object(quantize_config)
@@ -90,10 +92,10 @@ class QuantizeAnnotate(keras.layers.Wrapper):
             else quantize_config
         )
 
-    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, inputs: object, *args: object, **kwargs: object) -> Any:
         return self.layer(inputs, *args, **kwargs)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_output_spec(self, *args: object, **kwargs: object) -> Any:
         return self.layer.compute_output_spec(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -104,14 +106,16 @@ class QuantizeAnnotate(keras.layers.Wrapper):
         }
 
 
-def quantize_scope(*args: dict[str, Any]) -> Any:
+def quantize_scope(*args: dict[str, type]) -> Any:
     """A scope in which Keras finds `QuantizeAnnotate`, the quantizers and what is given, as `{name: class}`."""
-    known: dict[str, Any] = {name: getattr(quantizers, name) for name in quantizers.__all__}
+    known: dict[str, type] = {name: getattr(quantizers, name) for name in quantizers.__all__}
     known |= {"QuantizeAnnotate": QuantizeAnnotate, "PreparedModel": kit.PreparedModel}
     return keras.saving.custom_object_scope({**known, **{name: each[name] for each in args for name in each}})
 
 
-def quantize_annotate_layer(to_annotate: Any, quantize_config: QuantizeConfig | None = None) -> QuantizeAnnotate:
+def quantize_annotate_layer(
+    to_annotate: keras.Layer, quantize_config: QuantizeConfig | None = None
+) -> QuantizeAnnotate:
     """A layer to be quantized as its configuration says.
 
     Raises:
@@ -124,7 +128,7 @@ def quantize_annotate_layer(to_annotate: Any, quantize_config: QuantizeConfig | 
     return QuantizeAnnotate(to_annotate, quantize_config)
 
 
-def quantize_annotate_model(to_annotate: Any) -> Any:
+def quantize_annotate_model(to_annotate: keras.Model) -> keras.Model:
     """The model with all of its layers annotated; those that already are keep their configuration.
 
     Raises:
@@ -132,14 +136,14 @@ def quantize_annotate_model(to_annotate: Any) -> Any:
     """
     _check_model(to_annotate, "to_annotate")
 
-    def annotated(layer: Any, copy: Any) -> Any:
+    def annotated(layer: keras.Layer, copy: keras.Layer) -> keras.Layer:
         return QuantizeAnnotate(copy, getattr(layer, "quantize_config", None), name=layer.name)
 
     return _copied(to_annotate, annotated)
 
 
 def quantize_apply(
-    model: Any,
+    model: keras.Model,
     scheme: Scheme | None = None,
     quantized_layer_name_prefix: str | None = "quant_",
     keep_final_activation: bool | None = None,
@@ -166,10 +170,10 @@ def quantize_apply(
         raise ValueError(
             f"quantized_layer_name_prefix={quantized_layer_name_prefix!r}: layers keep their names here; leave it out"
         )
-    configurations: dict[str, Any] = {}
+    configurations: dict[str, QuantizeConfig | None] = {}
     plain: list[str] = []
 
-    def stripped(layer: Any, copy: Any) -> Any:
+    def stripped(layer: keras.Layer, copy: keras.Layer) -> keras.Layer:
         if isinstance(layer, QuantizeAnnotate):
             configurations[layer.layer.name] = layer.quantize_config
         else:
@@ -195,7 +199,7 @@ def quantize_apply(
 
 
 def quantize_model(
-    to_quantize: Any,
+    to_quantize: keras.Model,
     quantized_layer_name_prefix: str | None = "quant_",
     keep_final_activation: bool | None = None,
 ) -> kit.PreparedModel:
@@ -250,7 +254,7 @@ def fix_input_output_range(
     return copy
 
 
-def _check_model(model: Any, what: str) -> None:
+def _check_model(model: keras.Model, what: str) -> None:
     if not isinstance(model, keras.Sequential) and not hasattr(model, "_inputs_struct"):
         raise ValueError(
             f"{what} must be a functional or Sequential model of Keras 3, got {type(model).__name__}; "
@@ -260,11 +264,11 @@ def _check_model(model: Any, what: str) -> None:
         raise ValueError(f"{what} must be built: give it a keras.Input, or call build")
 
 
-def _copied(model: Any, made: Callable[[Any, Any], Any]) -> Any:
+def _copied(model: keras.Model, made: Callable[[keras.Layer, keras.Layer], keras.Layer]) -> keras.Model:
     """A copy of a model with copies of its weights; `made(layer, copy)` gives the copy of a layer."""
-    pairs: list[tuple[Any, Any]] = []
+    pairs: list[tuple[keras.Layer, keras.Layer]] = []
 
-    def copied(layer: Any) -> Any:
+    def copied(layer: keras.Layer) -> keras.Layer:
         if not isinstance(layer, keras.Layer):
             return type(layer).from_config(layer.get_config())
         inner = layer.layer if isinstance(layer, QuantizeAnnotate) else layer
@@ -280,7 +284,7 @@ def _copied(model: Any, made: Callable[[Any, Any], Any]) -> Any:
     return result
 
 
-def _leaves(model: Any) -> list[Any]:
+def _leaves(model: keras.Model) -> list[keras.Layer]:
     return [
         layer
         for layer in model._flatten_layers(include_self=False)
@@ -288,14 +292,14 @@ def _leaves(model: Any) -> list[Any]:
     ]
 
 
-def _paths(network: Any, layer: Any) -> list[str]:
+def _paths(network: keras.Model, layer: keras.Layer) -> list[str]:
     """Globs of what the layer stores: its path with and without the model's name in front."""
     path = str(layer.path).replace("/", ".")
     own = path.removeprefix(f"{network.name}.")
     return [escape(each) for each in dict.fromkeys([own, path, f"*.{own}"])]
 
 
-def _check_complete(network: Any, prepared: kit.PreparedModel, plain: list[str]) -> None:
+def _check_complete(network: keras.Model, prepared: kit.PreparedModel, plain: list[str]) -> None:
     """A layer that is not annotated would stay float, which no file of this library can hold."""
     computing = []
     for step in prepared.plan.steps:

@@ -120,13 +120,9 @@ class OpenedFile:
             planned = plan(self._float.network, rules, deployable, keep_final_activation, device)
             warn_of_plan(planned, keep_final_activation)
             return planned
-        given = {
-            "rules": rules != _DEFAULT_RULES,
-            "deployable": not deployable,
-        }
-        for name, changed in given.items():
-            if changed:
-                raise TypeError(f"{name} is not for a Graph in integers: a file says itself on which grids it computes")
+        if rules != _DEFAULT_RULES or not deployable:
+            word = "deployable" if rules == _DEFAULT_RULES else "rules"
+            raise TypeError(f"{word} is not for a Graph in integers: a file says itself on which grids it computes")
         self._check_end(keep_final_activation)
         return self._plan
 

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -69,11 +71,15 @@ class _Known(NamedTuple):
 
 # By numbers unique to this process: a program compiled elsewhere finds nothing here.
 _known: dict[int, _Known] = {}
+# What results are like.
+Likes = Sequence[ShapedArray]
 # Addresses and shapes.
 Places = Sequence[tuple[int, tuple[int, ...]]]
 
 
-def _number_of(function: HostFunction, trained: int, operands: Sequence[Any], results: Sequence[Any]) -> int:
+def _number_of(
+    function: HostFunction, trained: int, operands: Sequence[ShapedArray], results: Sequence[ShapedArray]
+) -> int:
     dtypes = (tuple(aval.dtype.name for aval in avals) for avals in (operands, results))
     number = secrets.randbits(62)
     _known[number] = _Known(weakref.ref(function), trained, *dtypes)
@@ -118,7 +124,7 @@ def _computed(function: HostFunction, trained: int, arrays: Sequence[np.ndarray]
 
 
 @_call.def_impl
-def _(*arrays: Any, function: HostFunction, likes: Any, trained: int) -> list[Any]:
+def _(*arrays: Array, function: HostFunction, likes: Likes, trained: int) -> list[Array]:
     results = _computed(function, trained, [np.asarray(array) for array in arrays])
     spread = next((array.sharding for array in arrays if isinstance(array.sharding, NamedSharding)), None)
     place = next(iter(arrays[-1].devices())) if spread is None else NamedSharding(spread.mesh, PartitionSpec())
@@ -126,16 +132,16 @@ def _(*arrays: Any, function: HostFunction, likes: Any, trained: int) -> list[An
 
 
 @_call.def_abstract_eval
-def _(*avals: Any, function: HostFunction, likes: Any, trained: int) -> list[Any]:
+def _(*avals: ShapedArray, function: HostFunction, likes: Likes, trained: int) -> list[ShapedArray]:
     return list(likes)
 
 
-def _batched(arrays: Any, dims: Any, **parameters: Any) -> Any:
+def _batched(arrays: Sequence[Array], dims: Sequence[int | None], **parameters: Any) -> tuple[list[Array], list[int]]:
     """Runs the batch one by one."""
     mapped = [dim is not None for dim in dims]
-    moved = [jnp.moveaxis(array, dim, 0) for array, dim, maps in zip(arrays, dims, mapped, strict=True) if maps]
+    moved = [jnp.moveaxis(array, dim, 0) for array, dim in zip(arrays, dims, strict=True) if dim is not None]
 
-    def one(members: Any) -> Any:
+    def one(members: list[Array]) -> list[Array]:
         rest = iter(members)
         operands = [next(rest) if maps else array for array, maps in zip(arrays, mapped, strict=True)]
         return _call.bind(*operands, **parameters)
@@ -157,7 +163,7 @@ def _lower(context: Any, *values: Any, function: HostFunction, likes: Any, train
         custom_call = partial(jax.ffi.ffi_call(target, types), function=np.int64(number))
         return mlir.lower_fun(custom_call, multiple_results=True)(context, *values)
 
-    def called(*arrays: Any) -> list[np.ndarray]:
+    def called(*arrays: Array) -> list[np.ndarray]:
         results = _computed(function, trained, [np.asarray(array) for array in arrays])
         return [np.asarray(x, like.dtype) for x, like in zip(results, types, strict=True)]
 
