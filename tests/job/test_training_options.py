@@ -24,6 +24,7 @@ pytest.importorskip("typer")
 from exactqat import cli, deploy, qat  # noqa: E402
 from exactqat.application.job import (  # noqa: E402
     augmentation,
+    checkpoints,
     data,
     models,
     pipeline,
@@ -289,7 +290,7 @@ def test_a_training_ends_early_and_stays_ended(dataset: data.Dataset, tmp_path: 
         _, history = trained(dataset, path, how, 9, on_skip=skipped.append)
     assert history.validation_loss == [1.0, 0.5, 0.7, 0.6] and skipped == [5 * steps]
     assert training.finished(path)
-    best = training.load_checkpoint(path)["best"]
+    best = checkpoints.load_checkpoint(path)["best"]
     model, again = trained(dataset, path, how, 9, resume=True, on_skip=skipped.append)
     assert again == history and skipped == [5 * steps, 9 * steps]
     assert all(torch.equal(best[name], value) for name, value in model.state_dict().items())
