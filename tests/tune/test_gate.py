@@ -121,9 +121,12 @@ def test_bad_settings_are_refused() -> None:
             tune.Gate(DATA, **settings)
     with pytest.raises(TypeError, match="model must come from exactqat.qat.prepare"):
         tune.gate(trained(), DATA, minimum=0.5)
+    graph = Candidate.of(calibrated(trained(), torch.from_numpy(DATA[0]))).graph()
+    assert isinstance(graph, deploy.Graph)
+    verdict = tune.gate(graph, DATA, devices=["micro"])
+    assert 0 <= verdict.score <= 1
     with pytest.raises(ValueError, match="give minimum, maximum or max_differ"):
-        tune.gate(trained(), DATA, devices=["micro"])
-    assert isinstance(Candidate.of(calibrated(trained(), torch.from_numpy(DATA[0]))).graph(), deploy.Graph)
+        bool(verdict)
 
 
 def test_bounds_that_nothing_reaches_and_other_inputs_are_named() -> None:

@@ -27,7 +27,6 @@ from .network import Candidate
 TOGETHER = 64
 # Files in the folder where the best network is kept.
 BEST, VERDICT = "best.tflite", "best.json"
-NOTHING_ASKED = "nothing is asked of the network: give minimum, maximum or max_differ"
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Verdict(Finding):
             ValueError: there is none.
         """
         if not self.asked:
-            raise ValueError(NOTHING_ASKED)
+            raise ValueError("nothing is asked of the network: give minimum, maximum or max_differ")
         return not self.failures
 
     def __bool__(self) -> bool:
@@ -235,18 +234,13 @@ def _rank(verdict: Verdict) -> tuple[bool, float]:
 
 
 def gate(network: object, data: object, metric: Metric = accuracy, **settings: Any) -> Verdict:
-    """Whether a network meets its requirements on its devices' integers; see `Gate` for the settings, and for scores
-    without a requirement.
+    """Whether a network meets its requirements on its devices' integers; see `Gate` for the settings. Without minimum,
+    maximum or max_differ the verdict has scores, and its truth value is an error.
 
     Args:
         network: a prepared model (for JAX ``(prepared, params, state)``), a `deploy.Graph`, or the path of a .tflite
             file.
-
-    Raises:
-        ValueError: nothing is asked: there is no minimum, maximum or max_differ.
     """
-    if all(settings.get(name) is None for name in ("minimum", "maximum", "max_differ")):
-        raise ValueError(NOTHING_ASKED)
     return Gate(data, metric, **settings)(network)
 
 
