@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import new_class
 
 from torch import Tensor, nn
 
@@ -44,8 +43,7 @@ def synchronized(model: nn.Module) -> Iterator[None]:
         state.synchronized = True
     for norm in norms:
         # Only the class is swapped: parameters, hooks and the place in the model stay as they are.
-        kind = nn.BatchNorm2d if isinstance(norm, nn.BatchNorm2d) else nn.BatchNorm1d
-        norm.__class__ = new_class(kind.__name__, (CrossReplica, kind))
+        norm.__class__ = CrossReplicaBatchNorm2d if isinstance(norm, nn.BatchNorm2d) else CrossReplicaBatchNorm1d
     try:
         yield
     finally:
@@ -68,3 +66,14 @@ class CrossReplica(nn.modules.batchnorm._NormBase):
         if not self.training:
             return layers.normalized(features, tensors, self.eps, False, None)
         return normalized(features, tensors, self.eps, share_of_batch(tensors, self.momentum))
+
+
+# Classes with names, so that a module can be pickled meanwhile.
+
+
+class CrossReplicaBatchNorm2d(CrossReplica, nn.BatchNorm2d):
+    """For [batch, channels, height, width]."""
+
+
+class CrossReplicaBatchNorm1d(CrossReplica, nn.BatchNorm1d):
+    """For [batch, features] and [batch, features, length]."""
