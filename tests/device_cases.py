@@ -196,12 +196,21 @@ def random_reduction(rng: Random, builder: Builder, kind: str) -> str:
         spread = np.sqrt(count) * random_scale(rng, -2, 3)
         scale = tensor.quantization.scale[0] * (random_scale(rng, 0, 5) if rng.integers(2) else spread)
         output = random_quantization(rng, scale)
-    elif kind == "REDUCE_PROD":
-        # Of a product whose factors are some steps each; more than a few are 0, or leave any range.
-        factor = float(tensor.quantization.scale[0] * random_scale(rng, 0, 6))
-        scale = 2.0 ** np.clip(int(count) * np.log2(factor) - rng.uniform(0, 8), -100, 100)
-        output = random_quantization(rng, np.float32(scale))
     return builder.operator(kind, ["x"], output, name="y", axes=axes, keep_dims=keep)
+
+
+def random_product(rng: Random, builder: Builder) -> str:
+    """Of a few factors, whose product float32 holds, on a grid that a part of the products reaches."""
+    shape = (1, *(int(size) for size in rng.integers(1, 8, int(rng.integers(1, 5)))))
+    tensor = builder.tensor(builder.input("x", shape, random_quantization(rng)))
+    axes = random_axes(rng, shape)
+    if np.prod([shape[axis] for axis in axes]) > 9:
+        axes = axes[:1]
+    count = int(np.prod([shape[axis] for axis in axes]))
+    factor = float(tensor.quantization.scale[0] * random_scale(rng, 0, 6))
+    scale = 2.0 ** np.clip(count * np.log2(factor) - rng.uniform(0, 8), -100, 100)
+    output = random_quantization(rng, np.float32(scale))
+    return builder.operator("REDUCE_PROD", ["x"], output, name="y", axes=axes, keep_dims=bool(rng.integers(2)))
 
 
 def random_index(rng: Random, builder: Builder, kind: str) -> str:
@@ -764,7 +773,7 @@ CASES: dict[str, Case] = {
     "SUM": partial(random_reduction, kind="SUM"),
     "REDUCE_MAX": partial(random_reduction, kind="REDUCE_MAX"),
     "REDUCE_MIN": partial(random_reduction, kind="REDUCE_MIN"),
-    "REDUCE_PROD": partial(random_reduction, kind="REDUCE_PROD"),
+    "REDUCE_PROD": random_product,
     "ARG_MAX": partial(random_index, kind="ARG_MAX"),
     "ARG_MIN": partial(random_index, kind="ARG_MIN"),
     "TRANSPOSE_CONV": random_transpose_conv,

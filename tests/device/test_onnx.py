@@ -149,7 +149,7 @@ def test_every_declaration(kind: str, tmp_path: Path) -> None:
         others = any(each.attributes.get("shrink_axes") for each in graph.operators)
         if others or "DIV" in kinds or any(type(OPERATORS[each]).onnx is DeviceOperator.onnx for each in kinds):
             # What only others' files hold is not written to ONNX.
-            with pytest.raises(Refusal, match="has no form in ONNX here"):
+            with pytest.raises(Refusal, match="has no form in ONNX here|ONNX has no variables"):
                 write_onnx(graph, tmp_path / "model.onnx")
             continue
         report = verify(graph, write_onnx(graph, tmp_path / "model.onnx"), codes)
