@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import importlib.util
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import warnings
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
@@ -431,3 +432,33 @@ def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
     found.apply(prepared)
     qat.freeze(prepared)
     same_graph(deploy.lower(prepared), found.graph)
+
+
+class Refusing(Executor):
+    """Runs here, counts what is sent, and breaks after some tasks."""
+
+    def __init__(self, breaks_after: int) -> None:
+        self.left, self.sent, self._max_workers = breaks_after, 0, 2
+
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        future: Future[Any] = Future()
+        self.left -= 1
+        if self.left < 0:
+            raise BrokenExecutor("a worker was killed")
+        self.sent += any(isinstance(argument, Task) for argument in arguments)
+        future.set_result(function(*arguments, **named))
+        return future
+
+
+@pytest.mark.parametrize("breaks_after", [10**6, 3, 0])
+def test_a_lost_worker_costs_no_search(breaks_after: int) -> None:
+    prepared = calibrated(trained())
+    alone = tune.search(prepared, DATA, budget=30)
+    executor = Refusing(breaks_after)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = tune.search(prepared, DATA, budget=30, executor=executor)
+    assert found.trials == alone.trials and found.evaluations == alone.evaluations
+    lost = [warning for warning in said if "the executor is gone (a worker was killed)" in str(warning.message)]
+    assert bool(lost) == (breaks_after < 10**6)
+    assert executor.sent <= 2 * len(found.trials)  # to each worker, once for each method

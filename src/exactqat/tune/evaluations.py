@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from ..deploy.codes import codes_of, output_values
 from ..deploy.graph import Graph
 from ..deploy.simulate import simulate
+from ..kit.planning.callers import users_line
 from .metrics import Data, Mark, Metric, score
 from .network import Candidate
 from .variants import fine_outputs
@@ -45,7 +48,11 @@ class Task:
 
 
 class Evaluations:
-    """Marks of networks, in order. Each worker of an executor gets its share of them at once, with the examples."""
+    """Marks of networks, in order.
+
+    Each worker of an executor gets its share of them at once, with the examples. If one is lost, the rest is evaluated
+    here.
+    """
 
     def __init__(self, base: Candidate, data: Data, metric: Metric, executor: Executor | None) -> None:
         """base: the network whose variants are evaluated."""
@@ -70,11 +77,23 @@ class Evaluations:
         workers = getattr(self._executor, "_max_workers", None) or os.cpu_count() or 1
         size = max(1, -(-len(graphs) // workers))
         shares = [graphs[at : at + size] for at in range(0, len(graphs), size)]
-        evaluate = map if self._executor is None or len(graphs) < 2 else self._executor.map
-        of_graphs = [mark for share in evaluate(self._task.marks, shares) for mark in share]
-        for number, mark in zip(numbers, of_graphs, strict=True):
+        for number, mark in zip(numbers, itertools.chain.from_iterable(self._of(shares)), strict=True):
             marks[number] = mark
         return marks
+
+    def _of(self, shares: Sequence[Sequence[Graph]]) -> list[list[Mark]]:
+        """The marks of each share."""
+        marks: list[list[Mark]] = []
+        if self._executor is not None and sum(map(len, shares)) > 1:
+            try:
+                for future in [self._executor.submit(Task.marks, self._task, share) for share in shares]:
+                    marks.append(future.result())
+            except (BrokenExecutor, CancelledError, RuntimeError) as error:  # a RuntimeError: it was shut down
+                self._executor, reason = None, " ".join(str(error).split()) or type(error).__name__
+                warnings.warn(
+                    f"the executor is gone ({reason}): all else is evaluated in this process", stacklevel=users_line()
+                )
+        return marks + [self._task.marks(share) for share in shares[len(marks) :]]
 
 
 __all__ = ["Evaluations", "Task"]
