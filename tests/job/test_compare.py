@@ -81,19 +81,19 @@ def test_jobs_stand_side_by_side(jobs: Path, call: Call) -> None:
     assert status == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
     assert ["--seed", "0", "1"] in rows and not any("--data" in row for row in rows)
-    figures = ["23,064", "0", "0"]
-    where = rows.index(["W4A4", "one", "90.0%", "–", *figures])
-    assert rows[where + 1] == ["W4A4", "two", "93.5%", "+3.6, p<0.001", *figures]
-    # Of a row that answers as the first job's does, nothing can be chance.
-    assert ["W8A8", "two", "95.0%", "+0.0, p 1", *figures] in rows
-    assert max(map(len, output[output.index("Delivered") :].splitlines()[1:12])) <= 80
+    assert ["W4A4 accuracy", "90.0%", "93.5%"] in rows and ["W4A4 to the first", "–", "+3.6, p<0.001"] in rows
+    assert ["W4A4 file bytes", "23,064", "23,064"] in rows and ["W4A4 not as trained", "0", "0"] in rows
+    # Of a network that answers as the first job's does, nothing can be chance.
+    assert ["W8A8 to the first", "–", "+0.0, p 1"] in rows
+    assert max(map(len, output.splitlines()[1:12])) <= 80
     assert "McNemar's exact test" in output
 
 
 def test_other_images_are_named(jobs: Path, call: Call) -> None:
     job = json.loads((jobs / "two" / "job.json").read_text())
     (jobs / "two" / "job.json").write_text(json.dumps(job | {"images": "def"}))
-    assert "The jobs have different images" in call("one", "two")[1]
+    output = call("one", "two")[1]
+    assert "images" in output and "+3.6" not in output
 
 
 def test_a_device_that_computes_something_else_is_named(jobs: Path, call: Call) -> None:
@@ -101,14 +101,14 @@ def test_a_device_that_computes_something_else_is_named(jobs: Path, call: Call) 
     metrics = json.loads(path.read_text())
     metrics["networks"]["w4a4"]["qat_ema"]["training_differing"] = 7
     path.write_text(json.dumps(metrics))
-    assert "two: micro does not compute what was trained, in W4A4." in call("one", "two")[1]
+    assert re.search(r"W4A4 not as trained +│ +0 +│ +7", call("one", "two")[1])
 
 
 def test_three_and_more_jobs(jobs: Path, call: Call) -> None:
     shutil.copytree("two", "three")
     shutil.copytree("two", "four")
     status, output, _ = call("one", "two", "three", "four")
-    assert status == 0 and output.count("+3.6, ") == 3
+    assert status == 0 and output.count("+3.6, p<0.001") == 3
     assert call("one", "two", "three", "--html", "page.html")[0] == 2
 
 

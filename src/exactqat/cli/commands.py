@@ -470,15 +470,8 @@ def compare(
 ) -> None:
     """Compare finished jobs: the settings that differ, and their delivered networks. Only reads metrics.json and
     job.json, no data or networks."""
-    from ..application.report import comparison
+    from ..application.report import comparison, luck
 
     console = console_of()
-    jobs = [comparison.read(directory) for directory in (first, second, *map(Path, context.args))]
-    changed = comparison.settings_table(jobs)
-    if changed.rows:
-        show_table(console, changed)
-    else:
-        say(console, "The jobs have the same settings.")
-    show_table(console, comparison.network_table(jobs))
-    for sentence in comparison.sentences(jobs):
-        say(console, f"{sentence}.")
+    show_table(console, comparison.table([first, second, *map(Path, context.args)]))
+    say(console, f"To the first: {luck.NOTE}")
