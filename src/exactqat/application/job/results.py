@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,10 +80,8 @@ class Dataset:
         digest = hashlib.sha256(repr((self.class_names, self.value_range)).encode())
         for part in (self.train, self.validation, self.test):
             digest.update(repr(tuple(part.images.shape)).encode())
-            # Of files that were not read yet, their names and sizes.
-            unread: Iterable[bytes] = getattr(part.images, "unread", tuple)()
-            for content in unread or (block.numpy().tobytes() for block in part.images.split(FINGERPRINT_BATCH)):
-                digest.update(content)
+            for block in part.images.split(FINGERPRINT_BATCH):
+                digest.update(block.numpy().tobytes())
             digest.update(part.labels.numpy().tobytes())
         return digest.hexdigest()
 
