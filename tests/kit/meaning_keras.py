@@ -83,7 +83,7 @@ class Placed(layers.Layer):
 
 
 class LearnedRow(layers.Layer):
-    """A row of weights beside the input's, as class tokens are; a constant stands left of it in the sum."""
+    """A row of weights beside the input's, as class tokens are; the sum has a constant on its left."""
 
     def build(self, shape: Any) -> None:
         self.row = self.add_weight(shape=(1, shape[-1]), name="row")

@@ -681,7 +681,8 @@ def test_eval_is_suggested_where_only_training_is_in_the_way() -> None:
     assert prepared.plan.steps
 
     broken = Net(lambda self, x: self.layer(x) if x.sum() > 0 else x, layer=nn.Linear(4, 4))
-    assert "model.eval()" not in refusal(broken, torch.rand(2, 4))
+    assert "If only training does this, call model.eval()" in refusal(broken, torch.rand(2, 4))
+    assert "model.eval()" not in refusal(broken.eval(), torch.rand(2, 4))
 
 
 def test_a_quote_that_is_cut_says_so(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..application.job.beside import Verified
     from ..application.job.results import Dataset, History, Results
 
-# Images that could not be used, of which so many are named.
+# How many of the images that could not be used are named.
 SHOWN = 20
 
 

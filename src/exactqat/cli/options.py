@@ -40,7 +40,7 @@ def command(short_help: str, name: str = "", takes_more: bool = False) -> Callab
     """Registers a function as the command of its name.
 
     Each parameter is an option, a path one with a file's name; what `Annotated` says, such as another name or a
-    metavar, is kept. ``**settings`` stands for an option for each field of `Settings`, after the required options.
+    metavar, is kept. ``**settings`` is an option for each field of `Settings`, after the required options.
     """
 
     def registered(function: Answer) -> Answer:

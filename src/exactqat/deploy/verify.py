@@ -164,8 +164,7 @@ def _users(graph: Graph, data: Data, batch_size: int, network: Any) -> Iterator[
 
 @dataclass
 class _Verifying:
-    """One file beside one graph; `elsewhere`: the device whose simulation stands in place of training, where it left
-    no codes."""
+    """One file beside one graph; `elsewhere`: the device whose simulation replaces training, where it left no codes."""
 
     graph: Graph
     content: bytes

@@ -540,7 +540,7 @@ class Blocks(Movement):
     onnx_words: ClassVar[Mapping[str, str]] = {}
 
     def split(self, shape: Shape, block: int) -> Shape:
-        """The operand's shape with the rows and the columns of a block as axes of their own, behind what they split:
+        """The operand's shape with the rows and the columns of a block as axes of their own, after what they split:
         these and the axis between them change places."""
         raise NotImplementedError
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users are told when something cannot be done. Every other refusal of this package is one of these."""
+"""What users read when something cannot be done. Every other refusal of this package is one of these."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Fixed:
 
 
 Item = Moving | Fixed
-# Of a file's operator: None stands for one that is left out.
+# Of a file's operator: None is one that is left out.
 Result = Item | list[Item | None]
 
 

@@ -404,7 +404,7 @@ class PreparedModel(keras.Model):
         return self._held.variables.map(lambda variable: np.asarray(ops.convert_to_numpy(variable.value)))
 
     def _assign(self, after: Arrays, before: Arrays | None = None) -> None:
-        """Gives the variables other values. before: their values now, of which some may be the same."""
+        """Gives the variables other values. before: their values now; some may be the same."""
         old = [None] * len(after.leaves()) if before is None else before.leaves()
         for variable, value, known in zip(self._held.variables.leaves(), after.leaves(), old, strict=True):
             if value is not known:
