@@ -193,7 +193,8 @@ def eqx_norms() -> Made:
 
 
 def haiku(function: Callable[[Any], Callable[..., Any]], *inputs: Any, stated: bool = False) -> Made:
-    """function: of the library: a function to transform. stated: it keeps statistics and takes `is_training`."""
+    """function: of the library: a function to transform. stated: it keeps statistics and takes `is_training`, which
+    is False here: Haiku's own batch norms are not trained, so they keep the statistics that they have."""
     hk = importlib.import_module("haiku")
     called = function(hk)
     if not stated:
@@ -203,16 +204,10 @@ def haiku(function: Callable[[Any], Callable[..., Any]], *inputs: Any, stated: b
     transformed = hk.without_apply_rng(hk.transform_with_state(called))
     params, state = transformed.init(jax.random.PRNGKey(0), *inputs, is_training=True)
 
-    def apply(variables: Any, *xs: Any, is_training: bool = False) -> Any:
-        return transformed.apply(variables["params"], variables["state"], *xs, is_training=is_training)[0]
+    def apply(params: Any, *xs: Any) -> Any:
+        return transformed.apply(params, state, *xs, is_training=False)[0]
 
-    def own(training: bool) -> Callable[..., Any]:
-        def run(trained: Any, *xs: Any) -> Any:
-            return apply({"params": trained["params"], "state": state}, *xs, is_training=training)
-
-        return run
-
-    return Made((apply, {"params": params, "state": state}), inputs, own(False), own(True))
+    return Made((apply, params), inputs, apply)
 
 
 @entry("haiku MLP")
@@ -220,7 +215,7 @@ def hk_mlp() -> Made:
     return haiku(lambda hk: lambda x: hk.nets.MLP([16, 16, 3])(x), images(2, 8))
 
 
-@entry("haiku MobileNetV1, batch norm")
+@entry("haiku MobileNetV1, batch norm in evaluation")
 def hk_mobilenet() -> Made:
     def function(hk: Any) -> Any:
         return lambda x, is_training: hk.nets.MobileNetV1((1, 2, 2), (8, 8, 8), 5)(x, is_training)
@@ -228,7 +223,7 @@ def hk_mobilenet() -> Made:
     return haiku(function, images(2, 32, 32, 3), stated=True)
 
 
-@entry("haiku ResNet, batch norm")
+@entry("haiku ResNet, batch norm in evaluation")
 def hk_resnet() -> Made:
     def function(hk: Any) -> Any:
         return lambda x, is_training: hk.nets.ResNet([1, 1, 1, 1], 5, channels_per_group=(8, 8, 16, 16),

@@ -141,8 +141,6 @@ _DECLARED: dict[str, tuple[str, Mapping[str, Attribute]]] = {
             "counter": Attribute("a word", ""),
             # The running variance is divided by the count.
             "biased": FALSE,
-            # They begin at 0 and are debiased, as `counter` says.
-            "debiased": FALSE,
         },
     ),
     # Over the last axes.

@@ -109,7 +109,6 @@ class BatchNorm:
 
     training: whether statistics follow the batches until `freeze` (False: the user has frozen them).
     biased: whether the running variance takes the batch's biased one, as in Flax and Keras.
-    debiased: whether statistics begin at 0 and are debiased, as in Haiku.
     """
 
     weight: str | None
@@ -121,7 +120,6 @@ class BatchNorm:
     momentum: float | None
     training: bool = True
     biased: bool = False
-    debiased: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ def batch_norm_of(planner: Planner, step: Step) -> BatchNorm:
         attributes.get("momentum"),
         bool(attributes.get("training", True)),
         bool(attributes.get("biased", False)),
-        bool(attributes.get("debiased", False)),
     )
 
 

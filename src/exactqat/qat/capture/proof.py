@@ -30,7 +30,7 @@ from ...kit.display import listed
 from ...kit.planning import UnsupportedOperator
 from ...kit.planning.callers import users_line
 from ...kit.planning.masks import MOVES, hides
-from ...kit.planning.network import Network
+from ...kit.planning.network import Network, Place
 from .core.refusals import first_line
 
 # Relative differences below it are float32's rounding in any network.
@@ -128,6 +128,7 @@ class Subject:
         examples: in the example.
         trains: whether the original's training is known.
         remedy: what to do if the original computes something else in training than in evaluation, if that may be.
+        places: of layers in the user's files, where their names do not tell.
         own_gradients: a sentence on what may give the original other gradients than those of what it computes.
         halves: the type of half precision that the original computes in, in part; known once it ran.
         rules: names of functions of the user's that have a gradient of their own; known once the original ran.
@@ -145,6 +146,7 @@ class Subject:
         self.network, self.inputs, self.tables, self.trains = network, list(inputs), list(tables), trains
         self.examples = len(self.inputs[0])
         self.halves = ""
+        self.places: Mapping[str, Place] = {}
         self.rules: Collection[str] = ()
         self._programs: dict[tuple[object, ...], Differentiated[Any]] = {}
 
@@ -674,5 +676,6 @@ def _first_layer(subject: Subject, trial: Trial) -> str:
             last = name
         elif alike:
             after = f", after '{last}', which is equal" if last else ""
-            return f"; the first layer that differs is '{name}'{after}"
+            place = f" in {subject.places[name]}" if name in subject.places else ""
+            return f"; the first layer that differs is '{name}'{place}{after}"
     return f"; '{last}' is the last layer that is equal" if last else ""

@@ -89,8 +89,6 @@ def _layer(c: Converter, operation: Operation, x: Moving, *given: Item) -> Item:
     if params["kind"] == "batch_norm":
         if any(each is not None and not each.node.path and each.node.function is not None for each in tensors[2:]):
             raise Refused("its statistics are computed; they must be leaves of the parameters, which training moves")
-        counter = tensors.pop()
-        attributes["counter"] = "" if counter is None else counter.node.path
         attributes["training"] = id(operation.equation) not in c.fixed_in_training
     shape = operation.shape
     module = next((c.module_of(each) for each in tensors if each is not None), "")
@@ -107,11 +105,9 @@ def _layer(c: Converter, operation: Operation, x: Moving, *given: Item) -> Item:
 def batch_norm(
     x: jax.Array, tensors: Sequence[jax.Array | None], epsilon: float, momentum: float, axis: int, **how: Any
 ) -> jax.Array:
-    """tensors: scale, bias, mean and variance, and perhaps a counter of batches, with which statistics that begin at 0
-    are divided by what they have seen of 1. momentum: as in Flax, how much of the old statistics stays. how: `biased`,
-    of the running variance; `trains`."""
-    tensors = [*tensors, *[None] * (5 - len(tensors))]
-    how = {"channel_axis": axis % x.ndim, "training": True, "biased": False, "debiased": tensors[4] is not None} | how
+    """tensors: scale, bias, mean and variance. momentum: as in Flax, how much of the old statistics stays. how:
+    `biased`, of the running variance; `trains`."""
+    how = {"channel_axis": axis % x.ndim, "biased": False} | how
     return layer("batch_norm", x, *tensors, epsilon=float(epsilon), momentum=1.0 - float(momentum), **how)
 
 
@@ -233,39 +229,6 @@ def _attention_weights(original: Callable[..., jax.Array]) -> Callable[..., jax.
     return weights
 
 
-# --- Haiku ------------------------------------------------------------------------------------------------------------
-
-
-def _haiku(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    """An interceptor of Haiku's methods: its batch norm over all axes but one, with statistics of this process."""
-    import haiku as hk
-
-    norm = context.module
-    if type(norm) is not hk.BatchNorm or context.method_name != "__call__":
-        return next_function(*args, **kwargs)
-    call = inspect.signature(hk.BatchNorm.__call__).bind(norm, *args, **kwargs)
-    call.apply_defaults()
-    x, trains, given = call.arguments["inputs"], call.arguments["is_training"], call.arguments
-    axis = norm.channel_index % x.ndim
-    others = sorted(at for at in range(x.ndim) if at != axis)
-    usual = norm.axis is None or sorted(at % x.ndim for at in norm.axis) == others
-    own = given["scale"] is None and given["offset"] is None and not given["test_local_stats"]
-    if not (usual and own and isinstance(trains, bool)) or norm.cross_replica_axis:
-        return next_function(*args, **kwargs)
-    shape = [size if at == axis else 1 for at, size in enumerate(x.shape)]
-    scale, offset = (
-        hk.get_parameter(name, shape, x.dtype, init).reshape(-1) if made else None
-        for name, made, init in (
-            ("scale", norm.create_scale, norm.scale_init),
-            ("offset", norm.create_offset, norm.offset_init),
-        )
-    )
-    mean, variance = norm.mean_ema, norm.var_ema
-    counter = hk.get_current_state()[mean.module_name]["counter"]
-    tensors = [scale, offset, mean.average, variance.average, counter]
-    return batch_norm(x, tensors, norm.eps, mean.decay, axis, biased=True, trains=trains)
-
-
 # --- resizing ---------------------------------------------------------------------------------------------------------
 
 
@@ -297,10 +260,6 @@ def telling() -> Iterator[None]:
     token = _capturing.set(True)
     with context_of_its_own(), ExitStack() as stack:
         try:
-            if sys.modules.get("haiku") is not None:
-                import haiku
-
-                stack.enter_context(haiku.intercept_methods(_haiku))
             if sys.modules.get("flax") is not None:
                 from flax import linen, nnx
 

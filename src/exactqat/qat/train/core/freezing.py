@@ -30,7 +30,7 @@ class UnsettledStatisticsWarning(UserWarning):
 
 
 def fresh_norms(plan: Plan, tensors: Mapping[str, Any]) -> frozenset[str]:
-    """Paths of layers whose batch norms' running statistics are the 0 and 1 that they begin with (Haiku's: 0 and 0).
+    """Paths of layers whose batch norms' running statistics are the 0 and 1 that they begin with.
 
     tensors: the network's parameters and variables, by name; arrays of any framework.
     """
@@ -42,7 +42,7 @@ def fresh_norms(plan: Plan, tensors: Mapping[str, Any]) -> frozenset[str]:
         and norm.training
         and {norm.mean, norm.variance} <= tensors.keys()  # computed ones do not begin at anything
         and not bool((tensors[norm.mean] != 0).any())
-        and bool((tensors[norm.variance] == (0.0 if norm.debiased else 1.0)).all())
+        and bool((tensors[norm.variance] == 1).all())
     )
 
 
@@ -78,12 +78,11 @@ def _warn_of_unsettled(functional: TrainingPlan, arrays: Arrays) -> None:
             continue
         trained = int(arrays.ranges[step.grid]["trained"])
         batches = int(arrays.tensors[norm.counter]) if norm.counter else trained
-        # None: they are the mean of all batches. Debiased: from the first batch on nothing is left of the 0.
-        momentum = None if norm.debiased else norm.momentum
-        left = 0.0 if not momentum else (1 - momentum) ** batches
+        # None: they are the mean of all batches.
+        left = 0.0 if not norm.momentum else (1 - norm.momentum) ** batches
         # A variance of 1 leaves that much of itself; smaller ones were loaded by a program that keeps no count.
         if trained > 0 and left > _UNSETTLED and bool((arrays.tensors[norm.variance] >= 0.99 * left).all()):
-            unsettled.append((left, batches, step.path, momentum))
+            unsettled.append((left, batches, step.path, norm.momentum))
     if not unsettled:
         return
     left, batches, path, momentum = max(unsettled)

@@ -237,8 +237,6 @@ class Normalization:
             state.tensors[norm.counter] = count
             if share is None:
                 counted = 1.0 / count
-            elif norm.debiased:
-                counted = share / (1.0 - (1.0 - share) ** p.to_float(count))
         # A share that follows the count is not a number the operator can take: it returns the batch's own statistics.
         share = share if counted is None else 1.0
         y, new_mean, new = p.batch_norm(x, weight, bias, mean, variance, norm.epsilon, share, axis)

@@ -129,11 +129,6 @@ class TrainingPlan:
         held = [(norm.mean, norm.variance, norm.counter) for norm in self._trained_norms]
         return list(dict.fromkeys(name for names in held for name in names if name))
 
-    @property
-    def decays(self) -> dict[str, float]:
-        """How much of a running mean stays at each batch, by its name, if it began at 0 and is debiased."""
-        return {norm.mean: 1.0 - norm.momentum for norm in self._trained_norms if norm.debiased and norm.momentum}
-
     def _ends_of_weights(self, steps: Sequence[PlanStep]) -> list[tuple[str, str]]:
         """The learned ends of weights' ranges, by the names that `Arrays.learned` has."""
         ends: dict[tuple[str, str], None] = {}

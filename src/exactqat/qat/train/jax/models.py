@@ -14,9 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...capture.core.refusals import CaptureError
-from ...capture.jax.layers import capturing
 from ...capture.jax.model import named_leaves
-from .moving_averages import MovingAverages
 
 if TYPE_CHECKING:
     from flax import linen, nnx
@@ -134,20 +132,17 @@ def function_model(
     args: Args,
     kwargs: Kwargs,
     statistics: frozenset[str] = frozenset(),
-    decays: Mapping[str, float] | None = None,
 ) -> UserModel:
     """
     Args:
         statistics: leaves that training moves without gradients.
-        decays: of moving averages; see `MovingAverages`.
     """
     found = named_leaves(params)
     definition = jax.tree.structure(params)
     if not found:
         raise TypeError("variables must be a tree of arrays, got one without a leaf")
-    averages = MovingAverages(found, decays or {})
-    leaves = {name: averages.seen(name) for name in averages.names}
-    statistics |= _statistics(params) | averages.averages
+    leaves = dict(found)
+    statistics |= _statistics(params)
     real = [name for name, leaf in leaves.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
     trained = tuple(name for name in real if name not in statistics)
     structure = jax.tree.structure(
@@ -156,15 +151,13 @@ def function_model(
     signature = _without_first(function)
     flags = _unused_flags(signature, args, kwargs)
 
-    def restore(leaves: Leaves, shaped: bool = True) -> Tree:
-        return jax.tree.unflatten(definition, averages.tree_leaves(leaves, shaped))
+    def restore(leaves: Leaves) -> Tree:
+        return jax.tree.unflatten(definition, [leaves[name] for name, _ in found])
 
     def run(
         leaves: Leaves, args: Args, kwargs: Kwargs, training: bool, key: Array | None
     ) -> tuple[Tree, dict[str, Array]]:
-        # Where layers identify themselves, averages are vectors, as in training.
-        given = restore(leaves, shaped=not capturing())
-        return function(given, *args, **_in_mode(flags, training), **kwargs), dict(leaves)
+        return function(restore(leaves), *args, **_in_mode(flags, training), **kwargs), dict(leaves)
 
     return UserModel(leaves, trained, structure, restore, run, bool(flags), signature, _words(flags))
 

@@ -105,8 +105,7 @@ def prepare(
     if not (of_nnx or of_linen):
         # Only now is it known which of its leaves are statistics, and whether it has layers that train by themselves,
         # which it does not do alone.
-        statistics, decays = frozenset(functional.statistics), functional.decays
-        known = function_model(model, named["variables"], args, kwargs, statistics, decays)
+        known = function_model(model, named["variables"], args, kwargs, frozenset(functional.statistics))
         known = replace(known, trains=known.trains and not (functional.statistics or functional.random_steps))
     prepared = Prepared(known, functional)
     if check:

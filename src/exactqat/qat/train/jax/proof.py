@@ -38,6 +38,10 @@ class _Sides(FunctionalSubject[Array]):
     """The user's model, and what `prepare` made from it."""
 
     compiles = True
+    remedy = (
+        "let it compute in training what it computes in evaluation (then a batch norm keeps its statistics), or write "
+        "batch norms with Flax or exactqat.qat.jax.batch_norm, which train"
+    )
     primitives = primitives
 
     def __init__(self, model: UserModel, prepared: Prepared) -> None:
@@ -54,6 +58,7 @@ class _Sides(FunctionalSubject[Array]):
         self.statistics = [name for name, leaf in self.values.items() if name not in model.trained and _is_float(leaf)]
         self.evaluates_after = bool(self.statistics)
         self.rules = self.tree.rules
+        self.places = {step.path: step.place for step in prepared.plan.steps}
 
     def side(self, original: bool, nudge: int = 0) -> Side[Array]:
         params, state = self.prepared.init()
