@@ -141,8 +141,8 @@ def test_different_sizes_need_image_size(tmp_path: Path) -> None:
 def test_image_size_takes_the_middle_square() -> None:
     image = np.zeros((1, 1, 4, 8), np.float32)
     image[..., 2:6] = 1
-    assert (data._fitted(image, 2) == 1).all()
-    assert data._fitted(image, None) is image
+    assert (images.fitted(image, 2) == 1).all()
+    assert images.fitted(image, None) is image
 
 
 def test_what_is_no_image_in_a_folder_is_named_and_not_followed(tmp_path: Path) -> None:

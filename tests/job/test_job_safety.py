@@ -358,16 +358,6 @@ def test_fields_of_a_trainings_state_are_checked(tmp_path: Path, change: dict[st
     [
         ("w4a4/checkpoint.pt", b"", "verify export", "checkpoint.pt cannot be read as a checkpoint"),
         ("training/float.pt", b"", "report resume", "float.pt cannot be read as a checkpoint"),
-        (
-            "metrics.json",
-            b"[]",
-            "report",
-            "metrics.json cannot be read: it contains a list where an object is expected",
-        ),
-        ("metrics.json", b"{}", "report", "metrics.json has no field 'seconds'"),
-        ("metrics.json", b'{"seconds": true, "resumed": false}', "report", "seconds must be a number"),
-        ("metrics.json", b"\xff\xfe", "report", "metrics.json cannot be read"),
-        ("metrics.json", b"[" * 100_000, "report", "metrics.json cannot be read"),
         ("job.json", b"", "report resume", "job.json cannot be read"),
         ("job.json", b"[1]", "report resume", "it contains a list where an object is expected"),
         ("job.json", b'{"format": 1}', "report resume", "job.json has no field 'settings'"),

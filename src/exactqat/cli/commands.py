@@ -112,8 +112,8 @@ def train(
                         f", seed {chosen.seed}, for ", (chosen.device, "bold"),
                         ", results in ", (str(out), "bold"), several,
                     )  # fmt: skip
-                    for sentence in chosen.training_sentences():
-                        say(console, sentence)
+                    if chosen.options():
+                        say(console, f"Options that are not the defaults:{chosen.options()}")
                 _print_skipped(console_of(stderr=True, quiet=not together.writes), dataset.skipped, chosen.noun)
 
             def epoch(name: str, history: History, epochs: int) -> None:

@@ -38,35 +38,15 @@ DTYPES = {
 Kind = tuple[str, Callable[[object], bool]]
 
 
-def _number(value: object, most: float = 2**63) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and 0 <= value <= most
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 2**63
 
 
 TEXT: Kind = ("a string", lambda value: type(value) is str)
 OBJECT: Kind = ("an object", lambda value: isinstance(value, dict))
 NUMBER: Kind = ("a number of at least 0", _number)
 WHOLE: Kind = ("a whole number of at least 0", lambda value: type(value) is int and _number(value))
-SHARE: Kind = ("a number from 0 to 1", lambda value: _number(value, 1))
-FLAG: Kind = ("True or False", lambda value: type(value) is bool)
-FLOAT: Kind = ("a number", lambda value: type(value) is float)
 TEXTS: Kind = ("a list of strings", lambda value: isinstance(value, list) and all(type(text) is str for text in value))
-
-
-def whole_to(low: int, high: int) -> Kind:
-    return f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
-
-
-def optional(kind: Kind) -> Kind:
-    """The same, or nothing."""
-    return kind[0], lambda value: value is None or kind[1](value)
-
-
-def list_of(count: int, words: str, kind: type) -> Kind:
-    """So many numbers of a type."""
-    return (
-        f"a list of {count} {words}",
-        lambda value: isinstance(value, list) and len(value) == count and all(type(number) is kind for number in value),
-    )
 
 
 def check_fields(holder: object, where: object, kinds: Mapping[str, Kind]) -> Mapping[str, Any]:

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from ...deploy.examples import NAMES, PART_NAMES, StoredArrays, endings_in, numb
 from ...kit.display import on_one_line
 from ...kit.progress import Clock
 from .glyphs import rendered
-from .images import AT_ONCE, Images, pixels, reason, scale_of, temporary_array
+from .images import AT_ONCE, Images, fitted, pixels, reason, scale_of, temporary_array
 from .results import Dataset, Split
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
@@ -60,11 +59,11 @@ def load(name: str, image_size: int | None = None, split: str | None = None) -> 
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
-        pixels = torch.from_numpy(_fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size))
+        pixels = torch.from_numpy(fitted((bunch.images / 16.0).astype(np.float32)[:, None], image_size))
         return _dataset(name, {"": (pixels, bunch.target)}, (0.0, 1.0), split=split)
     if name == "glyphs":
         rows, letters = rendered(SPLIT_SEED)
-        pixels = Images(rows[..., None], np.arange(len(rows)), _fitting(image_size))[:]
+        pixels = Images(rows[..., None], np.arange(len(rows)), image_size)[:]
         return _dataset(name, {"": (pixels, letters)}, (0.0, 1.0), split=split)
     if path.suffix == ".npz":
         return from_npz(path, image_size, split)
@@ -129,7 +128,7 @@ def from_arrays(
             scale = scale_of(block.dtype)
             low, high = min(low, float(block.min(initial=0)) / scale), max(high, float(block.max(initial=0)) / scale)
         skipped += [f"{place}, image {position}: contains NaN or infinity" for position in np.nonzero(~finite)[0]]
-        parts[part] = (Images(rows, np.nonzero(finite)[0], _fitting(image_size)), y[finite])
+        parts[part] = (Images(rows, np.nonzero(finite)[0], image_size), y[finite])
     # 0..1 if the images keep to it, otherwise their extremes with zero.
     limits = (0.0, 1.0) if low == 0 and high <= 1 else (float(np.float32(low)), float(np.float32(high)))
     return _dataset(name, parts, limits, skipped, where, split=split)
@@ -270,21 +269,6 @@ def _channels_last(x: np.ndarray, where: str) -> np.ndarray:
     if 0 in x.shape:
         raise ValueError(f"{where}: x is empty, its shape is {list(x.shape)}")
     return x
-
-
-def _fitting(size: int | None) -> Callable[[np.ndarray], np.ndarray] | None:
-    return None if size is None else lambda images: _fitted(images, size)
-
-
-def _fitted(images: np.ndarray, size: int | None) -> np.ndarray:
-    """The middle square of images [n, channels, height, width], scaled to `size`."""
-    height, width = images.shape[2:]
-    if size is None or (height, width) == (size, size):
-        return images
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    square = torch.from_numpy(np.ascontiguousarray(images[:, :, top : top + side, left : left + side]))
-    return F.interpolate(square, (size, size), mode="bilinear", antialias=True, align_corners=False).numpy()
 
 
 def _dataset(

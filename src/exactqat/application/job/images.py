@@ -11,10 +11,11 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -30,6 +31,17 @@ def scale_of(dtype: np.dtype) -> int:
     return {"uint8": 255, "uint16": 65535}.get(dtype.name, 1)
 
 
+def fitted(images: np.ndarray, size: int | None) -> np.ndarray:
+    """The middle square of images [n, channels, height, width], scaled to `size`; None: as they are."""
+    height, width = images.shape[2:]
+    if size is None or (height, width) == (size, size):
+        return images
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = torch.from_numpy(np.ascontiguousarray(images[:, :, top : top + side, left : left + side]))
+    return F.interpolate(square, (size, size), mode="bilinear", antialias=True, align_corners=False).numpy()
+
+
 class Images:
     """Images as float32 [n, channels, height, width], read from rows when they are asked for.
 
@@ -37,18 +49,16 @@ class Images:
     255 and 65535; all other numbers are used as they are.
     """
 
-    def __init__(
-        self, rows: np.ndarray, numbers: np.ndarray, fitted: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> None:
-        """numbers: of the rows that these images are; fitted: what is done to images as they are read."""
-        self._rows, self._numbers, self._fitted = rows, numbers, fitted
+    def __init__(self, rows: np.ndarray, numbers: np.ndarray, size: int | None = None) -> None:
+        """numbers: of the rows that these images are; size: see `fitted`."""
+        self._rows, self._numbers, self._size = rows, numbers, size
         first = self._read(numbers[:1]) if len(numbers) else np.zeros((0, *rows.shape[3:], *rows.shape[1:3]))
         self.shape = torch.Size((len(numbers), *first.shape[1:]))
 
     def _read(self, numbers: np.ndarray) -> np.ndarray:
         rows = np.asarray(self._rows[numbers])
         images = np.ascontiguousarray(rows.transpose(0, 3, 1, 2), np.float32) / np.float32(scale_of(rows.dtype))
-        return images if self._fitted is None else self._fitted(images)
+        return fitted(images, self._size)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -66,7 +76,7 @@ class Images:
 
     def part(self, index: np.ndarray) -> Images:
         """Some of the images, not yet read."""
-        return Images(self._rows, self._numbers[index], self._fitted)
+        return Images(self._rows, self._numbers[index], self._size)
 
     def numpy(self) -> np.ndarray:
         """All of them."""

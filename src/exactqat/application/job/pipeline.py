@@ -24,7 +24,6 @@ from ...kit.device.profile import that_run
 from ...qat.train.torch.prepare import prepare_again
 from . import checkpoints, data, files, recipes, training, weights
 from .beside import beside_training, compared, input_codes
-from .checkpoints import FLAG, NUMBER, WHOLE, check_fields
 from .models import check_name, new_model
 from .processes import ALONE, Processes
 from .restored import describe_checkpoint, describe_network
@@ -193,7 +192,7 @@ def run(
         job = Job(settings, dataset, progress, processes, resumed, accelerator, manner, logs)
         progress.total(total_steps(settings, dataset))
         results = job.run(model, keep_going or ended)
-        results.fit, results.seconds, results.runs = fit, logs.total, logs.runs
+        results.fit, results.seconds, results.runs = fit, logs.close(), logs.runs
         if processes.writes:
             finish(results)
         return results
@@ -212,8 +211,6 @@ def finished(
     settings = stored_settings(out, model)
     if unfinished(out):
         raise ValueError(unfinished(out))
-    path = out / "metrics.json"
-    metrics = check_fields(files.read_json(path), path, {"seconds": NUMBER, "resumed": FLAG, "runs": WHOLE})
     for name in settings.trainings:
         state = out / "training" / f"{name}.pt"
         if not state.exists():
@@ -221,11 +218,7 @@ def finished(
         if not training.finished(state):
             raise ValueError(f"{state} belongs to an unfinished training, in a job that is marked finished")
 
-    def as_before(results: Results) -> None:
-        results.seconds, results.resumed, results.runs = metrics["seconds"], metrics["resumed"], metrics["runs"]
-        finish(results)
-
-    return run(settings, progress, dataset, resume=True, finish=as_before)
+    return run(settings, progress, dataset, resume=True, finish=finish)
 
 
 @dataclass(frozen=True)
@@ -275,7 +268,6 @@ class Job:
                         results.outcomes.append(self.judged(precision, method, *network))
             if writes:
                 self.deliver(results.chosen(precision))
-        self.logs.close()
         return results
 
     def train(
@@ -321,7 +313,7 @@ class Job:
             answers = training.predictions(model, dataset.test).numpy()
             test = float((answers == dataset.test.labels.numpy()).mean())
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
-        return Results(settings, dataset, model, history, validation, test, size, answers, resumed=self.resumed)
+        return Results(settings, dataset, model, history, validation, test, size, answers)
 
     def quantized(
         self, float_model: nn.Module, prepared: qat.PreparedModel, precision: str, method: Method

@@ -223,7 +223,6 @@ class Results:
     float_predictions: np.ndarray
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
-    resumed: bool = False
     runs: int = 1
     fit: Fit | None = None
 

@@ -31,27 +31,10 @@ PRECISION = rf"w[2-8]a[2-8]|{MIXED}"
 # Share at eight bits of the epochs at fewer bits: eight bits are fine enough to keep what float training found.
 FINE_TUNING_SHARE = 1 / 4
 
-OPTIMIZERS = {
-    "adam": "Adam",
-    "adamw": "Adam with decoupled weight decay of 0.01",
-    "sgd": "stochastic gradient descent with Nesterov momentum of 0.9",
-}
-SCHEDULES = {
-    "constant": "stays the same",
-    "cosine": "falls to zero as a cosine",
-    "step": "falls to a tenth after half of the epochs and to a hundredth after three quarters",
-    "warm-up": "rises over the first tenth of the steps, then falls to zero as a cosine",
-}
+OPTIMIZERS = ("adam", "adamw", "sgd")
+SCHEDULES = ("constant", "cosine", "step", "warm-up")
 # The augmentations of training images, applied in this order each time they are drawn.
-AUGMENTATIONS = {
-    "shift": "moved by up to an eighth of their size, at least a pixel, along each axis",
-    "time-shift": "moved by up to an eighth along their first axis, the time of a spectrogram",
-    "flip": "mirrored left to right, every second one",
-    "brightness": "made brighter or darker by up to a fifth of the range",
-    "contrast": "changed in contrast by a factor from 0.75 to 1.25",
-    "noise": "overlaid with noise of up to a twentieth of the range",
-    "erase": "erased in a square of a quarter of their height and width",
-}
+AUGMENTATIONS = ("shift", "time-shift", "flip", "brightness", "contrast", "noise", "erase")
 TEMPERATURE = 4.0
 
 
@@ -155,7 +138,7 @@ def augmentations(value: object) -> tuple[str, ...]:
     names = [str(word).strip() for word in words] if isinstance(words, list | tuple) else []
     if names == ["none"]:
         return ("none",)
-    if not names or not set(names) <= AUGMENTATIONS.keys():
+    if not names or not set(names) <= set(AUGMENTATIONS):
         refuse(f"none alone, or some of {', '.join(AUGMENTATIONS)}", value)
     return tuple(name for name in AUGMENTATIONS if name in names)
 
@@ -398,51 +381,30 @@ class Settings:
 
         return "image" if self.recipe is None else recipe_named(self.recipe).noun
 
-    def training_sentences(self) -> list[str]:
-        """How the networks are trained, for readers: augmentation always, the rest if it is not the default."""
-        changes = "; ".join(AUGMENTATIONS[name] for name in self.augment if name != "none")
-        rates = {"in float training": self.lr, "in quantization-aware training": self.lr_qat}
-        chosen = [f"{rate:g} {what}" for what, rate in (rates | {"of ranges": self.lr_ranges}).items() if rate]
-        share, _, temperature = (self.distill or "0:0").partition(":")
-        said = {
-            f"Training {self.noun}s are {f'changed at random: {changes}' if changes else 'not changed'}.": True,
-            f"Optimizer: {OPTIMIZERS[self.optimizer]}; the learning rate {SCHEDULES[self.schedule]}.": (
-                (self.optimizer, self.schedule) != ("adam", "cosine")
-            ),
-            f"Learning rate: {', '.join(chosen)}.": chosen,
-            "Classes are weighted in the loss of training and validation: so that each counts the same.": (
-                self.class_weights
-            ),
-            f"Quantization-aware training learns the float network's answers too: they are {float(share):.0%} of the "
-            f"loss, at temperature {temperature}.": self.distill,
-            f"Layers have the bits of these rules, the first that matches: {self.rules}.": self.rules,
-            "Float training computes in bfloat16 where PyTorch's autocast does; quantization-aware training stays in "
-            "float32, where alone it computes what the device does.": self.mixed_precision,
-            f"A training ends after {self.early_stopping} epochs without a lower validation loss; after freezing, that "
-            "is the loss of the device's integers.": self.early_stopping,
-        }
-        return [sentence for sentence, holds in said.items() if holds]
-
     def stored(self) -> dict[str, Any]:
         """All settings but the directory, for job.json."""
         values = {entry.name: getattr(self, entry.name) for entry in declared()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-    def commands(self) -> tuple[str, ...]:
-        """The commands that repeat the job and verify its files again."""
-        from .models import is_known
+    def options(self) -> str:
+        """What a command line says of these settings: all that are neither defaults nor the recipe's."""
         from .recipes import chosen
 
         defaults = Settings(self.out, **chosen({"recipe": self.recipe})).stored() | {"recipe": None}
-        options = "".join(
+        return "".join(
             f" {option_of(name)}" + ("" if value is True else f" {shell_word(option_value(value))}")
             for name, value in self.stored().items()
             if value != defaults[name]
         )
+
+    def commands(self) -> tuple[str, ...]:
+        """The commands that repeat the job and verify its files again."""
+        from .models import is_known
+
         # The user vouches for a network that is not one of exactqat's own.
         model = "" if is_known(self.model) else f" --model {shell_word(self.model)}"
         out = shell_word(self.out)
-        return f"exactqat train --restart --out {out}{options}", f"exactqat verify {out}{model}"
+        return f"exactqat train --restart --out {out}{self.options()}", f"exactqat verify {out}{model}"
 
 
 def declared() -> list[Field[Any]]:

@@ -178,8 +178,10 @@ class Logs:
         files.write_atomically(self._folder / f"{name}.csv", text.getvalue().encode())
         self.close()
 
-    def close(self) -> None:
-        """At the end of the job, and after every epoch."""
+    def close(self) -> float:
+        """At the end of the job, and after every epoch; returns the seconds that it has taken."""
+        seconds = round(self.total, 2)
         if self.records:
-            content = {"seconds": round(self.total, 2), "runs": self.runs, "processes": self._processes}
+            content = {"seconds": seconds, "runs": self.runs, "processes": self._processes}
             files.write_atomically(self._path, (json.dumps(content) + "\n").encode())
+        return seconds

@@ -420,16 +420,26 @@ def _stored_state(path: Path, name: str, epochs: int) -> Record | None:
             f"{path} belongs to the training {state.get('training')!r} of {state.get('epochs')!r} epochs, not to "
             f"{name!r} of {epochs}"
         )
-    kinds = {name: checkpoints.OBJECT for name in ("best", "history")} | {"best_loss": checkpoints.FLOAT}
-    kinds |= {"epoch": checkpoints.whole_to(1, epochs), "stopped": checkpoints.FLAG}
+    kinds: dict[str, checkpoints.Kind] = {
+        "best": checkpoints.OBJECT,
+        "history": checkpoints.OBJECT,
+        "best_loss": ("a number", lambda value: type(value) is float),
+        "epoch": (f"a whole number from 1 to {epochs}", lambda value: type(value) is int and 1 <= value <= epochs),
+        "stopped": ("True or False", lambda value: type(value) is bool),
+    }
     epoch = checkpoints.check_fields(state, path, kinds)["epoch"]
     if epoch < epochs and not state["stopped"]:
-        kinds = {name: checkpoints.OBJECT for name in ("model", "moments")} | {
-            "generator": ("a tensor", torch.is_tensor)
-        }
+        kinds = dict.fromkeys(("model", "moments"), checkpoints.OBJECT) | {"generator": ("a tensor", torch.is_tensor)}
         checkpoints.check_fields(state, path, kinds)
-    kinds = {field.name: checkpoints.list_of(epoch, "numbers", float) for field in fields(History)}
-    kinds["frozen_from"] = checkpoints.optional(checkpoints.whole_to(0, epochs))
+
+    def is_curve(value: object) -> bool:
+        return isinstance(value, list) and len(value) == epoch and all(type(number) is float for number in value)
+
+    kinds = {field.name: (f"a list of {epoch} numbers", is_curve) for field in fields(History)}
+    kinds["frozen_from"] = (
+        f"a whole number from 0 to {epochs}",
+        lambda value: value is None or type(value) is int and 0 <= value <= epochs,
+    )
     history = checkpoints.check_fields(state["history"], f"{path}: its history", kinds)
     return state | {"history": History(**{name: history.get(name) for name in kinds})}  # type: ignore[arg-type]
 

@@ -30,7 +30,7 @@ def metrics(results: Results) -> Record:
         "device": settings.device,
         "ran_as": results.ran_as,
         "seconds": round(results.seconds, 2),
-        "resumed": results.resumed,
+        "resumed": results.runs > 1,
         "runs": results.runs,
         "recipe": [{"passes": passes, "sentence": sentence} for passes, sentence in findings.passing(results)],
         "weights": results.fit and {"digest": results.fit.digest, "sentences": list(results.fit.sentences)},
