@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from . import whole
+from . import masks
 from .maker import Maker
 from .network import Step
 from .planner import Planner, handles
@@ -27,6 +27,6 @@ def embedding(planner: Planner, step: Step) -> Stored:
                 f"{word(step)} by numbers that can be {ends[0]}..{ends[1]}, of a table of {rows} rows; give the table "
                 f"a row for each of them"
             )
-        if not whole.is_on_whole_grid(indices.grid.now.rule):
-            indices = maker.affine(indices, 1.0, 0.0, "rows", rule=whole.on_whole_grid(maker.rule(maker.path), ends))
+        if not masks.is_on_whole_grid(indices.grid.now.rule):
+            indices = maker.affine(indices, 1.0, 0.0, "rows", rule=masks.on_whole_grid(maker.rule(maker.path), ends))
     return maker.look_up(indices, table, step.attributes.get("fixed_row"))

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from ..device import OPERATORS
 from ..device.attribute import Attributes
 from ..device.primitives import Array
-from . import whole
+from . import masks
 from .network import Step
 from .planner import Planner
 from .plans import BatchNorm, Grid, PlanStep, Weights
@@ -283,7 +283,7 @@ class Maker:
         rule, ends = self.planner.rule(path, self.owner), self.planner.whole.get(self.planner.end)
         if ends is None:
             return rule
-        return whole.on_whole_grid(rule, ends if path == self.path else (-whole.LARGEST, whole.LARGEST))
+        return masks.on_whole_grid(rule, ends if path == self.path else (-masks.LARGEST, masks.LARGEST))
 
     def _on_one_grid(self, tensors: list[Stored], path: str) -> list[Stored]:
         """The tensors on one grid, joined if their rules allow it, else stored again."""

@@ -15,7 +15,7 @@ from typing import Any
 from ..device import Profile
 from ..device.operator import in_int16
 from ..device.primitives import Array
-from . import files, masks, whole
+from . import files, masks
 from .formula import Formula
 from .network import KINDS, Constant, Network, Place, Step
 from .plans import Derived, Grid, Plan, PlanInput, PlanOutput, PlanStep, Weights
@@ -68,7 +68,7 @@ class Planner:
         self.keep_final_activation = keep_final_activation
         self.constants: dict[str, Constant] = dict(network.constants)
         self.stored: dict[str, Stored] = {}
-        self.whole = whole.extents(network)
+        self.whole = masks.extents(network)
         # Recurrent layers that were unrolled, by what they read.
         self.unrolled: dict[tuple[Any, ...], Any] = {}
         # Values of steps that were fused into a step before what they read.
