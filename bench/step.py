@@ -48,6 +48,21 @@ import exactqat as eq
 from exactqat import qat
 from exactqat.application.job import models, training
 
+
+def mobilenet_v2(shape: Sequence[int], classes: int) -> nn.Module:
+    """arXiv:1801.04381, table 2, with TensorFlow's paddings."""
+    inputs = 32
+    blocks: list[nn.Module] = [models.convolution(shape[0], inputs, 3, 2)]
+    stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    for widening, outputs, repeats, stride in stages:
+        for repeat in range(repeats):
+            block = models.InvertedResidual(inputs, inputs * widening, outputs, stride if repeat == 0 else 1)
+            blocks.append(block)
+            inputs = outputs
+    features = nn.Sequential(*blocks, models.convolution(inputs, 1280, 1))
+    return models.ImageClassifier(features, 1280, classes, 0.2)
+
+
 # Channels, height, width; images in a step; classes.
 TASKS = {
     "mobilenet_v2": ((3, 160, 160), 8, 1000),
@@ -88,7 +103,8 @@ def task(network: str, device: str | torch.device = "cpu", images_in_step: int |
     torch.manual_seed(0)
     images = torch.randn(batch, *shape).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (batch,))
-    model = models.network(network, shape, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    build = mobilenet_v2 if network == "mobilenet_v2" else models.NETWORKS[network]
+    model = build(shape, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Task(model, images.to(device), labels.to(device))
 
 

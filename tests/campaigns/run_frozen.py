@@ -41,7 +41,6 @@ OF_THE_JOB = {
     "small_mobilenet": (1, 8, 8),
     "dscnn": (1, 25, 10),
     "mobilenet_v1": (3, 48, 48),
-    "mobilenet_v2": (3, 33, 33),
     "resnet8": (3, 16, 16),
 }
 # Some of tests/campaigns/networks.txt.

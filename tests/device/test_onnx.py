@@ -185,7 +185,6 @@ def test_a_whole_network(bits: int, tmp_path: Path) -> None:
 NETWORKS = {
     "dscnn": (1, 25, 10),
     "mobilenet_v1": (3, 33, 33),
-    "mobilenet_v2": (3, 33, 33),
     "resnet8": (3, 16, 16),
     "autoencoder": (40,),
 }

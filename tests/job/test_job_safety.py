@@ -644,7 +644,7 @@ def test_drawing_that_fails_loses_nothing(folder: Path, call: Call, monkeypatch:
     def fail(*given: Any) -> str:
         raise ZeroDivisionError("a picture")
 
-    monkeypatch.setattr(report, "_page", fail)
+    monkeypatch.setattr(report, "written", fail)
     # Its trainings are done; it is as a job that was stopped before its end.
     (folder / "job" / "metrics.json").unlink()
     status, output, errors = call("train", "--out", "job", "--resume")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import AsJson, DirectoryOrFile, MetricName, Model, Precision, command, metavar
-from .terminal import bars_on, columns, console_of, native_messages_kept_back, say
+from .terminal import columns, console_of, native_messages_kept_back, say, status_on
 
 if TYPE_CHECKING:
     from ..tune.metrics import Metric
@@ -95,14 +95,9 @@ def gate(
         failures = list(verdict.failures)
         compared = {}
         for found in verdict.devices if run else ():
-            with native_messages_kept_back(), bars_on(console_of(stderr=True), disable=as_json) as bars:
-                task = bars.add_task(f"{each.name} on the runtime of {found.device}", total=None)
-                report = verify(
-                    each.graph, each.path, device=found.device, data=each.inputs,
-                    progress=lambda done, total, bars=bars, task=task: bars.update(  # type: ignore[misc]
-                        task, completed=done, total=total or None
-                    ),
-                )  # fmt: skip
+            running = f"{each.name} on the runtime of {found.device}"
+            with native_messages_kept_back(), status_on(console_of(stderr=True), running):
+                report = verify(each.graph, each.path, device=found.device, data=each.inputs)
             compared[found.device] = report.values
             if report.differing:
                 failures.append(
@@ -189,9 +184,9 @@ def tune(
             why = "it is a directory" if file.is_dir() else f"there is no folder {file.parent}"
             raise ValueError(f"{option} {file}: {why}")
     judge = metric_named(metric)
-    for option, file in {"--plan": plan, "--search": search}.items():
-        if judge is None and file is not None:
-            raise ValueError(f"{option} decides by a metric: give --metric accuracy, or a function as module:function")
+    deciding = "--plan" if plan is not None else "--search" if search is not None else ""
+    if judge is None and deciding:
+        raise ValueError(f"{deciding} decides by a metric: give --metric accuracy, or a function as module:function")
     if metric == ACCURACY and max_drop and max_drop.replace(".", "", 1).isdigit() and float(max_drop) >= LARGE_DROP:
         raise ValueError(
             f"--max-drop {max_drop} would be {100 * float(max_drop):g} points of a hundred; for {max_drop} points say "
@@ -209,9 +204,8 @@ def tune(
         console.print(answer.as_json() if as_json else text, soft_wrap=True)
 
     for network in networks:
-        for option, file in {"--plan": plan, "--search": search}.items():
-            if file is not None and network.model is None:
-                raise ValueError(f"a file does not say what its weights were: {option} needs the directory of a job")
+        if deciding and network.model is None:
+            raise ValueError(f"a file does not say what its weights were: {deciding} needs the directory of a job")
         judges = network.examples(examples)
         found: Any
         if plan is not None:

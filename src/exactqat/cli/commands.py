@@ -205,11 +205,7 @@ def _print_closing(console: Console, results: Results) -> None:
     for sentence in findings.warnings_on(results):
         say(console, ("warning: ", "bold yellow"), sentence)
     for good, sentence in findings.closing_sentences(results):
-        say(console, _verdict(sentence, good))
-
-
-def _verdict(sentence: str, good: bool) -> tuple[str, str]:
-    return sentence, "bold green" if good else "bold red"
+        say(console, (sentence, "bold green" if good else "bold red"))
 
 
 @command("Write DIR/report.html again, without training.")
@@ -313,7 +309,7 @@ def verify(directory: Directory, model: Model = None, device: str | None = None,
             (f"{computes}; {verified.beside.accuracies()}", not report.training_differing),
             (trained, report.trained_for == report.profile),
         ):
-            say(console, f"{precision.upper()}: ", _verdict(f"{sentence}.", good))
+            say(console, f"{precision.upper()}: ", (f"{sentence}.", "bold green" if good else "bold red"))
     _warn_of_unfinished(directory)
     profile = next(iter(networks.values())).report.profile
     if any(verified.report.training_differing for verified in networks.values()):

@@ -51,10 +51,7 @@ class Separable(nn.Sequential):
 
 
 class InvertedResidual(nn.Module):
-    """MobileNetV2's block: widen, filter, narrow without an activation, and add the input if it fits.
-
-    wide: channels in the middle; if equal to `inputs`, there is nothing to widen.
-    """
+    """MobileNetV2's block: widen, filter, narrow without an activation, and add the input if it fits."""
 
     def __init__(self, inputs: int, wide: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -66,12 +63,6 @@ class InvertedResidual(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         narrow = self.project(self.depthwise(self.expand(features)))
         return features + narrow if self.residual else narrow
-
-
-def _divisible(channels: float, divisor: int = 8) -> int:
-    """The next multiple of eight, never below nine tenths of the requested number."""
-    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return rounded + divisor if rounded < 0.9 * channels else rounded
 
 
 class ImageClassifier(nn.Module):
@@ -131,20 +122,6 @@ def mobilenet_v1(shape: Shape, classes: int, width: float = 0.25) -> nn.Module:
     return ImageClassifier(nn.Sequential(*blocks), scaled(1024), classes)
 
 
-def mobilenet_v2(shape: Shape, classes: int, width: float = 1.0) -> nn.Module:
-    """arXiv:1801.04381, table 2."""
-    inputs = _divisible(32 * width)
-    blocks: list[nn.Module] = [convolution(shape[0], inputs, 3, 2)]
-    stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
-    for widening, channels, repeats, stride in stages:
-        outputs = _divisible(channels * width)
-        for repeat in range(repeats):
-            blocks.append(InvertedResidual(inputs, inputs * widening, outputs, stride if repeat == 0 else 1))
-            inputs = outputs
-    last = _divisible(1280 * max(1.0, width))
-    return ImageClassifier(nn.Sequential(*blocks, convolution(inputs, last, 1)), last, classes, 0.2)
-
-
 class ResidualBlock(nn.Module):
     """Two convolutions in parallel with the input, or with its 1x1 convolution if size or channels change."""
 
@@ -177,25 +154,12 @@ def autoencoder(shape: Shape, classes: int) -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    function.__name__: function
-    for function in (small_mobilenet, dscnn, mobilenet_v1, mobilenet_v2, resnet8, autoencoder)
+    function.__name__: function for function in (small_mobilenet, dscnn, mobilenet_v1, resnet8, autoencoder)
 }
 
 
-def timm(name: str, shape: Shape, classes: int) -> nn.Module:
-    from timm import create_model
-
-    return create_model(name, pretrained=False, in_chans=shape[0], num_classes=classes)
-
-
-def torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
-    from torchvision.models import get_model
-
-    return get_model(name, weights=None, num_classes=classes)
-
-
-# Packages whose models are used if they are named, and how they build one.
-LIBRARIES: dict[str, Callable[[str, Shape, int], nn.Module]] = {"timm": timm, "torchvision": torchvision}
+# Packages whose models are used if they are named.
+LIBRARIES = ("timm", "torchvision")
 
 
 def is_known(name: str) -> bool:
@@ -273,7 +237,13 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     if is_known(name):
         package, _, architecture = name.partition("/")
         try:
-            return LIBRARIES[package](architecture, tuple(shape), classes)
+            if package == "torchvision":
+                from torchvision.models import get_model
+
+                return get_model(architecture, weights=None, num_classes=classes)
+            from timm import create_model
+
+            return create_model(architecture, pretrained=False, in_chans=shape[0], num_classes=classes)
         except Exception as error:  # noqa: BLE001 - whatever a library raises for a name or a shape
             raise ValueError(f"model {name} cannot be built: {type(error).__name__}: {error}") from error
     model, _ = built(name, shape, classes)

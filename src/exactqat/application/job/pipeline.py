@@ -48,7 +48,11 @@ class NothingLearned(ValueError):
 
 
 def make_rules(
-    settings: Settings, bits: tuple[int, int], ranges: qat.RangePolicy, value_range: tuple[float, float], last: str
+    settings: Settings,
+    bits: tuple[int, int],
+    ranges: qat.RangePolicy,
+    value_range: tuple[float, float],
+    prepared: qat.PreparedModel,
 ) -> list[qat.Rule]:
     """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer. The user's
     rules decide this themselves; the input's range is that of the data whatever they say.
@@ -56,11 +60,11 @@ def make_rules(
     Args:
         bits: of weights and activations.
         ranges: where the user's rules leave them at the default.
-        last: path of the layer that stores the logits.
+        prepared: the network, whose last layer stores the logits.
     """
     weight_bits, activation_bits = bits
     given = settings.layer_rules or (
-        qat.Rule(glob.escape(last), weight_bits=weight_bits, activation_bits=8),
+        qat.Rule(glob.escape(list(prepared.layers())[-1][0]), weight_bits=weight_bits, activation_bits=8),
         qat.Rule("*", weight_bits=weight_bits, activation_bits=activation_bits),
     )
     of_input = next((rule for rule in given if rule.match == "input"), qat.Rule())
@@ -69,11 +73,6 @@ def make_rules(
         qat.Rule("input", activation_bits=of_input.activation_bits, ranges="fixed", fixed_range=value_range),
         *(replace(rule, ranges=ranges) if rule.ranges == qat.Rule().ranges else rule for rule in others),
     ]
-
-
-def last_layer(prepared: qat.PreparedModel) -> str:
-    """The path of the layer that stores the logits."""
-    return list(prepared.layers())[-1][0]
 
 
 def untrained_network(settings: Settings, dataset: Dataset) -> nn.Module:
@@ -88,7 +87,7 @@ def untrained_network(settings: Settings, dataset: Dataset) -> nn.Module:
     if settings.rules is not None:
         (bits,) = settings.precisions.values()
         try:
-            rules = make_rules(settings, bits, "ema", dataset.value_range, last_layer(prepared))
+            rules = make_rules(settings, bits, "ema", dataset.value_range, prepared)
             prepare_again(prepared, rules, device=settings.device)
         except ValueError as error:
             raise ValueError(f"rules do not fit model {settings.model}: {error}") from error
@@ -324,7 +323,7 @@ class Job:
             prepared: made from the trained float network.
         """
         settings, train, bits = self.settings, self.dataset.train, self.settings.precisions[precision]
-        rules = make_rules(settings, bits, method.ranges, self.dataset.value_range, last_layer(prepared))
+        rules = make_rules(settings, bits, method.ranges, self.dataset.value_range, prepared)
         model = prepare_again(prepared, rules, device=settings.device)
         title = f"{precision.upper()} {method.title}"
         # In each process over all images: the ranges are then the same bits everywhere.

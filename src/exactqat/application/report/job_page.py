@@ -33,13 +33,9 @@ SHOWN_IMAGES, IMAGE_SIDE = 24, 112
 WRITTEN_LENGTH = 120
 
 
+@charts.drawing()
 def written(results: Results) -> str:
     """The page."""
-    with charts.drawing():
-        return _page(results)
-
-
-def _page(results: Results) -> str:
     best = results.delivered
     footprints = [outcome.footprint for outcome in best if outcome.footprint is not None]
     of_weights, of_activations = (
