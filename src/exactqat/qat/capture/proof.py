@@ -31,7 +31,7 @@ from ...kit.planning import UnsupportedOperator
 from ...kit.planning.callers import users_line
 from ...kit.planning.masks import MOVES, hides
 from ...kit.planning.network import Network, Place
-from .core.refusals import first_line
+from .core.refusals import Refused, first_line
 
 # Relative differences below it are float32's rounding in any network.
 FLOOR = 1e-4
@@ -290,11 +290,10 @@ class FunctionalSubject(Subject, Generic[Array]):
         """A step with gradients if the trial compares them."""
 
         def differentiated(leaves: Named[Array], others: Named[Array]) -> tuple[Named[Array], Any]:
-            return (
-                self.primitives.differentiated(step, leaves, others)
-                if trial.gradients
-                else ({}, step(leaves, others)[1])
-            )
+            if not trial.gradients:
+                return {}, step(leaves, others)[1]
+            made: tuple[Named[Array], Any] = self.primitives.differentiated(step, leaves, others)
+            return made
 
         program: Differentiated[Array] = self.primitives.program(differentiated)
         return program
@@ -490,7 +489,7 @@ def prove(subject: Subject) -> Proof:
             if not trial.results_only:
                 proof.not_run.append(f"not compared in {trial}: the original raises {reason}")
             continue
-        except _Refused as refusal:
+        except Refused as refusal:
             proof.refusal = str(refusal)
             break
         for draw in range(1, DRAWS):
@@ -508,10 +507,6 @@ def prove(subject: Subject) -> Proof:
     return proof
 
 
-class _Refused(Exception):
-    """The network is not the model; the message says why."""
-
-
 # What a run gives, in the words of the report.
 _WORDS = {"results": "result", "gradients": "the gradient of", "state": "buffer"}
 # By kind of evidence and name, relative errors.
@@ -524,7 +519,7 @@ def _differences(subject: Subject, trial: Trial, proof: Proof) -> Differences:
     try:
         captured = subject.run(False, trial)
     except CannotRun as reason:
-        raise _Refused(
+        raise Refused(
             f"the captured network is not the model: in {trial} it raises {reason}, the model does not"
         ) from reason
     reruns: list[Evidence] = []
@@ -537,9 +532,8 @@ def _differences(subject: Subject, trial: Trial, proof: Proof) -> Differences:
             tiny += NOTHING * max(map(_largest, ours.values()), default=0.0)
         for name in dict.fromkeys([*ours, *theirs]):
             # A gradient that one side lacks is zero: nothing depends on the parameter.
-            lacking = (
-                np.zeros_like(ours.get(name, theirs.get(name))) if kind == "gradients" else np.zeros(0, np.float32)
-            )
+            like = ours.get(name, theirs.get(name))
+            lacking = np.zeros_like(like) if kind == "gradients" else np.zeros(0, np.float32)
             here, there = ours.get(name, lacking), theirs.get(name, lacking)
             error, noise, doubt = relative_error(here, there, tiny), 0.0, ""
             proof.tensors += 1
@@ -550,7 +544,7 @@ def _differences(subject: Subject, trial: Trial, proof: Proof) -> Differences:
                 runs = [getattr(run, kind).get(name, np.zeros_like(here)) for run in reruns]
                 same, *moved = (relative_error(here, run, tiny) for run in runs)
                 if same > FACTOR * FLOOR:
-                    raise _Refused(
+                    raise Refused(
                         f"the model computes another {name} each time it is called with the same numbers (a clock, a "
                         "counter, random numbers of Python's); the device computes the same at every call"
                     )

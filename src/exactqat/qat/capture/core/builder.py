@@ -112,13 +112,9 @@ class ItemBuilder(Generic[Fixed]):
         """Where the operation that is being read is in the user's model."""
         raise NotImplementedError
 
-    def follows(self, size: Size) -> bool:
-        """Whether a size follows the batch."""
-        return isinstance(size, Batch)
-
     def batch_axes(self, shape: Sequence[Size]) -> list[int]:
         """The axes of a traced shape whose sizes follow the batch."""
-        return [axis for axis, size in enumerate(shape) if self.follows(size)]
+        return [axis for axis, size in enumerate(shape) if isinstance(size, Batch)]
 
     def for_one(self, shape: Iterable[Size]) -> tuple[int, ...]:
         """A traced shape for a batch of one."""
@@ -271,7 +267,7 @@ class ItemBuilder(Generic[Fixed]):
             if len(self.batch_axes(shape)) != 1:
                 # There is no such value; anything that has a batch replaces it.
                 reason = reason or MIXES
-                shape = (Batch(), *[size for size in shape if not self.follows(size)])
+                shape = (Batch(), *[size for size in shape if not isinstance(size, Batch)])
             attributes: dict[str, Any] = {"reason": reason} if reason else {}
             results.append(self.emit("unsupported", read, shape, label=label, **attributes))
         return results

@@ -90,16 +90,13 @@ def arithmetic(c: ItemBuilder[Fixed], kind: str, operands: Sequence[object], sha
     Integers that are given beside a mask are one, too, in the least alone: masks are not negative.
     """
     word = {"mul": "and", "minimum": "and", "maximum": "or"}.get(kind)
-    masks = [is_truth(c, each) or _zeros_and_ones(c, each) for each in operands]
+    fixed = [None if isinstance(each, Moving) else c.numbers(each) for each in operands]
+    bits = [values is not None and bool(((values == 0) | (values == 1)).all()) for values in fixed]
+    masks = [is_truth(c, each) or held for each, held in zip(operands, bits, strict=True)]
     given = [kind == "minimum" and is_given(c, each) for each in operands]
     if word is None or not any(masks) or not all(one or other for one, other in zip(masks, given, strict=True)):
         return None
     return combined(c, word, operands, shape)
-
-
-def _zeros_and_ones(c: ItemBuilder[Fixed], operand: object) -> bool:
-    values = None if isinstance(operand, Moving) else c.numbers(operand)
-    return values is not None and bool(((values == 0) | (values == 1)).all())
 
 
 def spread(c: ItemBuilder[Fixed], x: Moving, shape: Sequence[Size]) -> Moving:

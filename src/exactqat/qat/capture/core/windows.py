@@ -34,8 +34,3 @@ def padding_in_numbers(
             total = max((-(-size // stride) - 1) * stride + reach + 1 - size, 0)
             pairs.append((total // 2, total - total // 2))
     return tuple(pairs)
-
-
-def count_of_windows(size: int, side: int, stride: int, padding: tuple[int, int], dilation: int) -> int:
-    """How many windows lie along an axis."""
-    return (size + sum(padding) - (side - 1) * dilation - 1) // stride + 1

@@ -44,22 +44,18 @@ def capture(content: bytes) -> FileNetwork:
             beside the batch's.
     """
     try:
-        return _captured(_onnx().load_model_from_string(content))
+        reader = OnnxReader(in_real_numbers(_onnx().load_model_from_string(content)))
+        for node in reader.model.graph.node:
+            reader.read(node)
+        outputs = {each.name: reader.known.get(each.name) for each in reader.model.graph.output}
+        if missing := [name for name, item in outputs.items() if item is None]:
+            raise CaptureError(f"no operator makes the outputs {listed(missing)}")
+        return reader.finished({name: f"input:{name}" for name in reader.inputs}, outputs, channels_first=True)
     except (CaptureError, ImportError):
         raise
     except Exception as error:  # noqa: BLE001 - onnx' own checker leaves much of a file unread
         text = " ".join(str(error).split())[:160]
         raise CaptureError(f"the file is damaged ({text or type(error).__name__})") from error
-
-
-def _captured(model: onnx.ModelProto) -> FileNetwork:
-    reader = OnnxReader(in_real_numbers(model))
-    for node in reader.model.graph.node:
-        reader.read(node)
-    outputs = {each.name: reader.known.get(each.name) for each in reader.model.graph.output}
-    if missing := [name for name, item in outputs.items() if item is None]:
-        raise CaptureError(f"no operator makes the outputs {listed(missing)}")
-    return reader.finished({name: f"input:{name}" for name in reader.inputs}, outputs, channels_first=True)
 
 
 def _onnx() -> Any:
@@ -251,9 +247,10 @@ class OnnxReader(Reader):
                 values = first
         return values
 
-    def require_no_batch(self, item: Fixed) -> None:
+    def constant(self, item: Fixed) -> str:
         if self.batch_axes(self.in_batches(item.shape)):
             raise Refused(f"'{item.name}' holds numbers for each example of a batch")
+        return super().constant(item)
 
     def fixed(self, item: Item | None) -> np.ndarray | None:
         """An operand that must be a constant; None: it is left out.

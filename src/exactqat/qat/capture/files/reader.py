@@ -139,12 +139,7 @@ class Reader(ItemBuilder[Fixed]):
         return Fixed("constant", values, trained=False)
 
     def constant(self, item: Fixed) -> str:
-        """The name of the network's constant.
-
-        Raises:
-            Refused: it holds something else for each example of a batch.
-        """
-        self.require_no_batch(item)
+        """The name of the network's constant."""
         if id(item) not in self._named:
             name = free_name(path_of(item.name), self.constants, self._taken)
             self._named[id(item)] = (item, name)
@@ -156,9 +151,6 @@ class Reader(ItemBuilder[Fixed]):
             if real:
                 (self.parameters if trained else self.buffers)[name] = item.data.astype(np.float32)
         return self._named[id(item)][1]
-
-    def require_no_batch(self, item: Fixed) -> None:
-        """Raises Refused if a constant holds something else for each example of a batch."""
 
     # --- what readers ask for -----------------------------------------------------------------------------------------
 
@@ -178,7 +170,11 @@ class Reader(ItemBuilder[Fixed]):
         if KINDS[kind].pointwise:
             numbers = [getattr(each, "number", None) if isinstance(each, Fixed) else None for each in operands]
             operands = [each if number is None else number for each, number in zip(operands, numbers, strict=True)]
-            samples = self.sampled(operands, lambda *given: _sampled(kind, given, attributes), attributes.values())
+
+            def evaluate(*given: Any) -> np.ndarray:
+                return np.asarray(KINDS[kind].compute([np.asarray(each, np.float64) for each in given], attributes))
+
+            samples = self.sampled(operands, evaluate, attributes.values())
             found = self.recognized(samples, operands, shape)
             if found is not None:
                 return found
@@ -214,10 +210,10 @@ class Reader(ItemBuilder[Fixed]):
         if isinstance(x, Fixed):
             x, other = other, x
         made = self.made_by.get(x.name)
-        if made is not None and isinstance(other, Fixed) and _takes_bias(made.kind, made.inputs):
+        if made is not None and isinstance(other, Fixed) and KINDS[made.kind].inputs == ("x", "weight", "bias?"):
             axis = int(made.attributes.get("channel_axis", x.rank - 1))
             sizes = (1,) * (x.rank - len(other.shape)) + other.shape
-            free = x.name not in self.grids
+            free = x.name not in self.grids and (len(made.inputs) < 3 or made.inputs[2] is None)
             if free and len(sizes) == x.rank and sizes[axis] == x.shape[axis] == math.prod(sizes):
                 weight = self.fixed_named(str(made.inputs[1]))
                 operands = [self.items[str(made.inputs[0])], weight, replace(other, data=other.data.reshape(-1))]
@@ -254,16 +250,6 @@ class Reader(ItemBuilder[Fixed]):
         )
         held = {name: item.grid for item, name in self._named.values() if item.grid is not None and name in used}
         return FileNetwork(network, parameters, buffers, dict(self.grids), dict(self.codes), held)
-
-
-def _takes_bias(kind: str, inputs: Sequence[Any]) -> bool:
-    """Whether a step has a weight, and a bias that it leaves out."""
-    return KINDS[kind].inputs == ("x", "weight", "bias?") and (len(inputs) < 3 or inputs[2] is None)
-
-
-def _sampled(kind: str, operands: Sequence[Any], attributes: Mapping[str, Any]) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        return np.asarray(KINDS[kind].compute([np.asarray(each, np.float64) for each in operands], attributes))
 
 
 __all__ = ["FileNetwork", "Fixed", "Reader", "path_of"]

@@ -73,7 +73,7 @@ class Converter(ItemBuilder[Fixed]):
         self._trainable = trainable
         self._shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
         self._leaves = leaves
-        self._checked: dict[Node, str] = {}
+        self._checked: dict[Node, bool] = {}
         self._names: dict[Node, str] = {}
         self._fixed_items: dict[str, Fixed] = {}
         # Those that are being read, the innermost last.
@@ -213,27 +213,20 @@ class Converter(ItemBuilder[Fixed]):
             raise Refused(MIXES)
         return Batch(multiple)
 
-    def _follows(self, item: Fixed) -> str:
-        """What is wrong with something that follows the size of the batch; empty for all else."""
-        if item.node not in self._checked:
-            self._checked[item.node] = self._checked_following(item)
-        return self._checked[item.node]
-
-    def _checked_following(self, item: Fixed) -> str:
+    def _follows(self, item: Fixed) -> bool:
+        """Whether something fixed is not the same for every example of a batch of any size."""
         found = nodes(item.node)
-        leak = next((each.leak for each in found if each.leak), "")
-        if leak:
-            return f"{leak}: {SIZE_OF_BATCH}"
+        if any(each.leak for each in found):
+            return True
         if not any(each.by_rows for each in found) or any(each.random for each in found):
-            return ""
+            return False
         try:
             one, three = (self._tried(item, rows) for rows in (1, 3))
-        except (TypeError, ValueError) as error:
-            return f"{self.place()}: {SIZE_OF_BATCH} ({error})"
+        except (TypeError, ValueError):
+            return True
         repeats = [large // small if small else 1 for large, small in zip(three.shape, one.shape, strict=True)]
         alike = np.tile(one, repeats)
-        same = alike.shape == three.shape and np.allclose(alike, three, 1e-5, 1e-6, equal_nan=True)
-        return "" if same else f"{self.place()}: {SIZE_OF_BATCH}"
+        return alike.shape != three.shape or not np.allclose(alike, three, 1e-5, 1e-6, equal_nan=True)
 
     def _tried(self, item: Fixed, rows: int = 1) -> np.ndarray:
         """What it is for parameters that are drawn."""
@@ -266,13 +259,14 @@ class Converter(ItemBuilder[Fixed]):
         name, read = equation.primitive.name, [each for each in operands if isinstance(each, Moving)]
         inner = next((equation.params[key] for key in _INLINE if key in equation.params), None)
         inlined = name not in HANDLERS
-        if name in _WITH_RULES and (read or self._follows_batch(equation)):
-            place = self.place()
-            self.rules.append(f"{_name_of(inner)} in {place.file}, line {place.line}")
+        sizes = [size for aval in _avals([*equation.invars, *equation.outvars]) for size in aval.shape]
+        if name in _WITH_RULES and (read or any(isinstance(size, type(self._batch)) for size in sizes)):
+            place, info = self.place(), getattr(getattr(inner, "jaxpr", inner), "debug_info", None)
+            self.rules.append(f"{getattr(info, 'func_name', 'a function')} in {place.file}, line {place.line}")
         elif name in _WITH_RULES:
             inlined = False
         elif name == "dim_as_value":
-            return [Fixed(Node(data=np.int32(1), leak=str(self.place())), (), np.dtype(np.int32))]
+            return [Fixed(Node(data=np.int32(1), leak=True), (), np.dtype(np.int32))]
         if inlined and inner is not None:
             return self.inline(inner, operands[len(operands) - len(getattr(inner, "jaxpr", inner).invars) :])
         try:
@@ -283,30 +277,23 @@ class Converter(ItemBuilder[Fixed]):
             if name not in HANDLERS:
                 raise Refused("a loop whose rounds are not counted; use jax.lax.scan" if name == "while" else "")
             results = HANDLERS[name](self, operation, *operands)
-            self._refuse_sizes_of_batches(operands)
+            # Refused, if what it reads can be had at all.
+            makers = [self.step_of(each) for each in operands]
+            if not any(step is not None and step.attributes.get("reason") for step in makers):
+                for each in operands:
+                    if isinstance(each, Fixed) and each.node not in self._checked:
+                        self._checked[each.node] = self._follows(each)
+                    if isinstance(each, Fixed) and self._checked[each.node]:
+                        raise Refused(SIZE_OF_BATCH)
             return results if isinstance(results, list) else [results]
         except Refused as refused:
             tensors = [each if each.comparison is None else _operand_of(each) for each in read]
-            shapes = tuple(self._any_shape(aval.shape) for aval in _avals(equation.outvars))
+            # With a batch in front in place of one that does not follow the batch as a value does.
+            known = (
+                [s for s in aval.shape if not isinstance(s, type(self._batch))] for aval in _avals(equation.outvars)
+            )
+            shapes = tuple((Batch(), *sizes) for sizes in known)
             return list(self.unsupported({"select_n": "where"}.get(name, name), tensors, shapes, str(refused)))
-
-    def _follows_batch(self, equation: JaxprEqn) -> bool:
-        avals = _avals([*equation.invars, *equation.outvars])
-        return any(isinstance(size, type(self._batch)) for aval in avals for size in aval.shape)
-
-    def _any_shape(self, sizes: Sequence[Any]) -> Shape:
-        """A shape with a batch in front in place of one that does not follow the batch as a value does."""
-        return (Batch(), *(size for size in sizes if not isinstance(size, type(self._batch))))
-
-    def _refuse_sizes_of_batches(self, operands: Sequence[Item]) -> None:
-        """Refuses a step that computes with the size of the batch, if what it reads can be had at all."""
-        for each in operands:
-            step = self.step_of(each)
-            if step is not None and step.kind == "unsupported" and step.attributes.get("reason"):
-                return
-        for each in operands:
-            if isinstance(each, Fixed) and self._follows(each):
-                raise Refused(SIZE_OF_BATCH)
 
     def fixed(self, operation: Operation, operands: list[Item]) -> list[Item]:
         """What is computed without the input, later, by JAX itself."""
@@ -335,11 +322,6 @@ class Converter(ItemBuilder[Fixed]):
 
 def _avals(variables: Sequence[Any]) -> list[jax.core.ShapedArray]:
     return [variable.aval for variable in variables]
-
-
-def _name_of(jaxpr: object) -> str:
-    """Of the function that a jaxpr was traced from."""
-    return str(getattr(getattr(getattr(jaxpr, "jaxpr", jaxpr), "debug_info", None), "func_name", "a function"))
 
 
 def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:

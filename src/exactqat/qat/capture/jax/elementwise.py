@@ -205,7 +205,9 @@ def _select(c: Converter, operation: Operation, condition: Item, *cases: Item) -
         assert isinstance(condition, Moving)
         return masks.chosen(c, condition, cases[1], cases[0], shape)
     if isinstance(condition, Moving):
-        if _counts_from_the_end(condition, cases[0]):
+        word, left, right = condition.comparison or ("", None, None)
+        if left is cases[0] and _is_below_zero(word, left, right):
+            # What indexing does for negative integers, which are not rows of a table on the device.
             return cases[0]
         samples = samples_of(c, operation, [condition, *cases])
         made = c.recognized(samples, cases, shape)
@@ -227,12 +229,6 @@ def _select(c: Converter, operation: Operation, condition: Item, *cases: Item) -
         chosen = cases[int(bool(condition.number))]
         return chosen if chosen.shape == shape else c.emit("expand", [chosen], shape, shape=c.for_one(shape))
     return _masked(c, condition, cases[1], cases[0], shape)
-
-
-def _counts_from_the_end(condition: Moving, index: Item) -> bool:
-    """Whether a choice is what indexing does for negative integers, which are no rows of a table on the device."""
-    word, left, right = condition.comparison or ("", None, None)
-    return left is index and _is_below_zero(word, left, right)
 
 
 def _is_below_zero(word: str, left: Item, right: Item | None) -> bool:

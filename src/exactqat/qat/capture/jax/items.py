@@ -21,7 +21,7 @@ class Node:
     function: of the arrays of `inputs`; gives a list of results; this is number `index`.
     random: where random numbers are drawn; empty for all else.
     by_rows: whether the function takes `rows`, the number of examples, too, as its result's shape follows it.
-    leak: where a number that follows the size of the batch comes in; empty for all else.
+    leak: whether it is a number that follows the size of the batch.
     """
 
     path: str = ""
@@ -31,7 +31,7 @@ class Node:
     index: int = 0
     random: str = ""
     by_rows: bool = False
-    leak: str = ""
+    leak: bool = False
 
 
 @dataclass(eq=False)

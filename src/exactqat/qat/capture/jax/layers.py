@@ -102,15 +102,6 @@ def _layer(c: Converter, operation: Operation, x: Moving, *given: Item) -> Item:
     return c.emit(params["kind"], [x, *tensors], shape, module=module, **attributes)
 
 
-def batch_norm(
-    x: jax.Array, tensors: Sequence[jax.Array | None], epsilon: float, momentum: float, axis: int, **how: Any
-) -> jax.Array:
-    """tensors: scale, bias, mean and variance. momentum: as in Flax, how much of the old statistics stays. how:
-    `biased`, of the running variance; `trains`."""
-    how = {"channel_axis": axis % x.ndim, "biased": False} | how
-    return layer("batch_norm", x, *tensors, epsilon=float(epsilon), momentum=1.0 - float(momentum), **how)
-
-
 # --- Flax -------------------------------------------------------------------------------------------------------------
 
 # By the name of the layer's class: (layer, x, get, flag) -> the result, or None where it is to be traced as it is.
@@ -132,7 +123,8 @@ def _batch_norm(module: Any, x: jax.Array, get: Get, flag: Get) -> jax.Array | N
     if axis is None:
         return None
     tensors = [get(name) for name in ("scale", "bias", "mean", "var")]
-    return batch_norm(x, tensors, module.epsilon, module.momentum, axis, biased=True, trains=trains)
+    how: dict[str, Any] = {"epsilon": float(module.epsilon), "momentum": 1.0 - float(module.momentum), "biased": True}
+    return layer("batch_norm", x, *tensors, channel_axis=axis, trains=trains, **how)
 
 
 @_flax("Dropout")
@@ -249,11 +241,6 @@ def _resize(original: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return resize
 
 
-def _not_rematerialized(function: Any = None, **settings: Any) -> Any:
-    """In place of `jax.checkpoint`, also as a decorator with settings."""
-    return function if function is not None else lambda each: each
-
-
 @contextmanager
 def telling() -> Iterator[None]:
     """While a function is traced for its network."""
@@ -266,8 +253,10 @@ def telling() -> Iterator[None]:
                 stack.enter_context(linen.intercept_methods(_linen))
                 # What is computed again in the backward pass is the same network. Through `checkpoint`, what Flax hands
                 # in comes out as another array, though nothing changed it.
+                # Both are also decorators with settings.
+                same = lambda f=None, **settings: (lambda g: g) if f is None else f  # noqa: E731
                 for name in ("checkpoint", "remat"):
-                    stack.enter_context(replacing(jax, name, _not_rematerialized))
+                    stack.enter_context(replacing(jax, name, same))
                 for file in ("flax.linen.attention", "flax.nnx.nn.attention"):
                     owner, name = sys.modules.get(file), "dot_product_attention_weights"
                     if hasattr(owner, name):

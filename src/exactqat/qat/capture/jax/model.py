@@ -45,7 +45,7 @@ class Tree:
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.definition: Any
         leaves, self.definition = jax.tree.flatten((tuple(args), dict(kwargs)))
-        self.arrays = tuple(index for index, leaf in enumerate(leaves) if is_batch(leaf))
+        self.arrays = tuple(at for at, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and len(leaf.shape) > 0)
         # What the network was captured for: its values are fixed in it.
         self.others = {index: leaf for index, leaf in enumerate(leaves) if index not in self.arrays}
         self.example = [leaves[index] for index in self.arrays]
@@ -76,11 +76,6 @@ class Tree:
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The function's result from the values of `Network.outputs`."""
         return jax.tree.unflatten(self.results, list(outputs))
-
-
-def is_batch(leaf: object) -> bool:
-    """Whether an argument is an array with a batch."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
 
 
 def named_leaves(tree: object) -> list[tuple[str, Any]]:

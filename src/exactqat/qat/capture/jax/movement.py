@@ -19,6 +19,7 @@ from .items import Fixed, Item, Result
 HANDLERS.update(
     {
         "reshape": lambda c, operation, x, *sizes: c.reshape(x, operation.shape),
+        "split": lambda c, operation, x: c.sections(x, operation.params["axis"], operation.params["sizes"]),
         **dict.fromkeys(
             ("squeeze", "expand_dims"), lambda c, operation, x, *sizes: _with_kept_axes(c, x, operation.shape)
         ),
@@ -88,11 +89,6 @@ def _part(c: Converter, x: Moving, starts: Sequence[Any], sizes: Sequence[Size])
             first = min(max(int(start), 0), x.shape[axis] - size)
             x = c.cut(x, axis, first, first + size)
     return x
-
-
-@handles("split")
-def _split(c: Converter, operation: Operation, x: Moving) -> list[Item]:
-    return [*c.sections(x, operation.params["axis"], operation.params["sizes"])]
 
 
 @handles("tile")

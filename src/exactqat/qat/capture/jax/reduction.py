@@ -29,11 +29,9 @@ HANDLERS["cumsum"] = lambda c, operation, x: cumulative_sum(
 )
 
 
-@handles("argmax")
-def _largest(c: Converter, operation: Operation, x: Moving) -> Item:
-    axis, dtype = int(operation.params["axes"][0]), operation.params["index_dtype"]
-    return c.emit("argmax", [x], operation.shape, dtype, axis=axis, keep_dims=False)
-
+HANDLERS["argmax"] = lambda c, how, x: c.emit(
+    "argmax", [x], how.shape, how.params["index_dtype"], axis=int(how.params["axes"][0]), keep_dims=False
+)
 
 _WINDOWS = ("window_dimensions", "window_strides", "padding", "window_dilation")
 

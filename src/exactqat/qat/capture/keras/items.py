@@ -61,8 +61,12 @@ def path_of(layer: keras.Layer) -> str:
 
 def for_one_example(operation: keras.Operation) -> keras.Operation:
     """What an operation that repeats something fixed for every example makes of it: the same, with a batch of one."""
+
+    def follows(value: object) -> bool:
+        return any(isinstance(size, Batch) for size in (value if isinstance(value, tuple) else [value]))
+
     shapes = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(operation).items()}
-    sizes = {name: value for name, value in shapes.items() if name[0] != "_" and _follow_the_batch(value)}
+    sizes = {name: value for name, value in shapes.items() if name[0] != "_" and follows(value)}
     if not sizes:
         return operation
     if type(operation).__name__ not in ("BroadcastTo", "Repeat", "Reshape", "Tile"):
@@ -70,10 +74,6 @@ def for_one_example(operation: keras.Operation) -> keras.Operation:
     of_one = object.__new__(type(operation))
     vars(of_one).update({**vars(operation), **{name: for_examples(value, 1) for name, value in sizes.items()}})
     return of_one
-
-
-def _follow_the_batch(value: object) -> bool:
-    return any(isinstance(size, Batch) for size in (value if isinstance(value, tuple) else [value]))
 
 
 class Computed:

@@ -16,7 +16,7 @@ from ..core.builder import Moving
 from ..core.products import along, einsum
 from ..core.refusals import Refused
 from ..core.sizes import broadcast
-from ..core.windows import count_of_windows, each, windows
+from ..core.windows import each, windows
 from .items import Fixed, Item, Result
 from .reader import Reader, operations
 from .reduction import channel_axis_of, padding_of, spatial_axes
@@ -45,7 +45,7 @@ def _convolved(c: Reader, how: Any, x: Moving, weight: Fixed, module: str) -> Mo
     shape[axis] = outputs
     sides = zip(spatial_axes(x, axis), window, strides, padding, dilations, strict=True)
     for at, side, stride, pair, dilation in sides:
-        shape[at] = count_of_windows(x.shape[at], side, stride, pair, dilation)
+        shape[at] = (x.shape[at] + sum(pair) - (side - 1) * dilation - 1) // stride + 1
     attributes = {**windows(strides, padding, dilations), "groups": x.shape[axis] // inputs, "channel_axis": axis}
     return c.emit("conv", [x, weight, None], shape, module=module, **attributes)
 

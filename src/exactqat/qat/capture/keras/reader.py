@@ -153,7 +153,9 @@ class Reader(ItemBuilder[Fixed]):
             tuple(shape),
             parameter=False,
             trainable=any(base.trainable for base in bases),
-            sources=tuple(dict.fromkeys(source for base in bases for source in _sources(base))),
+            sources=tuple(
+                dict.fromkeys(name for base in bases for name in ((base.name,) if base.parameter else base.sources))
+            ),
             expression=Derived(function, tuple(names)),
         )
         return Fixed(name, shape=shape)
@@ -430,10 +432,6 @@ class Reader(ItemBuilder[Fixed]):
     def called(self, function: Callable[[Any], Any], x: Item) -> Any:
         """What a layer or a function gives for an item."""
         return self.item(function(self.symbol(x)))
-
-
-def _sources(constant: Constant) -> tuple[str, ...]:
-    return (constant.name,) if constant.parameter else constant.sources
 
 
 # SpatialDropout is a Dropout.

@@ -278,7 +278,8 @@ class Converter(ItemBuilder[Fixed]):
                 return self._constant(self.call(aten.narrow.default, item, axis, 0, 1), role)
         if not sources and result.dim() == 0:
             return result.item() if result.dtype != torch.bool else int(result)
-        name = self.new_name(".".join(filter(None, (self.place().path, role or self.current.name))))
+        base = ".".join(filter(None, (self.place().path, role or self.current.name)))
+        name = free_name(base, self.constants, self.tensors, self.values, first=1)
         self._fixed_items[name] = item
         self.constants[name] = Constant(
             name,
@@ -292,9 +293,6 @@ class Converter(ItemBuilder[Fixed]):
         return name
 
     # --- steps --------------------------------------------------------------------------------------------------------
-
-    def new_name(self, base: str) -> str:
-        return free_name(base, self.constants, self.tensors, self.values, first=1)
 
     def emit(
         self,
@@ -339,7 +337,7 @@ class Converter(ItemBuilder[Fixed]):
         return tuple(self.operand(item, role) for item, role in zip(items, roles, strict=False))
 
     def name_of_result(self) -> str:
-        return self.new_name(self.current.name)
+        return free_name(self.current.name, self.constants, self.tensors, self.values, first=1)
 
     def _of_rows_apart(self, kind: str, operands: Sequence[Any], shape: Shape) -> Traced:
         """A step on operands of several rows for each example, with an axis of their own for these rows."""

@@ -16,7 +16,7 @@ from ..core import masks
 from ..core.refusals import MIXES, Refused
 from ..passes import composites
 from .composition import COMPARISONS, composed, curves, is_composed, is_truth
-from .converter import Converter, handles, require_fixed, require_numbers
+from .converter import HANDLERS, Converter, handles, require_fixed, require_numbers
 from .items import Fixed, Item, Meta, Traced
 from .operators import DROPOUTS, base_name
 
@@ -32,10 +32,7 @@ def _unary(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     return c.emit(_UNARY[base_name(c.applied)], [a.self], *meta)
 
 
-@handles("ceil")
-def _ceil(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    down = c.emit("floor", [c.emit("neg", [a.self], *meta)], *meta)
-    return c.emit("neg", [down], *meta)
+HANDLERS["ceil"] = lambda c, a, meta: c.emit("neg", [c.emit("floor", [c.emit("neg", [a.self], *meta)], *meta)], *meta)
 
 
 def _clamped(c: Converter, x: Item, low: Any, high: Any, meta: Meta) -> Item:

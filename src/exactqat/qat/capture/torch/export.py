@@ -169,7 +169,14 @@ def export(
     sizes = Sizes(tensors)
     environment = tensors[0].fake_mode.shape_env
     if (size := next((int(t.shape[0]) for t in tensors if not sizes.is_free(t.shape[0])), None)) is not None:
-        raise CaptureError(f"the model cannot be captured: {_made_a_number(environment, size)}")
+        guards = (each for each in environment.guards if size in {n for n in each.expr.atoms() if n.is_Integer})
+        place = next((_place_of(each.sloc) for each in guards), Place(""))
+        raise CaptureError(
+            f"the model cannot be captured: {place}: it needs the number of examples in the batch as a plain number, "
+            "as len(...), int(...), range(...), loops that go through the examples one by one and recurrent layers "
+            "along the batch (without batch_first=True) do; the device computes every example by itself: compute sizes "
+            "from x.shape[0] with *, // and math.floor"
+        )
     values = (node.meta.get("val") for node in program.graph.nodes)
     if (branch := sizes.branch(environment.guards, (t for t in values if isinstance(t, torch.Tensor)))) is not None:
         guard, examples = branch
@@ -181,17 +188,6 @@ def export(
     return program, sizes
 
 
-def _made_a_number(environment: Any, size: int) -> str:
-    guards = (each for each in environment.guards if size in {n for n in each.expr.atoms() if n.is_Integer})
-    place = next((_place_of(each.sloc) for each in guards), Place(""))
-    return (
-        f"{place}: it needs the number of examples in the batch as a plain number, as len(...), int(...), range(...), "
-        "loops that go through the examples one by one and recurrent layers along the batch (without "
-        "batch_first=True) do; the device computes every example by itself: compute sizes from x.shape[0] with *, // "
-        "and math.floor"
-    )
-
-
 # What runs before and after a checkpointed function: since PyTorch 2.15 another one.
 _WITHOUT_REENTRANCE = "_checkpoint_without_reentrant_generator"
 if hasattr(torch.utils.checkpoint, f"{_WITHOUT_REENTRANCE}_impl"):
@@ -201,14 +197,10 @@ if hasattr(torch.utils.checkpoint, f"{_WITHOUT_REENTRANCE}_impl"):
 @contextlib.contextmanager
 def checkpoints_run_once() -> Iterator[None]:
     """What checkpoints are given runs where they are called, and not again in the backward pass."""
-
-    def without_reentrance(*args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
-
     checkpoint = torch.utils.checkpoint
     with (
         mock.patch.object(checkpoint.CheckpointFunction, "apply", lambda run, preserve, *given: run(*given)),
-        mock.patch.object(checkpoint, _WITHOUT_REENTRANCE, without_reentrance),
+        mock.patch.object(checkpoint, _WITHOUT_REENTRANCE, lambda *args, **kwargs: iter([None])),
     ):
         yield
 

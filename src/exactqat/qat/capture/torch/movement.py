@@ -15,7 +15,7 @@ from ..core import masks
 from ..core.refusals import MIXES, Refused
 from ..core.sizes import Batch
 from .composition import is_truth
-from .converter import Converter, handles, require_fixed
+from .converter import HANDLERS, Converter, handles, require_fixed
 from .elementwise import as_number
 from .expression import Expression
 from .items import Fixed, Item, Meta, Traced
@@ -40,9 +40,15 @@ def _identity(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     return replace(x, dtype=meta.dtype)
 
 
-@handles("detach")
-def _detach(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    return c.emit("identity", [a.self], *meta, expression=None, stop_gradient=True)
+HANDLERS.update(
+    {
+        "detach": lambda c, a, meta: c.emit("identity", [a.self], *meta, expression=None, stop_gradient=True),
+        "stack": lambda c, a, meta: c.stacked(a.tensors, a.dim % len(meta.shape)),
+        "slice": lambda c, a, meta: c.cut(
+            a.self, a.dim % len(a.self.shape), *slice_bounds(a.start, a.end, a.step, a.self.shape[a.dim])
+        ),
+    }
+)
 
 
 @handles(*RESHAPES)
@@ -141,12 +147,6 @@ def _fold(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     )  # fmt: skip
 
 
-@handles("slice")
-def _slice(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    axis = a.dim % len(a.self.shape)
-    return c.cut(a.self, axis, *slice_bounds(a.start, a.end, a.step, a.self.shape[axis]))
-
-
 @handles("select")
 def _select(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     axis = a.dim % len(a.self.shape)
@@ -179,11 +179,6 @@ def _concat(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     for piece in pieces:
         c.keep_batch(piece, [axis])
     return pieces[0] if len(pieces) == 1 else c.emit("concat", pieces, *meta, axis=axis)
-
-
-@handles("stack")
-def _stack(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    return c.stacked(a.tensors, a.dim % len(meta.shape))
 
 
 @handles("flip")

@@ -91,12 +91,9 @@ def permutation(operator: Operator, bound: Bound, rank: int) -> list[int]:
 def slice_bounds(start: int | None, stop: int | None, step: int | None, size: Size) -> tuple[int, Size, int]:
     """Of a slice with any bounds, those within an axis."""
     if isinstance(size, Batch):
-        if start in (0, None) and step in (1, None) and (stop is None or stop == size or _is_beyond(stop)):
+        whole = stop is None or stop == size or (isinstance(stop, int) and stop >= _EVERYTHING)
+        if start in (0, None) and step in (1, None) and whole:
             return 0, size, 1
         raise Refused(MIXES)
     begin, end, stride = slice(start, stop, step).indices(size)
     return begin, max(begin, end), stride
-
-
-def _is_beyond(stop: object) -> bool:
-    return isinstance(stop, int) and stop >= _EVERYTHING

@@ -11,7 +11,7 @@ import torch
 from ..core.products import einsum
 from ..core.refusals import Refused
 from ..core.windows import each, windows
-from .converter import CUMULATIVE, Converter, handles, require_fixed
+from .converter import CUMULATIVE, HANDLERS, Converter, handles, require_fixed
 from .expression import Node
 from .items import Fixed, Item, Meta, Traced
 from .operators import base_name
@@ -103,10 +103,7 @@ def _addmm(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     return c.call(aten.add.Tensor, product, a.self if a.beta == 1 else c.call(aten.mul.Tensor, a.self, a.beta))
 
 
-@handles("einsum")
-def _einsum(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
-    made: Item = einsum(c, a.equation, a.tensors)
-    return made
+HANDLERS["einsum"] = lambda c, a, meta: einsum(c, a.equation, a.tensors)
 
 
 @handles(*(f"fft_{kind}fft{axes}" for kind in ("", "i", "r", "ir") for axes in ("", "2", "n")))

@@ -155,11 +155,6 @@ class Program(Converter):
         tree.results = (spec, results)
         return outputs
 
-    def _has_own_weight(self, step: Step) -> bool:
-        """Whether a step is what its module is for, though there may be others, such as a pad before a convolution."""
-        weight = f"{step.place.path}.weight"
-        return weight in self.parameters and weight in step.inputs
-
     def _finished(self, network: Network) -> Network:
         """Without what nobody reads, and with the modules that are one step."""
         read, kept = set(network.outputs), list[Step]()
@@ -168,10 +163,12 @@ class Program(Converter):
                 kept.insert(0, step)
                 read.update(name for name in step.inputs if isinstance(name, str))
         counts = Counter(call for step in kept for call in self.calls[step.output])
-        weighted = Counter(self.calls[step.output][-1] for step in kept if self._has_own_weight(step))
+        # What a module is for, though there may be other steps, such as a pad before a convolution.
+        own_weight = {s.output for s in kept if f"{s.place.path}.weight" in self.parameters.intersection(s.inputs)}
+        weighted = Counter(self.calls[name][-1] for name in own_weight)
         for at, step in enumerate(kept):
             calls = self.calls[step.output]
-            own = self._has_own_weight(step) and weighted[calls[-1]] == 1
+            own = step.output in own_weight and weighted[calls[-1]] == 1
             if calls and (own or counts[calls[-1]] == 1) and step.place.path:
                 module = self.modules.get(step.place.path)
                 name = type(module).__name__.removeprefix("Parametrized") if module is not None else step.label
@@ -274,7 +271,13 @@ class Program(Converter):
         if name.startswith(("_assert", "sym_constrain")) or node.meta.get("val", 0) is None:
             return None
         if name in ("item", "_local_scalar_dense"):
-            return self._number(bound["self"])
+            try:
+                return self.data(self._read(bound["self"])).item()
+            except Refused:
+                raise CaptureError(
+                    f"{self.place()}: a Python number is made of a tensor that depends on the input; a network that is "
+                    "deployed does the same for every input: keep it a tensor, or make it a constant"
+                ) from None
         if name in DROPOUTS and not (bound["train"] and bound["p"]):
             # PyTorch gives the tensor itself; its export pretends a copy.
             return bound["input"]
@@ -286,15 +289,6 @@ class Program(Converter):
         if isinstance(result, list):
             return [self._view_of(node, operator, bound, items, item, at) for at, item in enumerate(result)]
         return self._view_of(node, operator, bound, items, result, None)
-
-    def _number(self, view: View) -> float:
-        try:
-            return self.data(self._read(view)).item()
-        except Refused:
-            raise CaptureError(
-                f"{self.place()}: a Python number is made of a tensor that depends on the input; a network that is "
-                "deployed does the same for every input: keep it a tensor, or make it a constant"
-            ) from None
 
     def _metas_of(self, node: fx.Node) -> Any:
         metas = tree_map(torch.Tensor, self._meta_of, node.meta.get("val"))

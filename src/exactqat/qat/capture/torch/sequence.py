@@ -46,19 +46,17 @@ def _attention(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     return c.emit("attention", [query, key, value, mask], *meta, **how)
 
 
-def _batch_elsewhere(a: SimpleNamespace, x: Item) -> Refused:
-    allowed = (
-        f"which reads the batch from axis {0 if a.batch_first else 1} of three; it must be there (x has {len(x.shape)})"
-    )
-    return Refused.argument("batch_first", bool(a.batch_first), allowed)
+def _require_batch(c: Converter, a: SimpleNamespace) -> None:
+    axis, rank = 0 if a.batch_first else 1, len(a.input.shape)
+    if rank != 3 or c.batch_of(a.input) not in (None, axis):
+        allowed = f"which reads the batch from axis {axis} of three; it must be there (x has {rank})"
+        raise Refused.argument("batch_first", bool(a.batch_first), allowed)
 
 
 @handles("lstm.input", "gru.input")
 def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
     kind = base_name(c.applied)
-    x = a.input
-    if len(x.shape) != 3 or c.batch_of(x) not in (None, 0 if a.batch_first else 1):
-        raise _batch_elsewhere(a, x)
+    _require_batch(c, a)
     states = a.hx if isinstance(a.hx, (list, tuple)) else [a.hx]
     if any(isinstance(state, Traced) or c.data(state).any() for state in states):
         raise Refused("its initial state is not zero")
@@ -67,7 +65,7 @@ def _recurrent(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]
         raise Refused.argument(
             "proj_size", a.params[4].shape[0] if a.has_biases else a.params[2].shape[0], "0 is allowed"
         )
-    operands = [x, *a.params]
+    operands = [a.input, *a.params]
     return [
         c.emit(
             kind,
@@ -118,8 +116,7 @@ def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
     """Unrolled: no kind says a plain recurrence."""
     if a.dropout and a.train and a.num_layers > 1:
         raise Refused.argument("dropout", a.dropout, "0 is allowed for nn.RNN (LSTM and GRU take any)")
-    if len(a.input.shape) != 3 or c.batch_of(a.input) not in (None, 0 if a.batch_first else 1):
-        raise _batch_elsewhere(a, a.input)
+    _require_batch(c, a)
     function = aten.tanh.default if "tanh" in base_name(c.applied) else aten.relu.default
     axis, count = int(a.batch_first), 4 if a.has_biases else 2
     steps = c.call(aten.unbind.int, a.input, axis)

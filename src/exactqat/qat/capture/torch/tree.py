@@ -54,9 +54,10 @@ class Tree:
         """
         leaves, spec = pytree.tree_flatten(self.bind(self.signature, args, kwargs))
         if spec != self.spec:
+            wanted = self._names([None] * self.spec.num_leaves, self.spec)
             raise TypeError(
                 "the arguments must nest as those of the example did: the same tensors, None where it had None; "
-                f"{self._difference(leaves, spec)}"
+                f"the example had {listed(wanted)}, this call has {listed(self._names(leaves, spec))}"
             )
         for index in self.tensors:
             if not isinstance(leaves[index], torch.Tensor):
@@ -76,12 +77,6 @@ class Tree:
     @staticmethod
     def _names(leaves: Sequence[Any], spec: Any) -> list[str]:
         return [leaf_name(path) for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(leaves, spec))[0]]
-
-    def _difference(self, leaves: Sequence[Any], spec: Any) -> str:
-        """What a call has that the example did not have, or the other way round."""
-        wanted = self._names([None] * self.spec.num_leaves, self.spec)
-        given = self._names(leaves, spec)
-        return f"the example had {listed(wanted)}, this call has {listed(given)}"
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The model's result from the values of `Network.outputs`."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from ...capture.jax.layers import batch_norm as _captured_batch_norm
 from ...capture.jax.layers import capturing, layer
 
 
@@ -34,7 +33,8 @@ def batch_norm(
         momentum: as in Flax: how much of the running statistics stays at each batch.
     """
     if capturing():
-        return _captured_batch_norm(x, [scale, bias, mean, variance], epsilon, momentum, axis)
+        how = {"epsilon": float(epsilon), "momentum": 1.0 - float(momentum), "channel_axis": axis % x.ndim}
+        return layer("batch_norm", x, scale, bias, mean, variance, **how)
     shape = [-1 if at == axis % x.ndim else 1 for at in range(x.ndim)]
     factor = jax.lax.rsqrt(variance + epsilon) * (1.0 if scale is None else scale)
     y = (x - mean.reshape(shape)) * factor.reshape(shape)
