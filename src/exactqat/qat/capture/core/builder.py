@@ -337,10 +337,7 @@ class ItemBuilder(Generic[Fixed]):
     def before_reshape(self, x: Moving, shape: Sequence[Size]) -> Moving:
         """What had this shape before it was only reshaped; else it is reshaped."""
         source = x
-        while source.shape != tuple(shape) and source.name in self.made_by:
-            step = self.made_by[source.name]
-            if step.kind != "reshape":
-                break
+        while source.shape != tuple(shape) and (step := self.step_of(source)) is not None and step.kind == "reshape":
             source = self.items[str(step.inputs[0])]
         return source if source.shape == tuple(shape) else self.reshape(x, shape)
 

@@ -98,20 +98,16 @@ class OnnxReader(Reader):
         # Results that follow from what is refused.
         self._doubtful: set[str] = set()
         self.one_example = all(batch == 1 for batch, *_ in sizes)
-        for each, shape in zip(given, shapes, strict=True):
-            dtype = self._dtype(each)
-            self.known[each.name] = self.input(f"input:{each.name}", self.traced(shape), dtype)
-        if not given:
-            raise CaptureError("the .onnx file has no inputs")
-
-    def _dtype(self, given: onnx.ValueInfoProto) -> str:
         types = {self.onnx.TensorProto.FLOAT: "float32", self.onnx.TensorProto.INT64: "int64",
                  self.onnx.TensorProto.INT32: "int32"}  # fmt: skip
-        code = given.type.tensor_type.elem_type
-        if code not in types:
-            word = self.onnx.TensorProto.DataType.Name(code).lower()
-            raise CaptureError(f"input '{given.name}' is {word}; networks get float32, or indices in int32 or int64")
-        return types[code]
+        for each, shape in zip(given, shapes, strict=True):
+            code = each.type.tensor_type.elem_type
+            if code not in types:
+                word = self.onnx.TensorProto.DataType.Name(code).lower()
+                raise CaptureError(f"input '{each.name}' is {word}; networks get float32, or indices in int32 or int64")
+            self.known[each.name] = self.input(f"input:{each.name}", self.traced(shape), types[code])
+        if not given:
+            raise CaptureError("the .onnx file has no inputs")
 
     @staticmethod
     def _sizes(given: onnx.ValueInfoProto) -> list[int]:

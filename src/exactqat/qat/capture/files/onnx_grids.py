@@ -49,21 +49,16 @@ def _quantize(c: OnnxReader, node: Attributes, x: Moving, *grid_of: Item | None)
     if c.grids.get(x.name, grid) != grid:
         x = _stored_again(c, x, grid)
     elif x.name not in c.grids:
-        x = _joined_on(c, x, grid)
+        step = c.made_by.get(x.name)
+        if step is not None and step.kind == "concat" and c.items.keys() >= set(step.inputs):
+            # Devices join what is on one grid, so operands on others are stored once more.
+            operands = [c.items[str(name)] for name in step.inputs]
+            on_it = [each if _grid_of(c, each) in (None, grid) else _stored_again(c, each, grid) for each in operands]
+            x = c.emit(step.kind, on_it, x.shape, **step.attributes)
     c.grids[x.name] = grid
     c.codes.setdefault(x.name, c.outputs[0])
     # No function is known by what it makes of real numbers where codes lie in between.
     return replace(x, samples={x.name: ITSELF})
-
-
-def _joined_on(c: OnnxReader, x: Moving, grid: tuple[float, int]) -> Moving:
-    """What a step joins on a grid: devices join what is on one grid, so operands on others are stored once more."""
-    step = c.made_by.get(x.name)
-    if step is None or step.kind != "concat" or not c.items.keys() >= set(step.inputs):
-        return x
-    operands = [c.items[str(name)] for name in step.inputs]
-    on_it = [each if _grid_of(c, each) in (None, grid) else _stored_again(c, each, grid) for each in operands]
-    return c.emit(step.kind, on_it, x.shape, **step.attributes)
 
 
 def _grid_of(c: OnnxReader, x: Moving) -> tuple[float, int] | None:

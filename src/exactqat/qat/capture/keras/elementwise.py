@@ -71,8 +71,7 @@ def _logic(c: Reader, operation: keras.Operation, *operands: Item) -> Result:
 
 def _glu(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     axis = int(operation.axis) % x.rank
-    half = x.shape[axis] // 2
-    one, two = c.cut(x, axis, 0, half), c.cut(x, axis, half, 2 * half)
+    one, two = c.sections(x, axis, [x.shape[axis] // 2] * 2)
     return c.emit("mul", [one, c.emit("sigmoid", [two], two.shape)], one.shape)
 
 
