@@ -662,7 +662,7 @@ def test_one_job_for_several_widths(
     compressed = [width["compressed_file_bytes"] for width in widths[1:]]
     assert compressed == sorted(compressed, reverse=True)
     assert metrics["values_differing"] == 0
-    table = said[said.index("What fewer bits cost and save") :]
+    table = said[said.index("The delivered networks: accuracy") :]
     assert "W3A8" in table and f"{packed[-1]:,}" in table
     page = (out / "report.html").read_text()
     assert (

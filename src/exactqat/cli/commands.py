@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..application.job.settings import pairs
-from ..application.job.text import shell_word
+from ..application.job.settings import pairs, shell_word
 from .options import AsJson, Directory, Model, command, metavar
 from .terminal import (
     bars_on,
@@ -172,27 +171,20 @@ def _print_skipped(console: Console, skipped: Sequence[str], noun: str = "image"
 def _print_results(console: Console, results: Results) -> None:
     from ..application.report import findings, job_page
 
-    device, tests, noun = results.settings.device, len(results.dataset.test), results.dataset.noun
-    table = job_page.result_table(results)
-    table.caption = (
-        f"{results.dataset.name}: accuracy on {tests} test {noun}s on {device}, and how many integers differ"
-    )
-    table.header = ("network", "method", "accuracy", "to float", "runtime", "training")
-    show_table(console, table)
+    noun = results.dataset.noun
+    show_table(console, job_page.result_table(results))
     explained = (
         "PTQ: post-training quantization. QAT: quantization-aware training. The second part names the source of the "
         "ranges. "
-        f"★ delivered (lowest validation loss). To float: difference in points on the same test {noun}s, and the "
-        "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
-        "the file differs from its simulation; training: integers in which the device differs from what was trained. "
+        f"★ delivered (lowest validation loss). Points to float: the difference on the same test {noun}s, and the "
+        "probability p that equally good networks differ this much (McNemar's exact test). Integers differ between "
+        "the file and its simulation, and between the device and what was trained. "
         "Input and logits keep 8 bits unless rules say otherwise; codes of fewer bits are stored in 8-bit containers. "
         f"The job took {duration(results.seconds)}{f', in {results.runs} runs' if results.runs > 1 else ''}."
     )
     say(console, (explained, "dim"))
     if len(results.settings.precisions) > 1:
-        widths = job_page.width_table(results)
-        widths.caption = "What fewer bits cost and save"
-        show_table(console, widths)
+        show_table(console, job_page.width_table(results))
         say(console, (findings.WIDTHS_NOTE, "dim"))
     _print_closing(console, results)
     if sentence := findings.recommendation(results):

@@ -11,8 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ..application.job.settings import Settings, declared, documented, rules_in
-from ..application.job.text import option_of, option_value
+from ..application.job.settings import Settings, declared, documented, option_of, option_value, rules_in
 
 Answer = TypeVar("Answer", bound=Callable[..., bool | None])
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ...qat import Conv2d, DepthwiseConv2d
 from ...qat.train.torch.primitives import overruns_channels_last
-from .text import shell_word
+from .settings import shell_word
 
 Shape = Sequence[int]
 

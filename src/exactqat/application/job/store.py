@@ -17,8 +17,7 @@ from .checkpoints import NUMBER, OBJECT, TEXT, TEXTS, WHOLE, check_fields
 from .files import Record
 from .models import named_in
 from .results import Dataset, History
-from .settings import PRECISION, Settings
-from .text import option_of, option_value, shell_word
+from .settings import PRECISION, Settings, option_of, option_value, shell_word
 from .weights import Fit
 
 JOB_FORMAT = 1

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...kit.display import shortened
 from ..job import files
+from ..job.settings import option_of, option_value
 from ..job.store import read_job
-from ..job.text import option_of, option_value
 from .luck import paired
 from .page import Table
 

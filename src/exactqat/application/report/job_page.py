@@ -94,7 +94,8 @@ def result_table(results: Results) -> Table:
         "network", "method", "accuracy on the device", "points to float", "file and simulation differ",
         "device and training differ",
     )  # fmt: skip
-    table = Table(f"Every network on {len(results.dataset.test):,} test {results.dataset.noun}s", header, 2, "stack")
+    tests, noun, device = len(results.dataset.test), results.dataset.noun, results.settings.device
+    table = Table(f"{results.dataset.name}: every network on {tests:,} test {noun}s, on {device}", header, 2, "stack")
     share = results.float_test_accuracy
     accuracy = Cell(f"{share:.1%}", f"in PyTorch {share:.2%}")
     table.add(Cell("float32", f"{results.float_bytes:,} bytes"), "float training", accuracy, *[Cell("–")] * 3)
