@@ -41,7 +41,7 @@ from exactqat.application.job.results import Compared  # noqa: E402
 from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.application.report import charts, findings, metrics  # noqa: E402
 from exactqat.application.report import job_page as report  # noqa: E402
-from exactqat.application.report.page import render  # noqa: E402
+from exactqat.application.report.page import Cell, render  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
 from exactqat.deploy.runtimes import open_runtime  # noqa: E402
@@ -68,7 +68,7 @@ def test_the_job_writes_everything_it_promises(finished: tuple[Path, subprocess.
     page = (out / "report.html").read_text()
     # One of accuracies, two of sizes, one of noise, two of each training.
     assert len(re.findall(r"<figure[^>]*><svg viewBox=", page)) == 1 + 2 + 1 + 2 * 4
-    assert page.count('class="matrix"') == 4 and page.count("<details>") == 3
+    assert page.count('class="matrix"') == 4 and page.count("<details>") == 3 + 3  # layers, and the other devices
     # Tables have captions and scopes, and whoever has no mouse can scroll them.
     tables = page.count("<table")
     assert tables == page.count("<caption>") == page.count('role="region" tabindex="0"') > 10
@@ -811,7 +811,7 @@ def test_mistakes_among_many_classes_are_a_table() -> None:
     dataset = SimpleNamespace(class_names=names, test=SimpleNamespace(labels=labels))
     outcome = SimpleNamespace(device_predictions=answers)
     found = report._confusions(SimpleNamespace(dataset=dataset), [outcome, outcome])  # type: ignore[arg-type, list-item]
-    assert found["table"].rows == [(False, ("class 3", "class 5", "2"))] and not found["networks"]
+    assert found["table"].rows == [(False, [Cell("class 3"), Cell("class 5"), Cell("2")])] and not found["networks"]
 
 
 def test_images_that_were_left_out_are_named_in_the_report() -> None:

@@ -639,7 +639,9 @@ def test_long_names_of_many_classes_are_shortened() -> None:
     dataset = SimpleNamespace(class_names=names, test=SimpleNamespace(labels=labels))
     outcome = SimpleNamespace(device_predictions=labels.numpy()[::-1].copy())
     table = report._confusions(SimpleNamespace(dataset=dataset), [outcome])["table"]  # type: ignore[arg-type, list-item]
-    assert table.rows and all("…" in cell and len(cell) < 200 for _, cells in table.rows for cell in cells[:2])
+    assert table.rows and all(
+        "…" in cell.text and len(cell.text) < 200 for _, cells in table.rows for cell in cells[:2]
+    )
 
 
 @pytest.mark.slow

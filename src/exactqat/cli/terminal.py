@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
-from ..application.report.page import Cell
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -107,9 +105,8 @@ def show_table(console: Console, shown: Table) -> None:
     table = Table()
     for column, name in enumerate(shown.header):
         table.add_column(line_of(name), justify="left" if column < shown.texts else "right", overflow="fold")
-    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for _, row in shown.rows]
-    names = [row[0].text for row in cells]
-    for place, ((marked, _), row) in enumerate(zip(shown.rows, cells, strict=True)):
+    names = [row[0].text for _, row in shown.rows]
+    for place, (marked, row) in enumerate(shown.rows):
         if place and len(set(names)) < len(names) and names[place] != names[place - 1]:
             table.add_section()
         colors = {"good": "green", "bad": "red", "": ""}

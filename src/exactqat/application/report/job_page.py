@@ -95,7 +95,7 @@ def result_table(results: Results) -> Table:
         "device and training differ",
     )  # fmt: skip
     tests, noun, device = len(results.dataset.test), results.dataset.noun, results.settings.device
-    table = Table(f"{results.dataset.name}: every network on {tests:,} test {noun}s, on {device}", header, 2, "stack")
+    table = Table(f"{results.dataset.name}: every network on {tests:,} test {noun}s, on {device}", header, 2)
     share = results.float_test_accuracy
     accuracy = Cell(f"{share:.1%}", f"in PyTorch {share:.2%}")
     table.add(Cell("float32", f"{results.float_bytes:,} bytes"), "float training", accuracy, *[Cell("–")] * 3)
@@ -120,7 +120,7 @@ def width_table(results: Results) -> Table:
         "network", "in PyTorch", "on the device", "points to float", "difference", "packed bytes", "file bytes",
         "compressed",
     )  # fmt: skip
-    table = Table("The delivered networks: accuracy, and bytes on the device", header, 1, "stack")
+    table = Table("The delivered networks: accuracy, and bytes on the device", header, 1)
     packed = f"{results.float_bytes:,}"
     table.add("float32", f"{results.float_test_accuracy:.1%}", "–", "–", "–", packed, "–", "–")
     for outcome in results.delivered:
@@ -137,7 +137,7 @@ def _devices(results: Results) -> list[Record]:
     names = dict.fromkeys(name for outcome in results.delivered for name in outcome.elsewhere)
     for device in sorted(names, key=lambda name: name != own):
         header = ("network", "computes", "integers that differ from training", "logits that differ", "answers changed")
-        table, tests = Table("", header, 2, "stack wrap"), 0
+        table, tests = Table("", header, 2, "wrap"), 0
         for outcome in results.delivered:
             beside, network = outcome.elsewhere.get(device), outcome.precision.upper()
             if isinstance(beside, str):
@@ -162,8 +162,8 @@ def _footprint_tables(outcomes: Iterable[Outcome]) -> list[Table]:
     footprints = {outcome.precision.upper(): outcome.footprint for outcome in outcomes if outcome.footprint is not None}
     kinds = list(dict.fromkeys(kind for footprint in footprints.values() for kind in footprint.parts))
     header = ("network", "operators", "flash bytes", "arena bytes", "multiply-adds")
-    needs = Table("What the delivered networks need on a microcontroller", header, 2, "stack wrap")
-    parts = Table("What the bytes of the files are", ("network", "file", *kinds), 1, "stack")
+    needs = Table("What the delivered networks need on a microcontroller", header, 2, "wrap")
+    parts = Table("What the bytes of the files are", ("network", "file", *kinds), 1)
     for name, footprint in footprints.items():
         arena = "–" if footprint.arena_bytes is None else f"{footprint.arena_bytes:,}"
         operators = ", ".join(f"{count} {kind}" for kind, count in sorted(footprint.operators.items()))

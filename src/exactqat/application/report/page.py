@@ -69,7 +69,7 @@ class Table:
     Attributes:
         caption: what it shows.
         texts: how many of the first columns hold text; the others hold numbers.
-        kind: classes of `style.css`: "stack" (on a phone a row is a paragraph), "dense", "wrap".
+        kind: a class of `style.css`: "dense" or "wrap".
         rows: whether a row is marked, and its cells.
     """
 
@@ -77,10 +77,10 @@ class Table:
     header: Sequence[str]
     texts: int
     kind: str = ""
-    rows: list[tuple[bool, Sequence[str | Cell]]] = field(default_factory=list)
+    rows: list[tuple[bool, list[Cell]]] = field(default_factory=list)
 
     def add(self, *cells: str | Cell, marked: bool = False) -> None:
-        self.rows.append((marked, cells))
+        self.rows.append((marked, [Cell(cell) if isinstance(cell, str) else cell for cell in cells]))
 
 
 def differing(count: int | None, values: int | None) -> Cell:
