@@ -30,16 +30,10 @@ def command_line() -> typer.Typer:
     # Boxes cut sentences into pieces that no program downstream reassembles.
     framed = is_terminal(sys.stdout) and is_terminal(sys.stderr)
 
-    def written(text: str) -> str:
-        return text if framed else text.replace("**", "")
-
     application = typer.Typer(
         name="exactqat",
-        help=written(
-            "Quantization-aware training with TensorFlow's exact operators. **What you train is what the device "
-            "computes.**"
-        ),
-        epilog=written("Start with: **exactqat train --out runs/digits** (about a minute and a half on two cores)"),
+        help="Quantization-aware training with TensorFlow's exact operators: what you train is what the device does.",
+        epilog="Start with: exactqat train --out runs/digits (about a minute and a half on two cores)",
         rich_markup_mode="markdown" if framed else None,
         context_settings={"help_option_names": ["-h", "--help"], "terminal_width": min(columns(), 100)},
         no_args_is_help=True,
@@ -65,7 +59,7 @@ def command_line() -> typer.Typer:
         command = COMMANDS[name]
         sentences = (inspect.getdoc(command.function) or "").partition("\n\nArgs:")[0]
         application.command(
-            name, short_help=command.short_help, help=written(sentences),
+            name, short_help=command.short_help, help=sentences,
             context_settings={"allow_extra_args": command.takes_more},
         )(answered(command))  # fmt: skip
     return application

@@ -50,7 +50,7 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> bool:
-    """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare **every integer** with
+    """Train in float, quantize to several bit widths (W8A8, W4A4 and W3A4), deploy, compare every integer with
     the device runtime.
 
     For each precision: post-training quantization as a baseline, then quantization-aware training with EMA ranges
@@ -265,7 +265,7 @@ def _warn_of_unfinished(directory: Path) -> None:
 
 @command("Compare DIR's files with the device again.")
 def verify(directory: Directory, model: Model = None, device: str | None = None, quiet: bool = False) -> bool:
-    """Run DIR's files on the device runtime again, and compare **every integer** with the checkpoints' simulation,
+    """Run DIR's files on the device runtime again, and compare every integer with the checkpoints' simulation,
     and the device with what was trained.
 
     Exit status 1 if any integer differs, in either comparison; 2 if anything else goes wrong.

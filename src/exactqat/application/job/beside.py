@@ -55,14 +55,8 @@ class Verified:
 def beside_training(
     model: qat.PreparedModel, graph: Graph, split: Split, codes: np.ndarray, device: str, lowered: Lowered | None = None
 ) -> Beside:
-    """Compares a device with training.
-
-    Args:
-        model: frozen, in evaluation mode.
-        graph: lowered from it.
-        split: images and labels; codes: the images as the device takes them.
-        lowered: see `deploy.device_codes`.
-    """
+    """Compares a device with training, for a frozen model and the graph lowered from it; codes: the images of `split`
+    as the device takes them."""
     lowered = lowered or lower_with_layouts(model)
     (output,) = graph.outputs
     kinds = {operator.outputs[0]: operator.kind for operator in graph.operators}

@@ -275,13 +275,7 @@ def _dataset(
     name: str, parts: dict[str, Part], value_range: tuple[float, float], skipped: Sequence[str] = (), where: str = "",
     names: Mapping[str, Sequence[str]] | None = None, split: str | None = None,
 ) -> Dataset:  # fmt: skip
-    """Assembles the parts; one part called "" is divided into three, and a missing validation part is split off.
-
-    Args:
-        where: the data is, for messages; its name if that says enough.
-        names: of each part's images, if they have any.
-        split: see `load`.
-    """
+    """Assembles the parts; one part called "" is divided into three, and a missing validation part is split off."""
     where = where or name
     # Strings in their order, integers in theirs.
     labels = np.unique(next(iter(parts.values()))[1])

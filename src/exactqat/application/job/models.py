@@ -253,13 +253,8 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
 
 
 def named_in(file: Path, name: str, given: str | None) -> str:
-    """The network that a file names, if it may be built.
-
-    A file must not decide what code runs: it names a known network, or the one that the user also named.
-
-    Args:
-        given: the user's name for it, which may be left out for known ones, see `is_known`.
-    """
+    """The network that a file names, if it is known or the one that the user also named (`given`): a file must not
+    decide what code runs."""
     if given not in (None, name):
         raise ValueError(f"{file} names the network {name!r}, which is not --model {given}")
     if given is None and not is_known(name):

@@ -55,13 +55,8 @@ def make_rules(
     prepared: qat.PreparedModel,
 ) -> list[qat.Rule]:
     """Input and logits stay at 8 bits: the input is the data itself, and the logits' order is the answer. The user's
-    rules decide this themselves; the input's range is that of the data whatever they say.
-
-    Args:
-        bits: of weights and activations.
-        ranges: where the user's rules leave them at the default.
-        prepared: the network, whose last layer stores the logits.
-    """
+    rules decide this themselves; the input's range is that of the data whatever they say. ranges: where the user's
+    rules leave them at the default."""
     weight_bits, activation_bits = bits
     given = settings.layer_rules or (
         qat.Rule(glob.escape(list(prepared.layers())[-1][0]), weight_bits=weight_bits, activation_bits=8),
@@ -201,12 +196,7 @@ def finished(
     out: Path, progress: Progress | None = None, dataset: Dataset | None = None, model: str | None = None,
     finish: Callable[[Results], object] = lambda results: None,
 ) -> Results:  # fmt: skip
-    """The results of the finished job in a directory: its networks are loaded, evaluated and compared again.
-
-    Args:
-        model: see `stored_settings`.
-        finish: see `run`.
-    """
+    """The results of the finished job in a directory: its networks are loaded, evaluated and compared again."""
     settings = stored_settings(out, model)
     if unfinished(out):
         raise ValueError(unfinished(out))
@@ -222,12 +212,7 @@ def finished(
 
 @dataclass(frozen=True)
 class Job:
-    """What all steps of a job need.
-
-    Attributes:
-        resumed: whether an interrupted job continues.
-        manner: how its training runs go.
-    """
+    """What all steps of a job need; resumed: whether an interrupted job continues."""
 
     settings: Settings
     dataset: Dataset
@@ -273,11 +258,7 @@ class Job:
         self, model: nn.Module, groups: training.Groups, epochs: int, title: str, name: str, manner: training.Manner,
         freeze_at: int | None = None,
     ) -> History:  # fmt: skip
-        """Trains a network; see `training.train`.
-
-        Args:
-            title: of the training, for users; name: of its files.
-        """
+        """Trains a network; title: of the training, for users; name: of its files."""
 
         def on_epoch(history: History) -> None:
             if history.loss:
@@ -317,11 +298,7 @@ class Job:
     def quantized(
         self, float_model: nn.Module, prepared: qat.PreparedModel, precision: str, method: Method
     ) -> tuple[qat.PreparedModel, list[qat.Rule], History | None]:
-        """A network by one method, frozen, its rules, and how it was trained.
-
-        Args:
-            prepared: made from the trained float network.
-        """
+        """A network by one method, frozen, its rules, and how it was trained."""
         settings, train, bits = self.settings, self.dataset.train, self.settings.precisions[precision]
         rules = make_rules(settings, bits, method.ranges, self.dataset.value_range, prepared)
         model = prepare_again(prepared, rules, device=settings.device)

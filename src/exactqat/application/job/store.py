@@ -42,15 +42,8 @@ def check_free(out: Path, resume: bool, restart: bool = False) -> None:
 
 
 def start(settings: Settings, dataset: Dataset, resume: bool = False, fit: Fit | None = None) -> bool:
-    """Prepares `settings.out`: records the settings in job.json, or compares them with those of the job to continue.
-
-    Args:
-        resume: continue the job in the directory, if there is one.
-        fit: what the network took from `settings.weights`, if they were read.
-
-    Returns:
-        Whether there is something to continue.
-    """
+    """Prepares `settings.out`: records the settings in job.json, or compares them with those of the job to continue;
+    whether there is one. fit: what the network took from `settings.weights`, if they were read."""
     out, job = settings.out, settings.out / "job.json"
     check_free(out, resume)
     fingerprint = dataset.fingerprint()
@@ -95,11 +88,7 @@ def read_job(out: Path) -> tuple[Record, str, Fit | None]:
 
 
 def stored_settings(out: Path, model: str | None = None) -> Settings:
-    """The settings of the job in a directory.
-
-    Args:
-        model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
-    """
+    """The settings of the job in a directory; model: see `models.named_in`."""
     stored, *_ = read_job(out)
     try:
         settings = Settings(out, **stored)
@@ -125,11 +114,14 @@ def delivered(out: Path, *names: str) -> list[Path]:
         for name in files.entries(out)
         if re.fullmatch(PRECISION, name) and all((out / name / file).exists() for file in names)
     ]
-    if not folders and unfinished(out):
-        raise FileNotFoundError(f"{unfinished(out)}. It has not delivered a network yet")
     if not folders:
-        missing = f"{' with a '.join(names)}{' beside it' if len(names) > 1 else ''}"
-        raise FileNotFoundError(f"no {missing} in a folder such as {out / 'w8a8'}; run `exactqat train` first")
+        missing = (
+            f"no {' with a '.join(names)}{' beside it' if len(names) > 1 else ''} in a folder such as {out / 'w8a8'}"
+        )
+        sentence = unfinished(out)
+        raise FileNotFoundError(
+            f"{sentence}. It has not delivered a network yet" if sentence else f"{missing}; run `exactqat train` first"
+        )
     return sorted(folders, reverse=True)
 
 

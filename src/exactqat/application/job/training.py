@@ -134,11 +134,7 @@ def learning_rate_factor(schedule: str, step: int, steps: int) -> float:
 
 
 def loss_of(outputs: Tensor, labels: Tensor, images: Tensor, manner: Manner) -> Tensor:
-    """The loss, summed over the examples.
-
-    Args:
-        outputs: [n, classes] logits; labels: [n]; images: the inputs that gave the outputs.
-    """
+    """The loss of logits [n, classes], summed over the examples; images: the inputs that gave the outputs."""
     losses = F.cross_entropy(outputs, labels, reduction="none")
     if manner.class_weights is not None:
         # Not divided by the weights' sum, which differs from batch to batch.
@@ -203,11 +199,7 @@ def accuracy_and_loss(
 
 
 def check_ranges(model: nn.Module, when: str) -> None:
-    """Refuses a prepared network with a range of zero width; other networks have no ranges.
-
-    Raises:
-        RangeCollapsed: names the layer, its range, and `when` it was.
-    """
+    """Raises RangeCollapsed for a prepared network with a range of zero width; other networks have no ranges."""
     if not isinstance(model, qat.PreparedModel):
         return
     for path, layer in model.layers():
@@ -235,19 +227,9 @@ def train(
 
     Args:
         groups: the optimizer's parameter groups, each with its learning rate, which the manner's schedule changes.
-        name: of this training, for error messages.
-        freeze_at: epoch with which the model, a `PreparedModel`, is frozen if it is not yet. Then only later states can
-            be the best.
-        processes: those that train together, all with the same arguments.
-        resume: continue from `state_path` if it exists, whatever it was trained on.
-        accelerator: where the network trains. Images are drawn and augmented on the CPU, so they are the same
-            everywhere.
+        freeze_at: epoch with which the model, a `PreparedModel`, is frozen. Then only later states can be the best.
+        accelerator: where the network trains. Images are drawn and augmented on the CPU: they are the same everywhere.
         on_epoch: called with the history so far after every epoch, and after those that `state_path` held.
-
-    Raises:
-        TrainingDiverged: the loss became NaN or infinite.
-        RangeCollapsed: a quantization range lost its width.
-        ValueError: `state_path` is damaged or belongs to another training.
     """
     progress = progress or Progress()
     model.to(accelerator)

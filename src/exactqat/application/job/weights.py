@@ -26,12 +26,7 @@ SHOWN, NAME_LENGTH = 5, 80
 
 @dataclass(frozen=True)
 class Fit:
-    """What a network took from a file of weights.
-
-    Attributes:
-        digest: of the file, SHA-256.
-        sentences: what a user should know about it.
-    """
+    """What a network took from a file of weights: the file's SHA-256, and what a user should know about it."""
 
     digest: str
     sentences: Sequence[str]

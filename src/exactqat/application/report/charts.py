@@ -33,7 +33,6 @@ METHOD_COLORS = dict(
 ) | {"ptq_searched": "#146c43"}
 METHOD_MARKERS = dict(zip(METHOD_COLORS, "v^osP", strict=True))
 PRECISION_COLORS = ("#1f5fa8", "#e08a3c", "#146c43", "#b02a37", "#6fa8dc", "#f2b77c", "#6b7280")
-PRECISION_LINES = ("-", "--", ":", "-.")
 # The most characters of a name in a picture, which has to fit the longest; the most points with values on hover.
 DRAWN_LENGTH, MOST_TIPS = 20, 400
 # Inches of 72 units; a phone's page is some 340 units wide. Pictures that fit are never shown smaller than that.
@@ -77,14 +76,12 @@ def svg(figure: Figure, caption: str) -> Markup:
     # Other pictures on the page have the same ids; those that are referenced are made from what they name.
     drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
     drawn = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", drawn)
-    width = figure.get_figwidth() * 72
-    # What is wider than a phone scrolls there, at its own size.
-    smallest = width * (SMALLEST if width <= WIDTH * 72 else 1.1)
+    width = WIDTH * 72
     drawn = re.sub(
         r'<svg\s[^>]*?(viewBox="[^"]*")[^>]*>',
         lambda found: (
             f"<svg {found[1]} role='img' aria-label='{escape(caption)}' "
-            f"style='min-width:{smallest:.0f}px;max-width:{width * 1.45:.0f}px'>"
+            f"style='min-width:{width * SMALLEST:.0f}px;max-width:{width * 1.45:.0f}px'>"
         ),
         drawn,
         count=1,
@@ -94,8 +91,8 @@ def svg(figure: Figure, caption: str) -> Markup:
     return Markup(f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>")
 
 
-def _figure(height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
+def _figure(height: float = HEIGHT) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots()
 
 
@@ -287,14 +284,13 @@ def noise(outcomes: Sequence[Outcome]) -> Markup:
     names = list(dict.fromkeys(name for outcome in outcomes for name in noise_by_layer(outcome)))
     figure, axes = _figure(1.3 + 0.2 * max(4, len(names)))
     for number, outcome in enumerate(outcomes):
-        line = PRECISION_LINES[number // len(PRECISION_COLORS) % len(PRECISION_LINES)]
         color = PRECISION_COLORS[number % len(PRECISION_COLORS)]
         ratios, title = noise_by_layer(outcome), outcome.precision.upper()
         places, device = [names.index(name) for name in ratios], list(ratios.values())
         trained = {
             row.name: np.nan if row.trained_sqnr is None else row.trained_sqnr for row in outcome.report.operators
         }
-        axes.plot(device, places, color=color, linestyle=line, marker="o", markersize=4, label=f"{title}, device")
+        axes.plot(device, places, color=color, marker="o", markersize=4, label=f"{title}, device")
         axes.plot([trained[name] for name in ratios], places, "x", color=INK, markersize=5)
         _tips(axes, device, places, [f"{title}, {name}: {ratio:.1f} dB" for name, ratio in ratios.items()])
     axes.plot([], [], "x", color=INK, label="in training")
