@@ -331,15 +331,6 @@ def test_the_bar_fits_and_shows_loss_and_accuracy(columns: int, monkeypatch: pyt
     assert terminal.bars_on(terminal.console_of(file=io.StringIO(), force_terminal=True), disable=False).disable
 
 
-def test_durations_are_readable() -> None:
-    assert [terminal.duration(seconds) for seconds in (0.4, 59.4, 125, 3780)] == [
-        "0 s",
-        "59 s",
-        "2 min 5 s",
-        "1 h 3 min",
-    ]
-
-
 def test_help_names_the_networks() -> None:
     done = subprocess.run([*RUN, "train", "--help"], capture_output=True, text=True, timeout=600, check=True)
     shown = " ".join(done.stdout.split())

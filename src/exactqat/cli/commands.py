@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,6 @@ from .terminal import (
     bars_on,
     columns,
     console_of,
-    duration,
     line_of,
     native_messages_kept_back,
     say,
@@ -180,7 +180,7 @@ def _print_results(console: Console, results: Results) -> None:
         "probability p that equally good networks differ this much (McNemar's exact test). Integers differ between "
         "the file and its simulation, and between the device and what was trained. "
         "Input and logits keep 8 bits unless rules say otherwise; codes of fewer bits are stored in 8-bit containers. "
-        f"The job took {duration(results.seconds)}{f', in {results.runs} runs' if results.runs > 1 else ''}."
+        f"The job took {timedelta(seconds=round(results.seconds))} in {results.runs} run{'s' * (results.runs > 1)}."
     )
     say(console, (explained, "dim"))
     if len(results.settings.precisions) > 1:

@@ -120,16 +120,6 @@ def show_table(console: Console, shown: Table) -> None:
     console.print(table)
 
 
-def duration(seconds: float) -> str:
-    """Such as "8 s", "2 min 5 s" or "1 h 3 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 @contextlib.contextmanager
 def native_messages_kept_back() -> Iterator[None]:
     """Keeps the runtime's own lines on stderr out of the progress bar; they are printed if something fails."""

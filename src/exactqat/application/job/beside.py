@@ -33,13 +33,8 @@ LAYER_IMAGES = IMAGES_AT_A_TIME = 128
 
 @dataclass(frozen=True)
 class Verified:
-    """A delivered file on a device, and the device compared with what was trained.
-
-    Attributes:
-        report: of the file and the integers.
-        beside: of the answers to the test images, by the device's exact simulation.
-        not_run: why the file was not run; empty: it was.
-    """
+    """A delivered file on a device, and the device, by its exact simulation, compared with training; not_run: why the
+    file was not run; empty: it was."""
 
     report: Report
     beside: Beside

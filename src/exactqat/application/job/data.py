@@ -50,9 +50,7 @@ def load(name: str, image_size: int | None = None, split: str | None = None) -> 
         name: "digits", scikit-learn's handwritten digits: 1797 images of 8x8 pixels with values 0..16, scaled to 0..1;
             "glyphs", 2,496 letters of 16x16 pixels, rendered here, whose test images are other renderings in the same
             fonts; the path of an .npz file (see `from_npz`) or of a folder (see `from_folder`).
-        image_size: height and width to which images are scaled, in pixels.
-        split: parts of training, validation and test, and a seed, as `settings.split` writes them; for data that is not
-            yet divided.
+        split: as `settings.split` writes it, for data that is not yet divided.
     """
     path = Path(name)
     if name == "digits":

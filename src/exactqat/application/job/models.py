@@ -42,12 +42,10 @@ def depthwise(channels: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(DepthwiseConv2d(channels, 3, stride, bias=False), nn.BatchNorm2d(channels), nn.ReLU6())
 
 
-class Separable(nn.Sequential):
+def separable(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     """MobileNet's block: every channel filtered separately, then channels mixed point by point."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        parts = {"depthwise": depthwise(inputs, stride), "pointwise": convolution(inputs, outputs, 1)}
-        super().__init__(OrderedDict(parts))
+    parts = {"depthwise": depthwise(inputs, stride), "pointwise": convolution(inputs, outputs, 1)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 class InvertedResidual(nn.Module):
@@ -85,9 +83,9 @@ class SmallMobileNet(nn.Module):
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         self.stem = convolution(channels, 16, 3)
-        self.block1 = Separable(16, 24, stride=2)
+        self.block1 = separable(16, 24, stride=2)
         self.block2 = InvertedResidual(24, 96, 24)
-        self.block3 = Separable(24, 48, stride=2)
+        self.block3 = separable(24, 48, stride=2)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(48, classes)
 
@@ -103,7 +101,7 @@ def small_mobilenet(shape: Shape, classes: int) -> nn.Module:
 
 def dscnn(shape: Shape, classes: int, width: int = 64) -> nn.Module:
     """Keyword spotting on spectrograms (arXiv:1711.07128); shape (1, 49, 10) in MLPerf Tiny."""
-    blocks = [Separable(width, width, stride=1) for _ in range(4)]
+    blocks = [separable(width, width, stride=1) for _ in range(4)]
     return ImageClassifier(nn.Sequential(convolution(shape[0], width, (10, 4), 2), *blocks), width, classes, 0.4)
 
 
@@ -116,9 +114,9 @@ def mobilenet_v1(shape: Shape, classes: int, width: float = 0.25) -> nn.Module:
     blocks: list[nn.Module] = [convolution(shape[0], scaled(32), 3, 2)]
     inputs = 32
     for outputs, stride in [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2)]:
-        blocks.append(Separable(scaled(inputs), scaled(outputs), stride))
+        blocks.append(separable(scaled(inputs), scaled(outputs), stride))
         inputs = outputs
-    blocks.append(Separable(scaled(1024), scaled(1024), 1))
+    blocks.append(separable(scaled(1024), scaled(1024), 1))
     return ImageClassifier(nn.Sequential(*blocks), scaled(1024), classes)
 
 
@@ -200,13 +198,8 @@ def imported(name: str, what: str = "model", must: str = "model must be 'package
 
 
 def built(name: str, shape: Shape, classes: int) -> tuple[Any, Any]:
-    """A model and its variables, None if it holds them itself.
-
-    Args:
-        name: of a model, or of a class or function that makes one: of two arguments, which are the shape of an input
-            without the batch and the number of classes, or of none. For JAX, it returns a pair, the model and its
-            variables.
-    """
+    """A model and its variables, None if it holds them itself: by the name of a model, or of a class or function that
+    makes one, from the shape of an input without the batch and the number of classes, or from nothing."""
     model = imported(name)
     if inspect.isclass(model) or inspect.isfunction(model):
         needed = [p for p in inspect.signature(model).parameters.values() if p.default is p.empty]
@@ -222,15 +215,9 @@ def built(name: str, shape: Shape, classes: int) -> tuple[Any, Any]:
 
 
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
-    """Builds an untrained network by name.
-
-    Args:
-        name: one of NETWORKS, a model of one of LIBRARIES such as ``"timm/mobilenetv3_small_100"``, or
-            ``"package.module:function"``, see `built`. That runs the function: a name from a file has to go
-            through `named_in` first.
-        shape: of one input, without the batch: (channels, height, width) or (features,).
-        classes: number of outputs.
-    """
+    """An untrained network for inputs of a shape: one of NETWORKS, a model of one of LIBRARIES such as
+    ``"timm/mobilenetv3_small_100"``, or ``"package.module:function"``, see `built`. That runs the function: a name from
+    a file has to go through `named_in` first."""
     check_name(name)
     if name in NETWORKS:
         return NETWORKS[name](tuple(shape), classes)

@@ -16,14 +16,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Recipe:
-    """A benchmark.
-
-    Attributes:
-        title: of the benchmark; least: the lowest accuracy on the test images with which a device passes.
-        settings: of the job.
-        shape: of one input: channels, height, width; classes: how many the benchmark has.
-        data: what its inputs are; noun: what an example is called.
-    """
+    """A benchmark. least: the lowest accuracy on the test images with which a device passes; shape: of one input; data:
+    what its inputs are; noun: what an example is called."""
 
     title: str
     least: float

@@ -153,14 +153,8 @@ def verify_directory(
 
 @dataclass(frozen=True)
 class Judged:
-    """A network and examples.
-
-    Attributes:
-        name: of its folder in a job, or of the file.
-        model: the prepared model, frozen; None for a file.
-        inputs: of the examples, an array or one by name.
-        targets: their classes; None if there are none and none are needed.
-    """
+    """A network and examples. name: of its folder in a job, or of the file; model: frozen, None for a file; inputs: an
+    array or one by name; targets: their classes, None if none are needed."""
 
     name: str
     path: Path

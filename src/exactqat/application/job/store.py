@@ -134,13 +134,8 @@ def unfinished(out: Path) -> str:
 
 
 class Logs:
-    """A table of epochs for each training run, and how long the job has taken.
-
-    Attributes:
-        records: whether anything is written; not for a finished job that is evaluated again.
-        runs: how often the job was started.
-        processes_before: how many trained it last; None: none yet.
-    """
+    """A table of epochs for each training run, and how long the job has taken. records: whether anything is written,
+    not for a finished job that is evaluated again; processes_before: how many trained it last; None: none yet."""
 
     def __init__(self, out: Path, processes: int = 1, records: bool = True) -> None:
         self._folder, self._processes, self._started = out / "training", processes, time.perf_counter()

@@ -76,14 +76,12 @@ class Manner:
     """How a training run goes.
 
     Attributes:
-        optimizer, schedule, augment: names of OPTIMIZERS, SCHEDULES and AUGMENTATIONS.
         limits: the smallest and the largest value of an image.
         class_weights: float32 [classes]; None: all count the same.
         patience: epochs without a lower validation loss after which training ends; None: it does not end early.
         teacher: the float network, whose answers are this share of the loss; None: only the labels count.
         mixed_precision: bfloat16 where PyTorch's autocast has it.
         batch_size: over all processes.
-        seed: for the order of the images, and their augmentation.
     """
 
     optimizer: str = "adam"

@@ -48,13 +48,8 @@ def escape(text: object) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text of a table.
-
-    Attributes:
-        hover: what is shown next to the pointer.
-        tone: "good" or "bad"; empty: neither.
-        short: the text on a terminal, where columns are few; empty: the same.
-    """
+    """A text of a table. hover: what is shown next to the pointer; tone: "good", "bad" or neither; short: the text on a
+    terminal, where columns are few; empty: the same."""
 
     text: str
     hover: str = ""
@@ -111,10 +106,5 @@ def _environment() -> Environment:
 
 
 def render(template: str, **content: object) -> str:
-    """A page.
-
-    Args:
-        template: a file in `templates/`.
-        content: what it names. Strings are escaped; `markupsafe.Markup` is HTML.
-    """
+    """A page by a file in `templates/` and what it names. Strings are escaped; `markupsafe.Markup` is HTML."""
     return _environment().get_template(template).render(content)
