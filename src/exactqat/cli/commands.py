@@ -172,13 +172,15 @@ def _print_results(console: Console, results: Results) -> None:
     from ..application.report import findings, job_page
 
     noun = results.dataset.noun
-    show_table(console, job_page.result_table(results))
+    table = job_page.result_table(results)
+    table.header = ("network", "method", "accuracy", "to float", "runtime", "training")  # for narrow terminals
+    show_table(console, table)
     explained = (
         "PTQ: post-training quantization. QAT: quantization-aware training. The second part names the source of the "
         "ranges. "
-        f"★ delivered (lowest validation loss). Points to float: the difference on the same test {noun}s, and the "
-        "probability p that equally good networks differ this much (McNemar's exact test). Integers differ between "
-        "the file and its simulation, and between the device and what was trained. "
+        f"★ delivered (lowest validation loss). To float: difference in points on the same test {noun}s, and the "
+        "probability p that equally good networks differ this much (McNemar's exact test). Runtime: integers in which "
+        "the file differs from its simulation; training: integers in which the device differs from what was trained. "
         "Input and logits keep 8 bits unless rules say otherwise; codes of fewer bits are stored in 8-bit containers. "
         f"The job took {timedelta(seconds=round(results.seconds))} in {results.runs} run{'s' * (results.runs > 1)}."
     )
