@@ -38,15 +38,11 @@ from deadly import deadly  # noqa: E402
 from exactqat import cli  # noqa: E402
 from exactqat.application.job import checkpoints, files, models, processes, restored, training  # noqa: E402
 from exactqat.application.job.results import Progress  # noqa: E402
-from exactqat.application.job.settings import (  # noqa: E402
-    METHODS,
-    Settings,
-    shell_word,  # noqa: E402
-)
+from exactqat.application.job.settings import METHODS, Settings  # noqa: E402
 from exactqat.application.report import job_page as report  # noqa: E402
 from exactqat.cli import terminal  # noqa: E402
 from exactqat.deploy.formats.tflite import write_tflite  # noqa: E402
-from exactqat.kit.display import printable  # noqa: E402
+from exactqat.kit.display import printable, shell_word  # noqa: E402
 
 RUN = [sys.executable, "-m", "exactqat.cli"]
 Call = Callable[..., tuple[int, str, str]]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..application.job.settings import pairs, shell_word
+from ..application.job.settings import pairs
+from ..kit.display import shell_word
 from .options import AsJson, Directory, Model, command, metavar
 from .terminal import (
     bars_on,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 # Controls but the line's end, other ends of lines, surrogates, and marks that change the direction of what follows.
@@ -110,3 +111,17 @@ def _figure(value: object) -> object:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else value
+
+
+def shell_word(text: object) -> str:
+    """One word for a POSIX shell or bash, which reads it as exactly this text and not as an option."""
+    word = f"./{text}" if str(text).startswith("-") else str(text)
+    if "\n" not in word and not UNPRINTABLE.search(word):
+        return shlex.quote(word)
+    # Bytes that no terminal shows: bash's and zsh's own notation. Surrogates stand for bytes of a file's name.
+    own_bytes = all("\udc80" <= letter <= "\udcff" for letter in word if "\ud800" <= letter <= "\udfff")
+    escaped = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}"
+        for byte in word.encode("utf-8", "surrogateescape" if own_bytes else "surrogatepass")
+    )
+    return f"$'{escaped}'"

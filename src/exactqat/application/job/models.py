@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...kit.display import shell_word
 from ...qat import Conv2d, DepthwiseConv2d
 from ...qat.train.torch.primitives import overruns_channels_last
-from .settings import shell_word
 
 Shape = Sequence[int]
 

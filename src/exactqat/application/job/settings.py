@@ -11,14 +11,13 @@ import functools
 import inspect
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...kit.device.profile import formerly, that_run, with_alias
-from ...kit.display import UNPRINTABLE
+from ...kit.display import shell_word
 
 if TYPE_CHECKING:
     from ...qat import RangePolicy, Rule
@@ -417,17 +416,3 @@ def option_value(value: object) -> str:
 def option_of(name: str) -> str:
     """The option of `exactqat train` that decides a setting."""
     return "--" + name.replace("_", "-")
-
-
-def shell_word(text: object) -> str:
-    """One word for a POSIX shell or bash, which reads it as exactly this text and not as an option."""
-    word = f"./{text}" if str(text).startswith("-") else str(text)
-    if "\n" not in word and not UNPRINTABLE.search(word):
-        return shlex.quote(word)
-    # Bytes that no terminal shows: bash's and zsh's own notation. Surrogates stand for bytes of a file's name.
-    own_bytes = all("\udc80" <= letter <= "\udcff" for letter in word if "\ud800" <= letter <= "\udfff")
-    escaped = "".join(
-        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}"
-        for byte in word.encode("utf-8", "surrogateescape" if own_bytes else "surrogatepass")
-    )
-    return f"$'{escaped}'"

@@ -12,12 +12,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from ...kit.display import shell_word
 from . import files
 from .checkpoints import NUMBER, OBJECT, TEXT, TEXTS, WHOLE, check_fields
 from .files import Record
 from .models import named_in
 from .results import Dataset, History
-from .settings import PRECISION, Settings, option_of, option_value, shell_word
+from .settings import PRECISION, Settings, option_of, option_value
 from .weights import Fit
 
 JOB_FORMAT = 1
