@@ -105,7 +105,6 @@ def from_arrays(
     Args:
         pairs: x [n, height, width] or [n, height, width, channels] or [n, channels, height, width] with 1 to 4
             channels; y [n], integers or strings.
-        where: the data is, for messages; its name if that says enough.
     """
     skipped: list[str] = []
     parts: dict[str, Part] = {}

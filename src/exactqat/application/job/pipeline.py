@@ -130,11 +130,9 @@ def run(
     """The whole job except metrics.json and the report. Writes checkpoints and .tflite files under `settings.out`.
 
     Args:
-        dataset: instead of what `settings.data` names.
         processes: those that work on the job together; all but the first only train.
         resume: continue the job in the directory, if there is one; restart: move it aside, finished or not.
         accelerator: where networks train; everything else, including ranges and the device's integers, runs on the CPU.
-        keep_going: quantize even a float network that is no better than guessing.
         finish: writes more into the directory, while it is still locked.
     """
     out, progress = settings.out, progress or Progress()

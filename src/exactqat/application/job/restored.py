@@ -52,11 +52,8 @@ def describe_checkpoint(settings: Settings, dataset: Dataset, outcome: Outcome) 
 
 
 def restore(path: Path, model: str | None = None) -> tuple[qat.PreparedModel, Record]:
-    """The network of a checkpoint, and the checkpoint. Needs no data, and runs no code named in the file.
-
-    Args:
-        model: the network as the user names it; needed if it is not one of exactqat's own, see `models.named_in`.
-    """
+    """The network of a checkpoint, and the checkpoint. Needs no data, and runs no code named in the file. model: see
+    `models.named_in`."""
     checkpoint = checkpoints.load_checkpoint(path)
     checkpoints.check_network(checkpoint, path)
     shape = checkpoint["input_shape"]

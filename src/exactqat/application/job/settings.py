@@ -40,10 +40,8 @@ TEMPERATURE = 4.0
 
 @dataclass(frozen=True)
 class Method:
-    """One way to quantize: with training or without, and where activation ranges come from.
-
-    searched: by `tune.search`, which starts from such ranges.
-    """
+    """One way to quantize: with training or without, and where activation ranges come from. searched: by `tune.search`,
+    which starts from such ranges."""
 
     name: str
     title: str

@@ -33,12 +33,9 @@ class Fit:
 
 
 def put(model: nn.Module, path: Path) -> Fit:
-    """Loads the weights from a file into a network, as far as their names and shapes agree.
-
-    Args:
-        path: of a state dict that `torch.save` wrote, alone or as part of a checkpoint, or of safetensors. An
-            additional prefix of all matching names, such as "module.", is removed.
-    """
+    """Loads weights into a network, as far as their names and shapes agree, from safetensors or a state dict that
+    `torch.save` wrote, alone or as part of a checkpoint. An additional prefix of all matching names, such as "module.",
+    is removed."""
     content, tensors = read(path)
     own = {name: entry for name, entry in model.state_dict().items() if isinstance(entry, Tensor)}
     prefix = _prefix(tensors, own)
