@@ -11,8 +11,8 @@ from torch import Tensor
 
 
 def shifted(images: Tensor, generator: torch.Generator, across: bool = True) -> Tensor:
-    """Every image moved by up to an eighth of its size, at least a pixel, along each axis (across=False: along the first
-    alone); zeros fill the edge."""
+    """Every image moved by up to an eighth of its size, at least a pixel, along each axis; zeros fill the edge. across:
+    False moves along the first alone."""
     count, _, height, width = images.shape
     down, aside = max(1, height // 8), max(1, width // 8) if across else 0
     rows = torch.arange(height) + torch.randint(0, 2 * down + 1, (count, 1), generator=generator)
