@@ -185,6 +185,26 @@ def test_images_that_no_disk_holds_are_refused(tmp_path: Path) -> None:
         data.load(str(path), 10**6)
 
 
+def test_many_files_are_read_when_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder(tmp_path / "pets", count=30)
+    monkeypatch.setattr(data, "MOST_CHECKED", 20)
+    monkeypatch.setattr(data, "SAMPLE", 5)
+    opened: list[str] = []
+    original = images.Files._decode
+    monkeypatch.setattr(images.Files, "_decode", lambda self, number: opened.append(number) or original(self, number))
+    dataset = data.load(str(path))
+    first = dataset.fingerprint()
+    assert len(opened) <= 12 and dataset.train.images.shape[1:] == (3, 8, 8)
+    values = (dataset.train.images[:][:, 0, 0, 0] * 255).round().int()
+    assert torch.equal((values >= 100).long(), dataset.train.labels) and 39 <= len(opened) <= 52
+    dataset.train.images[torch.arange(10)]  # are there
+    assert len(opened) <= 52 and data.load(str(path)).fingerprint() == first
+    with pytest.raises(ValueError, match="cannot be read: .*Of so many files a sample is read before"):
+        for number in range(30):
+            (path / "cat" / f"{number}.png").write_text("no image")
+        data.load(str(path)).train.images[:]
+
+
 def test_arrays_stay_on_disk(tmp_path: Path) -> None:
     x, y = np.arange(12 * 30, dtype=np.float32).reshape(12, 6, 5), np.arange(12) % 2
     for save in (np.savez, np.savez_compressed):

@@ -8,10 +8,9 @@ How images become numbers, whatever their source:
   applied, palettes are resolved, and only the first frame of an animation is used.
 - `image_size` crops the largest square in the middle of every image and scales it; files of 8 bits keep 8 bits. Without
   it all images must have the same size.
-- Unreadable images are skipped and listed in `Dataset.skipped`.
+- Unreadable images are skipped and listed in `Dataset.skipped`; of more than MOST_CHECKED files, a sample is read.
 
-Arrays stay on disk and are read when they are needed; image files are decoded once, into a temporary file
-(`images.py`).
+Arrays and files stay on disk and are read when they are needed (`images.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,13 +30,15 @@ from ...deploy.examples import NAMES, PART_NAMES, StoredArrays, endings_in, numb
 from ...kit.display import on_one_line
 from ...kit.progress import Clock
 from .glyphs import rendered
-from .images import AT_ONCE, Images, fitted, pixels, reason, scale_of, temporary_array
+from .images import AT_ONCE, Files, Images, fitted, reason, scale_of
 from .results import Dataset, Split
 
 # The split belongs to the data, not to a run: every seed is judged on the same test images.
 SPLIT, SPLIT_SEED = "65/15/20:0", 0
 # The share of validation images where only training and test images are divided.
 VALIDATION_SHARE = 0.15
+# The most files that are all read before training; of more files so many are read, evenly.
+MOST_CHECKED, SAMPLE = 100_000, 2_000
 # Images of a part, read or not, and their labels.
 Part = tuple[Images | Tensor, np.ndarray]
 
@@ -209,17 +209,19 @@ def _files_below(folder: Path, skipped: list[str]) -> list[str]:
 
 def _read_files(
     path: Path, names: Sequence[str], image_size: int | None, skipped: list[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The files' images [n, height, width, channels], decoded by threads into a temporary file, and whether each can be
-    used; `skipped` gets those that cannot."""
-    failed: dict[int, str] = {}
+) -> tuple[Files, np.ndarray]:
+    """The files' images, and whether each can be used; `skipped` gets those that cannot."""
+    tell = Clock.counting(f"reading {on_one_line(path.name)}", None)
+    every = len(names) <= MOST_CHECKED
+    checked = np.arange(len(names)) if every else np.linspace(0, len(names) - 1, SAMPLE).astype(int)
+    usable, failed = np.ones(len(names), bool), dict[int, str]()
     sizes: dict[tuple[int, int], str] = {}
     channels, bits = 1, 8
-    for number, name in enumerate(names):
+    for number in checked.tolist():
         try:
-            with Image.open(name) as image:
+            with Image.open(names[number]) as image:
                 turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-                sizes.setdefault(image.size[::-1] if turned else image.size, on_one_line(name))
+                sizes.setdefault(image.size[::-1] if turned else image.size, on_one_line(names[number]))
                 channels = max(channels, 1 if image.mode[0] in "1LIF" else 3)
                 bits = 16 if image.mode.startswith("I") else bits
         except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
@@ -228,26 +230,14 @@ def _read_files(
         two = " and ".join(f"{name} has {width}x{height} pixels" for (width, height), name in list(sizes.items())[:2])
         raise ValueError(f"images differ in size ({two}); set image_size (--image-size) to scale them all")
     width, height = (image_size, image_size) if image_size is not None else next(iter(sizes), (1, 1))
-    rows = temporary_array((len(names), height, width, channels), np.dtype(f"uint{bits}"))
-
-    def decode(number: int) -> None:
-        try:
-            with Image.open(names[number]) as image:
-                content = pixels(image, image_size)
-            if content.itemsize < rows.itemsize:
-                content = content.astype(np.uint16) * 257
-            rows[number] = content[:, :, None] if content.ndim == 2 else content
-        except Exception as error:  # noqa: BLE001 - as above
-            failed[number] = reason(error)
-
-    tell = Clock.counting(f"reading {on_one_line(path.name)}", None)
-    left = [number for number in range(len(names)) if number not in failed]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        for start in range(0, len(left), AT_ONCE):
-            list(threads.map(decode, left[start : start + AT_ONCE]))
-            tell(min(start + AT_ONCE, len(left)), len(left))
+    rows = Files(names, (height, width, channels), np.dtype(f"uint{bits}"), image_size)
+    left = np.setdiff1d(checked, list(failed)).astype(int)
+    for start in range(0, len(left), AT_ONCE):
+        failed |= rows.read(left[start : start + AT_ONCE])
+        tell(min(start + AT_ONCE, len(left)), len(left))
+    usable[list(failed)] = False
     skipped += [f"{on_one_line(names[number])}: {failed[number]}" for number in sorted(failed)]
-    return rows, ~np.isin(np.arange(len(names)), list(failed))
+    return rows, usable
 
 
 def _channels_last(x: np.ndarray, where: str) -> np.ndarray:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that stay on disk: arrays and files are read when they are asked for, so memory does not grow with the data.
 
-Image files are decoded once into a temporary file (in `EXACTQAT_CACHE`, or the system's folder for temporary files),
-from which every epoch reads. They keep the bits they came with: 8, or 16.
+Image files are decoded once, by threads, into a temporary file (in `EXACTQAT_CACHE`, or the system's folder for
+temporary files), from which every later epoch reads. They keep the bits they came with: 8, or 16.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import math
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -42,6 +45,14 @@ def fitted(images: np.ndarray, size: int | None) -> np.ndarray:
     return F.interpolate(square, (size, size), mode="bilinear", antialias=True, align_corners=False).numpy()
 
 
+class Rows(Protocol):
+    """Images [n, height, width, channels] of any dtype, by their numbers."""
+
+    shape: tuple[int, ...]
+
+    def __getitem__(self, numbers: np.ndarray) -> np.ndarray: ...
+
+
 class Images:
     """Images as float32 [n, channels, height, width], read from rows when they are asked for.
 
@@ -49,7 +60,7 @@ class Images:
     255 and 65535; all other numbers are used as they are.
     """
 
-    def __init__(self, rows: np.ndarray, numbers: np.ndarray, size: int | None = None) -> None:
+    def __init__(self, rows: Rows, numbers: np.ndarray, size: int | None = None) -> None:
         """numbers: of the rows that these images are; size: see `fitted`."""
         self._rows, self._numbers, self._size = rows, numbers, size
         first = self._read(numbers[:1]) if len(numbers) else np.zeros((0, *rows.shape[3:], *rows.shape[1:3]))
@@ -81,6 +92,10 @@ class Images:
     def numpy(self) -> np.ndarray:
         """All of them."""
         return self._read(self._numbers)
+
+    def unread(self) -> list[bytes]:
+        """What identifies the images without reading them, if there are files that were not all read."""
+        return self._rows.unread(self._numbers) if isinstance(self._rows, Files) else []
 
 
 def temporary_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -125,6 +140,62 @@ def _scaled(image: Image.Image, size: int | None) -> Image.Image:
     if size is None or image.size == (size, size):
         return image
     return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+
+
+class Files:
+    """Image files as rows, decoded when they are asked for first.
+
+    Args:
+        paths: of the files; size: see `pixels`.
+        shape: height, width and channels; dtype: uint8 or uint16.
+    """
+
+    def __init__(self, paths: Sequence[str], shape: tuple[int, int, int], dtype: np.dtype, size: int | None) -> None:
+        self.paths, self._size = paths, size
+        self.shape: tuple[int, ...] = (len(paths), *shape)
+        self._pixels = temporary_array(self.shape, dtype)
+        self._ready = np.zeros(len(paths), bool)
+        self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+        self._lock = threading.Lock()
+
+    def _decode(self, number: int) -> str:
+        """Reads one file; a sentence if that fails."""
+        try:
+            with Image.open(self.paths[number]) as image:
+                decoded = pixels(image, self._size)
+        except Exception as error:  # noqa: BLE001 - Pillow's decoders raise nearly anything for damaged files
+            return reason(error)
+        if decoded.shape[:2] != self.shape[1:3]:
+            height, width = decoded.shape[:2]
+            return f"it has {width}x{height} pixels and others {self.shape[2]}x{self.shape[1]}"
+        if decoded.ndim > 2 and self.shape[3] == 1 or decoded.itemsize > self._pixels.itemsize:
+            return "it has colors or 16 bits, and others have not"
+        if decoded.itemsize < self._pixels.itemsize:
+            decoded = decoded.astype(np.uint16) * 257
+        self._pixels[number] = decoded[:, :, None] if decoded.ndim == 2 else decoded
+        self._ready[number] = True
+        return ""
+
+    def read(self, numbers: np.ndarray) -> dict[int, str]:
+        """Decodes files, and returns why that failed for some."""
+        with self._lock:
+            missing = numbers[~self._ready[numbers]].tolist()
+            failed = zip(missing, self._threads.map(self._decode, missing), strict=True)
+            return {number: why for number, why in failed if why}
+
+    def unread(self, numbers: np.ndarray) -> list[bytes]:
+        """Names and sizes of files, unless all were read."""
+        if self._ready[numbers].all():
+            return []
+        return [f"{self.paths[number]} {os.path.getsize(self.paths[number])}".encode() for number in numbers]
+
+    def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
+        for number, why in self.read(numbers).items():
+            raise ValueError(
+                f"{on_one_line(self.paths[number])} cannot be read: {why}. Of so many files a sample is read before "
+                "training: remove it, and start again"
+            )
+        return self._pixels[numbers]
 
 
 def reason(error: Exception) -> str:

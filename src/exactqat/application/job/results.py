@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,8 +75,10 @@ class Dataset:
         digest = hashlib.sha256(repr((self.class_names, self.value_range)).encode())
         for part in (self.train, self.validation, self.test):
             digest.update(repr(tuple(part.images.shape)).encode())
-            for block in part.images.split(FINGERPRINT_BATCH):
-                digest.update(block.numpy().tobytes())
+            # Of files that were not read yet, their names and sizes.
+            unread: Iterable[bytes] = getattr(part.images, "unread", tuple)()
+            for content in unread or (block.numpy().tobytes() for block in part.images.split(FINGERPRINT_BATCH)):
+                digest.update(content)
             digest.update(part.labels.numpy().tobytes())
         return digest.hexdigest()
 
