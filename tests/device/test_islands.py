@@ -155,7 +155,8 @@ def test_which_operators_were_compared_in_float() -> None:
     for path in FILES.glob("*.float32.tflite"):
         compared |= {operator.kind for operator in read_content(path.read_bytes()).graph.operators}
     others = {"DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "HARD_SWISH", "L2_NORMALIZATION", "MIRROR_PAD", "PACK", "PAD",
-              "PADV2", "PRELU", "QUANTIZE", "REDUCE_MIN", "RELU_0_TO_1", "RELU_N1_TO_1", "SLICE", "SPACE_TO_DEPTH",
+              "PADV2", "PRELU", "QUANTIZE", "REDUCE_MIN", "REDUCE_PROD", "RELU_0_TO_1", "RELU_N1_TO_1", "SLICE",
+              "SPACE_TO_DEPTH",
               "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "SUB", "TILE", "UNPACK", "ADD", "TRANSPOSE", "ARG_MAX",
               "ARG_MIN",
               "BATCH_TO_SPACE_ND", "BROADCAST_TO", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",

@@ -499,7 +499,7 @@ for norm in (layers.LayerNormalization(epsilon=1e-5), layers.LayerNormalization(
     prepared = qat.keras.prepare(model)
     for scale in (1, 0.1, 0.01, 0.001):
         qat.keras.calibrate(prepared, [scale * x], restart=True)
-        floats, _ = prepared.layer_values(scale * x)
+        floats, _ = prepared.trained().layer_values(scale * x)
         wanted = np.asarray(model.predict(scale * x, verbose=0))
         assert np.abs(floats[prepared.plan.outputs[0]] - wanted).max() <= 1e-5 * np.abs(wanted).max(), (norm, scale)
 
