@@ -476,6 +476,7 @@ MEANINGS: dict[str, Callable[[Sketch], str]] = {
         for kind in ("mean", "sum", "amax", "amin", "prod")
         for axes, keep in (((2, 3), True), ((1,), False), ((1, 2, 3), True), ((3,), False))
     },
+    "prod of one": lambda s: s.add("prod", s.input(1, 4, 1, 5), axes=(2,), keep_dims=False),
     "var": reduction("var", (2, 3), False, correction=1),
     "std": reduction("std", (1,), True, correction=0),
     "norm": reduction("norm", (1,), True, order=2),

@@ -53,6 +53,8 @@ def extreme_or_product(planner: Planner, step: Step) -> Stored:
     word, kind = {"amax": ("max", "REDUCE_MAX"), "amin": ("min", "REDUCE_MIN"), "prod": ("prod", "REDUCE_PROD")}[
         step.kind
     ]
+    if step.kind == "prod" and _count(x, axes) == 1:
+        kind = "REDUCE_MAX"  # the value itself, which LiteRT's kernel of products would put on another grid
     return Maker(planner, step, word).reduce(kind, x, axes, keep)
 
 
