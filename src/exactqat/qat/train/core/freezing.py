@@ -30,7 +30,7 @@ class UnsettledStatisticsWarning(UserWarning):
 
 
 def fresh_norms(plan: Plan, tensors: Mapping[str, Any]) -> frozenset[str]:
-    """Paths of layers whose batch norms' running statistics are the 0 and 1 that they begin with.
+    """Paths of layers whose batch norms' running statistics are initial.
 
     tensors: the network's parameters and variables, by name; arrays of any framework.
     """
@@ -41,9 +41,13 @@ def fresh_norms(plan: Plan, tensors: Mapping[str, Any]) -> frozenset[str]:
         if norm is not None
         and norm.training
         and {norm.mean, norm.variance} <= tensors.keys()  # computed ones do not begin at anything
-        and not bool((tensors[norm.mean] != 0).any())
-        and bool((tensors[norm.variance] == 1).all())
+        and are_initial(tensors[norm.mean], tensors[norm.variance])
     )
+
+
+def are_initial(mean: Any, variance: Any) -> bool:
+    """Whether running statistics are the 0 and 1 that they begin with; arrays of any framework."""
+    return not bool((mean != 0).any()) and bool((variance == 1).all())
 
 
 def frozen(functional: TrainingPlan, arrays: Arrays) -> Arrays:

@@ -28,7 +28,7 @@ from ..core import batches as loading
 from ..core.arrays import Mode
 from ..core.engine import Functional
 from ..core.frameworks import elsewhere
-from ..core.freezing import fresh_norms, frozen
+from ..core.freezing import frozen
 from ..core.steps import Input, Step, WeightedStep
 from ..core.trained import TrainedNetwork
 from . import primitives
@@ -83,7 +83,6 @@ class PreparedModel(Owner):
         # Ranges that were trained before `freeze`.
         self._trained_ranges: list[nn.Parameter] = []
         self._watched: dict[str, Tensor] | None = None  # of one call
-        self._fresh_norms = fresh_norms(plan, tensors)
         if model is not None:
             kept_tree(self, model, model._places[""] if isinstance(model, PreparedModel) else "")
             for name in (*model._parameters, *model._buffers):  # in the user's order
@@ -97,8 +96,8 @@ class PreparedModel(Owner):
         for path in sorted(paths, key=lambda path: path.count(".")):
             node_at(root, path, kept_module)
         self._bind(tensors)
-        # Training batches that the batch norms of layers had seen before.
-        self._counted = {path: norm.batches() for path, norm in self._state.norms.items()}
+        # Training batches that the batch norms of layers had counted before, of those whose statistics are initial.
+        self._counted = {path: norm.batches() for path, norm in self._state.norms.items() if norm.is_initial()}
         if model is not None:
             self.training = model.training
         for module in root.modules():
@@ -115,7 +114,6 @@ class PreparedModel(Owner):
 
         plan = self.plan
         self._core = ModulePlan(plan, profile=self._profile)
-        self._core.fresh_norms = self._fresh_norms
         self._state: ModuleState = ModuleState(self._core, self, self._places, tensors)
         self._steps: dict[str, Bound] = {given.path: Input(self._state, given) for given in plan.inputs}
         modules = dict(self.named_modules(remove_duplicate=False))
@@ -124,7 +122,7 @@ class PreparedModel(Owner):
         self._calls = {path: step.compose if isinstance(step, Step) else step for path, step in self._steps.items()}
         self._order = _order(plan)
         self._device = Device(self._state)
-        self._repeats = Repeats(self._state)
+        self._repeats = Repeats()
 
     def _bound(self, step: PlanStep, module: nn.Module) -> Bound:
         """A step. module: of the user's, where the step is in the model."""
@@ -174,7 +172,7 @@ class PreparedModel(Owner):
         seen = self._watched if self.training and torch.is_grad_enabled() else None
         if seen is not None:
             seen.clear()
-        with self._repeats.as_before((args, kwargs)):
+        with self._repeats.as_before(self._state, (args, kwargs)):
             return self._run(args, kwargs, seen)
 
     def watch(self) -> None:
@@ -469,9 +467,10 @@ def freeze(model: PreparedModel) -> None:
     """
     model = _prepared(model)
     arrays, core = model._state.in_numpy(), model._core
-    for path, norm in model._state.norms.items():
-        if norm.norm.training:
-            arrays.ranges[model.plan.stored(path).grid]["trained"] = norm.batches() - model._counted[path]
+    core.fresh_norms = frozenset(model._counted)
+    for path, counted in model._counted.items():
+        trained = model._state.norms[path].batches() - counted
+        arrays.ranges[model.plan.stored(path).grid]["trained"] = trained
     after = frozen(core, arrays)
     with torch.no_grad():
         for name, grid in model._state.grids().items():

@@ -40,14 +40,13 @@ class _Call:
 class Repeats:
     """Remembers what calls of a model move, and puts it back while one is repeated."""
 
-    def __init__(self, state: ModuleState) -> None:
-        self._state = state
+    def __init__(self) -> None:
         self._recent: deque[_Call] = deque(maxlen=_RECENT)
 
     @contextmanager
-    def as_before(self, arguments: Any) -> Iterator[None]:
+    def as_before(self, state: ModuleState, arguments: Any) -> Iterator[None]:
         """Around a call: if it is a repeated one, what it reads and moves is as it was before that call."""
-        if torch.compiler.is_compiling() or not self._state.moves():
+        if torch.compiler.is_compiling() or not state.moves():
             yield
             return
         repeated = _is_recomputing()
@@ -57,7 +56,7 @@ class Repeats:
         if not (repeated or first):
             yield
             return
-        moving, inputs = self._state.moving(), _fingerprint(arguments)
+        moving, inputs = state.moving(), _fingerprint(arguments)
         if not repeated:
             self._recent.append(_Call(inputs, [held[name].clone() for held, name in moving]))
             yield

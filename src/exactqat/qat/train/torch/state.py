@@ -25,6 +25,7 @@ from ....kit.planning.plans import SMALLEST_WIDTH, BatchNorm, Derived, MissingDa
 from ..core import ranges as core
 from ..core.arrays import ENDS, Arrays, Mode, is_learned, weights_of
 from ..core.engine import Functional
+from ..core.freezing import are_initial
 from ..core.primitives import Array
 from ..core.state import Normalization, State, StoredGrid, WeightGrid
 from ..core.steps import Step
@@ -344,6 +345,11 @@ class ModuleNormalization(Normalization):
         """How many training batches the statistics have seen; 0 if there is no count."""
         counted = self.tensors().batches
         return 0 if counted is None else int(counted)
+
+    def is_initial(self) -> bool:
+        """Whether the statistics are those that training begins with."""
+        tensors = self.tensors()
+        return self.norm.training and self._module is not None and are_initial(tensors.mean, tensors.variance)
 
 
 class ModulePlan(Functional):
