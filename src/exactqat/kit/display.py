@@ -21,7 +21,7 @@ def printable(text: object) -> str:
 
     The latter are surrogates: bytes of a file name that are not UTF-8.
     """
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
 
 
 def on_one_line(text: object) -> str:

@@ -28,7 +28,7 @@ def places(sizes: Mapping[str, int], alive: Mapping[str, tuple[int, int]]) -> tu
     among those alive at the same time."""
     taken: list[tuple[int, int, str]] = []
     result: dict[str, int] = {}
-    for name in sorted(sizes, key=lambda each: (-sizes[each], alive[each])):
+    for name in sorted(sizes, key=lambda tensor: (-sizes[tensor], alive[tensor])):
         size = -(-sizes[name] // LINE) * LINE
         first, last = alive[name]
         offset = 0

@@ -112,11 +112,11 @@ class Compiled:
         following = {} if state is None else self._successors
         steps = self._needed(frozenset(codes), (*wanted, *(set(following.values()) - set(self._successors))))
         results = {name: np.empty(self._shape(name, total), self._tensors[name].dtype) for name in wanted}
-        given = {name: np.ascontiguousarray(array) for name, array in codes.items()}
+        feeds = {name: np.ascontiguousarray(array) for name, array in codes.items()}
         kept = self._state(state or {}, steps, following, total)
         for start in range(0, total, batch_size):
             count = min(batch_size, total - start)
-            self._run_batch(steps, given, kept, following, results, start, count)
+            self._run_batch(steps, feeds, kept, following, results, start, count)
             if progress is not None:
                 progress(start + count, total)
         if state is not None:
@@ -183,7 +183,7 @@ class Compiled:
             if dirty.intersection((*step.inputs, *step.outputs)):
                 dirty.update(step.outputs)
                 operands = (self._tensors[name] for name in step.inputs)
-                read |= dict.fromkeys(each.name for each in operands if each.data is None and not each.variable)
+                read |= dict.fromkeys(tensor.name for tensor in operands if tensor.data is None and not tensor.variable)
         return tuple(name for name in read if name not in dirty)
 
     def __repr__(self) -> str:
@@ -212,42 +212,42 @@ class Compiled:
         unknown = [name for name in state if name not in self._tensors or not self._tensors[name].variable]
         if unknown:
             raise ValueError(f"state names {unknown}, which are no variables of the graph")
-        found = {}
+        arrays = {}
         for name in dict.fromkeys((*(name for number in steps for name in self._steps[number].inputs), *more)):
             tensor = self._tensors[name]
             if not tensor.variable:
                 continue
             array, shape = state.get(name), self._shape(name, examples)
             if array is None:
-                found[name] = initial_codes(tensor, examples)
+                arrays[name] = initial_codes(tensor, examples)
                 continue
             if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, np.dtype(tensor.dtype)):
-                given = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-                raise ValueError(f"the state of {name!r} must be {tensor.dtype} {list(shape)}, got {given}")
-            found[name] = array.copy()
-        return found
+                text = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise ValueError(f"the state of {name!r} must be {tensor.dtype} {list(shape)}, got {text}")
+            arrays[name] = array.copy()
+        return arrays
 
     def _shape(self, name: str, examples: int) -> tuple[int, ...]:
         rows, *rest = self._tensors[name].shape
         return (examples * rows, *rest)
 
-    def _needed(self, given: frozenset[str], wanted: tuple[str, ...]) -> tuple[int, ...]:
+    def _needed(self, feeds: frozenset[str], wanted: tuple[str, ...]) -> tuple[int, ...]:
         """Numbers of the operators between what is given and what is wanted."""
-        found: set[int] = set()
-        todo = [name for name in wanted if name not in given]
+        numbers: set[int] = set()
+        todo = [name for name in wanted if name not in feeds]
         while todo:
             name = todo.pop()
             if name not in self._position:
                 raise ValueError(f"tensors needs {name!r}, which is neither given nor computed by the graph")
             number = self._position[name]
-            if number not in found:
-                found.add(number)
+            if number not in numbers:
+                numbers.add(number)
                 todo += [
-                    each
-                    for each in self._steps[number].inputs
-                    if each not in given and self._tensors[each].data is None and not self._tensors[each].variable
+                    source
+                    for source in self._steps[number].inputs
+                    if source not in feeds and self._tensors[source].data is None and not self._tensors[source].variable
                 ]
-        return tuple(sorted(found))
+        return tuple(sorted(numbers))
 
     def _form(self, number: int) -> Form:
         if number not in self._forms:
@@ -273,7 +273,7 @@ class Compiled:
     def _run_batch(
         self,
         steps: tuple[int, ...],
-        given: Mapping[str, np.ndarray],
+        feeds: Mapping[str, np.ndarray],
         kept: Mapping[str, np.ndarray],
         following: Mapping[str, str],
         results: Mapping[str, np.ndarray],
@@ -282,10 +282,10 @@ class Compiled:
     ) -> None:
         """kept: values of variables, which are changed; following: by variable, the tensor that it holds afterwards."""
         # It is not shared meanwhile: threads that call at the same time get their own memory.
-        key = (steps, (*given, *kept), (*results, *kept, *following.values()), count)
+        key = (steps, (*feeds, *kept), (*results, *kept, *following.values()), count)
         program = self._programs.pop(key, None) or self._bound(*key)
         parts: dict[str, np.ndarray] = {}
-        for name, array in {**given, **kept}.items():
+        for name, array in {**feeds, **kept}.items():
             rows = self._tensors[name].shape[0]
             part = parts[name] = array[start * rows : (start + count) * rows]
             if name in program.views:
@@ -305,7 +305,7 @@ class Compiled:
         for name, codes in held.items():
             parts[name][...] = codes
         for name, result in {**results, **kept}.items():
-            if name not in given and name not in held:
+            if name not in feeds and name not in held:
                 rows = self._tensors[name].shape[0]
                 result[start * rows : (start + count) * rows] = program.views[name]
         while len(self._programs) >= PROGRAMS:  # the oldest ones, whose memory is then free
@@ -326,10 +326,10 @@ class Compiled:
         profile = REFERENCE if step.built_in and self.profile.delegates else self.profile
         return profile.for_unsigned() if step.unsigned else profile
 
-    def _bound(self, steps: tuple[int, ...], given: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:
+    def _bound(self, steps: tuple[int, ...], feeds: tuple[str, ...], wanted: tuple[str, ...], count: int) -> _Program:
         """Operators placed in one block of memory, for `count` examples."""
         read = {name for number in steps for name in self._steps[number].inputs}
-        used = [name for name in given if name in read]
+        used = [name for name in feeds if name in read]
         listed: list[tuple[Sequence[str], Sequence[str]]] = [((), (name,)) for name in used]
         listed += [(self._steps[number].inputs, self._steps[number].outputs) for number in steps]
         alive = lifetimes(listed, wanted)

@@ -87,7 +87,7 @@ def hard_swish(
         return None
     if not profile.vectors_of_eight:
         return looked_up(declaration, inputs, output, attributes, profile)
-    tables = [declaration.table(inputs[0], output, attributes, each) for each in (profile, REFERENCE)]
+    tables = [declaration.table(inputs[0], output, attributes, device) for device in (profile, REFERENCE)]
     operands = (part(0, inputs[0]), np.stack(tables).astype(np.int8))
     return (KernelCall("integer_table_in_eights", operands, part(RESULT, output)),)
 

@@ -92,7 +92,7 @@ def make(
     declaration: DeviceOperator, inputs: Tensors, output: Tensor, attributes: Attributes, profile: Profile
 ) -> Form:
     """The calls that compute an operator; none if its declaration has to do it."""
-    if not has_kernels(cpu.kernels) or in_float(inputs, output) or any(each.dtype == INT4 for each in inputs):
+    if not has_kernels(cpu.kernels) or in_float(inputs, output) or any(tensor.dtype == INT4 for tensor in inputs):
         return ()
     try:  # sums fit into 32 bits, shifts into a word
         declaration.check(inputs, output, attributes)

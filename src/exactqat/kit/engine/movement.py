@@ -87,8 +87,8 @@ def pieces(source: np.ndarray, inputs: Tensors, first: np.ndarray, result: Part,
             calls.append(KernelCall("integer_rearrange", (np.full((1, 1), code, dtype), plan), result))
             continue
         plan = np.stack([source[begins[own]] - first[position], begins[own], lengths[own]]).astype(np.int32)
-        given = Part(int(position), (-1, math.prod(inputs[position].shape)))
-        calls.append(KernelCall("integer_rearrange", (given, plan), result))
+        view = Part(int(position), (-1, math.prod(inputs[position].shape)))
+        calls.append(KernelCall("integer_rearrange", (view, plan), result))
     return calls
 
 

@@ -29,10 +29,10 @@ def quantized(values: np.ndarray, tensor: Tensor) -> tuple[np.ndarray, np.ndarra
         return codes, missing.reshape(rows, -1).any(1) if values.size else np.zeros(rows, bool)
     codes = np.empty(values.shape, tensor.dtype)
     length = values.size // rows
-    found = np.empty((rows, -(-length // PIECE)), np.uint8)
+    flags = np.empty((rows, -(-length // PIECE)), np.uint8)
     numbers = {"scale": float(scale), "zero_point": zero_point}
-    run("integer_quantize", [values.reshape(rows, length)], [codes.reshape(rows, length), found], **numbers)
-    return codes, np.asarray(found.any(1))
+    run("integer_quantize", [values.reshape(rows, length)], [codes.reshape(rows, length), flags], **numbers)
+    return codes, np.asarray(flags.any(1))
 
 
 def dequantized(codes: np.ndarray, tensor: Tensor) -> np.ndarray:

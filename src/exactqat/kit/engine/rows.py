@@ -52,7 +52,7 @@ def batch_matmul(
     else:
         numbers["steps"] = STEPS["fixed_point"]
         pair = fixed_point(product_multiplier(inputs, output, profile))
-        factors = np.stack([np.full(columns, int(each), np.int32) for each in pair])
+        factors = np.stack([np.full(columns, int(number), np.int32) for number in pair])
     operands: tuple[Part | np.ndarray, ...] = (*matrices(inputs, output), factors)
     return (KernelCall("integer_batch_matmul", operands, part(RESULT, output), numbers),)
 

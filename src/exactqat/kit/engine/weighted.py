@@ -50,9 +50,9 @@ def factors(rounding: str, inputs: Tensors, output: Tensor) -> np.ndarray:
 
 def in_groups(values: np.ndarray, groups: int) -> np.ndarray:
     """Values [..., channels] as [groups, ..., channels of a group and zeros up to COLUMNS]."""
-    each = values.shape[-1] // groups
-    split = np.moveaxis(values.reshape(*values.shape[:-1], groups, each), -2, 0)
-    return np.ascontiguousarray(np.pad(split, [(0, 0)] * (split.ndim - 1) + [(0, padded(each, COLUMNS) - each)]))
+    columns = values.shape[-1] // groups
+    split = np.moveaxis(values.reshape(*values.shape[:-1], groups, columns), -2, 0)
+    return np.ascontiguousarray(np.pad(split, [(0, 0)] * (split.ndim - 1) + [(0, padded(columns, COLUMNS) - columns)]))
 
 
 def rounding_numbers(
@@ -87,7 +87,7 @@ def packed(filter: np.ndarray, bias: np.ndarray, groups: int, dot: int) -> tuple
     weights = np.empty((groups, padded(depth, 4) * padded(columns, PANEL) * 2), np.uint8)
     added = np.empty((groups, padded(columns, COLUMNS)), np.int32)
     operands = [filter.reshape(groups, columns, depth), bias.reshape(groups, columns)]
-    run("integer_pack", [np.ascontiguousarray(each) for each in operands], [weights, added], dot=dot)
+    run("integer_pack", [np.ascontiguousarray(operand) for operand in operands], [weights, added], dot=dot)
     return weights, added
 
 
@@ -193,7 +193,7 @@ def transpose_conv(
     sizes = zip("yx", inputs[0].shape[1:3], output.shape[1:3], filter.shape[1:3], attributes["strides"], strict=True)
     for axis, size, wanted, window, stride in sizes:
         cut = max((size - 1) * stride + window - wanted, 0) // 2
-        each = []
+        axis_phases = []
         for first in range(min(stride, wanted)):
             taps = np.arange((first + cut) % stride, window, stride)[::-1]
             count = -(-(wanted - first) // stride)
@@ -207,8 +207,8 @@ def transpose_conv(
                 "top" if axis == "y" else "left": before,
                 "lines" if axis == "y" else "places": count,
             }
-            each.append((taps, numbers))
-        phases.append(each)
+            axis_phases.append((taps, numbers))
+        phases.append(axis_phases)
     return tuple(
         product(
             declaration,

@@ -71,10 +71,10 @@ def warn_of_plan(plan: Plan, keep_final_activation: bool | None) -> None:
 
 def warn_of_logits(plan: Plan, keep_final_activation: bool | None) -> None:
     """Emits a FinalActivationWarning if a plan leaves a final step out and that was not chosen explicitly (None)."""
-    found = [(result.name, plan.stored(path)) for result in plan.results for path in result.outside]
-    if not found or keep_final_activation is not None:
+    steps = [(result.name, plan.stored(path)) for result in plan.results for path in result.outside]
+    if not steps or keep_final_activation is not None:
         return
-    said = ", ".join(f"{step.kind} of '{shortened(name)}'" for name, step in found if isinstance(step, PlanStep))
+    said = ", ".join(f"{step.kind} of '{shortened(name)}'" for name, step in steps if isinstance(step, PlanStep))
     warnings.warn(
         f"the model ends with {said}, which stays outside of the file: the model returns its results, the file what "
         "they are computed from (logits). keep_final_activation=True makes it a part of the file; False says that this "

@@ -71,7 +71,7 @@ def silu(planner: Planner, step: Step) -> Stored:
 
 def by_one_operator(table: bool) -> tuple[str, ...]:
     """Kinds of functions that become one device operator: a table, or one that computes exactly this function."""
-    return tuple(each.name for each in FUNCTIONS.values() if each.operator and each.is_table == table)
+    return tuple(function.name for function in FUNCTIONS.values() if function.operator and function.is_table == table)
 
 
 @handles(*by_one_operator(table=False))

@@ -46,5 +46,5 @@ def _looked_up(planner: Planner, maker: Maker, x: Stored, other: Operand, how: s
             "one; compare one integer for each example with a row of numbers, or all with one number"
         )
     table = COMPARISONS[how](np.arange(rows)[:, None], values.reshape(1, -1))
-    found = maker.look_up(x, maker.array(table, "table"), bounds=masks.TRUTH)
-    return found if found.shape == shape else maker.reshape(found, shape, x.batch_axis + len(shape) - x.rank, "answers")
+    truth = maker.look_up(x, maker.array(table, "table"), bounds=masks.TRUTH)
+    return truth if truth.shape == shape else maker.reshape(truth, shape, x.batch_axis + len(shape) - x.rank, "answers")

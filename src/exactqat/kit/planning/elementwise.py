@@ -17,7 +17,7 @@ from .stored import Stored
 
 def operands(planner: Planner, step: Step) -> tuple[Operand, Operand]:
     """The two operands; at least one is a stored tensor."""
-    first, second = (planner.read(each) for each in step.inputs)
+    first, second = (planner.read(operand) for operand in step.inputs)
     if not isinstance(first, Stored) and not isinstance(second, Stored):
         raise Refused(f"{word(step)} of two operands that do not depend on the input; compute it beforehand")
     return first, second
@@ -65,7 +65,7 @@ def _line(planner: Planner, step: Step, x: Stored, at: int) -> Line | None:
 @handles("add", "sub", "mul", "div", "neg")
 def arithmetic(planner: Planner, step: Step) -> Stored:
     """A line of one tensor, together with any lines that follow, or an operator on two."""
-    tensors = [at for at, each in enumerate(step.inputs) if each in planner.network.values]
+    tensors = [at for at, operand in enumerate(step.inputs) if operand in planner.network.values]
     if not tensors:
         raise Refused(f"{word(step)} of something that does not depend on the input; compute it beforehand")
     x = planner.tensor(step, tensors[0])
@@ -75,14 +75,14 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
     weight, bias = line
     more = planner.following()
     while more is not None:
-        at = [position for position, each in enumerate(more.inputs) if each == planner.end]
+        at = [position for position, operand in enumerate(more.inputs) if operand == planner.end]
         line = _line(planner, more, x, at[0]) if at else None
         if line is None:
             break
         planner.absorb(more)
         weight, bias = weight * line[0], bias * line[0] + line[1]
         more = planner.following()
-    if not all(isinstance(each, Coefficient) or math.isfinite(each) for each in (weight, bias)):
+    if not all(isinstance(coefficient, Coefficient) or math.isfinite(coefficient) for coefficient in (weight, bias)):
         raise Refused(f"{word(step)} by a non-finite number")
     if not isinstance(weight, Coefficient) and not isinstance(bias, Coefficient):
         weight, bias = masks.line_in_front_of_softmax(planner.network, planner.end, x, weight, bias)
@@ -97,7 +97,7 @@ def arithmetic(planner: Planner, step: Step) -> Stored:
 
 def _add(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "add")
-    first, second = (_masked(planner, maker, step, each) for each in operands(planner, step))
+    first, second = (_masked(planner, maker, step, operand) for operand in operands(planner, step))
     return maker.add(first, second, activation=planner.take_activation())
 
 
@@ -123,7 +123,7 @@ def _only_for_softmax(planner: Planner, step: Step) -> bool:
 
 def _subtract(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "sub")
-    first, second = (as_operand(maker, each) for each in operands(planner, step))
+    first, second = (as_operand(maker, operand) for operand in operands(planner, step))
     return maker.subtract(first, second, activation=planner.take_activation())
 
 
@@ -131,12 +131,12 @@ def _multiply(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "mul")
     both = operands(planner, step)
     truths = all(
-        masks.is_truth(each)
-        if isinstance(each, Stored)
-        else isinstance(each, Constant) and masks.are_zeros_and_ones(each)
-        for each in both
+        masks.is_truth(operand)
+        if isinstance(operand, Stored)
+        else isinstance(operand, Constant) and masks.are_zeros_and_ones(operand)
+        for operand in both
     )
-    first, second = (as_operand(maker, each) for each in both)
+    first, second = (as_operand(maker, operand) for operand in both)
     if truths:
         return maker.multiply(first, second, bounds=masks.TRUTH)
     return maker.multiply(first, second, activation=planner.take_activation())

@@ -38,8 +38,8 @@ class Ends:
         known = {**dict(zip(self.names, words, strict=True)), **{word: word for word in words}}
         unknown = [name for name in kwargs if name not in known]
         if unknown or len(args) + len(kwargs) != len(words):
-            given = [*("positional" for _ in args), *kwargs]
-            raise TypeError(f"the file's inputs are {', '.join(self.names)}; got {listed(given) or 'none'}")
+            arguments = [*("positional" for _ in args), *kwargs]
+            raise TypeError(f"the file's inputs are {', '.join(self.names)}; got {listed(arguments) or 'none'}")
         bound = self.signature.bind(*args, **{known[name]: value for name, value in kwargs.items()})
         return list(bound.arguments.values())
 

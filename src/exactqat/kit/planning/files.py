@@ -39,14 +39,14 @@ def axes(network: Network, names: Sequence[str]) -> list[tuple[int, ...]]:
         for step in network.steps:
             if len(network.values[step.output].shape) == 4:
                 channels[step.output] = _channels_of_result(step, channels)
-    found: list[tuple[int, ...]] = []
+    orders: list[tuple[int, ...]] = []
     for name in names:
         value = network.values[name]
         if channels.get(name) == _CHANNELS and value.batch_axis == 0:
-            found.append(CHANNELS_LAST)
+            orders.append(CHANNELS_LAST)
         else:
-            found.append(_batch_first(len(value.shape), value.batch_axis))
-    return found
+            orders.append(_batch_first(len(value.shape), value.batch_axis))
+    return orders
 
 
 def _batch_first(rank: int, batch_axis: int) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def _channels_of_input(network: Network, name: str) -> int:
     known = {name: tuple(range(4))}
     permuted = None
     for step in network.steps:
-        source = next((each for each in step.inputs if isinstance(each, str) and each in known), None)
+        source = next((operand for operand in step.inputs if isinstance(operand, str) and operand in known), None)
         if source is None:
             continue
         own = known[source]
@@ -77,7 +77,7 @@ def _channels_of_input(network: Network, name: str) -> int:
 
 def _channels_of_result(step: Step, channels: dict[str, int]) -> int:
     """The axis of a result's channels: its operand's, followed through permutations."""
-    known = [channels[each] for each in step.inputs if isinstance(each, str) and each in channels]
+    known = [channels[operand] for operand in step.inputs if isinstance(operand, str) and operand in channels]
     if step.kind == "reshape" and known:
         return known[0]  # a model that moves channels away has its own order
     if "channel_axis" in step.attributes or step.kind in _OWN_AXES or not known:
@@ -89,14 +89,14 @@ def _channels_of_result(step: Step, channels: dict[str, int]) -> int:
 
 def distinct(names: Sequence[str]) -> tuple[str, ...]:
     """The names, repeated ones with numbers."""
-    made: list[str] = []
+    result: list[str] = []
     for name in names:
         number, unique = 1, name
-        while unique in made or (number > 1 and unique in names):
+        while unique in result or (number > 1 and unique in names):
             number += 1
             unique = f"{name}_{number}"
-        made.append(unique)
-    return tuple(made)
+        result.append(unique)
+    return tuple(result)
 
 
 def short_names(paths: Sequence[Sequence[str]]) -> tuple[str, ...]:

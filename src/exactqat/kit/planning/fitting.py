@@ -46,8 +46,8 @@ class _Limited:
 
     def bounded(self, scales: Mapping[str, float]) -> list[float]:
         own = iter(self.constants)
-        given = [next(own) if name is None else scales[name] for name in self.operands]
-        return self.limits.bounded(given, scales[self.result])
+        operand_scales = [next(own) if name is None else scales[name] for name in self.operands]
+        return self.limits.bounded(operand_scales, scales[self.result])
 
 
 def limits_of(step: PlanStep, grids: Sequence[Grid], result: Grid) -> ScaleLimits | None:
@@ -60,7 +60,7 @@ def limits_of(step: PlanStep, grids: Sequence[Grid], result: Grid) -> ScaleLimit
 
 def constant_limits(plan: Plan, step: PlanStep, position: int) -> tuple[ScaleLimits, str] | None:
     """What bounds the scale of a step's constant operand, and the grid of the other operand."""
-    other = next((each for at, each in enumerate(step.operands) if at != position and plan.is_stored(each)), None)
+    other = next((path for at, path in enumerate(step.operands) if at != position and plan.is_stored(path)), None)
     if other is None:
         return None
     name = plan.stored(other).grid
@@ -92,7 +92,7 @@ def _scale(grid: Grid, ends: Ends) -> float:
 
 def _limited(plan: Plan, constants: Mapping[tuple[str, int], float]) -> Iterator[_Limited]:
     for step in plan.steps:
-        names = [plan.stored(each).grid if plan.is_stored(each) else None for each in step.operands]
+        names = [plan.stored(path).grid if plan.is_stored(path) else None for path in step.operands]
         first = next((name for name in names if name is not None), None)
         if first is None:
             continue
@@ -120,15 +120,15 @@ def fitting_ranges(plan: Plan, ends: Mapping[str, Ends], constants: Mapping[tupl
     """
     # The last training step may have moved a learned end beyond zero.
     ends = {name: (min(low, 0.0), max(high, 0.0)) for name, (low, high) in ends.items()}
-    given = {name for name, grid in plan.grids.items() if grid.fixed is not None or name not in ends}
+    presets = {name for name, grid in plan.grids.items() if grid.fixed is not None or name not in ends}
     scales = {
         name: _scale(grid, ends.get(name, (0.0, 0.0)))
         for name, grid in plan.grids.items()
         if name in ends or grid.fixed is not None
     }
     before = dict(scales)
-    limited = [each for each in _limited(plan, constants) if scales.keys() >= each.grids()]
-    empty = {name for name, (low, high) in ends.items() if high - low < SMALLEST_WIDTH} - given
+    limited = [step for step in _limited(plan, constants) if scales.keys() >= step.grids()]
+    empty = {name for name, (low, high) in ends.items() if high - low < SMALLEST_WIDTH} - presets
     least = {name: _scale(plan.grids[name], (0.0, SMALLEST_WIDTH * _MARGIN)) for name in empty}
 
     def finer(name: str, wanted: float) -> None:
@@ -138,8 +138,8 @@ def fitting_ranges(plan: Plan, ends: Mapping[str, Ends], constants: Mapping[tupl
 
     for _ in range(_ROUNDS):
         earlier = dict(scales)
-        for each in limited:
-            _fit(each, scales, given, empty, finer)
+        for step in limited:
+            _fit(step, scales, presets, empty, finer)
         if scales == earlier:
             break
     moved = {}
@@ -152,7 +152,7 @@ def fitting_ranges(plan: Plan, ends: Mapping[str, Ends], constants: Mapping[tupl
 
 
 def _fit(
-    step: _Limited, scales: dict[str, float], given: set[str], empty: set[str], finer: Callable[[str, float], None]
+    step: _Limited, scales: dict[str, float], presets: set[str], empty: set[str], finer: Callable[[str, float], None]
 ) -> None:
     limits, result = step.limits, step.result
     for position in range(len(step.bounded(scales))):
@@ -160,7 +160,7 @@ def _fit(
         # What this value depends on, the smallest first: its values matter least.
         read = step.operands if limits.of == "product" else step.operands[position : position + 1]
         own = {name for name in read if name is not None}
-        operands = sorted(own - given - {result}, key=lambda name: (scales[name], name))
+        operands = sorted(own - presets - {result}, key=lambda name: (scales[name], name))
         if value >= limits.highest:
             if limits.of == "operand":
                 continue
@@ -169,7 +169,7 @@ def _fit(
                 if name in empty and excess > 1:
                     finer(name, scales[name] / excess)
                     excess = step.bounded(scales)[position] / limits.highest * _MARGIN
-            if excess > _MARGIN and result not in given and result not in own:
+            if excess > _MARGIN and result not in presets and result not in own:
                 scales[result] *= excess
         # A constant's scale follows automatically.
         elif value < limits.lowest and None not in step.operands:

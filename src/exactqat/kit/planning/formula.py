@@ -46,7 +46,7 @@ def _operation(word: str, reflected: bool = False) -> Callable[..., _Symbol]:
     """A method that records a call of one of `_FUNCTIONS`."""
 
     def record(*args: Any) -> _Symbol:
-        nodes = tuple(each.node if isinstance(each, _Symbol) else each for each in args)
+        nodes = tuple(argument.node if isinstance(argument, _Symbol) else argument for argument in args)
         return _Symbol(_Applied(word, nodes[::-1] if reflected else nodes))
 
     return record

@@ -11,7 +11,7 @@ from .plans import PlanInput
 Shape = tuple[Any, ...]
 
 
-def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> None:
+def require_input(port: PlanInput, shape: Shape, dtype: Any, real: bool) -> None:
     """Raises if an array is not a batch of what a network was prepared for: any number of examples, all else equal.
 
     It runs at each call of a prepared model, and on a tracer's shape.
@@ -25,47 +25,46 @@ def require_input(given: PlanInput, shape: Shape, dtype: Any, real: bool) -> Non
         ValueError: the shape differs.
         TypeError: it does not hold real numbers; a network traced in float32 would compute something else.
     """
-    wanted, axis = given.shape, given.batch_axis
+    wanted, axis = port.shape, port.batch_axis
     if shape[axis + 1 :] != wanted[axis + 1 :] or shape[:axis] != wanted[:axis] or len(shape) != len(wanted):
         known = tuple(own if size is None else size for size, own in zip(shape, wanted, strict=False))
         if len(shape) != len(wanted) or known[:axis] != wanted[:axis] or known[axis + 1 :] != wanted[axis + 1 :]:
-            raise ValueError(_misfit(given, shape))
+            raise ValueError(_misfit(port, shape))
     elif wanted[axis] != 1 and shape[axis] is not None and shape[axis] % wanted[axis]:
-        raise ValueError(_misfit(given, shape))
-    if real and given.rows:
-        raise TypeError(f"{given.name or given.path} must contain integers, which choose rows of a table, got {dtype}")
-    if not real and given.floating and not given.rows:
+        raise ValueError(_misfit(port, shape))
+    if real and port.rows:
+        raise TypeError(f"{port.name or port.path} must contain integers, which choose rows of a table, got {dtype}")
+    if not real and port.floating and not port.rows:
         raise TypeError(
-            f"{given.name or given.path} must contain real numbers, like the example, got {dtype}; convert it to "
-            "float32"
+            f"{port.name or port.path} must contain real numbers, like the example, got {dtype}; convert it to float32"
         )
 
 
-def require_examples(given: PlanInput, shape: Shape) -> None:
+def require_examples(port: PlanInput, shape: Shape) -> None:
     """Raises ValueError if a batch holds nothing for ranges or statistics to follow."""
-    if shape[given.batch_axis] == 0:
+    if shape[port.batch_axis] == 0:
         raise ValueError(
-            f"{given.name or given.path} has no examples, got shape {list(shape)}; ranges and statistics need at least "
+            f"{port.name or port.path} has no examples, got shape {list(shape)}; ranges and statistics need at least "
             "one in training and calibration: leave this batch out"
         )
 
 
-def require_rows(given: PlanInput, lowest: int, highest: int) -> None:
+def require_rows(port: PlanInput, lowest: int, highest: int) -> None:
     """Raises ValueError if indices are outside their table.
 
     Args:
         lowest, highest: of the given indices.
     """
-    if lowest < 0 or highest >= given.rows:
+    if lowest < 0 or highest >= port.rows:
         outside = lowest if lowest < 0 else highest
         raise ValueError(
-            f"{given.name or given.path} must contain integers in 0..{given.rows - 1}, the rows of the table that they "
+            f"{port.name or port.path} must contain integers in 0..{port.rows - 1}, the rows of the table that they "
             f"choose from, got {outside}"
         )
 
 
-def _misfit(given: PlanInput, shape: Shape) -> str:
-    wanted, axis = given.shape, given.batch_axis
+def _misfit(port: PlanInput, shape: Shape) -> str:
+    wanted, axis = port.shape, port.batch_axis
     rows = "batch" if wanted[axis] == 1 else f"{wanted[axis]} * batch"
     words = ", ".join(rows if at == axis else str(size) for at, size in enumerate(wanted))
     examples = wanted[:axis] + wanted[axis + 1 :]
@@ -78,7 +77,7 @@ def _misfit(given: PlanInput, shape: Shape) -> str:
         remedy = f"its axes are in another order: transpose it with {list(orders[turned])}"
     else:
         remedy = "sizes are fixed on a device: prepare the model again with an example of that size"
-    what = f"{given.name or given.path} must have shape [{words}], as the network was prepared for"
+    what = f"{port.name or port.path} must have shape [{words}], as the network was prepared for"
     return f"{what}, got {list(shape)}; {remedy}"
 
 
@@ -99,8 +98,8 @@ def misfit_of_example(
     """
     if accepts(lambda shape: (shape[0] + 1000, *shape[1:])):
         return None  # whatever it was, shapes are not to blame
-    given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-    what = f"the model does not accept the example, {given}"
+    arguments = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+    what = f"the model does not accept the example, {arguments}"
     if accepts(lambda shape: (1, *shape)):
         return f"{what}: it has no batch axis, which comes first; pass a batch of one"
     if accepts(lambda shape: shape):

@@ -58,7 +58,7 @@ class Kind:
         """
         if self.real is None:
             raise NotImplementedError(f"a step {self.name!r} is not computed value by value")
-        defaults = {name: each.default for name, each in self.attributes.items() if each.default is not REQUIRED}
+        defaults = {name: entry.default for name, entry in self.attributes.items() if entry.default is not REQUIRED}
         return self.real(operands, defaults | dict(attributes))
 
     def check(self, inputs: Sequence[object], attributes: Attributes) -> None:
@@ -70,11 +70,11 @@ class Kind:
         fewest, most = self.operands
         if len(inputs) < fewest or (most is not None and len(inputs) > most):
             raise ValueError(f"a step {self.name!r} reads {', '.join(self.inputs)}, got {len(inputs)} inputs")
-        for name, given in zip(self.inputs, inputs, strict=False):
-            if given is None and not name.endswith("?") and not name.startswith("*"):
+        for name, operand in zip(self.inputs, inputs, strict=False):
+            if operand is None and not name.endswith("?") and not name.startswith("*"):
                 raise ValueError(f"input {name!r} of a step {self.name!r} must be there, got None")
         missing = [
-            name for name, each in self.attributes.items() if each.default is REQUIRED and name not in attributes
+            name for name, entry in self.attributes.items() if entry.default is REQUIRED and name not in attributes
         ]
         unknown = [name for name in attributes if name not in self.attributes]
         if missing or unknown:

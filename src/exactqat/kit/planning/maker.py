@@ -118,8 +118,8 @@ class Maker:
         """
         operator = OPERATORS[kind]
         path = self.name(part)
-        tensors = [each for each in operands if isinstance(each, Stored)]
-        if any(each.grid.now.indices for each in tensors):
+        tensors = [operand for operand in operands if isinstance(operand, Stored)]
+        if any(tensor.grid.now.indices for tensor in tensors):
             raise Refused(
                 f"{word(self.step)} of an input of integers by which rows are looked up; the device looks them up as "
                 "they are given: do this before the network, or with what is looked up"
@@ -129,13 +129,13 @@ class Maker:
                 operands = tensors = self._on_one_grid(tensors, path)
             if tensors[0].grid.is_int16 and "int16" not in operator.dtypes:
                 self._need_dtype(kind, self.rule(path))
-                operands = tensors = [self._converted(each, self.rule(path)) for each in tensors]
-            grid, high = tensors[0].grid, all(each.high for each in tensors)
+                operands = tensors = [self._converted(tensor, self.rule(path)) for tensor in tensors]
+            grid, high = tensors[0].grid, all(tensor.high for tensor in tensors)
         else:
             rule = rule or self.rule(path)
             self._need_dtype(kind, rule)
             if not operator.changes_dtype:
-                operands = [self._converted(each, rule) if isinstance(each, Stored) else each for each in operands]
+                operands = [self._converted(node, rule) if isinstance(node, Stored) else node for node in operands]
             if bounds is not None:
                 rule = replace(rule, ranges="fixed", fixed_range=bounds)
                 activation = self._by_saturation(rule, bounds, activation)
@@ -143,7 +143,7 @@ class Maker:
             positive = nonnegative or high or (bounds is not None and bounds[0] == 0)
             fixed = operator.grid_fixed_in("int16" if rule.is_int16 else "int8")
             grid = SharedGrid(Grid(path, rule, positive, fixed=fixed))
-        self._need_on_device(kind, [grid, *(each.grid for each in operands if isinstance(each, Stored))], path)
+        self._need_on_device(kind, [grid, *(operand.grid for operand in operands if isinstance(operand, Stored))], path)
         if batch_axis is None:
             batch_axis = tensors[0].batch_axis
         stored = Stored(path, tuple(shape), batch_axis, grid, channels, high)
@@ -158,7 +158,7 @@ class Maker:
         **how: Any,
     ) -> Stored:
         """The step that stores a tensor; its grid's name is known at the end only."""
-        paths = tuple(each if isinstance(each, str) else each.path for each in operands)
+        paths = tuple(operand if isinstance(operand, str) else operand.path for operand in operands)
         how |= {"batch_axis": stored.batch_axis, "place": self.step.place}
         self.planner.drafts.append(
             (stored, PlanStep(stored.path, kind, paths, dict(attributes or {}), "", stored.shape, **how))
@@ -246,12 +246,12 @@ class Maker:
         as_given = bool(indices.grid.now.indices)
         kind = "EMBEDDING" if as_given else "CODED_EMBEDDING"
         self._need_dtype(kind, rule)
-        given, features = self.planner.given(indices) if as_given else indices, self.shape_of(table)[1]
-        shape = (*given.shape, features)
-        stored = Stored(path, shape, given.batch_axis, SharedGrid(Grid(path, rule)), len(shape) - 1)
+        source, features = self.planner.given(indices) if as_given else indices, self.shape_of(table)[1]
+        shape = (*source.shape, features)
+        stored = Stored(path, shape, source.batch_axis, SharedGrid(Grid(path, rule)), len(shape) - 1)
         attributes = {} if fixed_row is None else {"fixed_row": fixed_row}
-        looked_up = self._draft(stored, kind, [given, table], attributes)
-        if indices.shape == given.shape:
+        looked_up = self._draft(stored, kind, [source, table], attributes)
+        if indices.shape == source.shape:
             return looked_up
         return self.reshape(looked_up, (*indices.shape, features), indices.batch_axis, "reshaped")
 
@@ -410,13 +410,13 @@ class Maker:
         self, kind: str, first: Stored | str, second: Stored | str, part: str | None = None, **how: Unpack[How]
     ) -> Stored:
         """An operator on two operands that broadcast."""
-        shapes = [self.shape_of(each) for each in (first, second)]
+        shapes = [self.shape_of(side) for side in (first, second)]
         shape = np.broadcast_shapes(*shapes)
-        stored = [each for each in (first, second) if isinstance(each, Stored)]
-        main = max(stored, key=lambda each: (each.rank, math.prod(each.shape)))
+        stored = [side for side in (first, second) if isinstance(side, Stored)]
+        main = max(stored, key=lambda tensor: (tensor.rank, math.prod(tensor.shape)))
         batch_axis = main.batch_axis + len(shape) - main.rank
         operands = [
-            self.aligned(each, len(shape), batch_axis) if isinstance(each, Stored) else each for each in (first, second)
+            self.aligned(side, len(shape), batch_axis) if isinstance(side, Stored) else side for side in (first, second)
         ]
         channels = main.channels if main.rank == len(shape) else None
         return self.store(kind, operands, shape, part, batch_axis=batch_axis, channels=channels, **how)

@@ -56,13 +56,13 @@ def is_mask(network: Network, name: str) -> bool:
         return dtype == "bool"
     known = {name}
     for step in network.steps:
-        if not known.intersection(each for each in step.inputs if isinstance(each, str)):
+        if not known.intersection(operand for operand in step.inputs if isinstance(operand, str)):
             continue
         if step.kind == "clamp" and (step.attributes["min"], step.attributes["max"]) == TRUTH:
             return True
         if is_of_truth(network, step) or (step.kind == "linear" and network.values[name].truth):
             return True
-        if step.kind == "mul" and any(not isinstance(each, str) and (each or 0) <= HIDES for each in step.inputs):
+        if step.kind == "mul" and any(not isinstance(factor, str) and (factor or 0) <= HIDES for factor in step.inputs):
             return True
         if step.kind in (*MOVES, "sub") or (step.kind == "mul" and known.issuperset(step.inputs)):
             known.add(step.output)
@@ -81,8 +81,8 @@ def with_examples(network: Network, examples: Sequence[Any]) -> Network:
         examples: an array for each of its inputs.
     """
     values = dict(network.values)
-    for name, given in zip(network.inputs, examples, strict=True):
-        array = np.asarray(given)
+    for name, example in zip(network.inputs, examples, strict=True):
+        array = np.asarray(example)
         truth = array.dtype.kind in "iu" and array.size and bool(array.min() >= 0 and array.max() <= 1)
         values[name] = replace(values[name], hides=hides(array), truth=bool(truth))
     return replace(network, values=values)
@@ -111,9 +111,9 @@ def rows_of_tables(network: Network, name: str) -> int:
     if tables or network.values[name].dtype == "bool":
         return min(tables, default=0)
     compared = [step for step in read if step.kind == "compare" and not is_of_truth(network, step)]
-    numbers = [known[each].data if isinstance(each, str) else each for each in (step.inputs[1] for step in compared)]
+    numbers = [known[side].data if isinstance(side, str) else side for side in (step.inputs[1] for step in compared)]
     # All beyond the largest of these numbers is equivalent.
-    return max((int(np.asarray(each).max()) + 2 for each in numbers if each is not None), default=0)
+    return max((int(np.asarray(number).max()) + 2 for number in numbers if number is not None), default=0)
 
 
 def _source(network: Network, name: object) -> object:
@@ -181,12 +181,12 @@ def hides_scores(network: Network, name: str) -> bool:
 
 def extents(network: Network) -> Mapping[str, Ends]:
     """The smallest and the largest possible values: of row numbers, and of what they are computed from."""
-    given = [name for name in network.inputs if not rows_of_tables(network, name)]
-    known: dict[str, Ends] = {name: (0, 1) for name in given if is_mask(network, name)}
+    inputs = [name for name in network.inputs if not rows_of_tables(network, name)]
+    known: dict[str, Ends] = {name: (0, 1) for name in inputs if is_mask(network, name)}
     for step in network.steps:
-        found = (0, 1) if step.kind == "compare" else _extent(network, step, known)
-        if found is not None and max(map(abs, found)) <= LARGEST:
-            known[step.output] = found
+        extent = (0, 1) if step.kind == "compare" else _extent(network, step, known)
+        if extent is not None and max(map(abs, extent)) <= LARGEST:
+            known[step.output] = extent
     made_by = {step.output: step for step in network.steps}
     wanted: set[str] = set()
     rows = [step.inputs[0] for step in network.steps if step.kind == "embedding"]
@@ -203,12 +203,12 @@ def _extent(network: Network, step: Step, known: Mapping[str, Ends]) -> Ends | N
         return known.get(str(step.inputs[0]))
     if step.kind == "linear":
         return _of_product(network, step, known)
-    if step.kind not in ("add", "sub", "mul", "neg") or not any(each in known for each in step.inputs):
+    if step.kind not in ("add", "sub", "mul", "neg") or not any(operand in known for operand in step.inputs):
         return None
-    ends = [_ends(network, each, known) for each in step.inputs]
-    if any(each is None for each in ends):
+    ends = [_ends(network, operand, known) for operand in step.inputs]
+    if any(pair is None for pair in ends):
         return None
-    (low, high), *others = (each for each in ends if each is not None)
+    (low, high), *others = (pair for pair in ends if pair is not None)
     if step.kind == "neg":
         return -high, -low
     ((least, most),) = others
@@ -223,7 +223,7 @@ def _extent(network: Network, step: Step, known: Mapping[str, Ends]) -> Ends | N
 def _of_product(network: Network, step: Step, known: Mapping[str, Ends]) -> Ends | None:
     """Likewise for sums with a matrix of whole numbers."""
     ends, matrix = known.get(str(step.inputs[0])), _numbers(network, step.inputs[1])
-    if ends is None or matrix is None or any(each is not None for each in step.inputs[2:]):
+    if ends is None or matrix is None or any(bias is not None for bias in step.inputs[2:]):
         return None
     products = np.stack([matrix * ends[0], matrix * ends[1]])
     return int(products.min(0).sum(-1).min()), int(products.max(0).sum(-1).max())
@@ -247,7 +247,7 @@ def _numbers(network: Network, operand: object) -> np.ndarray | None:
 
 def on_whole_grid(rule: Rule, ends: Ends) -> Rule:
     """The rule for a tensor on a grid of scale 1 that reaches from end to end."""
-    bits, (low, high) = next(each for each in _GRIDS if each[1][0] <= ends[0] and ends[1] <= each[1][1])
+    bits, (low, high) = next(grid for grid in _GRIDS if grid[1][0] <= ends[0] and ends[1] <= grid[1][1])
     return replace(rule, activation_bits=bits, ranges="fixed", fixed_range=(float(low), float(high)))
 
 

@@ -95,11 +95,11 @@ def _readers_broadcast(planner: Planner, step: Step, x: Stored) -> bool:
     readers = planner.readers(step)
     if planner.returned(step) or not readers:
         return False
-    made_by = {each.output: each for each in planner.network.steps}
+    made_by = {producer.output: producer for producer in planner.network.steps}
     for reader in readers:
         if reader.kind not in BROADCASTING:
             return False
-        others = [each for each in reader.inputs if each != step.output]
+        others = [operand for operand in reader.inputs if operand != step.output]
         if len(others) != 1 or not isinstance(others[0], str):
             return False
         other = made_by.get(others[0])
@@ -199,8 +199,8 @@ def flip(planner: Planner, step: Step) -> Stored:
 def concatenation(planner: Planner, step: Step) -> Stored:
     axis = int(step.attributes["axis"])
     shape = planner.shape(step)
-    operands = [planner.read(each) for each in step.inputs]
-    tensors = [each for each in operands if isinstance(each, Stored)]
+    operands = [planner.read(operand) for operand in step.inputs]
+    tensors = [operand for operand in operands if isinstance(operand, Stored)]
     if not tensors:
         raise Refused(f"{word(step)} of something that does not depend on the input; compute it beforehand")
     need_separate(step, axis != planner.batch_axis(step))
@@ -255,9 +255,9 @@ def place_constants(maker: Maker, placed: Sequence[tuple[int, Constant]], axis: 
 
     shapes = [np.broadcast_shapes(constant.shape, (1,) * rank) for _, constant in placed]
     others = np.broadcast_shapes(
-        *[tuple(1 if at == axis else each for at, each in enumerate(shape)) for shape in shapes]
+        *[tuple(1 if at == axis else extent for at, extent in enumerate(shape)) for shape in shapes]
     )
-    shape = tuple(size if at == axis else each for at, each in enumerate(others))
+    shape = tuple(size if at == axis else extent for at, extent in enumerate(others))
     return maker.derived("constants", shape, function, *(constant.name for _, constant in placed), *masks)
 
 
@@ -346,7 +346,7 @@ def in_all_axes(x: Stored, channel_axis: int, padding: Sequence[tuple[int, int]]
 def resize(planner: Planner, step: Step) -> Stored:
     x, attributes = planner.tensor(step), step.attributes
     axis = int(attributes["channel_axis"])
-    size = tuple(int(each) for each in attributes["size"])
+    size = tuple(int(length) for length in attributes["size"])
     spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
     if tuple(x.shape[at] for at in spatial) == size and attributes.get("scales") is None:
         return x

@@ -130,7 +130,7 @@ class Network:
         Raises:
             ValueError: naming the step and its place, what was given and what is allowed.
         """
-        made = set(self.inputs)
+        names = set(self.inputs)
         absent = [name for name in self.inputs if name not in self.values]
         absent += [name for name in self.outputs if name not in self.values and name not in self.constants]
         if absent:
@@ -144,14 +144,14 @@ class Network:
                 raise ValueError(f"{step.place}: {error}") from None
             what = f"{step.place}: a step {step.kind!r}"
             for operand in step.inputs:
-                if isinstance(operand, str) and operand not in made and operand not in self.constants:
+                if isinstance(operand, str) and operand not in names and operand not in self.constants:
                     raise ValueError(f"{what} reads {operand!r}, which nothing before it makes")
-            if step.output not in self.values or step.output in made:
-                wrong = "is made already" if step.output in made else "is not among the values"
+            if step.output not in self.values or step.output in names:
+                wrong = "is made already" if step.output in names else "is not among the values"
                 raise ValueError(f"{what} makes {step.output!r}, which {wrong}")
-            made.add(step.output)
+            names.add(step.output)
         # The planner refuses an output that is a constant, in the user's words.
-        missing = [name for name in self.outputs if name not in made and name not in self.constants]
+        missing = [name for name in self.outputs if name not in names and name not in self.constants]
         if missing:
             raise ValueError(f"no step makes the outputs {', '.join(missing)}")
 

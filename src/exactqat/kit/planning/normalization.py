@@ -55,7 +55,7 @@ def _scaled(
         return maker.affine(x, slope, offset, activation=activation, channel_axis=axis)
     if axis is not None:
         sizes = [size if at == axis else 1 for at, size in enumerate(x.shape)]
-        weight, bias = (None if each is None else maker.reshaped(each, sizes) for each in (weight, bias))
+        weight, bias = (None if name is None else maker.reshaped(name, sizes) for name in (weight, bias))
     last: How = {"activation": activation} if bias is None else {}
     part = None if bias is None else "scaled"
     if weight is not None:

@@ -85,7 +85,7 @@ class Planner:
         self._live = _live_steps(network)
         self._readers: dict[str, list[Step]] = {}
         for step in self._live:
-            for name in dict.fromkeys(each for each in step.inputs if isinstance(each, str)):
+            for name in dict.fromkeys(operand for operand in step.inputs if isinstance(operand, str)):
                 self._readers.setdefault(name, []).append(step)
         # Operands are identified by name, so no step shares a constant's name.
         self._taken: set[str] = set(network.constants)
@@ -111,7 +111,7 @@ class Planner:
 
     def _visit(self, step: Step) -> None:
         self.end, self._absorbed, self._between = step.output, [], []
-        doubtful = self.doubtful.intersection(each for each in step.inputs if isinstance(each, str))
+        doubtful = self.doubtful.intersection(operand for operand in step.inputs if isinstance(operand, str))
         try:
             if step.kind not in HANDLERS:
                 raise no_operator(step)
@@ -163,9 +163,9 @@ class Planner:
             self.network,
             tuple(
                 replace(
-                    each, grid=self.stored[name].grid.now.name, name=word, axes=files.input_axes(self.network, name)
+                    port, grid=self.stored[name].grid.now.name, name=word, axes=files.input_axes(self.network, name)
                 )
-                for word, name, each in zip(arguments, self.network.inputs, inputs, strict=True)
+                for word, name, port in zip(arguments, self.network.inputs, inputs, strict=True)
             ),
             tuple(steps),
             grids,
@@ -180,14 +180,14 @@ class Planner:
     def _made_constants(self, steps: Iterable[PlanStep]) -> dict[str, Constant]:
         """The constants that steps, or other constants, read."""
         pending = [name for step in steps for name in (*step.operands, *_names(step.weights))]
-        made: dict[str, Constant] = {}
+        constants: dict[str, Constant] = {}
         while pending:
             name = pending.pop()
-            if name not in self.network.constants and name in self.constants and name not in made:
-                made[name] = self.constants[name]
-                expression = made[name].expression
+            if name not in self.network.constants and name in self.constants and name not in constants:
+                constants[name] = self.constants[name]
+                expression = constants[name].expression
                 pending += expression.operands if isinstance(expression, Derived) else ()
-        return {name: constant for name, constant in self.constants.items() if name in made}
+        return {name: constant for name, constant in self.constants.items() if name in constants}
 
     # --- inputs and outputs -----------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Planner:
         """The channel axis named by the first reader that cares; for images the second axis."""
         reached = {name}
         for step in self._live:
-            if not reached.intersection(each for each in step.inputs if isinstance(each, str)):
+            if not reached.intersection(operand for operand in step.inputs if isinstance(operand, str)):
                 continue
             if "channel_axis" in step.attributes:
                 return int(step.attributes["channel_axis"])
@@ -352,21 +352,21 @@ class Planner:
 
     def derive(self, name: str, shape: Sequence[int], function: Callable[..., Array], *operands: str) -> str:
         """Adds a constant computed from others and returns its name."""
-        constants = [self.constants[each] for each in operands]
+        constants = [self.constants[operand] for operand in operands]
         sources = dict.fromkeys(
-            source for each in constants for source in ((each.name,) if each.parameter else each.sources)
+            source for tensor in constants for source in ((tensor.name,) if tensor.parameter else tensor.sources)
         )
         return self.add_constant(
             name,
             shape,
-            trainable=any(each.trainable for each in constants),
+            trainable=any(tensor.trainable for tensor in constants),
             sources=tuple(sources),
             expression=Derived(Formula(function, len(operands)), operands),
         )
 
     def given(self, x: Stored) -> Stored:
         """The integer input as given, which is `x` in another shape."""
-        return next(each for each in (self.stored[name] for name in self.network.inputs) if each.path == x.path)
+        return next(tensor for tensor in (self.stored[name] for name in self.network.inputs) if tensor.path == x.path)
 
 
 def fused_activation(step: Step) -> str:
@@ -376,7 +376,7 @@ def fused_activation(step: Step) -> str:
         unbounded = high is None or high == math.inf
         return "NONE" if low != 0 else "RELU" if unbounded else "RELU6" if high == 6 else "NONE"
     if step.kind == "maximum":
-        return "RELU" if any(each == 0 for each in step.inputs if not isinstance(each, str)) else "NONE"
+        return "RELU" if any(operand == 0 for operand in step.inputs if not isinstance(operand, str)) else "NONE"
     return {"relu": "RELU", "relu6": "RELU6"}.get(step.kind, "NONE")
 
 
@@ -386,7 +386,7 @@ def _live_steps(network: Network) -> tuple[Step, ...]:
     live = []
     for step in reversed(network.steps):
         if step.output in needed:
-            needed.update(each for each in step.inputs if isinstance(each, str))
+            needed.update(operand for operand in step.inputs if isinstance(operand, str))
             live.append(step)
     return tuple(reversed(live))
 

@@ -298,7 +298,7 @@ class Plan:
     @cached_property
     def branches(self) -> tuple[tuple[str, str], ...]:
         """The grids of what is summed, and those of the sums: (branch, sum), without given ones."""
-        given = {name for name, grid in self.grids.items() if grid.fixed is not None or grid.rule.ranges == "fixed"}
+        presets = {name for name, grid in self.grids.items() if grid.fixed is not None or grid.rule.ranges == "fixed"}
         pairs = [
             (self.stored(operand).grid, step.grid)
             for step in self.steps
@@ -306,23 +306,23 @@ class Plan:
             for operand in step.operands
             if self.is_stored(operand)
         ]
-        return tuple((branch, total) for branch, total in pairs if branch != total and branch not in given)
+        return tuple((branch, total) for branch, total in pairs if branch != total and branch not in presets)
 
     def rows(self) -> list[Row]:
         """What is stored, in order of execution, for display."""
         rows = []
         stored: list[PlanInput | PlanStep] = [*self.inputs, *self.steps]
-        for each in stored:
-            shape = tuple(None if at == each.batch_axis else size for at, size in enumerate(each.shape))
-            bits = self.grids[each.grid].bits
-            if isinstance(each, PlanInput):
-                rows.append(Row(each.path, "input", None, shape, None, None if each.rows else bits))
+        for node in stored:
+            shape = tuple(None if at == node.batch_axis else size for at, size in enumerate(node.shape))
+            bits = self.grids[node.grid].bits
+            if isinstance(node, PlanInput):
+                rows.append(Row(node.path, "input", None, shape, None, None if node.rows else bits))
                 continue
-            activation = None if each.activation == "NONE" else each.activation
-            weight_bits = None if each.weights is None else each.weights.rule.weight_bits
-            kind = f"{each.kind or 'in training only'}{', not on the device' if each.left_out else ''}"
+            activation = None if node.activation == "NONE" else node.activation
+            weight_bits = None if node.weights is None else node.weights.rule.weight_bits
+            kind = f"{node.kind or 'in training only'}{', not on the device' if node.left_out else ''}"
             rows.append(
-                Row(each.path, kind, activation, shape, weight_bits, None if each.left_out or not each.kind else bits)
+                Row(node.path, kind, activation, shape, weight_bits, None if node.left_out or not node.kind else bits)
             )
         return rows
 
@@ -333,7 +333,7 @@ class Plan:
 
     @cached_property
     def _by_path(self) -> dict[str, PlanStep | PlanInput]:
-        return {**{each.path: each for each in self.inputs}, **{each.path: each for each in self.steps}}
+        return {**{port.path: port for port in self.inputs}, **{step.path: step for step in self.steps}}
 
 
 @dataclass(frozen=True)
@@ -381,9 +381,9 @@ class MissingData(RuntimeError):
 
 def without_data(names: Iterable[str]) -> str:
     """A sentence about ranges with these names that have seen no data."""
-    found = list(names)
-    what = f"the range of {found[0]} has" if len(found) == 1 else f"{len(found)} ranges have"
-    which = "" if len(found) == 1 else f" ({listed(found)})"
+    ranges = list(names)
+    what = f"the range of {ranges[0]} has" if len(ranges) == 1 else f"{len(ranges)} ranges have"
+    which = "" if len(ranges) == 1 else f" ({listed(ranges)})"
     return (
         f"{what} seen no data{which}, or no finite data: train on a batch or run calibrate before freeze and evaluation"
     )
@@ -391,19 +391,19 @@ def without_data(names: Iterable[str]) -> str:
 
 def require_data(names: Iterable[str]) -> None:
     """Raises MissingData if there are ranges with these names without data."""
-    found = [f"'{shortened(name)}'" for name in names]
-    if found:
-        raise MissingData(without_data(found))
+    ranges = [f"'{shortened(name)}'" for name in names]
+    if ranges:
+        raise MissingData(without_data(ranges))
 
 
 def refuse_batch(count: int, names: Iterable[str]) -> None:
     """Raises ValueError for the `count`-th calibration batch if tensors with these names were not finite."""
-    found = list(names)
-    if found:
-        others = len(found) - 1
+    tensors = list(names)
+    if tensors:
+        others = len(tensors) - 1
         more = f" and in {others} more tensor{'s' * (others > 1)}" if others else ""
         raise ValueError(
-            f"batch {count} of batches gives NaN or infinity in '{found[0]}'{more}, which no range can represent"
+            f"batch {count} of batches gives NaN or infinity in '{tensors[0]}'{more}, which no range can represent"
         )
 
 

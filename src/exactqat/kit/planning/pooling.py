@@ -70,7 +70,7 @@ def max_pool(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "pool")
     if not any(map(any, padding)):
         return pool(maker, "MAX_POOL_2D", x, window, strides, "VALID", axis)
-    if padding == tuple(same_padding(*each) for each in zip(sizes, window, strides, strict=True)):
+    if padding == tuple(same_padding(*geometry) for geometry in zip(sizes, window, strides, strict=True)):
         return pool(maker, "MAX_POOL_2D", x, window, strides, "SAME", axis)
     x = below_all(maker, x, in_all_axes(x, axis, padding), "padded")
     return pool(maker, "MAX_POOL_2D", x, window, strides, "VALID", axis)
@@ -96,11 +96,11 @@ def average_pool(planner: Planner, step: Step) -> Stored:
     x, attributes = planner.tensor(step), step.attributes
     axis, sizes = _sizes(step, x)
     window, strides, padding = tuple(attributes["window"]), tuple(attributes["strides"]), _pairs(attributes["padding"])
-    over = tuple(int(each) for each in attributes.get("over") or (0,) * len(sizes))
+    over = tuple(int(excess) for excess in attributes.get("over") or (0,) * len(sizes))
     counts_zeros, divisor = bool(attributes.get("count_include_pad", True)), attributes.get("divisor")
     maker = Maker(planner, step, "pool")
     reach = tuple((before, after + more) for (before, after), more in zip(padding, over, strict=True))
-    same = tuple(same_padding(*each) for each in zip(sizes, window, strides, strict=True))
+    same = tuple(same_padding(*geometry) for geometry in zip(sizes, window, strides, strict=True))
     counts_all = not any(over) and (counts_zeros or not any(map(any, padding)))
     if divisor is None and not counts_all and reach == same and not (counts_zeros and any(map(any, padding))):
         return pool(maker, "AVERAGE_POOL_2D", x, window, strides, "SAME", axis)
@@ -110,9 +110,9 @@ def average_pool(planner: Planner, step: Step) -> Stored:
         for size, side, stride, pair in zip(sizes, window, strides, reach, strict=True)
     ]
     # A pool over all of a larger image is a mean, which has its own grid; a pool's result keeps its input's.
-    covers = all(each == [(0, size)] for each, size in zip(seen, sizes, strict=True)) and math.prod(sizes) > 1
+    covers = all(spans == [(0, size)] for spans, size in zip(seen, sizes, strict=True)) and math.prod(sizes) > 1
     if (covers or any(map(any, reach))) and _better_by_windows(seen, factors):
-        counts = _products([np.array([stop - start for start, stop in each], float) for each in seen])
+        counts = _products([np.array([stop - start for start, stop in spans], float) for spans in seen])
         ratios = factors * (counts / float(np.prod(window)))  # what the means of `seen` are multiplied by
         plain = bool(np.allclose(ratios, 1, rtol=1e-12))
         averaged = _by_windows(maker, x, axis, seen, None if plain else "of_all", average=True)
@@ -133,9 +133,9 @@ def _better_by_windows(seen: Sequence[Sequence[tuple[int, int]]], factors: np.nd
 
     seen: as returned by `_inside`, for each axis; factors: what the mean with the padding is multiplied by.
     """
-    if any(start >= stop for each in seen for start, stop in each):
+    if any(start >= stop for spans in seen for start, stop in spans):
         return False
-    if all(len(each) == 1 for each in seen):
+    if all(len(spans) == 1 for spans in seen):
         return True
     return float(factors.max()) > _LARGEST_FACTOR and sum(map(len, seen)) <= MOST_PARTS
 
@@ -175,7 +175,7 @@ def _factors(
         counts.append(np.array([counted[at * stride : at * stride + side].sum() for at in range(count)]))
     whole = float(np.prod(window))
     if divisor is not None:
-        return np.full([len(each) for each in counts], whole / float(divisor))
+        return np.full([len(array) for array in counts], whole / float(divisor))
     return whole / _products(counts)
 
 
@@ -211,11 +211,11 @@ def adaptive_pool(planner: Planner, step: Step) -> Stored:
     maker = Maker(planner, step, "pool")
     kind = "AVERAGE_POOL_2D" if average else "MAX_POOL_2D"
     windows = [_windows(size, result) for size, result in zip(sizes, results, strict=True)]
-    uniform = [_uniform(each) for each in windows]
-    if all(each is not None for each in uniform):
-        sides, strides = zip(*[each for each in uniform if each is not None], strict=True)
+    uniform = [_uniform(spans) for spans in windows]
+    if all(pair is not None for pair in uniform):
+        sides, strides = zip(*[pair for pair in uniform if pair is not None], strict=True)
         return pool(maker, kind, x, sides, strides, "VALID", axis)
-    work = [each for each in windows if len(each) != each[-1][1]]
+    work = [spans for spans in windows if len(spans) != spans[-1][1]]
     if sum(map(len, work)) > MOST_PARTS:
         raise Refused(
             f"{word(step)} of {sizes} to {results}, with windows of different sizes; use a divisor of the size"
@@ -232,28 +232,28 @@ def _by_windows(
     """
     spatial = [at for at in range(x.rank) if at not in (axis, x.batch_axis)]
     work = [
-        (at, each)
-        for at, each in zip(spatial, windows, strict=True)
-        if list(each) != [(place, place + 1) for place in range(x.shape[at])]
+        (at, spans)
+        for at, spans in zip(spatial, windows, strict=True)
+        if list(spans) != [(place, place + 1) for place in range(x.shape[at])]
     ]
-    whole = [at for at, each in work if average and list(each) == [(0, x.shape[at])]]
-    work = [each for each in work if each[0] not in whole]
+    whole = [at for at, spans in work if average and list(spans) == [(0, x.shape[at])]]
+    work = [pair for pair in work if pair[0] not in whole]
     if whole:
         x = maker.reduce("MEAN", x, whole, True, within(part, "mean") if work else part, nonnegative=x.nonnegative)
-    for (at, last), (_, each) in zip(one_by_one([at for at, _ in work], part), work, strict=True):
-        if all(stop - start == 1 for start, stop in each):
-            x = take(maker, x, at, [start for start, _ in each], last)
+    for (at, last), (_, spans) in zip(one_by_one([at for at, _ in work], part), work, strict=True):
+        if all(stop - start == 1 for start, stop in spans):
+            x = take(maker, x, at, [start for start, _ in spans], last)
             continue
         pieces = []
-        for index, (start, stop) in enumerate(each):
+        for index, (start, stop) in enumerate(spans):
             name = within(part, f"axis_{at}_window_{index}")
             piece = x if (start, stop) == (0, x.shape[at]) else maker.slice(x, [(at, start, stop, 1)], name)
             if stop - start > 1 and average:
-                result = last if len(each) == 1 else f"{name}_mean"
+                result = last if len(spans) == 1 else f"{name}_mean"
                 piece = maker.reduce("MEAN", piece, [at], True, result, nonnegative=x.nonnegative)
             elif stop - start > 1:
                 window = [stop - start if k == at else 1 for k in spatial]
-                result = last if len(each) == 1 else f"{name}_largest"
+                result = last if len(spans) == 1 else f"{name}_largest"
                 piece = pool(maker, "MAX_POOL_2D", piece, window, window, "VALID", axis, result)
             pieces.append(piece)
         x = pieces[0] if len(pieces) == 1 else maker.concatenate(pieces, at, last)

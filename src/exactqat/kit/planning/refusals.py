@@ -19,9 +19,9 @@ class Refused(Exception):
     from frameworks, too."""
 
     @staticmethod
-    def argument(name: str, given: object, allowed: str) -> Refused:
+    def argument(name: str, value: object, allowed: str) -> Refused:
         """An operation that is known, but not with this argument."""
-        return Refused(f"{name}={given!r} is given, {allowed}")
+        return Refused(f"{name}={value!r} is given, {allowed}")
 
 
 # By labels in lower case without underscores: what to do instead. Only what has been tested.

@@ -24,7 +24,7 @@ from .rules import Rule, checked_rules
 _BITS = re.compile(r"W(\d+)A(\d+)", re.IGNORECASE | re.ASCII)
 _NAMED = ("match", "weight_bits", "activation_bits")
 # The settings by name with their defaults, whose types determine how they are parsed.
-_SETTINGS = {each.name: each.default for each in fields(Rule) if each.name not in _NAMED}
+_SETTINGS = {field.name: field.default for field in fields(Rule) if field.name not in _NAMED}
 _TRUTHS = {"true": True, "false": False}
 
 
@@ -57,17 +57,17 @@ def parse_rules(text: str, where: str = "rules") -> tuple[Rule, ...]:
     Raises:
         ValueError: a line is not a rule; it is named by its number.
     """
-    found = []
+    rules = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
             words = shlex.split(line, comments=True)
             if words:
-                found.append(_rule(words))
+                rules.append(_rule(words))
         except ValueError as error:
             raise ValueError(f"{where}, line {number}: {error}") from error
-    if not found:
+    if not rules:
         raise ValueError(f"{where}: there is no rule in it; a line is such as: * W8A8")
-    return tuple(found)
+    return tuple(rules)
 
 
 def save_rules(rules: Rule | Iterable[Rule], path: str | Path, comment: str = "") -> Path:
@@ -100,8 +100,8 @@ def _rule(words: list[str]) -> Rule:
     layer, *rest = words
     bits = _BITS.fullmatch(rest[0]) if rest else None
     if bits is None:
-        given = repr(rest[0]) if rest else "nothing"
-        raise ValueError(f"the bits of {layer!r} must be such as W8A8 or W4A16, got {given}")
+        text = repr(rest[0]) if rest else "nothing"
+        raise ValueError(f"the bits of {layer!r} must be such as W8A8 or W4A16, got {text}")
     settings: dict[str, Any] = {}
     for word in rest[1:]:
         name, equals, value = word.partition("=")
@@ -124,7 +124,7 @@ def _read(name: str, value: str) -> Any:
             raise ValueError(f"{name} must be true or false, got {value!r}")
         return _TRUTHS[value.lower()]
     try:
-        numbers = tuple(float(each) for each in value.split(","))
+        numbers = tuple(float(number) for number in value.split(","))
     except ValueError:
         numbers = ()
     wanted = 2 if name == "fixed_range" else 1

@@ -121,17 +121,17 @@ def checked_rules(rules: Rule | Iterable[Rule] | None) -> tuple[Rule, ...]:
     if rules is None or isinstance(rules, Rule):
         return (rules or Rule(),)
     if isinstance(rules, str | bytes | Mapping | type) or not isinstance(rules, Iterable):
-        given = f"the class {rules.__name__}" if isinstance(rules, type) else type(rules).__name__
-        raise TypeError(f"rules must be a list of Rule, such as [Rule(match='*')], got {given}")
-    made = tuple(rules)
-    for position, rule in enumerate(made):
+        description = f"the class {rules.__name__}" if isinstance(rules, type) else type(rules).__name__
+        raise TypeError(f"rules must be a list of Rule, such as [Rule(match='*')], got {description}")
+    entries = tuple(rules)
+    for position, rule in enumerate(entries):
         if not isinstance(rule, Rule):
             how = ": write Rule(**settings)" if isinstance(rule, Mapping) else ""
             how = ": write Rule()" if rule is Rule else how
             raise TypeError(f"rules[{position}] must be a Rule, got {type(rule).__name__}{how}")
-    if not made:
+    if not entries:
         raise ValueError("rules is empty: pass [Rule()] or omit it (a generator that was already consumed is empty)")
-    return made
+    return entries
 
 
 class RuleBook:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 @handles("attention")
 def attention(planner: Planner, step: Step) -> Stored:
     # Learned tensors may be queries, or keys, instead of the input: attention pooling, memories.
-    query, key, value = (planner.read(each) for each in step.inputs[:3])
+    query, key, value = (planner.read(source) for source in step.inputs[:3])
     attributes = step.attributes
     maker = Maker(planner, step, "attention")
     if isinstance(query, float) or isinstance(key, float) or isinstance(value, float):
@@ -107,9 +107,9 @@ class Cell(Protocol[T]):
         raise NotImplementedError
 
 
-def _lstm(cell: Cell[T], given: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
+def _lstm(cell: Cell[T], entry: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
     """Gates in the order of PyTorch and Keras: input, forget, new, output."""
-    total = given if state is None else cell.combine("add", given, cell.product(state, 0, 4), "sum")
+    total = entry if state is None else cell.combine("add", entry, cell.product(state, 0, 4), "sum")
     new = cell.function(cell.part(total, 2, 1, "new_sum"), "new")
     out = cell.gate(cell.part(total, 3, 1, "out_sum"), "out")
     into = cell.gate(cell.part(total, 0, 1, "in_sum"), "in")
@@ -122,11 +122,11 @@ def _lstm(cell: Cell[T], given: T, state: T | None, memory: T | None) -> tuple[T
     return cell.combine("mul", cell.function(memory, "bounded"), out, "state"), memory
 
 
-def _gru(cell: Cell[T], given: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
+def _gru(cell: Cell[T], entry: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
     reset_at, update_at = (1, 0) if cell.update_first else (0, 1)
-    total = cell.part(given, 2, 1, "new_input")
+    total = cell.part(entry, 2, 1, "new_input")
     returned = cell.bias if state is None else cell.product(state, 0, 3 if cell.reset_after else 2)
-    both = cell.part(given, 0, 2, "gates_input")
+    both = cell.part(entry, 0, 2, "gates_input")
     if returned is not None:
         both = cell.combine("add", both, cell.part(returned, 0, 2, "gates_state"), "gates_sum")
     gates = cell.gate(both, "gates")
@@ -149,8 +149,8 @@ def _gru(cell: Cell[T], given: T, state: T | None, memory: T | None) -> tuple[T,
     return cell.combine("add", new, cell.combine("mul", difference, update, "change"), "state"), None
 
 
-def _rnn(cell: Cell[T], given: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
-    total = given if state is None else cell.combine("add", given, cell.product(state, 0, 1), "sum")
+def _rnn(cell: Cell[T], entry: T, state: T | None, memory: T | None) -> tuple[T, T | None]:
+    total = entry if state is None else cell.combine("add", entry, cell.product(state, 0, 1), "sum")
     return cell.function(total, "state"), None
 
 
@@ -174,15 +174,15 @@ def over_time(
     """
     step: Callable[[Cell[T], T, T | None, T | None], tuple[T, T | None]] = CELLS[kind]
     memory: T | None = None
-    made: dict[int, T] = {}
+    states: dict[int, T] = {}
     for at in range(count)[::-1] if backwards else range(count):
         before = state, memory
         new, memory = step(cell, entry(at, state is None), state, memory)
         if kept is not None:
             new = kept(at, new, before[0])
             memory = None if memory is None else kept(at, memory, before[1])
-        made[at] = state = new
-    return [made[at] for at in range(count)], cast(T, state), memory
+        states[at] = state = new
+    return [states[at] for at in range(count)], cast(T, state), memory
 
 
 @dataclass
@@ -240,8 +240,8 @@ class _PlannedCell:
         return self.maker.slice(x, [(2, start, stop, 1)], self.named(role))
 
     def product(self, state: Stored, first: int, count: int) -> Stored:
-        made = self.maker.linear(state, self.state_weight, self.bias, f"{self.prefix}_{self.at}_state")
-        return self._kept("state_product", made)
+        result = self.maker.linear(state, self.state_weight, self.bias, f"{self.prefix}_{self.at}_state")
+        return self._kept("state_product", result)
 
     def function(self, x: Stored, role: str) -> Stored:
         return self.maker.unary("TANH", x, self.named(role))
@@ -292,17 +292,17 @@ def _unroll(planner: Planner, step: Step) -> Unrolled:
     states: list[Stored] = []
     memories: list[Stored] = []
     sequence: list[Stored] = []
-    given = iter(names)
+    weights = iter(names)
     for layer in range(layers):
         by_direction = []
         for direction in range(directions):
             prefix = f"layer_{layer}{'_reverse' * direction}"
-            cell = _cell(maker, step, x, time, given, has_bias, prefix)
+            cell = _cell(maker, step, x, time, weights, has_bias, prefix)
             backwards = (direction == 1) != bool(attributes.get("backwards"))
-            made, state, memory = over_time(step.kind, cell, cell.entry, count, backwards)
+            outputs, state, memory = over_time(step.kind, cell, cell.entry, count, backwards)
             states.append(state)
             memories += [] if memory is None else [memory]
-            by_direction.append(made)
+            by_direction.append(outputs)
         sequence = by_direction[0]
         if directions == 2:
             pairs = zip(*by_direction, strict=True)

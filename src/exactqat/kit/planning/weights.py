@@ -187,7 +187,7 @@ def linear(planner: Planner, step: Step) -> Stored:
 
 @handles("matmul")
 def matrix_product(planner: Planner, step: Step) -> Stored:
-    first, second = (planner.read(each) for each in step.inputs)
+    first, second = (planner.read(operand) for operand in step.inputs)
     if isinstance(first, Stored) and isinstance(second, Constant) and _is_weight(second, first, -1):
         inputs, outputs = second.shape[-2:]
         maker = Maker(planner, step, "matmul")
@@ -205,7 +205,7 @@ def matrix_product(planner: Planner, step: Step) -> Stored:
     if isinstance(first, float) or isinstance(second, float):
         raise Refused(f"{word(step)} with a number; multiply by it")
     maker = Maker(planner, step, "matmul")
-    a, b = (each.name if isinstance(each, Constant) else each for each in (first, second))
+    a, b = (operand.name if isinstance(operand, Constant) else operand for operand in (first, second))
     return product(maker, a, b)
 
 
@@ -245,7 +245,7 @@ def _take_bias(planner: Planner, count: int) -> str | None:
 
 def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = None, adj_y: bool = False) -> Stored:
     """``a @ b``, over leading axes that broadcast; adj_y: the last two axes of b are swapped."""
-    shapes = [each.shape if isinstance(each, Stored) else maker.planner.constants[each].shape for each in (a, b)]
+    shapes = [side.shape if isinstance(side, Stored) else maker.planner.constants[side].shape for side in (a, b)]
     columns = shapes[1][-2] if adj_y else shapes[1][-1]
     lead = np.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
     rank = len(lead) + 2
@@ -253,7 +253,7 @@ def product(maker: Maker, a: Stored | str, b: Stored | str, part: str | None = N
     assert isinstance(main, Stored)
     batch_axis = main.batch_axis + rank - main.rank
     need_separate(maker.step, batch_axis < rank - 2, "over")
-    operands = [maker.aligned(each, rank, batch_axis) if isinstance(each, Stored) else each for each in (a, b)]
+    operands = [maker.aligned(side, rank, batch_axis) if isinstance(side, Stored) else side for side in (a, b)]
     shape = (*lead, shapes[0][-2], columns)
     attributes = {"adj_x": False, "adj_y": adj_y}
     return maker.store(
