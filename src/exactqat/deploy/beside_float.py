@@ -83,7 +83,7 @@ def beside_float(
 
 def collapse(layers: tuple[LayerBesideFloat, ...]) -> LayerBesideFloat | None:
     """The first layer from which the signal stays lost; None: it is never lost."""
-    return next((each for each in layers if each.cumulative is not None and each.cumulative < LOST), None)
+    return next((layer for layer in layers if layer.cumulative is not None and layer.cumulative < LOST), None)
 
 
 # --- in another process ---------------------------------------------------------------------------------------------
@@ -127,21 +127,21 @@ def _of_onnx(content: bytes, real: list[np.ndarray]) -> dict[str, np.ndarray]:
     inputs = session.get_inputs()
     if len(inputs) != len(real):
         raise Refusal(f"it must take {len(real)} inputs, it takes {len(inputs)}")
-    names, parts = [each.name for each in session.get_outputs()], []
+    names, parts = [end.name for end in session.get_outputs()], []
     for example in range(len(real[0])):
         feeds = {}
-        for each, array in zip(inputs, real, strict=True):
+        for end, array in zip(inputs, real, strict=True):
             one = array[example : example + 1]
             turned = np.ascontiguousarray(np.moveaxis(one, -1, 1))  # channels first, if that fits
-            sizes = [size if isinstance(size, int) else None for size in each.shape]
+            sizes = [size if isinstance(size, int) else None for size in end.shape]
             fits = [
                 len(form.shape) == len(sizes)
-                and all(size in (None, given) for size, given in zip(sizes[1:], form.shape[1:], strict=True))
+                and all(size in (None, length) for size, length in zip(sizes[1:], form.shape[1:], strict=True))
                 for form in (one, turned)
             ]
-            feeds[each.name] = turned if fits == [False, True] else one
+            feeds[end.name] = turned if fits == [False, True] else one
         parts.append(session.run(names, feeds))
-    kept = [at for at, found in enumerate(parts[0]) if found.dtype == np.float32 and found.shape[:1] == (1,)]
+    kept = [at for at, result in enumerate(parts[0]) if result.dtype == np.float32 and result.shape[:1] == (1,)]
     return {names[at]: np.concatenate([part[at] for part in parts]) for at in kept}
 
 
@@ -152,7 +152,7 @@ def _rows(
     # The float network's values of the tensors that have a partner in it.
     signals = {name: dequantized(graph, name, codes[name]) for name in graph.inputs}
     rows = []
-    for operator, name in [(each, name) for each in graph.operators for name in each.outputs]:
+    for operator, name in [(layer, name) for layer in graph.operators for name in layer.outputs]:
         tensor, own_codes = graph.tensors[name], stored[name]
         if tensor.dtype not in CODE_RANGES:
             continue
@@ -168,11 +168,11 @@ def _rows(
             ends = np.array(CODE_RANGES[tensor.dtype]) - tensor.quantization.zero_point[0] + (-0.5, 0.5)
             low, high = ends * float(tensor.quantization.scale[0])
             clipped = float(np.mean((signal < low) | (signal > high)))
-            activations = [each for each in operator.inputs if graph.tensors[each].data is None]
-            in_codes = all(each in signals and graph.tensors[each].dtype in CODE_RANGES for each in activations)
+            activations = [source for source in operator.inputs if graph.tensors[source].data is None]
+            in_codes = all(source in signals and graph.tensors[source].dtype in CODE_RANGES for source in activations)
             if in_codes and operator.outputs[0] == name:
-                given = {each: quantize(signals[each], graph.tensors[each].quantization) for each in activations}
-                alone = simulate_operator(graph, operator, given, profile)
+                feed = {source: quantize(signals[source], graph.tensors[source].quantization) for source in activations}
+                alone = simulate_operator(graph, operator, feed, profile)
                 own = decibels(loudness, power(signal, dequantized(graph, name, alone)))
         lowest, highest = CODE_RANGES[tensor.dtype]
         wasted, channels = 1 - len(np.unique(own_codes)) / (highest - lowest + 1), own_codes.shape[-1]
@@ -186,7 +186,7 @@ def _partner(name: str, real: np.ndarray, values: Mapping[str, np.ndarray]) -> t
     if named is not None and named.shape == real.shape:
         return name, named
     best = ALIKE
-    found: tuple[str, np.ndarray | None] = ("", None)
+    partner: tuple[str, np.ndarray | None] = ("", None)
     for other, array in values.items():
         forms = [array, np.moveaxis(array, 1, -1)] if array.ndim > 2 else [array]
         for form in forms:
@@ -195,8 +195,8 @@ def _partner(name: str, real: np.ndarray, values: Mapping[str, np.ndarray]) -> t
             form = np.ascontiguousarray(form).reshape(real.shape)
             along = _correlation(real, form)
             if along > best:
-                best, found = along, (other, form)
-    return found
+                best, partner = along, (other, form)
+    return partner
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:

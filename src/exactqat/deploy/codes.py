@@ -167,7 +167,7 @@ def in_users_axes(port: Port, tensor: Tensor, array: np.ndarray) -> np.ndarray:
 def _fits(array: np.ndarray, shape: Sequence[int], batch: int = 0) -> bool:
     """Whether only the number of examples may differ."""
     return array.ndim == len(shape) and all(
-        given == size or axis == batch for axis, (given, size) in enumerate(zip(array.shape, shape, strict=True))
+        length == size or axis == batch for axis, (length, size) in enumerate(zip(array.shape, shape, strict=True))
     )
 
 

@@ -69,8 +69,8 @@ class OpenedTflite:
 
     def run(self, batch: Codes) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         graph = self._graph
-        given = {end.name: to_file(graph, batch[end.tensor], end) for end in self._inputs}
-        stored = {name: _with_batch(graph, name, codes) for name, codes in self._whole.run(given).items()}
+        inputs = {end.name: to_file(graph, batch[end.tensor], end) for end in self._inputs}
+        stored = {name: _with_batch(graph, name, codes) for name, codes in self._whole.run(inputs).items()}
         for name, codes in stored.items() if len(next(iter(batch.values()))) == 1 else ():
             shape = graph.tensors[name].shape
             if codes.shape != shape:  # TFLite-Micro infers none that the file leaves open
@@ -78,7 +78,7 @@ class OpenedTflite:
                     f"it takes {list(codes.shape)} for the shape of {shortened(name)!r}, which is {list(shape)} "
                     "(convert the model with a fixed batch)"
                 )
-        returned, plain = {}, self._plain.run(given)
+        returned, plain = {}, self._plain.run(inputs)
         for end in self._outputs:
             tensor, codes = graph.tensors[end.tensor], _with_batch(graph, end.tensor, plain[end.name])
             if end.dtype == FLOAT and tensor.dtype != FLOAT:

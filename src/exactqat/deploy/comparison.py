@@ -205,9 +205,9 @@ class Report(Finding):
     @property
     def outputs_beside_training(self) -> tuple[int, int]:
         """How many codes of the graph's outputs differ from training's, and how many were compared."""
-        names = {each.name for each in self.outputs}
-        found = [each for each in self.training if each.name in names]
-        return sum(each.differing for each in found), sum(each.values for each in found)
+        names = {row.name for row in self.outputs}
+        rows = [row for row in self.training if row.name in names]
+        return sum(row.differing for row in rows), sum(row.values for row in rows)
 
     def text(self) -> str:
         """The answers, and the tensors that differ."""
@@ -222,7 +222,7 @@ class Report(Finding):
                 for row in rows
                 if row.differing
             ]
-        return "\n".join([*lines, *(f"  {each}" for each in self.declared)])
+        return "\n".join([*lines, *(f"  {difference}" for difference in self.declared)])
 
     def in_short(self) -> str:
         return "; ".join(self.sentences())

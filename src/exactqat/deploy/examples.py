@@ -112,12 +112,12 @@ def endings_in(arrays: Iterable[str]) -> dict[str, str]:
     names = set(arrays)
     if INPUTS in names:
         return {"": ""}
-    found: dict[str, str] = {}
+    suffixes: dict[str, str] = {}
     for part, endings in PART_NAMES.items():
         for ending in endings:
             if f"{INPUTS}_{ending}" in names:
-                found.setdefault(part, f"_{ending}")
-    return found
+                suffixes.setdefault(part, f"_{ending}")
+    return suffixes
 
 
 @dataclass(frozen=True)
@@ -236,9 +236,9 @@ def _listed(arrays: Iterable[str]) -> str:
 def leaves_of(batch: Data) -> list[Data]:
     """The arrays in a batch, however it nests them."""
     if isinstance(batch, Mapping):
-        return [leaf for each in batch.values() for leaf in leaves_of(each)]
+        return [leaf for branch in batch.values() for leaf in leaves_of(branch)]
     if isinstance(batch, tuple | list):
-        return [leaf for each in batch for leaf in leaves_of(each)]
+        return [leaf for branch in batch for leaf in leaves_of(branch)]
     return [batch] if getattr(batch, "ndim", 0) else []
 
 
@@ -276,13 +276,13 @@ def batches_of(data: Data, inputs: int, batch_size: int) -> Iterator[Data]:
     """
     empty = True
     for batch in (data,) if _at_once(data, inputs) else _loaded(data):
-        given = without_targets(batch, inputs)
-        sizes = [len(leaf) for leaf in leaves_of(given)]
+        features = without_targets(batch, inputs)
+        sizes = [len(leaf) for leaf in leaves_of(features)]
         if len(set(sizes)) > 1:
             raise ValueError(f"data must contain the same number of examples for every input, got {sizes}")
         for start in range(0, sizes[0] if sizes else 0, batch_size):
             empty = False
-            yield _rows(given, slice(start, start + batch_size))
+            yield _rows(features, slice(start, start + batch_size))
     if empty:
         raise ValueError("data contains no examples, so there is nothing to compare")
 
@@ -299,7 +299,7 @@ def unless_file(data: Data, names: Collection[str]) -> Data:
 
 def _at_once(data: Data, inputs: int) -> bool:
     """Whether data is all examples, and not batches of them."""
-    if isinstance(data, list) and (any(isinstance(each, tuple) for each in data) or len(leaves_of(data)) != inputs):
+    if isinstance(data, list) and (any(isinstance(batch, tuple) for batch in data) or len(leaves_of(data)) != inputs):
         return False
     return isinstance(data, Mapping | tuple | list) or bool(getattr(data, "ndim", 0))
 

@@ -173,13 +173,13 @@ class Graph:
         """The lowest and the highest allowed value of an integer input: of codes, of indices into tables, or of
         integers without a grid."""
         tensor = self.tensors[name]
-        port = next((each for each in self.signature.inputs if each.tensor == name), None)
+        port = next((port for port in self.signature.inputs if port.tensor == name), None)
         if tensor.dtype == BOOL:
             return 0, 1
         if tensor.dtype in CODE_RANGES:
             return CODE_RANGES[tensor.dtype] if port is None or port.limits is None else port.limits
         rows = [
-            OPERATORS[operator.kind].rows([self.tensors[each] for each in operator.inputs])
+            OPERATORS[operator.kind].rows([self.tensors[operand] for operand in operator.inputs])
             for operator in self.operators
             for position in OPERATORS[operator.kind].index_operands
             if operator.inputs[position] == name
@@ -421,8 +421,8 @@ class Builder:
         results = (result, *(f"{result}:{number}" for number in range(1, len(shapes))))
         real = bool(operands) and self._tensors[operands[0]].dtype == FLOAT and placements[0] is INDICES
         dtypes = declaration.result_dtypes(attributes, FLOAT if real else placements[0].dtype, len(shapes))
-        for each, shape, dtype in zip(results, shapes, dtypes, strict=True):
-            self._add_tensor(Tensor(each, shape, dtype, placements[0] if dtype == dtypes[0] else INDICES))
+        for tensor_name, shape, dtype in zip(results, shapes, dtypes, strict=True):
+            self._add_tensor(Tensor(tensor_name, shape, dtype, placements[0] if dtype == dtypes[0] else INDICES))
         self._operators.append(Operator(kind, tuple(operands), results, attributes))
         return result if len(placements) == 1 else str(self.quantize(result, placements[1:], name=name))
 

@@ -92,17 +92,17 @@ class DeviceFindings:
     @property
     def values(self) -> int:
         """Number of integers compared."""
-        return sum(each.values for each in (*self.operators, *self.outputs))
+        return sum(row.values for row in (*self.operators, *self.outputs))
 
     @property
     def differing(self) -> int:
         """Number of integers that differ between the runtime and its simulation."""
-        return sum(each.differing for each in (*self.operators, *self.outputs))
+        return sum(row.differing for row in (*self.operators, *self.outputs))
 
     @property
     def differing_as_claimed(self) -> int:
         """Likewise, among those claimed to be equal."""
-        return sum(each.differing for each in (*self.operators, *self.outputs) if each.exact)
+        return sum(row.differing for row in (*self.operators, *self.outputs) if row.exact)
 
 
 @dataclass(frozen=True)
@@ -437,17 +437,17 @@ def need_a_bounded_size(graph: Graph, name: str, examples: int) -> None:
     held = _bytes(graph, (*graph.inputs, *graph.results(), *graph.variables))
     inputs = examples * _bytes(graph, graph.inputs)
     work = sum(graph.multiply_accumulates(operator) for operator in graph.operators)
-    for given, most, what in (
+    for amount, most, what in (
         (held, MOST_BYTES, "bytes of results for one example"),
         (work, MOST_WORK, "multiply-accumulates for one example"),
         (inputs, MOST_BYTES, f"bytes of inputs for {examples} examples"),
     ):
-        if given > most:
-            raise Refusal(f"{shortened(name)} has {given:,} {what}", remedy=f"at most {most:,} are inspected")
+        if amount > most:
+            raise Refusal(f"{shortened(name)} has {amount:,} {what}", remedy=f"at most {most:,} are inspected")
 
 
 def _bytes(graph: Graph, names: Iterable[str]) -> int:
-    held = [graph.tensors[each] for each in names]
+    held = [graph.tensors[name] for name in names]
     return sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in held)
 
 
@@ -554,7 +554,7 @@ def _simulated(graph: Graph, codes: Mapping[str, np.ndarray], profiles: Sequence
                 same = all(np.array_equal(held, second[name]) for name, held in first.items())
                 pair.add(graph, {**batch, **first, **simulated[names[0]]}, simulated[names[1]], same)
     disagreements = [pair.disagreement(graph, names) for names, pair in pairs.items()]
-    return {"refused": refused, "disagreements": [each for each in disagreements if each is not None]}
+    return {"refused": refused, "disagreements": [answer for answer in disagreements if answer is not None]}
 
 
 # How many examples of one operator are searched for a mechanism.
@@ -599,7 +599,7 @@ class _Pair:
             return None
         operator, rows = graph.operators[self.number], self.rows
         first = next(name for name in operator.outputs if rows[name].differing)
-        operands = {name: np.concatenate([each[name] for each in self.examples]) for name in self.examples[0]}
+        operands = {name: np.concatenate([example[name] for example in self.examples]) for name in self.examples[0]}
         mechanism = mechanism_of(graph, operator, operands, *profiles)
         if mechanism is None:
             return None
@@ -610,9 +610,9 @@ class _Pair:
             "kind": graph.measured_as(operator),
             "values": rows[first].values,
             "differing": rows[first].differing,
-            "output_values": sum(each.values for each in ends),
-            "outputs_differing": sum(each.differing for each in ends),
-            "largest": max((each.largest_difference for each in ends), default=0),
+            "output_values": sum(end.values for end in ends),
+            "outputs_differing": sum(end.differing for end in ends),
+            "largest": max((end.largest_difference for end in ends), default=0),
             "mechanism": asdict(mechanism),
         }
 
@@ -635,20 +635,18 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]], texts: int) 
     return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
 
 
-def _text(found: Inspection, width: int) -> str:
+def _text(file: Inspection, width: int) -> str:
     wrapped = functools.partial(textwrap.wrap, width=width, subsequent_indent="  ", break_long_words=True)
-    lines = [*wrapped(f"{found.name} ({printable(found.description) or 'no description'})")]
-    for side, ends in (("takes", found.inputs), ("returns", found.outputs)):
+    lines = [*wrapped(f"{file.name} ({printable(file.description) or 'no description'})")]
+    for side, ends in (("takes", file.inputs), ("returns", file.outputs)):
         for end in ends:
             lines += wrapped(f"{side} {end}")
-    words = ", ".join(f"{count} {printable(word)}" for word, count in sorted(found.words.items()))
+    words = ", ".join(f"{count} {printable(word)}" for word, count in sorted(file.words.items()))
     lines += wrapped(f"operators: {words}")
-    arena = (
-        f"{found.arena_bytes:,} bytes of arena (TFLite-Micro)" if found.arena_bytes else f"no arena: {found.no_arena}"
-    )
+    arena = f"{file.arena_bytes:,} bytes of arena (TFLite-Micro)" if file.arena_bytes else f"no arena: {file.no_arena}"
     lines += wrapped(
-        f"{found.multiply_accumulates:,} multiply-adds; {found.flash_bytes:,} bytes of flash, "
-        f"{found.weight_bytes:,} of them weights; {arena}"
+        f"{file.multiply_accumulates:,} multiply-adds; {file.flash_bytes:,} bytes of flash, "
+        f"{file.weight_bytes:,} of them weights; {arena}"
     )
     length, table = NAME, [""]
     for _ in range(2):  # names make room for the other columns
@@ -656,23 +654,23 @@ def _text(found: Inspection, width: int) -> str:
         rows = [
             (number, name_in_short(layer.result, length), layer.kind, "x".join(map(str, layer.shape)),
              "–" if layer.weight_bits is None else layer.weight_bits, f"{layer.multiply_accumulates:,}")
-            for number, layer in enumerate(found.layers)
+            for number, layer in enumerate(file.layers)
         ]  # fmt: skip
         table = _table(("", "result", "operator", "shape", "bits", "multiply-adds"), rows, 4)
     lines += ["", *table, ""]
-    real = sum(layer.dtype == FLOAT and OPERATORS[layer.kind].floats for layer in found.layers)
+    real = sum(layer.dtype == FLOAT and OPERATORS[layer.kind].floats for layer in file.layers)
     if real:
         noun = "operator computes" if real == 1 else "operators compute"
         lines += wrapped(f"{real} {noun} in float32: their results are not compared, the codes made of them are.")
     counts: list[tuple[str, ...]] = []
-    for device in found.devices:
+    for device in file.devices:
         ran = not device.not_run and not device.not_simulated
-        claimed = "yes" if ran and all(each.exact for each in device.operators) else "not all" if ran else "–"
+        claimed = "yes" if ran and all(row.exact for row in device.operators) else "not all" if ran else "–"
         counts.append((device.profile, f"{device.values:,}" if ran else "not run",
                        f"{device.differing:,}" if ran else "–", claimed))  # fmt: skip
-    lines += [*wrapped(f"Integers of the runtimes beside the simulation, {found.examples} examples:")]
+    lines += [*wrapped(f"Integers of the runtimes beside the simulation, {file.examples} examples:")]
     lines += _table(("device", "compared", "differ", "equality is claimed"), counts, 1)
-    for device in found.devices:
+    for device in file.devices:
         reason = device.not_run or device.not_simulated
         if reason:
             lines += wrapped(f"{device.profile} was not {'run' if device.not_run else 'simulated'}: {reason}")
@@ -684,54 +682,54 @@ def _text(found: Inspection, width: int) -> str:
                     f"{row.values:,} codes, by {row.largest_difference} at most{claim}"
                 )
     lines.append("")
-    if found.disagreements:
+    if file.disagreements:
         lines += wrapped("Devices that compute different codes from the same inputs:")
     alike: dict[str, list[str]] = {}
-    for each in found.disagreements:
-        why = each.mechanism.sentence
+    for case in file.disagreements:
+        why = case.mechanism.sentence
         alike.setdefault(
-            f"from {each.kind} {name_in_short(each.layer, 24)!r} on ({each.differing:,} of {each.values:,} codes); "
-            f"{each.outputs_differing:,} of {each.output_values:,} codes of the outputs. {why[0].upper()}{why[1:]}.",
+            f"from {case.kind} {name_in_short(case.layer, 24)!r} on ({case.differing:,} of {case.values:,} codes); "
+            f"{case.outputs_differing:,} of {case.output_values:,} codes of the outputs. {why[0].upper()}{why[1:]}.",
             [],
-        ).append(" / ".join(each.profiles))
+        ).append(" / ".join(case.profiles))
     for text, names in alike.items():
         lines += wrapped(f"{', '.join(names)}: {text}")
-    simulated = [device.profile for device in found.devices if not device.not_simulated]
-    in_codes = any(layer.dtype in CODE_RANGES for layer in found.layers)
-    if in_codes and not found.disagreements and len(simulated) > 1:
+    simulated = [device.profile for device in file.devices if not device.not_simulated]
+    in_codes = any(layer.dtype in CODE_RANGES for layer in file.layers)
+    if in_codes and not file.disagreements and len(simulated) > 1:
         lines += wrapped(f"Simulated from these inputs, {', '.join(simulated)} compute the same codes.")
-    if found.beside_float:
+    if file.beside_float:
 
         def number(value: float | None, form: str) -> str:
             return "–" if value is None else format(value, form)
 
         beside = [
-            (name_in_short(each.result, NAME - 8), each.kind, number(each.own, ".1f"), number(each.cumulative, ".1f"),
-             number(each.clipped, ".1%"), number(each.wasted, ".0%"), f"{each.dead_channels} of {each.channels}")
-            for each in found.beside_float
+            (name_in_short(layer.result, NAME - 8), layer.kind, number(layer.own, ".1f"),
+             number(layer.cumulative, ".1f"), number(layer.clipped, ".1%"), number(layer.wasted, ".0%"),
+             f"{layer.dead_channels} of {layer.channels}") for layer in file.beside_float
         ]  # fmt: skip
         header = ("result", "operator", "own dB", "dB so far", "clipped", "unused codes", "dead channels")
-        first, unknown = collapse(found.beside_float), sum(not each.of for each in found.beside_float)
+        first, unknown = collapse(file.beside_float), sum(not layer.of for layer in file.beside_float)
         lost = f"No layer falls below {LOST:g} dB beside the float network."
         if first is not None:
             where = f"{first.kind} {name_in_short(first.result)!r}"
             lost = f"The first layer below {LOST:g} dB beside the float network is {where}."
         if unknown:
-            lost += f" {unknown} of {len(found.beside_float)} layers have no partner in it."
+            lost += f" {unknown} of {len(file.beside_float)} layers have no partner in it."
         lines += ["", *_table(header, beside, 2), *wrapped(lost), ""]
-    lines += wrapped(_verdict(found))
+    lines += wrapped(_verdict(file))
     return "\n".join(lines)
 
 
-def _verdict(found: Inspection) -> str:
-    if not found.ran_on:
-        ran_in_float = any(not device.not_run and not device.not_simulated for device in found.devices)
+def _verdict(inspection: Inspection) -> str:
+    if not inspection.ran_on:
+        ran_in_float = any(not device.not_run and not device.not_simulated for device in inspection.devices)
         if ran_in_float:
             return "The file computes in float32: no integer was compared, so nothing was compared."
         return "The file was run on no device: nothing was compared."
-    ran = [device for device in found.devices if device.values]
-    total, names = sum(device.values for device in ran), ", ".join(found.ran_on)
-    if not found.equal:
+    ran = [device for device in inspection.devices if device.values]
+    total, names = sum(device.values for device in ran), ", ".join(inspection.ran_on)
+    if not inspection.equal:
         return f"The file does not run as simulated where that is claimed ({names})."
     unclaimed = sum(device.differing for device in ran)
     rest = f"; where it is not claimed, {unclaimed:,} differ" if unclaimed else ""

@@ -105,22 +105,22 @@ def lower_step(plan: Plan, step: PlanStep, numbers: Numbers) -> LoweredStep:
     """
     whole = Lowering(plan, numbers)
     read = [plan.stored(path) for path in dict.fromkeys(step.operands) if plan.is_stored(path)]
-    inputs = tuple(PlanInput(each.path, each.grid, each.shape, each.batch_axis) for each in read)
+    inputs = tuple(PlanInput(source.path, source.grid, source.shape, source.batch_axis) for source in read)
     part = replace(plan, inputs=inputs, steps=(step,), outputs=(step.path,), device_outputs=(), results=())
-    lowering = Lowering(part, numbers, {each.path: whole.placement(each.path) for each in read})
+    lowering = Lowering(part, numbers, {source.path: whole.placement(source.path) for source in read})
     graph = lowering.run(validated=False)
-    layouts = {each.path: lowering.layout(each.path) for each in inputs}
+    layouts = {source.path: lowering.layout(source.path) for source in inputs}
     return LoweredStep(graph, layouts, lowering.stored(step.path))
 
 
 class Lowering:
     """One walk over the plan. Declarations with their own `lower` use the methods without underscore."""
 
-    def __init__(self, plan: Plan, numbers: Numbers, given: Mapping[str, Quantization] | None = None) -> None:
-        """given: how inputs are stored if they are another plan's results."""
+    def __init__(self, plan: Plan, numbers: Numbers, placements: Mapping[str, Quantization] | None = None) -> None:
+        """placements: how inputs are stored if they are another plan's results."""
         self.plan = plan
         self.numbers = numbers
-        self.given = dict(given or {})
+        self.given = dict(placements or {})
         self.builder = Builder()
         self.results: dict[str, _Result] = {}
         self._names: set[str] = set()
@@ -128,8 +128,8 @@ class Lowering:
         self._reshaped_from: dict[str, str] = {}
 
     def run(self, validated: bool = True) -> Graph:
-        for each in self.plan.inputs:
-            self._input(each)
+        for source in self.plan.inputs:
+            self._input(source)
         for step in self.plan.steps:
             if step.left_out:
                 continue
@@ -151,11 +151,11 @@ class Lowering:
 
     def layouts(self) -> dict[str, Layout]:
         """The layouts of all tensors named by their path."""
-        found = {}
+        layouts = {}
         for path, result in self.results.items():
             if result.first is not None and result.first.name == path:
-                found[path] = result.first.layout
-        return found
+                layouts[path] = result.first.layout
+        return layouts
 
     def stored(self, path: str) -> LoweredTensor:
         """The tensor of the graph that holds a result, once it is lowered."""
@@ -196,10 +196,10 @@ class Lowering:
         if result.pending is not None:
             origin = result.pending.operands[0]
             source, stored = self.results[origin], self.stored(origin)
-            *groups, (joined, made) = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
+            *groups, (joined, axes) = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
             now = without_units(stored.layout.axes, source.shape, source.batch_axis)
             head = [axis for group, _ in groups for axis in group]
-            if made == (rank - 1,) and result.batch_axis == 0 and now[: len(head)] == head and len(joined) > 1:
+            if axes == (rank - 1,) and result.batch_axis == 0 and now[: len(head)] == head and len(joined) > 1:
                 sizes = [source.shape[axis] for axis in joined]
                 order = np.arange(math.prod(sizes)).reshape(sizes)
                 order = order.transpose([joined.index(axis) for axis in now[len(head) :]]).reshape(-1)
@@ -406,10 +406,10 @@ class Lowering:
             window = codes.shape[2:]
             codes = codes.reshape(*codes.shape[:2], *[1] * (2 - len(window)), *window)
         if attributes is None:
-            found = self._device_attributes(operator, step, layout)
+            device_attributes = self._device_attributes(operator, step, layout)
             if "padding" in operator.attributes:
-                source, found["padding"] = self._padding(source, step, found, codes.shape[2:])
-            attributes = found
+                source, device_attributes["padding"] = self._padding(source, step, device_attributes, codes.shape[2:])
+            attributes = device_attributes
         result = operator.build(
             self.builder,
             source,
@@ -485,7 +485,7 @@ class Lowering:
     def _order_of_reader(self, step: PlanStep) -> np.ndarray | None:
         """The features [rows] of a matrix product in the order wanted by its only reader, which turns them into an
         image; None for the user's."""
-        readers = [each for each in self.plan.steps if step.path in each.operands]
+        readers = [reader for reader in self.plan.steps if step.path in reader.operands]
         if len(readers) != 1 or step.path in self.plan.device_outputs or (len(step.shape), step.batch_axis) != (2, 0):
             return None
         (reader,) = readers
@@ -512,8 +512,8 @@ class Lowering:
         path = pending.operands[0]
         source, stored = self.results[path], self.stored(path)
         groups = reshape_groups(source.shape, source.batch_axis, result.shape, result.batch_axis)
-        for taken, made in groups:
-            if source.batch_axis in taken and (taken[0], made[0]) != (source.batch_axis, result.batch_axis):
+        for taken, result_axes in groups:
+            if source.batch_axis in taken and (taken[0], result_axes[0]) != (source.batch_axis, result.batch_axis):
                 raise ValueError(
                     f"{pending.path!r} merges other axes in front of the batch axis, which must come first"
                 )
@@ -580,21 +580,21 @@ class Lowering:
         name = name if self.builder.tensor(name).shape == shape else self._reshaped_from.get(name, name)
         if self.builder.tensor(name).shape == shape:
             return name
-        made = self._reshapes.get((name, shape))
-        if made is None:
-            made = str(self.builder.reshape(name, shape, name=self.name(wanted)))
-            self._reshapes[(name, shape)] = made
-            self._reshaped_from[made] = name
-        return made
+        result = self._reshapes.get((name, shape))
+        if result is None:
+            result = str(self.builder.reshape(name, shape, name=self.name(wanted)))
+            self._reshapes[(name, shape)] = result
+            self._reshaped_from[result] = name
+        return result
 
     # --- inputs and outputs -----------------------------------------------------------------------------------------
 
     def _signature(self, outputs: Sequence[str]) -> Signature:
         inputs, results = [], []
-        for each in self.plan.inputs:
-            grid, stored = self.plan.grids[each.grid], self.stored(each.path)
+        for source in self.plan.inputs:
+            grid, stored = self.plan.grids[source.grid], self.stored(source.path)
             limits = (INT8_MIN, INT8_MIN + 2**grid.bits - 1) if grid.bits < 8 and not grid.indices else None
-            inputs.append(Port(each.name or each.path, stored.name, stored.layout.axes, (), limits))
+            inputs.append(Port(source.name or source.path, stored.name, stored.layout.axes, (), limits))
         for result, name in zip(self.plan.results, outputs, strict=True):
             # What the model performs and the device does not: "softmax over axis 1".
             left = [step for step in map(self.plan.stored, result.outside) if isinstance(step, PlanStep)]
@@ -615,24 +615,24 @@ class Lowering:
         name = operator.build(self.builder, self.operand(path, layout), name=self.name(step.path), **attributes)
         return LoweredTensor(name, without(layout, operator.removed_axes(step.attributes)))
 
-    def _input(self, given: PlanInput) -> None:
-        layout = self._input_layout(given)
-        shape = tuple(given.shape[axis] if axis >= 0 else 1 for axis in layout.axes)
-        name = self.builder.input(self.name(given.path), shape, self.placements(given)[-1])
-        self._enter(given.path, given.shape, given.batch_axis, LoweredTensor(name, layout))
+    def _input(self, source: PlanInput) -> None:
+        layout = self._input_layout(source)
+        shape = tuple(source.shape[axis] if axis >= 0 else 1 for axis in layout.axes)
+        name = self.builder.input(self.name(source.path), shape, self.placements(source)[-1])
+        self._enter(source.path, source.shape, source.batch_axis, LoweredTensor(name, layout))
 
-    def _input_layout(self, given: PlanInput) -> Layout:
+    def _input_layout(self, source: PlanInput) -> Layout:
         """The contract's (`planning.files`). For part of a network: channels last if the first operator that cares
         wants them there, and for images; else the user's order."""
-        if given.axes:
-            return Layout(given.axes)
-        rank = len(given.shape)
-        channel_axis = self._asked_channel_axis(given.path, rank)
-        if channel_axis is None and rank == 4 and given.batch_axis == 0:
+        if source.axes:
+            return Layout(source.axes)
+        rank = len(source.shape)
+        channel_axis = self._asked_channel_axis(source.path, rank)
+        if channel_axis is None and rank == 4 and source.batch_axis == 0:
             channel_axis = 1
         if channel_axis is None or rank not in (3, 4):
-            return _batch_first(rank, given.batch_axis)
-        layout = _channels_last(rank, given.batch_axis, channel_axis)
+            return _batch_first(rank, source.batch_axis)
+        layout = _channels_last(rank, source.batch_axis, channel_axis)
         return Layout(tuple(axis for axis in layout.axes if axis >= 0))
 
     def _asked_channel_axis(self, path: str, rank: int) -> int | None:

@@ -61,7 +61,7 @@ def mechanism_of(
 
     ours, theirs = computed(first), computed(second)
     where = [one != other for one, other in zip(ours, theirs, strict=True)]
-    differing = sum(int(np.count_nonzero(each)) for each in where)
+    differing = sum(int(np.count_nonzero(mask)) for mask in where)
     if not differing:
         return None
 
@@ -75,7 +75,7 @@ def mechanism_of(
     # The fewest properties of the second device with which the first computes the same as the second.
     parted = [name for name in MECHANISMS if getattr(first, name) != getattr(second, name)]
     choices = chain.from_iterable(combinations(parted, count) for count in range(1, len(parted) + 1))
-    found = next(filter(explains, choices), ())
+    properties = next(filter(explains, choices), ())
     ties = None
     steps = declaration.exact_steps(Call(codes, inputs, outputs, operator.attributes, first))
     if steps is not None:
@@ -83,10 +83,10 @@ def mechanism_of(
         ties = int(np.count_nonzero(np.abs(exact % 1 - 0.5) <= TIE * np.maximum(exact, 1)))
     reasons = {**MECHANISMS, **declaration.mechanisms}
     words = []
-    for name in found:
+    for name in properties:
         halves = f"{name}:ties"
         words.append(reasons[halves] if ties == differing and halves in reasons else reasons[name])
     text = "; and ".join(words) or "a mechanism that is not declared"
     if ties and ties < differing:
         text += f" ({ties:,} of {differing:,} lie exactly half way between two codes)"
-    return Mechanism(found, differing, ties, text)
+    return Mechanism(properties, differing, ties, text)

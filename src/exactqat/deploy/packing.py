@@ -26,7 +26,7 @@ def packed(graph: Graph, device: str | Profile | None = None) -> Graph:
     """
     require_graph(graph)
     profile = profile_named(device or graph.trained_for or DEFAULT_PROFILE)
-    found = graph
+    result = graph
     for operator in graph.operators:
         declaration = OPERATORS[operator.kind]
         if not isinstance(declaration, Weighted):
@@ -36,8 +36,8 @@ def packed(graph: Graph, device: str | Profile | None = None) -> Graph:
             continue
         if filter.data.min() < INT4_MIN or filter.data.max() > INT4_MAX:
             continue
-        tried = replace(found, tensors={**found.tensors, filter.name: replace(filter, dtype=INT4)})
+        tried = replace(result, tensors={**result.tensors, filter.name: replace(filter, dtype=INT4)})
         claimed = (tried.measured_as(operator), profile.name) in EXACT
         if claimed and declaration.takes_four_bits(filter, profile):
-            found = tried
-    return found
+            result = tried
+    return result

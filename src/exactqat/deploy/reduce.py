@@ -130,12 +130,12 @@ def reduce(
     return Reduction(written[0], written[1], sought.sides, tuple(facts.pop("kinds")), **facts)
 
 
-def _sought(found: Inspection) -> _Sought | None:
-    rows = [(row, device.profile) for device in found.devices for row in device.operators if row.differing]
+def _sought(inspection: Inspection) -> _Sought | None:
+    rows = [(row, device.profile) for device in inspection.devices for row in device.operators if row.differing]
     for row, profile in sorted(rows, key=lambda pair: not pair[0].exact):
         return _Sought(row.name, profile, profile)
-    for each in sorted(found.disagreements, key=lambda each: not set(each.profiles) <= set(found.ran_on)):
-        return _Sought(each.layer, *each.profiles)
+    for case in sorted(inspection.disagreements, key=lambda case: not set(case.profiles) <= set(inspection.ran_on)):
+        return _Sought(case.layer, *case.profiles)
     return None
 
 
@@ -161,11 +161,11 @@ def _work(subject: InspectedFile, codes: Codes, sought: _Sought, folder: str) ->
             values |= simulate(graph, values, first, names, progress=False)
         for depth in range(1, number + 2):
             part = cut_out(graph, number, depth)
-            given: Codes = {name: values[name] for name in part.inputs}
-            if differs(part, given):
+            inputs: Codes = {name: values[name] for name in part.inputs}
+            if differs(part, inputs):
                 # A runtime may crash on what is tried; then this is the result.
-                _keep(part, given, sought, Path(folder))
-                _keep(*shrink(part, given, differs), sought, Path(folder))
+                _keep(part, inputs, sought, Path(folder))
+                _keep(*shrink(part, inputs, differs), sought, Path(folder))
                 return
 
 
@@ -196,10 +196,10 @@ def cut_out(graph: Graph, number: int, depth: int = 1) -> Graph:
         if wanted & set(operator.outputs):
             kept.insert(0, operator)
             wanted.update(operator.inputs)
-    made = {name for operator in kept for name in operator.outputs}
-    read = dict.fromkeys(name for operator in kept for name in operator.inputs if name not in made)
+    results = {name for operator in kept for name in operator.outputs}
+    read = dict.fromkeys(name for operator in kept for name in operator.inputs if name not in results)
     inputs = tuple(name for name in read if graph.tensors[name].data is None)
-    tensors = {name: graph.tensors[name] for name in (*read, *made)}
+    tensors = {name: graph.tensors[name] for name in (*read, *results)}
     return Graph(tensors, tuple(kept), inputs, graph.operators[number].outputs)
 
 
@@ -283,23 +283,23 @@ def _shorter(graph: Graph, codes: Codes) -> Iterator[tuple[Graph, Codes]]:
 
 def _followers(graph: Graph, names: Sequence[str], name: str, size: int) -> list[dict[str, int]]:
     """Axes of other operands with the same length: any of them may be the same axis."""
-    others = [each for each in names if each != name]
+    others = [other for other in names if other != name]
     choices: list[list[int | None]] = []
-    for each in others:
-        tensor = graph.tensors[each]
+    for other in others:
+        tensor = graph.tensors[other]
         first = 0 if tensor.data is not None else 1
         choices.append([*(axis for axis in range(first, len(tensor.shape)) if tensor.shape[axis] == size), None])
-    found = [
-        {each: axis for each, axis in zip(others, axes, strict=True) if axis is not None} for axes in product(*choices)
+    followers = [
+        {key: axis for key, axis in zip(others, axes, strict=True) if axis is not None} for axes in product(*choices)
     ]
-    return sorted(found, key=len)
+    return sorted(followers, key=len)
 
 
 def _taken(graph: Graph, codes: Codes, axes: Mapping[str, int], kept: np.ndarray) -> tuple[Graph, Codes] | None:
     """The graph with these entries of an axis of each operand; None if the operator does not take them."""
     (operator,) = graph.operators
     declaration = OPERATORS[operator.kind]
-    tensors, given = dict(graph.tensors), dict(codes)
+    tensors, arrays = dict(graph.tensors), dict(codes)
     for name, axis in axes.items():
         tensor = tensors[name]
         grid, shape = tensor.quantization, list(tensor.shape)
@@ -308,7 +308,7 @@ def _taken(graph: Graph, codes: Codes, axes: Mapping[str, int], kept: np.ndarray
             grid = replace(grid, scale=grid.scale[kept], zero_point=grid.zero_point[kept])
         data = None if tensor.data is None else tensor.data.take(kept, axis)
         if data is None:
-            given[name] = given[name].take(kept, axis)
+            arrays[name] = arrays[name].take(kept, axis)
         tensors[name] = replace(tensor, shape=tuple(shape), quantization=grid, data=data)
     try:
         shapes = declaration.checked_shapes([tensors[name].shape for name in operator.inputs], operator.attributes)
@@ -317,7 +317,7 @@ def _taken(graph: Graph, codes: Codes, axes: Mapping[str, int], kept: np.ndarray
         check_operator(operator, tensors, set(operator.inputs), operator.kind)
     except (ValueError, IndexError):
         return None
-    return replace(graph, tensors=tensors), given
+    return replace(graph, tensors=tensors), arrays
 
 
 def _zeroed(graph: Graph, codes: Codes) -> Iterator[tuple[Graph, Codes]]:

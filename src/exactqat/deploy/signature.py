@@ -57,7 +57,7 @@ class Port:
         sizes: list[object] = ["N" if tensor.shape[0] == 1 else f"{tensor.shape[0]}*N", *tensor.shape[1:]]
         yours = ", ".join(str(sizes[at]) for at in self.order)
         lies = "" if self.axes == tuple(range(len(self.axes))) else f" as [{', '.join(map(str, sizes))}]"
-        left = "".join(f"; {each} is applied outside" for each in self.outside)
+        left = "".join(f"; {operation} is applied outside" for operation in self.outside)
         return f"{self.name} [{yours}]{lies}{left}"
 
 
@@ -81,24 +81,24 @@ class Signature:
         """
         try:
             content = json.loads(text)
-            found = content["format"]
+            version = content["format"]
             sides = [
                 tuple(
                     Port(
-                        str(each["name"]),
-                        str(each["tensor"]),
-                        tuple(int(axis) for axis in each["axes"]),
-                        tuple(map(str, each["outside"])),
-                        None if each["limits"] is None else (int(each["limits"][0]), int(each["limits"][1])),
+                        str(entry["name"]),
+                        str(entry["tensor"]),
+                        tuple(int(axis) for axis in entry["axes"]),
+                        tuple(map(str, entry["outside"])),
+                        None if entry["limits"] is None else (int(entry["limits"][0]), int(entry["limits"][1])),
                     )
-                    for each in content[side]
+                    for entry in content[side]
                 )
                 for side in ("inputs", "outputs")
             ]
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise ValueError(f"the file's metadata about its inputs and outputs is damaged: {error}") from error
-        if found != _FORMAT:
-            raise ValueError(f"the file's metadata has format {found!r}; this version reads {_FORMAT}")
+        if version != _FORMAT:
+            raise ValueError(f"the file's metadata has format {version!r}; this version reads {_FORMAT}")
         for port in (*sides[0], *sides[1]):
             if sorted(port.axes) != list(range(len(port.axes))):
                 raise ValueError(f"the file's metadata is damaged: {port.name!r} has the axes {port.axes}")

@@ -76,18 +76,18 @@ class Stream:
         """
         state = self._variables if self.graph.variables else None
         codes = simulate(self.graph, self.inputs(x), self.device, progress=False, state=state)
-        self._codes = {each.input: codes[each.output] for each in self.states}
-        found = {}
+        self._codes = {buffer.input: codes[buffer.output] for buffer in self.states}
+        outputs = {}
         for name, result in self.results.items():
             array = codes[result.tensor]
             if result.axis is None:
                 if self._step >= result.first:
-                    found[name] = array
+                    outputs[name] = array
                 continue
             begin = min(max(result.first - self._step * result.frames, 0), result.frames)
-            found[name] = array[(slice(None),) * result.axis + (slice(begin, None),)]
+            outputs[name] = array[(slice(None),) * result.axis + (slice(begin, None),)]
         self._step += 1
-        return found
+        return outputs
 
     def with_variables(self) -> Graph:
         """The same step as a graph that keeps the states itself: they are its variables, not inputs and outputs.
@@ -100,7 +100,7 @@ class Stream:
             tensors[state.input] = replace(
                 tensors[state.input], variable=True, initial=state.codes, successor=state.output
             )
-        kept, left = ({each.input for each in self.states}, {each.output for each in self.states})
+        kept, left = ({state.input for state in self.states}, {state.output for state in self.states})
         ports = graph.signature
         signature = Signature(
             tuple(port for port in ports.inputs if port.tensor not in kept),
@@ -109,9 +109,9 @@ class Stream:
         inputs = tuple(name for name in graph.inputs if name not in kept)
         results = {port.tensor for port in signature.outputs}
         outputs = tuple(name for name in graph.outputs if name not in left or name in results)
-        made = replace(graph, tensors=tensors, inputs=inputs, outputs=outputs, ports=signature)
-        made.validate()
-        return made
+        step = replace(graph, tensors=tensors, inputs=inputs, outputs=outputs, ports=signature)
+        step.validate()
+        return step
 
     def __repr__(self) -> str:
         kept = sum(state.codes.nbytes for state in self.states)
@@ -155,9 +155,9 @@ def stream(
         wanted, rank = axes[port.name], len(port.axes)
         if wanted is not None and (wanted not in range(1, rank) or port.axes.index(wanted) == 0):
             raise ValueError(f"axis must be in 1..{rank - 1} for input {port.name!r}, got {wanted!r}")
-    found = {port.tensor: axes[port.name] for port in ports}
+    time_axes = {port.tensor: axes[port.name] for port in ports}
     own = {port.tensor: port.axes for port in ports}
-    tracks = Tracks(graph).follow({name: None if at is None else own[name].index(at) for name, at in found.items()})
+    tracks = Tracks(graph).follow({name: None if at is None else own[name].index(at) for name, at in time_axes.items()})
     if not tracks.found:
         raise ValueError("axis names no input with time")
     fewest = math.lcm(*(track.stride for track in tracks.found.values()))

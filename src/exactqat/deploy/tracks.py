@@ -192,9 +192,9 @@ class Tracks:
             self.placed.append(Placed(operator, replace(about, before=0), tracks, track.shift))
         clean = track.clean + about.before
         beyond = track.beyond or (output.name if clean < size else "")
-        for each in operator.outputs:
-            self.found[each] = Track(
-                name if each == output.name else each, about.axis, track.stride, size, track.shift - about.before,
+        for result in operator.outputs:
+            self.found[result] = Track(
+                name if result == output.name else result, about.axis, track.stride, size, track.shift - about.before,
                 track.start, fill, min(clean, size), beyond,
             )  # fmt: skip
 

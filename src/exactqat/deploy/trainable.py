@@ -88,18 +88,18 @@ class Restoring:
             PlanOutput(names.get(name, name), tuple(range(len(shapes[name])))) for name in self.graph.outputs
         )
         values = {path: Value(path, shapes[name]) for name, path in inputs}
-        ends = Ends([each.name for each in plan_inputs], [each.name for each in results])
+        ends = Ends([source.name for source in plan_inputs], [result.name for result in results])
         network = Network(
             tuple(values),
             tuple(values),
             values,
             self.constants,
             (),
-            tuple(each.path for each in plan_inputs),
-            tuple(each.name for each in results),
+            tuple(source.path for source in plan_inputs),
+            tuple(result.name for result in results),
             ends,
             ends,
-            argument_names=tuple(each.name for each in plan_inputs),
+            argument_names=tuple(source.name for source in plan_inputs),
             channels_first=False,
         )
         plan = Plan(
@@ -134,7 +134,7 @@ class Restoring:
 
     def _input(self, name: str) -> tuple[str, str]:
         tensor = self.graph.tensors[name]
-        readers = [each for each in self.graph.operators if name in each.inputs]
+        readers = [reader for reader in self.graph.operators if name in reader.inputs]
         if tensor.dtype == FLOAT and len(readers) == 1 and OPERATORS[readers[0].kind].changes_dtype:
             return name, self._stored(readers[0].outputs[0], of_inputs=True)
         if tensor.dtype not in ("int8", "int16"):
@@ -152,7 +152,7 @@ class Restoring:
         if declaration.changes_dtype and results[0].dtype == FLOAT and operator.outputs[0] in self.graph.outputs:
             self.paths[operator.outputs[0]] = self.paths[operator.inputs[0]]
             return
-        for tensor in (*results, *(each for each in tensors if each.data is None)):
+        for tensor in (*results, *(operand for operand in tensors if operand.data is None)):
             need(tensor.dtype in CODE_RANGES, f"'{tensor.name}' is {tensor.dtype}, and int8 or int16 can train")
             need(not tensor.variable, f"'{tensor.name}' is kept from call to call")
         declaration.restore(self, operator)
@@ -196,8 +196,8 @@ class Restoring:
 
     def readers(self, name: str) -> list[Operator]:
         """The operators that read a tensor; empty if it is also a result of the network."""
-        found = [each for each in self.graph.operators if name in each.inputs]
-        return [] if name in self.graph.outputs else found
+        readers = [reader for reader in self.graph.operators if name in reader.inputs]
+        return [] if name in self.graph.outputs else readers
 
     def absorbed(self, operator: Operator, path: str) -> None:
         """Another step computes this operator's result, which nothing else reads, as part of its own."""
@@ -300,7 +300,7 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
     A trained network is written with all sizes, so it is compared with the file as delegates would compute it; a
     warning names operators that they leave to built-in kernels in the file itself.
     """
-    left = [f"{each.kind} at {shortened(each.outputs[0])!r}" for each in graph.operators if each.built_in]
+    left = [f"{layer.kind} at {shortened(layer.outputs[0])!r}" for layer in graph.operators if layer.built_in]
     if left and profile_named(device).delegates:
         warnings.warn(
             f"the file computes sizes from its batch, so on {device} LiteRT leaves {listed(left)} to built-in kernels; "
@@ -308,21 +308,21 @@ def compare_with_file(graph: Graph, plan: Plan, numbers: Numbers, device: str) -
             "model with a fixed batch)",
             stacklevel=users_line(),
         )
-        graph = replace(graph, operators=tuple(replace(each, built_in=False) for each in graph.operators))
+        graph = replace(graph, operators=tuple(replace(layer, built_in=False) for layer in graph.operators))
     lowered = lowered_as_planned(plan, numbers)
-    ours, given = random_codes(lowered, 2, 0), {}
+    ours, inputs = random_codes(lowered, 2, 0), {}
     for name, path in zip(graph.inputs, lowered.inputs, strict=True):
         real = graph.tensors[name].dtype == FLOAT
-        given[name] = dequantize(ours[path], lowered.tensors[path].quantization) if real else ours[path]
-    theirs, results = simulate(graph, given, device=device), simulate(lowered, ours, device=device)
+        inputs[name] = dequantize(ours[path], lowered.tensors[path].quantization) if real else ours[path]
+    theirs, results = simulate(graph, inputs, device=device), simulate(lowered, ours, device=device)
     wrong = []
     # A file's signature may name its outputs in another order.
     for name, own in zip(graph.outputs, lowered.signature.outputs, strict=True):
-        expected, found = theirs[name], results[own.tensor]
+        expected, result = theirs[name], results[own.tensor]
         if graph.tensors[name].dtype == FLOAT:
-            found = dequantize(found, lowered.tensors[own.tensor].quantization)
-        if not np.array_equal(expected, found):
-            wrong.append(f"{int((expected != found).sum()):,} of {expected.size:,} of '{own.name}'")
+            result = dequantize(result, lowered.tensors[own.tensor].quantization)
+        if not np.array_equal(expected, result):
+            wrong.append(f"{int((expected != result).sum()):,} of {expected.size:,} of '{own.name}'")
     if wrong:
         raise UnsupportedOperator(
             f"the network that would be trained computes other integers than the file: {listed(wrong)} differ on "
@@ -336,24 +336,24 @@ _FLOAT_TOLERANCE = 1e-4
 
 def compare_in_float(
     plan: Plan,
-    found: Callable[..., Sequence[np.ndarray]],
+    network: Callable[..., Sequence[np.ndarray]],
     original: Callable[..., Sequence[np.ndarray]],
 ) -> None:
     """Raises UnsupportedOperator if a plan without quantization computes other real numbers than its file, on random
     inputs.
 
     Args:
-        found: what the plan computes from the inputs, for two examples.
+        network: what the plan computes from the inputs, for two examples.
         original: likewise, what the file computes.
     """
     rng = np.random.default_rng(0)
-    given = []
-    for each in plan.inputs:
-        shape = [2 * size if axis == each.batch_axis else size for axis, size in enumerate(each.shape)]
-        drawn = rng.integers(0, each.rows, shape).astype(np.int32) if each.rows else rng.standard_normal(shape)
-        given.append(drawn if each.rows else drawn.astype(np.float32))
+    inputs = []
+    for source in plan.inputs:
+        shape = [2 * size if axis == source.batch_axis else size for axis, size in enumerate(source.shape)]
+        drawn = rng.integers(0, source.rows, shape).astype(np.int32) if source.rows else rng.standard_normal(shape)
+        inputs.append(drawn if source.rows else drawn.astype(np.float32))
     wrong = []
-    for port, expected, ours in zip(plan.results, original(*given), found(*given), strict=True):
+    for port, expected, ours in zip(plan.results, original(*inputs), network(*inputs), strict=True):
         if not np.issubdtype(expected.dtype, np.floating):
             share = float(np.mean(expected != ours)) if expected.shape == ours.shape else 1.0
         elif expected.shape == ours.shape:

@@ -34,7 +34,7 @@ class UnequalPart(NamedTuple):
 def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
     """The operands of joined tensors and of sums to which the result's grid leaves few steps."""
     makers = {name: operator for operator in graph.operators for name in operator.outputs}
-    found = []
+    parts = []
     for operator in graph.operators:
         declaration = OPERATORS[operator.kind]
         joins = declaration.same_quantization and declaration.operands[1] is None
@@ -51,19 +51,19 @@ def unequal_parts(graph: Graph) -> tuple[UnequalPart, ...]:
             codes = CODE_RANGES[part.dtype][1] - CODE_RANGES[part.dtype][0]
             steps = codes * float(part.quantization.scale[0]) / float(whole.quantization.scale[0])
             if steps < STEPS / WIDEST:
-                found.append(UnequalPart(whole.name, part.name, 20 * math.log10(max(steps, 1e-3))))
-    return tuple(found)
+                parts.append(UnequalPart(whole.name, part.name, 20 * math.log10(max(steps, 1e-3))))
+    return tuple(parts)
 
 
 def warn_of_unequal_parts(graph: Graph) -> None:
     """One warning for all of them."""
-    found = unequal_parts(graph)
-    words = [f"{shortened(part)} in {shortened(whole)} ({left:.0f} dB left)" for whole, part, left in found]
-    if found:
+    parts = unequal_parts(graph)
+    words = [f"{shortened(part)} in {shortened(whole)} ({left:.0f} dB left)" for whole, part, left in parts]
+    if parts:
         warnings.warn(
             f"the whole's range is more than {WIDEST} times that of a part, and its grid leaves that little: "
             f"{listed(words, length=160)}. Return the parts as separate outputs, scale them "
-            f"alike before they meet, or give the whole 16 bits: qat.Rule({found[0].whole!r}, activation_bits=16)",
+            f"alike before they meet, or give the whole 16 bits: qat.Rule({parts[0].whole!r}, activation_bits=16)",
             UnequalPartsWarning,
             stacklevel=users_line(),
         )

@@ -158,8 +158,8 @@ def _users(graph: Graph, data: Data, batch_size: int, network: Any) -> Iterator[
         if lowered is None:
             yield _Part(intake.codes(rows))
         else:
-            given, results, stored = network.traced(intake.as_model_takes(rows))
-            yield _Part(intake.codes(given), results, placed_codes(network, stored, lowered))
+            inputs, results, stored = network.traced(intake.as_model_takes(rows))
+            yield _Part(intake.codes(inputs), results, placed_codes(network, stored, lowered))
 
 
 @dataclass
@@ -253,9 +253,9 @@ class _Verifying:
         waiting: list[_Part] = []
         for part in itertools.chain(parts, [None]):
             waiting += [] if part is None else [part]
-            held = sum(codes.nbytes for each in waiting for codes in each.codes.values())
+            held = sum(codes.nbytes for batch in waiting for codes in batch.codes.values())
             if waiting and (part is None or held >= BYTES_TRIED):
-                batches = [dict(each.codes) for each in waiting]
+                batches = [dict(batch.codes) for batch in waiting]
                 try_in_a_child(_run, self.graph, self.content, self.ran.name, batches)
                 yield from waiting
                 waiting = []

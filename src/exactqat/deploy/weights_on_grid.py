@@ -44,7 +44,7 @@ class Trainable:
 
 
 def weights_on_grid(
-    made: Trainable,
+    trainable: Trainable,
     constants: dict[str, Constant],
     path: str,
     codes: np.ndarray,
@@ -54,7 +54,7 @@ def weights_on_grid(
     channel_axis: int,
     single: bool,
 ) -> Weights:
-    """The weights of a step; what they are made of is added to `made` and `constants`.
+    """The weights of a step; what they are made of is added to `trainable` and `constants`.
 
     A filter's codes times a power of two are the weight; a batch norm without statistics multiplies each channel by the
     factor missing from the file's scale.
@@ -76,9 +76,9 @@ def weights_on_grid(
     rest = scale / power
     shape = [1] * codes.ndim
     shape[channel_axis] = channels
-    weight = made.add(constants, f"{path}.weight", (codes * power.reshape(shape)).astype(np.float32))
+    weight = trainable.add(constants, f"{path}.weight", (codes * power.reshape(shape)).astype(np.float32))
     if single:
-        gain = made.add(constants, f"{path}.scale", rest[:1].copy())
+        gain = trainable.add(constants, f"{path}.scale", rest[:1].copy())
         ones = f"{path}.ones"
         constants[ones] = Constant(ones, (channels,), parameter=False, data=np.ones(channels, np.float32))
         whole = f"{path}.channel_scales"
@@ -88,7 +88,7 @@ def weights_on_grid(
         )  # fmt: skip
         gain = whole
     else:
-        gain = made.add(constants, f"{path}.scale", rest.copy())
+        gain = trainable.add(constants, f"{path}.scale", rest.copy())
     # Real numbers that lie on the accumulator's grid, of these steps, at the file's codes.
     step, whole_steps = scale * np.float32(input_scale), bias.astype(np.float64)
     real = (whole_steps * step).astype(np.float32)
@@ -96,9 +96,9 @@ def weights_on_grid(
         real = np.where(np.rint(real / step) == whole_steps, real, candidate)
     wrong = bias[np.rint(real / step) != whole_steps][:1].astype(np.int64).tolist()
     need(not wrong, f"its bias has codes beyond what float32 holds, such as {wrong}")
-    offset = made.add(constants, f"{path}.bias", real.astype(np.float32))
-    mean = made.add(constants, f"{path}.mean", np.zeros(channels, np.float32), trained=False)
-    variance = made.add(constants, f"{path}.variance", np.ones(channels, np.float32), trained=False)
+    offset = trainable.add(constants, f"{path}.bias", real.astype(np.float32))
+    mean = trainable.add(constants, f"{path}.mean", np.zeros(channels, np.float32), trained=False)
+    variance = trainable.add(constants, f"{path}.variance", np.ones(channels, np.float32), trained=False)
     norm = BatchNorm(gain, offset, mean, variance, None, 0.0, None, training=False)
     rule = Rule(match=path, ranges="learned", per_channel=not single)
     end = np.float32(_LARGEST) * (power[0] if single else power)

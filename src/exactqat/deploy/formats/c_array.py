@@ -55,7 +55,7 @@ def c_array(
     x: np.ndarray | Mapping[str, np.ndarray] | None = None,
     name: str = "model",
     description: str = "",
-    found: Footprint | None = None,
+    cost: Footprint | None = None,
     class_names: Sequence[str] = (),
     device: str = "micro",
 ) -> str:
@@ -66,7 +66,7 @@ def c_array(
             the device returns for it. Random codes by default.
         name: prefix of every name in the header, including its guard. Two headers in one program need different ones.
         description: stored in the model and in the comment at the top of the header.
-        found: the network's footprint, if already known.
+        cost: the network's footprint, if already known.
         class_names: names of the first output's values, written into the header.
         device: what the header's program runs on: "micro" for a board, "xnnpack-arm64" for a phone.
 
@@ -90,9 +90,9 @@ def c_array(
             f"class_names must have one name for each of the first output's {values} values, got {len(class_names)}"
         )
     content = tflite_bytes(graph, description)
-    found = footprint(graph, content) if found is None else found
+    cost = footprint(graph, content) if cost is None else cost
     if x is None:
-        rng, tensors = np.random.default_rng(0), [graph.tensors[each] for each in graph.inputs]
+        rng, tensors = np.random.default_rng(0), [graph.tensors[end] for end in graph.inputs]
         x = {
             tensor.name: rng.integers(*graph.limits(tensor.name), tensor.shape, tensor.dtype, endpoint=True)
             for tensor in tensors
@@ -103,17 +103,17 @@ def c_array(
     outputs = simulate(graph, inputs, profile.name)
     upper = name.upper()
     guard = f"{upper}_H_"
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.operators.items()))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(cost.operators.items()))
     sentences = [
         f"{MADE_BY.removeprefix('// ')}{': ' + description if description else ''}. Do not edit.",
-        f"{found.flash_bytes:,} bytes of flash, {found.multiply_accumulates:,} multiply-accumulates for one example.",
+        f"{cost.flash_bytes:,} bytes of flash, {cost.multiply_accumulates:,} multiply-accumulates for one example.",
         f"Operators: {kinds}.",
     ]
-    arena = [f"// The arena size was not measured. {found.why_not}"]
-    if found.arena_bytes is not None:
+    arena = [f"// The arena size was not measured. {cost.why_not}"]
+    if cost.arena_bytes is not None:
         arena = [
             "// The smallest arena in which TFLite-Micro ran it, with 8-byte pointers; 4-byte pointers need less.",
-            f"#define {upper}_ARENA_SIZE {found.arena_bytes}",
+            f"#define {upper}_ARENA_SIZE {cost.arena_bytes}",
         ]
     classes = []
     if class_names:
@@ -155,8 +155,8 @@ def c_array(
         *_array(f"static const unsigned char {name}_data", np.frombuffer(content, np.uint8)),
         "",
         f"// One recorded example: {profile.title} returns these outputs for these inputs; other devices may differ.",
-        *_recorded(name, "input", [inputs[each] for each in graph.inputs]),
-        *_recorded(name, "output", [outputs[each] for each in graph.outputs]),
+        *_recorded(name, "input", [inputs[end] for end in graph.inputs]),
+        *_recorded(name, "output", [outputs[end] for end in graph.outputs]),
         "",
         f"#endif  // {guard}",
         "",
@@ -178,7 +178,7 @@ def _operators(upper: str, content: bytes) -> list[str]:
     )
     # TFLite-Micro's resolver separates version and dimensions as words.
     words_in = [re.sub(r"(V\d)$", r"_\1", kind).split("_") for kind in kinds]
-    names = ["".join(word if word[0].isdigit() else word.capitalize() for word in each) for each in words_in]
+    names = ["".join(word if word[0].isdigit() else word.capitalize() for word in phrase) for phrase in words_in]
     calls = [f"(resolver).Add{name}()" for name in names]
     return [
         f"#define {upper}_OPERATOR_COUNT {len(kinds)}",
@@ -199,7 +199,7 @@ def _quantizations(upper: str, side: str, graph: Graph, names: Sequence[str], po
         lines.append(f"// {side.lower()} {number}: {tensor.dtype} [{shape}], real = (code - zero point) * scale")
         # What the user's program knows about it.
         said = [port.described(tensor) for port in ports if port.tensor == tensor.name]
-        lines += [re.sub(r"[^ -~]", "?", f"//   {each}").rstrip("\\") for each in said]
+        lines += [re.sub(r"[^ -~]", "?", f"//   {text}").rstrip("\\") for text in said]
         lines.append(f"{begin}_SIZE {int(np.prod(tensor.shape))}")
         if len(tensor.quantization.scale):
             lines.append(f"{begin}_SCALE {_float(tensor.quantization.scale[0])}")
@@ -228,4 +228,4 @@ def _array(declaration: str, values: np.ndarray) -> list[str]:
             lines.append(f"  {line}")
             line = ""
         line += f"{text}, " if len(line) + len(text) + 6 <= _WIDTH else f"{text},"
-    return [each.rstrip() for each in (*lines, f"  {line}", "};")]
+    return [row.rstrip() for row in (*lines, f"  {line}", "};")]

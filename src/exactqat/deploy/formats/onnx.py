@@ -75,10 +75,10 @@ def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
     if own == content:
         return ()
     try:
-        ours, theirs = (onnx.load_model_from_string(each) for each in (own, content))
+        ours, theirs = (onnx.load_model_from_string(file) for file in (own, content))
     except Exception as error:  # noqa: BLE001 - protobuf raises errors of its own
         raise ValueError(f"the file is damaged: {error}") from error
-    found = []
+    differences = []
 
     def words(entries: Iterable[Proto]) -> dict[str, bytes]:
         return {entry.name: entry.SerializeToString(deterministic=True) for entry in entries}
@@ -87,16 +87,16 @@ def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
     for key, content in words(ours.graph.initializer).items():
         name, _, word = key.rpartition("/")
         if word in ("scale", "zero_point") and constants.get(key, content) != content:
-            found.append(f"tensor {shortened(name)!r} has another {word.replace('_', ' ')} in the file")
+            differences.append(f"tensor {shortened(name)!r} has another {word.replace('_', ' ')} in the file")
     for side in ("input", "output"):
         own_ends, ends_there = (list(words(getattr(model.graph, side)).items()) for model in (ours, theirs))
         if own_ends != ends_there:
-            found.append(f"the file's {side}s are not the graph's in name, dtype or shape")
-    props = [{each.key: each.value for each in model.metadata_props}.get(METADATA) for model in (ours, theirs)]
+            differences.append(f"the file's {side}s are not the graph's in name, dtype or shape")
+    props = [{entry.key: entry.value for entry in model.metadata_props}.get(METADATA) for model in (ours, theirs)]
     if props[0] != props[1]:
         what = "says nothing" if props[1] is None else "says something else"
-        found.append(f"the file's metadata {what} about names and axes of inputs and outputs")
-    return tuple(found)
+        differences.append(f"the file's metadata {what} about names and axes of inputs and outputs")
+    return tuple(differences)
 
 
 class _OnnxWriter:
@@ -112,7 +112,7 @@ class _OnnxWriter:
         self.graph = Graph(
             {inner[name]: replace(tensor, name=inner[name]) for name, tensor in graph.tensors.items()},
             tuple(
-                replace(each, inputs=renamed(each.inputs), outputs=renamed(each.outputs)) for each in graph.operators
+                replace(node, inputs=renamed(node.inputs), outputs=renamed(node.outputs)) for node in graph.operators
             ),
             renamed(graph.inputs),
             renamed(graph.outputs),
@@ -166,16 +166,16 @@ class _OnnxWriter:
         if end.port.limits is not None:
             scale, zero_point = quantization.scale[0], quantization.zero_point[0]
             ends = [np.float32((limit - zero_point) * scale) for limit in end.port.limits]
-            limits = [self.constant(f"{name}/{word}", each) for word, each in zip(("low", "high"), ends, strict=True)]
+            limits = [self.constant(f"{name}/{word}", bound) for word, bound in zip(("low", "high"), ends, strict=True)]
             real = self.node("Clip", [real, *limits], f"{name}/clipped")
         inner = channels_first(range(len(end.order)))
         if end.order == inner:
             self.store(name, real, quantization, f"{name}/stored")
             return
         parameters = self.parameters(name, quantization)
-        given = self.node("QuantizeLinear", [real, *parameters], f"{name}/given")
+        integers = self.node("QuantizeLinear", [real, *parameters], f"{name}/given")
         turn = [end.order.index(axis) for axis in inner]
-        codes = self.node("Transpose", [given], f"{name}/codes", perm=turn)
+        codes = self.node("Transpose", [integers], f"{name}/codes", perm=turn)
         self.node("DequantizeLinear", [codes, *parameters], f"{name}/stored")
 
     def give(self, end: End) -> None:

@@ -48,9 +48,9 @@ def model_of(content: bytes, name: str = "the file", folder: Path | None = None)
     onnx = import_deploy("onnx", "onnx")
     try:
         model = onnx.load_model_from_string(content)
-        held_by_operators = (each.t for node in model.graph.node for each in node.attribute if each.HasField("t"))
+        held_by_operators = (entry.t for node in model.graph.node for entry in node.attribute if entry.HasField("t"))
         constants = [*model.graph.initializer, *held_by_operators]
-        if any(each.data_location == onnx.TensorProto.EXTERNAL for each in constants):
+        if any(constant.data_location == onnx.TensorProto.EXTERNAL for constant in constants):
             if folder is None:
                 raise ValueError("its constants lie in other files")
             onnx.external_data_helper.load_external_data_for_model(model, str(folder))
@@ -60,9 +60,9 @@ def model_of(content: bytes, name: str = "the file", folder: Path | None = None)
         detail = shortened(" ".join(str(error).split()), 120)
         raise Refusal(f"{shortened(name)} cannot be read: it is damaged ({detail})") from None
     graph = model.graph
-    outputs = [each.name for each in graph.output]
+    outputs = [end.name for end in graph.output]
     if len(set(outputs)) < len(outputs):
         raise Refusal(f"{shortened(name)} cannot be read: its outputs must differ, got {shortened(', '.join(outputs))}")
-    held = {each.name for each in graph.initializer}
-    inputs = tuple(each.name for each in graph.input if each.name not in held)
+    held = {constant.name for constant in graph.initializer}
+    inputs = tuple(end.name for end in graph.input if end.name not in held)
     return OnnxModel(name, content, inputs, tuple(outputs))

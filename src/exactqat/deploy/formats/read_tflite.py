@@ -69,7 +69,7 @@ MOST_COMPOSITES = 1000
 # A field of an operator's options by name; None where the file does not have it.
 Option = Callable[[str], Any]
 # Operators that the schema lacks, by their names in files.
-CUSTOM = {each.custom_code: kind for kind, each in OPERATORS.items() if each.custom_code}
+CUSTOM = {declaration.custom_code: kind for kind, declaration in OPERATORS.items() if declaration.custom_code}
 
 
 def is_known(tensor: Tensor) -> bool:
@@ -249,9 +249,9 @@ class _Reader:
         length = getattr(table, f"{name}Length")()
         if not length:
             return np.zeros(0, np.int32)
-        found = np.asarray(getattr(table, f"{name}AsNumpy")())
-        self.counted(length, found.dtype.itemsize)
-        return found
+        array = np.asarray(getattr(table, f"{name}AsNumpy")())
+        self.counted(length, array.dtype.itemsize)
+        return array
 
     def text(self, value: bytes | None) -> str:
         self.counted(len(value or b""), 1)
@@ -314,8 +314,8 @@ class _Reader:
                 self.used[tensor.name] = replace(tensor, shape=(1, *tensor.shape))
                 self.led.add(tensor.name)
         operators = self.read_operators(ending)
-        for side, found in (("input", inputs), ("output", outputs)):
-            for end in found:
+        for side, file_ends in (("input", inputs), ("output", outputs)):
+            for end in file_ends:
                 tensor, taken = self.used[end.tensor], (*CODE_RANGES, FLOAT, *PLAIN)
                 if not is_known(tensor) or (side == "input" and tensor.dtype not in taken):
                     self.problem(f"an {side} in {tensor.dtype}", end.name)
@@ -326,7 +326,7 @@ class _Reader:
             # The results of an operator that cannot be read are not a problem of their own.
             results.update(tensor.name for _, step in self.steps for tensor in step.outputs)
         for end in outputs:
-            if end.tensor not in results and end.tensor not in {each.tensor for each in inputs}:
+            if end.tensor not in results and end.tensor not in {source.tensor for source in inputs}:
                 self.problem("an output that no operator computes", end.name)
         if self.problems:
             parts = [f"{reason} (at {listed(places, 4)})" for reason, places in self.problems.items()]
@@ -389,16 +389,16 @@ class _Reader:
                 return tensor and ends[tensor.name]
             return renamed.setdefault(tensor.name, replace(tensor, name=f"{step.output.name}/{tensor.name}"))
 
-        made = [
-            (part, replace(each, inputs=tuple(map(named, each.inputs)), known=self.known,
-                           outputs=tuple(cast("Tensor", named(tensor)) for tensor in each.outputs)))
-            for part, each in parts
+        steps = [
+            (part, replace(operator, inputs=tuple(map(named, operator.inputs)), known=self.known,
+                           outputs=tuple(cast("Tensor", named(tensor)) for tensor in operator.outputs)))
+            for part, operator in parts
         ]  # fmt: skip
         for before, inside in zip(outside[:3], within[:3], strict=True):
             before.update(renamed[name].name for name in inside if name in renamed)
         self.known.update((renamed[name].name, data) for name, data in within[3].items() if name in renamed)
         self.parts += renamed.values()
-        return made
+        return steps
 
     def ends(self, side: str) -> list[Tensor]:
         """The subgraph's "Inputs" or "Outputs"."""
@@ -413,8 +413,8 @@ class _Reader:
         for tensor in inputs:
             if tensor.name in fixed:
                 raise Refusal(f"input {shortened(tensor.name)!r} is also a constant, which runtimes overwrite")
-        made = {*names_of(inputs), *fixed}
-        later = {tensor.name for _, step in steps for tensor in step.outputs} - made
+        names = {*names_of(inputs), *fixed}
+        later = {tensor.name for _, step in steps for tensor in step.outputs} - names
         for _, step in steps:
             for read in step.inputs:
                 if read is not None and read.name in later:
@@ -425,9 +425,9 @@ class _Reader:
                 if 0 in tensor.shape and tensor.dtype not in ("int32", "int64"):  # a shape may have no axes
                     what = f"tensor {shortened(tensor.name)!r} has the shape {list(tensor.shape)}"
                     raise Refusal(f"{what}, no values, where something is computed")
-                if tensor.name in made:
+                if tensor.name in names:
                     raise Refusal(f"tensor {shortened(tensor.name)!r} is written twice, which no graph can say")
-                made.add(tensor.name)
+                names.add(tensor.name)
 
     def at(self, index: int) -> Tensor:
         if not 0 <= index < len(self.tensors):
@@ -436,7 +436,7 @@ class _Reader:
 
     def read_tensors(self) -> list[Tensor]:
         """All tensors, by distinct names."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         taken: set[str] = set()
         self.open_batch, self.unknown_shape, self.unread, self.known = set(), set(), set(), {}
         for index, entry in enumerate(self.entries(self.subgraph, "Tensors")):
@@ -446,12 +446,12 @@ class _Reader:
             shape = tuple(int(size) for size in self.numbers(entry, "Shape"))
             values = math.prod(shape)
             if len(shape) > MOST_AXES or min(shape, default=1) < 0 or values > MOST_VALUES:
-                given = f"tensor {shortened(name)!r} has the shape {list(shape[:MOST_AXES])}"
-                raise Refusal(given, remedy=f"runtimes take at most {MOST_AXES} axes and {MOST_VALUES:,} values")
+                detail = f"tensor {shortened(name)!r} has the shape {list(shape[:MOST_AXES])}"
+                raise Refusal(detail, remedy=f"runtimes take at most {MOST_AXES} axes and {MOST_VALUES:,} values")
             signature = [int(size) for size in self.numbers(entry, "ShapeSignature")]
             if any(size not in (-1, *shape[at : at + 1]) for at, size in enumerate(signature)):
-                given = f"tensor {shortened(name)!r} has the shape {list(shape)} and the signature {signature}"
-                raise Refusal(f"it is damaged: {given}")
+                detail = f"tensor {shortened(name)!r} has the shape {list(shape)} and the signature {signature}"
+                raise Refusal(f"it is damaged: {detail}")
             if signature[:1] == [-1]:
                 self.open_batch.add(name)
             if -1 in signature:
@@ -460,8 +460,8 @@ class _Reader:
                 raise Refusal(f"constant {shortened(name)!r} is sparse, which is not supported")
             dtype = word_of("TensorType", entry.Type()).lower()
             if values * _WIDTHS.get(dtype, 1) > MOST_VALUES:
-                given = f"tensor {shortened(name)!r} of {dtype} has the shape {list(shape)}"
-                raise Refusal(given, remedy=f"runtimes take at most {MOST_VALUES:,} bytes")
+                detail = f"tensor {shortened(name)!r} of {dtype} has the shape {list(shape)}"
+                raise Refusal(detail, remedy=f"runtimes take at most {MOST_VALUES:,} bytes")
             data = self.data(entry, name, dtype, shape)
             grid = self.quantization(entry, name, dtype, data is not None)
             if dtype == RAW and grid is not INDICES:
@@ -477,8 +477,8 @@ class _Reader:
                 shape, data = (1,), data.reshape(1)
             if entry.IsVariable() and data is not None:
                 raise Refusal(f"it is damaged: tensor {shortened(name)!r} is a variable and a constant at once")
-            found.append(Tensor(name, shape, dtype, grid, data, bool(entry.IsVariable())))
-        return found
+            tensors.append(Tensor(name, shape, dtype, grid, data, bool(entry.IsVariable())))
+        return tensors
 
     def data(self, entry: Table, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """A constant, as stored in the file."""
@@ -495,16 +495,16 @@ class _Reader:
 
     def quantization(self, entry: Table, name: str, dtype: str, constant: bool) -> Quantization:
         """A tensor's grid; `INDICES` if it has none."""
-        found = entry.Quantization()
-        scale = self.numbers(found, "Scale") if found is not None else np.zeros(0)
-        zero_point = self.numbers(found, "ZeroPoint") if found is not None else np.zeros(0)
+        table = entry.Quantization()
+        scale = self.numbers(table, "Scale") if table is not None else np.zeros(0)
+        zero_point = self.numbers(table, "ZeroPoint") if table is not None else np.zeros(0)
         if dtype in (FLOAT, BOOL) or dtype not in (*DTYPES, "uint8") or not scale.size:
             if dtype in CODE_RANGES:
                 self.problem(f"{dtype} without a scale", name)
             return INDICES
-        if found.DetailsType():
+        if table.DetailsType():
             self.problem("a quantization that is not affine", name)
-        dimension = found.QuantizedDimension()
+        dimension = table.QuantizedDimension()
         # Filters in uint8 have one scale, whatever axis they name.
         axis = dimension if constant and (scale.size > 1 or (dimension and dtype != RAW)) else None
         if dimension and not constant:
@@ -535,8 +535,8 @@ class _Reader:
             custom = self.text(code.CustomCode())
             word = CUSTOM.get(custom, f"the custom operator {shortened(custom)}")
             option = self.custom_options(entry)
-        given = [int(at) for at in self.numbers(entry, "Inputs")]
-        inputs = [None if at == -1 else self.at(at) for at in given]
+        indices = [int(at) for at in self.numbers(entry, "Inputs")]
+        inputs = [None if at == -1 else self.at(at) for at in indices]
         outputs = tuple(self.at(int(at)) for at in self.numbers(entry, "Outputs"))
         if not outputs and word not in WITHOUT_RESULTS:
             raise Refusal(f"it is damaged: {word} has no result")
@@ -592,10 +592,10 @@ class _Reader:
                 return None
             options = import_deploy("flatbuffers.flexbuffers").GetRoot(content).AsMap
             try:
-                found = options[field]
+                number = options[field]
             except KeyError:
                 return None
-            return found.AsFloat if found.IsFloat else found.AsBool if found.IsBool else found.AsInt
+            return number.AsFloat if number.IsFloat else number.AsBool if number.IsBool else number.AsInt
 
         return option
 
@@ -641,7 +641,7 @@ class _Reader:
 
     def read_operators(self, passed: set[int]) -> list[Operator]:
         """The graph's operators; what is wrong with the file's becomes a problem."""
-        made: list[Operator] = []
+        operators: list[Operator] = []
         # By name: whether delegates and built-in kernels may differ in them.
         self.folded: dict[str, bool] = {}
         self.left_to_fold = MOST_FOLDED
@@ -657,21 +657,21 @@ class _Reader:
             for leading in (False, True):
                 self.between: list[Operator] = []
                 try:
-                    length, found = self.read_operator(number, leading)
+                    length, layer = self.read_operator(number, leading)
                 except (Unreadable, Refusal) as error:
                     problems.append(str(error))
                     for operator in self.between:
                         del self.used[operator.outputs[0]]
                     self.reshaped = {key: tensor for key, tensor in self.reshaped.items() if tensor.name in self.used}
                     continue
-                if found is not None and leading:
-                    self.led.update(found.outputs)
-                made += self.between + ([] if found is None else [found])
+                if layer is not None and leading:
+                    self.led.update(layer.outputs)
+                operators += self.between + ([] if layer is None else [layer])
                 break
             else:
                 self.problem(problems[0], step.output.name)
             number += length
-        return made
+        return operators
 
     def with_rank(self, tensor: Tensor, rank: int | None) -> Tensor:
         """A tensor of the graph with the values of a computed one of the file: with the file's axes, or with so many,
@@ -688,12 +688,12 @@ class _Reader:
             raise Unreadable(f"{shortened(tensor.name)!r} is a variable, whose axes are the file's")
         key = tensor.name, len(shape)
         if key not in self.reshaped:
-            name = next(each for number in count(len(shape)) if (each := f"{tensor.name}#{number}") not in self.used)
-            made = self.reshaped[key] = self.used[name] = replace(tensor, name=name, shape=shape)
+            name = next(alias for number in count(len(shape)) if (alias := f"{tensor.name}#{number}") not in self.used)
+            view = self.reshaped[key] = self.used[name] = replace(tensor, name=name, shape=shape)
             unsigned = tensor.name in self.unsigned
             self.unsigned.update([name] if unsigned else [])
             self.between.append(Operator(RESHAPED, (tensor.name,), (name,), {"new_shape": shape}, unsigned=unsigned))
-            check_operator(self.between[-1], {tensor.name: tensor, name: made}, {tensor.name}, RESHAPED)
+            check_operator(self.between[-1], {tensor.name: tensor, name: view}, {tensor.name}, RESHAPED)
         return self.reshaped[key]
 
     def with_all_axes(self, pointwise: bool, step: FileOperator) -> tuple[Tensor | None, ...]:
@@ -742,11 +742,11 @@ class _Reader:
         if sum(operand.size for operand in operands) > MOST_SHAPE_NUMBERS:
             return False
         try:
-            made = np.asarray(SHAPE_ARITHMETIC[word](operands, step.option))
+            array = np.asarray(SHAPE_ARITHMETIC[word](operands, step.option))
         except (ValueError, IndexError, TypeError):
             return False
-        self.known[step.output.name] = made
-        self.check_room(step.output, made.size)
+        self.known[step.output.name] = array
+        self.check_room(step.output, array.size)
         return True
 
     def check_room(self, tensor: Tensor, values: int) -> None:
@@ -769,7 +769,7 @@ class _Reader:
                     return False
                 shape[grid.axis] = -1
             scale, zero_point = (
-                each if each.size == 1 else each.reshape(shape) for each in (grid.scale, grid.zero_point)
+                array if array.size == 1 else array.reshape(shape) for array in (grid.scale, grid.zero_point)
             )
             real = (source.data.astype(np.int32) - zero_point.astype(np.int32)).astype(np.float32) * scale
         else:
@@ -796,9 +796,9 @@ class _Reader:
         for declaration in () if leading else OPERATORS.values():
             for form in declaration.other_forms:
                 steps = self.chain(number, form)
-                found = declaration.read_steps(steps) if steps else None
-                if found is not None:
-                    known, attributes = [self.with_rank(tensor, None) for tensor in found[0]], found[1]
+                match = declaration.read_steps(steps) if steps else None
+                if match is not None:
+                    known, attributes = [self.with_rank(tensor, None) for tensor in match[0]], match[1]
                     return len(form), self.checked(declaration.kind, known, attributes, steps[-1].outputs)
         word, step = self.steps[number]
         for tensor in (*step.inputs, *step.outputs):
@@ -876,14 +876,14 @@ class _Reader:
             else np.broadcast_to(every.reshape(-1, *[1] * (len(tensor.shape) - 1)), (len(every), *tensor.shape[1:]))
             for tensor in operands
         ]  # fmt: skip
-        codes = [each.astype(tensor.dtype) for each, tensor in zip(codes, operands, strict=True)]
+        codes = [array.astype(tensor.dtype) for array, tensor in zip(codes, operands, strict=True)]
         try:
             shapes = declaration.checked_shapes([tensor.shape for tensor in operands], attributes)
             if len(shapes) != len(outputs):
                 return False
-            made = [replace(tensor, shape=shape) for tensor, shape in zip(outputs, shapes, strict=True)]
+            destinations = [replace(tensor, shape=shape) for tensor, shape in zip(outputs, shapes, strict=True)]
             first, *others = (
-                by_declaration(declaration, codes, operands, made, attributes, profile)
+                by_declaration(declaration, codes, operands, destinations, attributes, profile)
                 for profile in ((REFERENCE, MICRO) if built_in else (REFERENCE, MICRO, X86))
             )
         except (ValueError, TypeError, OverflowError, IndexError):
@@ -891,7 +891,7 @@ class _Reader:
         agree = all(np.array_equal(*pair) for other in others for pair in zip(first, other, strict=True))
         if not agree or not all(np.all(result == result[:1]) for result in first):
             return False
-        for tensor, result in zip(made, first, strict=True):
+        for tensor, result in zip(destinations, first, strict=True):
             self.used[tensor.name] = replace(tensor, data=result[:1])
             # LiteRT's built-in kernels round sums of biases in their own way; zero stays zero.
             settled = not built_in or is_wide(operands, tensor) or bool(np.all(result == zero_point_of(tensor)))
@@ -923,7 +923,7 @@ class _Reader:
             taken = self.used.get(tensor.name)
             # What the file lacks may have the name of another one.
             if taken is not None and taken is not tensor and id(tensor) not in self.of_the_file:
-                name = next(each for number in count(2) if (each := f"{tensor.name}#{number}") not in self.used)
+                name = next(alias for number in count(2) if (alias := f"{tensor.name}#{number}") not in self.used)
                 operands[position] = replace(tensor, name=name)
         tensors = {tensor.name: self.used.get(tensor.name, tensor) for tensor in operands}
         self.look_at(*(tensor.data for tensor in operands if tensor.data is not None))
@@ -931,9 +931,9 @@ class _Reader:
         unnamed = bool(declaration.custom_code) and not all(tensor.shape for tensor in outputs)
         if unnamed or self.unknown_shape.intersection(names):
             # Where the writer left sizes open, the sizes in their place need not be those of one example.
-            given = [tensors[tensor.name].shape for tensor in operands]
+            operand_shapes = [tensors[tensor.name].shape for tensor in operands]
             try:
-                shapes = declaration.checked_shapes(given, attributes)
+                shapes = declaration.checked_shapes(operand_shapes, attributes)
             except Refusal as error:
                 raise Unreadable(f"{word}: {error}") from None
             if len(shapes) == len(outputs):
@@ -977,13 +977,13 @@ class _Reader:
 
     def read_metadata(self) -> dict[str, bytes]:
         """All metadata except what this package writes itself."""
-        found: dict[str, bytes] = {}
+        metadata: dict[str, bytes] = {}
         for entry in self.entries(self.model, "Metadata"):
             name, content = self.text(entry.Name()), self.buffer(entry.Buffer())
-            if name and name not in found:
+            if name and name not in metadata:
                 self.counted(0 if content is None else content.nbytes, 1)
-                found[name] = b"" if content is None else content.tobytes()
-        return found
+                metadata[name] = b"" if content is None else content.tobytes()
+        return metadata
 
     def read_signature(self, inputs: Sequence[FileEnd], outputs: Sequence[FileEnd]) -> Signature | None:
         """The names of the file's ends: ours with axes, or those of its first signature."""

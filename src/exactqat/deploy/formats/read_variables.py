@@ -61,8 +61,8 @@ class Variables:
                     raise Refusal(f"variable {shortened(key[1])!r} is read as {both}, which is not supported")
                 self.tensors[step.output.name] = known
             elif word == ASSIGN_VARIABLE:
-                given = step.operand(1)
-                latest[handle(handles, step)] = self.tensors.get(given.name, given)
+                source = step.operand(1)
+                latest[handle(handles, step)] = self.tensors.get(source.name, source)
         for key, tensor in read.items():
             self.tensors[tensor.name] = self.variable(key, tensor, latest.get(key))
         for key, tensor in read.items():
@@ -129,14 +129,14 @@ def assigned(steps: Sequence[Step], name: str) -> dict[Key, Tensor]:
     if others:
         raise Refusal(f"its subgraph {shortened(name)!r}, which runs once, has {', '.join(others)}; what it may do is "
                       "assign constants to variables")  # fmt: skip
-    handles, found = handles_of(steps), dict[Key, Tensor]()
+    handles, values = handles_of(steps), dict[Key, Tensor]()
     for word, step in steps:
         if word == ASSIGN_VARIABLE:
-            given = step.operand(1)
-            if given.data is None:
+            source = step.operand(1)
+            if source.data is None:
                 raise Refusal(f"its subgraph {shortened(name)!r}, which runs once, assigns what is no constant")
-            found[handle(handles, step)] = given
-    return found
+            values[handle(handles, step)] = source
+    return values
 
 
 def called_once(steps: Sequence[Step]) -> set[int]:

@@ -100,20 +100,20 @@ def declared_differences(graph: Graph, content: bytes) -> tuple[str, ...]:
     if is_file_of(graph, content):
         return ()
     lowered = bool(graph.trained_for)
-    own, file = (_declared(each) for each in (tflite_bytes(graph), content))
-    found = []
+    own, file = (_declared(model) for model in (tflite_bytes(graph), content))
+    differences = []
     for (name, word), ours in own.items():
         theirs, tensor = file.get((name, word)), graph.tensors.get(name)
         if theirs == ours or (name and (theirs is None or tensor is None or (tensor.data is not None and not lowered))):
             continue
         if name:
-            found.append(f"tensor {shortened(name)!r} has the {word} {theirs} in the file, {ours} in the graph")
+            differences.append(f"tensor {shortened(name)!r} has the {word} {theirs} in the file, {ours} in the graph")
         elif word != METADATA:
-            found.append(f"the file's {word} are {listed(theirs or ())}, the graph's {listed(ours)}")
+            differences.append(f"the file's {word} are {listed(theirs or ())}, the graph's {listed(ours)}")
         elif lowered or theirs is not None:
             what = "says nothing" if theirs is None else "says something else"
-            found.append(f"the file's metadata {what} about names and axes of inputs and outputs")
-    return tuple(found)
+            differences.append(f"the file's metadata {what} about names and axes of inputs and outputs")
+    return tuple(differences)
 
 
 def _declared(content: bytes) -> dict[tuple[str, str], Any]:
@@ -138,7 +138,7 @@ def _declared(content: bytes) -> dict[tuple[str, str], Any]:
             said[name, "channel axis"] = 0 if grid is None else grid.QuantizedDimension()
         said["", "inputs"], said["", "outputs"] = end_names(content)
         entries = [model.Metadata(at) for at in range(model.MetadataLength())]
-        own = [bytes(model.Buffers(each.Buffer()).DataAsNumpy()) for each in entries if each.Name() == _METADATA]
+        own = [bytes(model.Buffers(entry.Buffer()).DataAsNumpy()) for entry in entries if entry.Name() == _METADATA]
     except Exception as error:  # noqa: BLE001 - the schema's classes trust all that they read
         raise ValueError(f"the file is damaged: {error or type(error).__name__}") from error
     try:
@@ -348,10 +348,10 @@ class _TfliteWriter:
         tensors = [self.graph.tensors[name] for name in operator.inputs]
         output = self.graph.tensors[operator.outputs[0]]
         steps = OPERATORS[operator.kind].tflite_steps(tensors, output, operator.attributes)
-        made: dict[str, int] = {}
-        return [self.step(operator, step, output, made) for step in steps]
+        inner_indices: dict[str, int] = {}
+        return [self.step(operator, step, output, inner_indices) for step in steps]
 
-    def step(self, operator: Operator, step: FileStep, output: Tensor, made: dict[str, int]) -> Table:
+    def step(self, operator: Operator, step: FileStep, output: Tensor, inner_indices: dict[str, int]) -> Table:
         schema, inputs = self.schema, []
         for operand in step.operands:
             if operand is None:
@@ -359,7 +359,7 @@ class _TfliteWriter:
             elif isinstance(operand, int):
                 inputs.append(self.indices[operator.inputs[operand]])
             elif isinstance(operand, str):
-                inputs.append(made[operand])
+                inputs.append(inner_indices[operand])
             else:
                 operand = replace(operand, name=f"{output.name}/{operand.name}")
                 self.unsigned.update([operand.name] if operator.unsigned and operand.dtype == "int8" else [])
@@ -367,8 +367,8 @@ class _TfliteWriter:
         if step.name:
             grid = output.quantization if step.dtype == output.dtype else INDICES
             between = Tensor(f"{output.name}/{step.name}", step.shape or output.shape, step.dtype, grid)
-            made[step.name] = self.add_tensor(between)
-            results = [made[step.name]]
+            inner_indices[step.name] = self.add_tensor(between)
+            results = [inner_indices[step.name]]
         else:
             results = [self.indices[name] for name in operator.outputs]
         fields: dict[str, Any] = {}
@@ -385,7 +385,7 @@ class _TfliteWriter:
         )
         if step.intermediates:
             entry.intermediates = [
-                self.add_tensor(replace(each, name=f"{output.name}/{each.name}")) for each in step.intermediates
+                self.add_tensor(replace(tensor, name=f"{output.name}/{tensor.name}")) for tensor in step.intermediates
             ]
         if step.kind in OPERATORS and OPERATORS[step.kind].custom_code:
             options = import_deploy("flatbuffers.flexbuffers").Dumps(fields)
@@ -413,8 +413,8 @@ def with_outputs(content: bytes, names: tuple[str, ...]) -> bytes:
     try:
         subgraph = file_schema().Model.GetRootAs(content, 0).Subgraphs(0)
         # A name may be missing in a damaged file, and a tensor without one may stay so.
-        found = ((position, subgraph.Tensors(position).Name()) for position in range(subgraph.TensorsLength()))
-        positions = {name.decode(): position for position, name in found if name is not None}
+        pairs = ((position, subgraph.Tensors(position).Name()) for position in range(subgraph.TensorsLength()))
+        positions = {name.decode(): position for position, name in pairs if name is not None}
         missing = [name for name in names if name not in positions]
         if not missing:
             return with_outputs_at(content, [positions[name] for name in names])

@@ -53,7 +53,7 @@ def profile_here(profile: str | Profile) -> str:
     """
     here = (*profiles_here(), *profiles_here(".onnx"))
     shared = with_alias(profile) if isinstance(profile, str) else ()
-    wanted = next((each for each in shared if each.name in here), None) or profile_named(profile)
+    wanted = next((candidate for candidate in shared if candidate.name in here), None) or profile_named(profile)
     if wanted.name in here:
         return wanted.name
     if wanted.runtime not in RUNTIMES:
@@ -95,8 +95,8 @@ class Runtime:
 
     def run(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         results = self.interpreter.run([batch[name] for name in self.inputs])
-        found = dict(zip(self.outputs, results, strict=True))
-        return {name: found[name] for name in self.wanted}
+        arrays = dict(zip(self.outputs, results, strict=True))
+        return {name: arrays[name] for name in self.wanted}
 
 
 def open_runtime(

@@ -104,11 +104,11 @@ class OnnxRuntime:
         wanted = [network.codes[name][0] for name in self._computed]
         with _refusing("the file is damaged"):
             model = onnx.load_model_from_string(network.model.content)
-        made = {output for node in model.graph.node for output in node.output}
-        missing = [name for name in self._computed if network.codes[name][0] not in made]
+        names = {output for node in model.graph.node for output in node.output}
+        missing = [name for name in self._computed if network.codes[name][0] not in names]
         if missing:
             raise ValueError(f"the file has no tensors {missing}; was it written from another graph?")
-        returned = {each.name for each in model.graph.output}
+        returned = {end.name for end in model.graph.output}
         more = [name for name in dict.fromkeys(wanted) if name not in returned]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in more)
         self._wanted = wanted
@@ -147,8 +147,8 @@ def _session(content: bytes) -> Proto:
 def _run(session: Proto, names: Sequence[str] | None, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Results of these names (None: all) for real numbers or indices by the names of the inputs."""
     feeds = {
-        each.name: np.ascontiguousarray(inputs[each.name].astype(_INTEGERS.get(each.type, np.float32)))
-        for each in session.get_inputs()
+        end.name: np.ascontiguousarray(inputs[end.name].astype(_INTEGERS.get(end.type, np.float32)))
+        for end in session.get_inputs()
     }
     with _refusing("onnxruntime fails to run the file"):
         results: list[np.ndarray] = session.run(None if names is None else list(names), feeds)
@@ -163,7 +163,7 @@ def in_real_numbers(content: bytes, inputs: Mapping[str, np.ndarray]) -> list[np
         RuntimeRefusal: onnxruntime takes neither the file nor these inputs.
     """
     session = _session(content)
-    fixed = all(each.shape and each.shape[0] == 1 for each in session.get_inputs())
+    fixed = all(end.shape and end.shape[0] == 1 for end in session.get_inputs())
     count = len(next(iter(inputs.values())))
     rows = [slice(row, row + 1) for row in range(count)] if fixed else [slice(None)]
     parts = [_run(session, None, {name: array[row] for name, array in inputs.items()}) for row in rows]

@@ -56,13 +56,13 @@ def try_in_a_child(function: Callable[..., object], *arguments: object, seconds:
     Raises:
         RuntimeRefusal: the process crashed, or was terminated.
     """
-    given = pickle.dumps(sys.path) + pickle.dumps((function, arguments))
+    payload = pickle.dumps(sys.path) + pickle.dumps((function, arguments))
     command = [sys.executable, "-P", "-c", _PROGRAM]
     pipe = subprocess.PIPE
     # In a session of its own, so that its forks end with it.
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as child:
         try:
-            _, written = child.communicate(given, timeout=seconds)
+            _, written = child.communicate(payload, timeout=seconds)
         except BaseException as error:
             if hasattr(os, "killpg"):  # on POSIX with what it started
                 os.killpg(child.pid, signal.SIGKILL)
