@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES and name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = import_module(_ROOM_OF.get(name, f".{name}"), __name__)
+        member = import_module(_ROOM_OF.get(name, f".{name}"), __name__)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
@@ -88,8 +88,8 @@ def __getattr__(name: str) -> Any:
             name=error.name,
         ) from error
     if name in _ROOM_OF:
-        found = globals()[name] = getattr(found, name)
-    return found
+        member = globals()[name] = getattr(member, name)
+    return member
 
 
 def __dir__() -> list[str]:

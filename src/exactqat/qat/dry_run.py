@@ -77,16 +77,16 @@ class Explanation:
         kinds = Counter(operator.kind for operator in self.graph.operators)
         count = len(self.graph.operators)
         listed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
-        found = [f"This model runs on {self.device} as {count} operator{'s' * (count != 1)}: {listed}."]
+        sentences = [f"This model runs on {self.device} as {count} operator{'s' * (count != 1)}: {listed}."]
         if self.footprint is not None:
             size = f"The .tflite file will have about {self.footprint.flash_bytes:,} bytes"
             arena = self.footprint.arena_bytes
             memory = "" if arena is None else f", the tensors need {arena:,} bytes of memory in TFLite-Micro"
             file = f"{size}{memory}; " if profile_named(self.device).file == ".tflite" else ""
-            found.append(f"{file}{self.footprint.multiply_accumulates:,} multiply-adds for an example.")
+            sentences.append(f"{file}{self.footprint.multiply_accumulates:,} multiply-adds for an example.")
         if self.not_exact:
-            found.append(f"Integers of {', '.join(self.not_exact)} may differ from the device's.")
-        return found + [f"Warning: {each}" for each in self.warnings]
+            sentences.append(f"Integers of {', '.join(self.not_exact)} may differ from the device's.")
+        return sentences + [f"Warning: {warning}" for warning in self.warnings]
 
     def __str__(self) -> str:
         lines = self.sentences()
@@ -151,8 +151,8 @@ def explain(
 def _sentences(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """This package's warnings, except those about ranges, which mean nothing before there is data."""
     of_ranges = (RangesMovedWarning, UnsettledStatisticsWarning)
-    kept = [each for each in caught if each.category.__module__.startswith("exactqat.")]
-    return tuple(dict.fromkeys(str(each.message) for each in kept if not issubclass(each.category, of_ranges)))
+    kept = [warning for warning in caught if warning.category.__module__.startswith("exactqat.")]
+    return tuple(dict.fromkeys(str(warning.message) for warning in kept if not issubclass(warning.category, of_ranges)))
 
 
 def _frozen(framework: str, model: object, example: Tree, variables: Tree, options: Mapping[str, Any]) -> Graph:
@@ -176,7 +176,7 @@ def _frozen(framework: str, model: object, example: Tree, variables: Tree, optio
     if framework == "keras":
         import keras
 
-        inputs = [keras.ops.convert_to_tensor(drawn(np.empty((2, *each.shape[1:])))) for each in prepared.plan.inputs]
+        inputs = [keras.ops.convert_to_tensor(drawn(np.empty((2, *step.shape[1:])))) for step in prepared.plan.inputs]
         calibrate(prepared, [keras.tree.pack_sequence_as(prepared.plan.network.input_tree.inputs, inputs)])
     else:
         import torch

@@ -110,7 +110,7 @@ def quantize_scope(*args: dict[str, type]) -> Any:
     """A scope in which Keras finds `QuantizeAnnotate`, the quantizers and what is given, as `{name: class}`."""
     known: dict[str, type] = {name: getattr(quantizers, name) for name in quantizers.__all__}
     known |= {"QuantizeAnnotate": QuantizeAnnotate, "PreparedModel": kit.PreparedModel}
-    return keras.saving.custom_object_scope({**known, **{name: each[name] for each in args for name in each}})
+    return keras.saving.custom_object_scope({**known, **{name: classes[name] for classes in args for name in classes}})
 
 
 def quantize_annotate_layer(
@@ -264,17 +264,17 @@ def _check_model(model: keras.Model, what: str) -> None:
         raise ValueError(f"{what} must be built: give it a keras.Input, or call build")
 
 
-def _copied(model: keras.Model, made: Callable[[keras.Layer, keras.Layer], keras.Layer]) -> keras.Model:
-    """A copy of a model with copies of its weights; `made(layer, copy)` gives the copy of a layer."""
+def _copied(model: keras.Model, maker: Callable[[keras.Layer, keras.Layer], keras.Layer]) -> keras.Model:
+    """A copy of a model with copies of its weights; `maker(layer, copy)` gives the copy of a layer."""
     pairs: list[tuple[keras.Layer, keras.Layer]] = []
 
     def copied(layer: keras.Layer) -> keras.Layer:
         if not isinstance(layer, keras.Layer):
             return type(layer).from_config(layer.get_config())
         inner = layer.layer if isinstance(layer, QuantizeAnnotate) else layer
-        copy = _copied(inner, made) if isinstance(inner, keras.Model) else type(inner).from_config(inner.get_config())
+        copy = _copied(inner, maker) if isinstance(inner, keras.Model) else type(inner).from_config(inner.get_config())
         pairs.append((inner, copy))
-        return copy if isinstance(inner, keras.Model) else made(layer, copy)
+        return copy if isinstance(inner, keras.Model) else maker(layer, copy)
 
     result = keras.models.clone_model(model, clone_function=copied)
     for layer, copy in pairs:
@@ -296,7 +296,7 @@ def _paths(network: keras.Model, layer: keras.Layer) -> list[str]:
     """Globs of what the layer stores: its path with and without the model's name in front."""
     path = str(layer.path).replace("/", ".")
     own = path.removeprefix(f"{network.name}.")
-    return [escape(each) for each in dict.fromkeys([own, path, f"*.{own}"])]
+    return [escape(pattern) for pattern in dict.fromkeys([own, path, f"*.{own}"])]
 
 
 def _check_complete(network: keras.Model, prepared: kit.PreparedModel, plain: list[str]) -> None:

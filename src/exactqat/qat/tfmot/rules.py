@@ -55,7 +55,7 @@ def rule_of(config: Any, layer: Any, default: Rule) -> Rule:
     """
     rule = default
     weights = config.get_weights_and_quantizers(layer) or []
-    results = [each for _, each in config.get_activations_and_quantizers(layer) or []]
+    results = [quantizer for _, quantizer in config.get_activations_and_quantizers(layer) or []]
     results += list(config.get_output_quantizers(layer) or [])
     where = f"{type(config).__name__} for layer '{layer.name}'"
     own = [variable for variable in layer.weights if "kernel" in variable.name]
@@ -65,20 +65,20 @@ def rule_of(config: Any, layer: Any, default: Rule) -> Rule:
             f"float weights: return [(layer.{own[0].name}, LastValueQuantizer(8, True, True, True))]"
         )
     if weights:
-        rule = _with_weights(rule, _single([each for _, each in weights], f"{where}: weights"), where)
+        rule = _with_weights(rule, _single([quantizer for _, quantizer in weights], f"{where}: weights"), where)
     if results:
         rule = _with_results(rule, _single(results, f"{where}: activations"), where)
     return rule
 
 
 def _single(quantizers: Sequence[Any], what: str) -> Quantizer:
-    for each in quantizers:
-        if type(each) not in (LastValueQuantizer, MovingAverageQuantizer, AllValuesQuantizer, FixedQuantizer):
+    for quantizer in quantizers:
+        if type(quantizer) not in (LastValueQuantizer, MovingAverageQuantizer, AllValuesQuantizer, FixedQuantizer):
             raise TypeError(
-                f"{what} are quantized by {type(each).__name__}; a quantizer of one's own has no integers on the "
+                f"{what} are quantized by {type(quantizer).__name__}; a quantizer of one's own has no integers on the "
                 "device: use LastValueQuantizer, MovingAverageQuantizer, AllValuesQuantizer or FixedQuantizer"
             )
-    if any(each != quantizers[0] for each in quantizers):
+    if any(quantizer != quantizers[0] for quantizer in quantizers):
         raise ValueError(f"{what} of one layer are quantized alike on the device, got {list(quantizers)}")
     return quantizers[0]
 

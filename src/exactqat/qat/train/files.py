@@ -76,13 +76,13 @@ class OpenedFile:
             self.parameters, self.buffers = self._float.parameters, self._float.buffers
             if self._float.grids:
                 with _refusing_what_is_damaged():
-                    made, self._float = on_its_grids(self._float), None
-                self._codes: Mapping[str, str] = made.codes
-                self._in_float: Mapping[str, str] = made.in_float
-                self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
+                    network, self._float = on_its_grids(self._float), None
+                self._codes: Mapping[str, str] = network.codes
+                self._in_float: Mapping[str, str] = network.in_float
+                self._plan, self.parameters, self.buffers = network.plan, network.parameters, network.buffers
         else:
-            made = trainable(graph)
-            self._plan, self.parameters, self.buffers = made.plan, made.parameters, made.buffers
+            network = trainable(graph)
+            self._plan, self.parameters, self.buffers = network.plan, network.parameters, network.buffers
 
     @property
     def is_float(self) -> bool:
@@ -191,8 +191,8 @@ class OpenedFile:
     def _original(self, *inputs: np.ndarray) -> list[np.ndarray]:
         if isinstance(self.graph, OnnxModel):
             return in_real_numbers(self.graph.content, dict(zip(self.graph.inputs, inputs, strict=True)))
-        found = simulate(self.graph, dict(zip(self.graph.inputs, inputs, strict=True)), progress=False)
-        return [found[name] for name in self.graph.outputs]
+        tensors = simulate(self.graph, dict(zip(self.graph.inputs, inputs, strict=True)), progress=False)
+        return [tensors[name] for name in self.graph.outputs]
 
 
 Model = TypeVar("Model")

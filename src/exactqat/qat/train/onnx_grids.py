@@ -39,10 +39,10 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
     """
     planner = Planner(file.network, [Rule()], True, keep_final_activation, file.constant_grids)
     plan = planner.run()
-    made = Trainable(plan)
+    network = Trainable(plan)
     problems: list[str] = []
     grids = dict(plan.grids)
-    given: dict[str, tuple[float, int]] = {}
+    file_grids: dict[str, tuple[float, int]] = {}
     makers = {step.path: step for step in plan.steps}
     # Functions whose grid devices fix, on another grid.
     looked_up: set[str] = set()
@@ -50,8 +50,8 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
         if value not in planner.stored:
             continue  # nothing that is returned depends on it
         name = planner.stored[value].grid.now.name
-        if given.setdefault(name, grid) != grid:
-            problems.append(f"'{name}' is stored on two grids, {_said(given[name])} and {_said(grid)}")
+        if file_grids.setdefault(name, grid) != grid:
+            problems.append(f"'{name}' is stored on two grids, {_said(file_grids[name])} and {_said(grid)}")
         elif grids[name].fixed not in (None, grid) and name in makers and on_any_grid(makers[name].kind) is not None:
             looked_up.add(name)
         elif grids[name].fixed not in (None, grid):
@@ -59,10 +59,10 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
         grids[name] = replace(grids[name], fixed=grid)
         stored_as = planner.stored[value]
         if stored_as.shape == file.network.values[value].shape and value in file.codes:
-            made.codes[stored_as.path] = file.codes[value]  # of what is fused into one, the last
+            network.codes[stored_as.path] = file.codes[value]  # of what is fused into one, the last
     missing = [name for name, grid in grids.items() if grid.fixed is None]
-    made.in_float = _last_layers(plan, missing)
-    missing = [name for name in missing if name not in made.in_float]
+    network.in_float = _last_layers(plan, missing)
+    missing = [name for name in missing if name not in network.in_float]
     if missing:
         problems.append(f"the file does not quantize {listed(missing, 6)}")
     else:
@@ -70,14 +70,14 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
         problems += _read_in_float(plan, quantized)
     constants = dict(plan.constants)
     stored: list[PlanInput | PlanStep] = [*plan.inputs, *plan.steps]
-    scales = {each.path: grids[each.grid].fixed for each in stored if each.grid in grids}
+    scales = {step.path: grids[step.grid].fixed for step in stored if step.grid in grids}
     steps = []
     for step in plan.steps:
         table = on_any_grid(step.kind) if step.path in looked_up else None
         if table is not None:
             step = replace(step, kind=table[0], attributes=table[1])
         try:
-            steps.append(_step(file, step, made, constants, scales, grids))
+            steps.append(_step(file, step, network, constants, scales, grids))
         except Refusal as refused:
             problems.append(f"{step.kind} that makes '{step.path}': {refused}")
     if problems:
@@ -85,8 +85,8 @@ def on_its_grids(file: FileNetwork, keep_final_activation: bool = True) -> Train
             f"{len(problems)} thing(s) of the file have no integers here that are the file's:\n"
             + "\n".join(f"  {number}. {text}" for number, text in enumerate(problems, 1))
         )
-    made.plan = replace(plan, steps=tuple(steps), grids=grids, constants=constants)
-    return made
+    network.plan = replace(plan, steps=tuple(steps), grids=grids, constants=constants)
+    return network
 
 
 def _read_in_float(plan: Plan, quantized: set[str]) -> list[str]:
@@ -108,14 +108,14 @@ def _read_in_float(plan: Plan, quantized: set[str]) -> list[str]:
 
 def _last_layers(plan: Plan, grids: Sequence[str]) -> dict[str, str]:
     """The grids from which nothing on another grid is computed, and the layer with weights that each has."""
-    found = {}
+    layers = {}
     for name in grids:
         on_it = {step.path for step in plan.steps if step.grid == name}
         made_from_others = [step for step in plan.steps if step.path in on_it and not on_it & set(step.operands)]
         read = any(on_it & set(step.operands) for step in plan.steps if step.path not in on_it and not step.outside)
         if len(made_from_others) == 1 and made_from_others[0].weights is not None and not read:
-            found[name] = made_from_others[0].path
-    return found
+            layers[name] = made_from_others[0].path
+    return layers
 
 
 def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan], Numbers]) -> Plan:
@@ -137,14 +137,14 @@ def closed(plan: Plan, in_float: Mapping[str, str], numbers_of: Callable[[Plan],
     layers = {name: made_by[path] for name, path in in_float.items()}
     need_a_bounded_size(lowered, "the file", _EXAMPLES)
     codes = random_codes(lowered, _EXAMPLES, 0)
-    wanted = [each for layer in layers.values() for each in layer.inputs if lowered.tensors[each].data is None]
+    wanted = [source for layer in layers.values() for source in layer.inputs if lowered.tensors[source].data is None]
     operands = {**codes, **simulate(lowered, codes, ONNXRUNTIME_X86, wanted, progress=False)}
     grids = {}
     for name, layer in layers.items():
-        tensors = [lowered.tensors[each] for each in layer.inputs]
+        tensors = [lowered.tensors[source] for source in layer.inputs]
         values = [
-            operands[each] if tensor.data is None else tensor.data
-            for each, tensor in zip(layer.inputs, tensors, strict=True)
+            operands[source] if tensor.data is None else tensor.data
+            for source, tensor in zip(layer.inputs, tensors, strict=True)
         ]
         output = lowered.tensors[layer.outputs[0]]
         steps_of = OPERATORS[layer.kind].exact_steps(
@@ -170,7 +170,7 @@ def _said(grid: tuple[float, int] | None) -> str:
 def _step(
     file: FileNetwork,
     step: PlanStep,
-    made: Trainable,
+    network: Trainable,
     constants: dict[str, Constant],
     grids: Mapping[str, tuple[float, int] | None],
     constants_grids: dict[str, Grid],
@@ -183,7 +183,7 @@ def _step(
     """
     for name in step.operands:
         if name not in grids:
-            _constant(file, made, constants[name], constants_grids)
+            _constant(file, network, constants[name], constants_grids)
     if step.weights is None:
         return step
     weights = step.weights
@@ -206,14 +206,14 @@ def _step(
     fits = own_scale is None or np.allclose(own_scale, step_of_bias, rtol=1e-5, atol=0)
     need(fits, "its bias is on another scale than input scale * weight scale")
     bias = np.zeros(channels) if weights.bias is None else np.rint(file.parameters[weights.bias] / step_of_bias)
-    found = weights_on_grid(
-        made, constants, step.path, codes, scale, bias, np.float32(input_grid[0]), weights.channel_axis,
+    file_weights = weights_on_grid(
+        network, constants, step.path, codes, scale, bias, np.float32(input_grid[0]), weights.channel_axis,
         scale.size == 1,
     )  # fmt: skip
-    return replace(step, weights=found)
+    return replace(step, weights=file_weights)
 
 
-def _constant(file: FileNetwork, made: Trainable, constant: Constant, grids: dict[str, Grid]) -> None:
+def _constant(file: FileNetwork, network: Trainable, constant: Constant, grids: dict[str, Grid]) -> None:
     """Adds a constant operand and its grid, which is the file's."""
     name = constant.name
     source = constant.sources[0] if len(constant.sources) == 1 else name
@@ -223,7 +223,7 @@ def _constant(file: FileNetwork, made: Trainable, constant: Constant, grids: dic
     need(scale.size == 1, f"its constant operand '{name}' has {scale.size} scales, not one")
     values = file.parameters[source]
     need(values.size == math.prod(constant.shape), f"its constant operand '{name}' is computed from '{source}'")
-    made.parameters[source] = values
+    network.parameters[source] = values
     grids[name] = Grid(name, Rule(), fixed=(float(scale[0]), int(zero_point[0])))
 
 

@@ -77,7 +77,7 @@ class LayerNumbers:
             run.tensors.update(own)
             with np.errstate(divide="ignore", invalid="ignore"):
                 grid = WeightedStep(run, step).grid()
-            vectors = np.stack([np.asarray(each) for each in (grid.factor, grid.weight_scale, grid.bias_code)])
+            vectors = np.stack([np.asarray(vector) for vector in (grid.factor, grid.weight_scale, grid.bias_code)])
             numbers += [vectors.astype(np.float32), device_steps.rounded_by(step)]
         return numbers
 
@@ -97,9 +97,9 @@ def _serves(functional: TrainingPlan, step: PlanStep) -> bool:
         return False
     computed = [name for name in step.operands if plan.is_stored(name)]
     names = (weights.weight, *_vectors(weights))
-    made = any(name not in functional.moved for name in names)
+    is_derived = any(name not in functional.moved for name in names)
     bits = [weights.rule.weight_bits, *(bits_of(plan, path) for path in (step.path, *computed))]
-    return len(computed) == 1 and not made and max(bits) <= 8
+    return len(computed) == 1 and not is_derived and max(bits) <= 8
 
 
 def moved_constants(functional: TrainingPlan, tensors: Mapping[str, np.ndarray]) -> frozenset[str]:
@@ -109,15 +109,15 @@ def moved_constants(functional: TrainingPlan, tensors: Mapping[str, np.ndarray])
     tensors: the user's arrays; only their shapes matter.
     """
     random = np.random.default_rng(0)
-    given = {name: random.standard_normal(np.shape(each)).astype(np.float32) for name, each in tensors.items()}
-    run = in_numpy(functional, Arrays(given), frozen=False)
+    arrays = {name: random.standard_normal(np.shape(tensor)).astype(np.float32) for name, tensor in tensors.items()}
+    run = in_numpy(functional, Arrays(arrays), frozen=False)
     moved = set()
     for step in functional.plan.steps:
         for name in () if step.weights is None else (step.weights.weight, *_vectors(step.weights)):
             sources = _sources(functional, name)
-            if sources and all(source in given for source in sources):
+            if sources and all(source in arrays for source in sources):
                 values = np.asarray(run.constant(name), np.float32).ravel()
-                of_sources = np.concatenate([given[source].ravel() for source in sources])
+                of_sources = np.concatenate([arrays[source].ravel() for source in sources])
                 if np.array_equal(np.sort(values), np.sort(of_sources)):
                     moved.add(name)
     return frozenset(moved)
@@ -214,8 +214,8 @@ class Accumulators(BrokenExamples):
         super().__init__(run)
         self._on_host = on_host
         arrays, likes = numbers.source(run, ends)
-        made = run.primitives.numbers_on_host(numbers, likes, arrays) if likes else []
-        self.of = dict(zip(numbers.steps, zip(made[::2], made[1::2], strict=True), strict=True))
+        results = run.primitives.numbers_on_host(numbers, likes, arrays) if likes else []
+        self.of = dict(zip(numbers.steps, zip(results[::2], results[1::2], strict=True), strict=True))
         # Whole numbers by path.
         self._steps: dict[str, Array] = {}
 
@@ -223,7 +223,7 @@ class Accumulators(BrokenExamples):
         """The stored tensor in real numbers, float32, with the gradient of the layer."""
         run, p = self.run, self.run.primitives
         assert run.functional.profile is not None
-        (name,) = (each for each in step.operands if each in values)
+        (name,) = (operand for operand in step.operands if operand in values)
         vectors, numbers = self.of[step.path]
         x = self._steps_of(name, values[name], numbers[0])
 

@@ -26,11 +26,11 @@ def places(signature: inspect.Signature | None, flags: Collection[str] = ()) -> 
     if signature is None:
         return None
     parameters = signature.parameters.values()
-    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
+    if any(place.kind is inspect.Parameter.VAR_POSITIONAL for place in parameters):
         return None
     return sum(
-        each.kind in _PLACES and each.name not in flags and not isinstance(each.default, bool | int | float | str)
-        for each in parameters
+        place.kind in _PLACES and place.name not in flags and not isinstance(place.default, bool | int | float | str)
+        for place in parameters
     )
 
 
@@ -52,8 +52,8 @@ def checked(batches: Any, is_array: bool) -> Iterator[Any]:
         shape = list(getattr(batches, "shape", ()))
         raise TypeError(f"batches must be an iterable of batches, got an array of shape {shape}; give [it]")
     if isinstance(batches, Mapping) or not (isinstance(batches, Iterable) or hasattr(batches, "__getitem__")):
-        given = f"{type(batches).__name__}{'; give [it]' if isinstance(batches, Mapping) else ''}"
-        raise TypeError(f"batches must be an iterable of batches, such as a loader, got {given}")
+        kind = f"{type(batches).__name__}{'; give [it]' if isinstance(batches, Mapping) else ''}"
+        raise TypeError(f"batches must be an iterable of batches, such as a loader, got {kind}")
     return iter(batches)
 
 

@@ -71,7 +71,7 @@ class Functional(TrainingPlan):
                 continue
             moved = np.moveaxis(run.stored_weight(weights), weights.channel_axis, -1)
             ends = learned_ends(primitives_numpy, weights.rule, moved, weights.range_end)
-            arrays.learned[weights_of(step.path)] = {end: np.asarray(each, np.float32) for end, each in ends.items()}
+            arrays.learned[weights_of(step.path)] = {end: np.asarray(value, np.float32) for end, value in ends.items()}
         return arrays
 
     def run(
@@ -155,10 +155,10 @@ class Run(State):
     def forward(self, inputs: Sequence[Array], seen: dict[str, Array] | None = None) -> tuple[list[Array], Arrays]:
         values: dict[str, Array] = {}
         follows = self.mode.observing or (self.mode.training and not self.mode.frozen)
-        for given, x in zip(self.plan.inputs, inputs, strict=True):
+        for plan_input, x in zip(self.plan.inputs, inputs, strict=True):
             if follows:
-                require_examples(given, tuple(x.shape))
-            values[given.path] = self.grid(given.grid)(x)
+                require_examples(plan_input, tuple(x.shape))
+            values[plan_input.path] = self.grid(plan_input.grid)(x)
         as_device = self.mode.frozen and self.mode.quantizing and self.functional.profile is not None
         on_grid, ends = set(values), None
         if as_device:
@@ -173,9 +173,9 @@ class Run(State):
             sums = None
             if as_device and self.primitives.sums_are_exact():
                 sums = Accumulators(self, self.functional.layer_numbers(), ends, on_host)
-                for given, x in zip(self.plan.inputs, inputs, strict=True):
-                    if not given.rows:
-                        sums.look_for_nan(given.path, x)
+                for plan_input, x in zip(self.plan.inputs, inputs, strict=True):
+                    if not plan_input.rows:
+                        sums.look_for_nan(plan_input.path, x)
             for number, step in enumerate(self.plan.steps):
                 if sums is not None:
                     sums.spread(step)
@@ -192,10 +192,10 @@ class Run(State):
         whole = None
         if as_device and seen is None and not self.mode.training:
             whole = self._whole(dict(values), ends, step_by_step)
-        found = step_by_step() if whole is None else whole
+        tensors = step_by_step() if whole is None else whole
         if seen is not None:
-            seen.update(found)
-        outputs = [found[path] for path in self.plan.outputs]
+            seen.update(tensors)
+        outputs = [tensors[path] for path in self.plan.outputs]
         return outputs, self.after
 
     def _whole(
@@ -210,10 +210,10 @@ class Run(State):
             values = step_by_step()
             return [values[path] for path in network.wanted]
 
-        found = self.primitives.network_on_host(network, like, source, list(inputs.values()))
-        if found is None:
+        results = self.primitives.network_on_host(network, like, source, list(inputs.values()))
+        if results is None:
             return None
-        values = {**inputs, **dict(zip(network.wanted, found, strict=True))}
+        values = {**inputs, **dict(zip(network.wanted, results, strict=True))}
         for number, step in enumerate(self.plan.steps):
             if step.path in network.after:
                 values[step.path] = self.step(number, step, values)

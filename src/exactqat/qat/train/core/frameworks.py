@@ -16,8 +16,8 @@ def framework_of(value: Any) -> str | None:
         module = base.__module__ or ""
         if module.startswith("exactqat.qat.train.") and (kit := module.split(".")[3]) in _KITS:
             return kit
-        if (found := _PACKAGES.get(module.partition(".")[0])) is not None:
-            return found
+        if (framework := _PACKAGES.get(module.partition(".")[0])) is not None:
+            return framework
     return None
 
 
@@ -31,9 +31,9 @@ def kit_of(model: Any) -> str:
     if framework is None and callable(model) and not inspect.isclass(model):
         framework = "jax"  # a function
     if framework is None:
-        given = f"the class {model.__name__}: give an instance" if inspect.isclass(model) else type(model).__name__
+        kind = f"the class {model.__name__}: give an instance" if inspect.isclass(model) else type(model).__name__
         raise TypeError(
-            f"model must be a torch.nn.Module, a keras.Model, a Flax module or a function for JAX, got {given}"
+            f"model must be a torch.nn.Module, a keras.Model, a Flax module or a function for JAX, got {kind}"
         )
     return framework
 

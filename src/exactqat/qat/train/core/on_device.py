@@ -72,13 +72,13 @@ class DeviceSteps:
         if step.path in self._rounded_by:
             return self._rounded_by[step.path]
         (operand,) = (name for name in step.operands if self.plan.is_stored(name))
-        given, placements = self._lowering.placement(operand), self._lowering.placements(step)
+        operand_placement, placements = self._lowering.placement(operand), self._lowering.placements(step)
         scale = placements[0].scale[0]
         fused = {"activation": step.activation if "activation" in OPERATORS[step.kind].attributes else "NONE"}
         tensor = Tensor(step.path, (1,), "int8", placements[0])
         # What activation, placement and container let through.
         ends = [np.array(bounds(tensor, fused, profile_named(self.profile))) - zero_point_of(tensor)]
-        ends += [np.array((INT8_MIN, INT8_MAX)) - int(each.zero_point[0]) for each in placements[1:]]
+        ends += [np.array((INT8_MIN, INT8_MAX)) - int(placement.zero_point[0]) for placement in placements[1:]]
         lowest, highest = max(low for low, _ in ends), min(high for _, high in ends)
         _, zero = self.grids[step.grid]
         low, high = float(-zero), float(2 ** self.plan.grids[step.grid].bits - 1 - zero)
@@ -90,8 +90,8 @@ class DeviceSteps:
             low = max(low, 0.0)
         if step.activation == "RELU6":
             high = min(high, 6 / float(scale))
-        of_operand = (end - int(given.zero_point[0]) for end in (INT8_MIN, INT8_MAX))
-        numbers = np.array([given.scale[0], scale, lowest, highest, low, high, *of_operand], np.float32)
+        of_operand = (end - int(operand_placement.zero_point[0]) for end in (INT8_MIN, INT8_MAX))
+        numbers = np.array([operand_placement.scale[0], scale, lowest, highest, low, high, *of_operand], np.float32)
         return self._rounded_by.setdefault(step.path, numbers)
 
 
@@ -177,23 +177,23 @@ class DevicePart:
             graph, layouts, stored, run = self._known
         codes, broken = {}, {}
         for path, feature in zip(self.read, features, strict=True):
-            given, tensor = self.plan.stored(path), graph.tensors[path]
-            if isinstance(given, PlanInput) and given.rows and feature.size:
-                require_rows(given, int(feature.min()), int(feature.max()))
+            step, tensor = self.plan.stored(path), graph.tensors[path]
+            if isinstance(step, PlanInput) and step.rows and feature.size:
+                require_rows(step, int(feature.min()), int(feature.max()))
             if tensor.dtype in CODE_RANGES:
                 codes[path], missing = quantized(feature, tensor)
                 if missing.any():
-                    broken[path] = self._examples_with_nan(feature, given)
+                    broken[path] = self._examples_with_nan(feature, step)
             else:
                 codes[path] = feature.astype(tensor.dtype)
             codes[path] = np.ascontiguousarray(on_device(codes[path], layouts[path]))
         computed, results = run(codes), []
-        for path, each in zip(self.wanted, stored, strict=True):
-            result = in_users_order(dequantized(computed[each.name], graph.tensors[each.name]), each.layout)
-            given = self.plan.stored(path)
+        for path, output in zip(self.wanted, stored, strict=True):
+            result = in_users_order(dequantized(computed[output.name], graph.tensors[output.name]), output.layout)
+            step = self.plan.stored(path)
             for examples in (broken[name] for name in broken if name in self._depends_on[path]):
-                rows = np.repeat(examples, given.shape[given.batch_axis])
-                np.moveaxis(result, given.batch_axis, 0)[rows] = np.nan
+                rows = np.repeat(examples, step.shape[step.batch_axis])
+                np.moveaxis(result, step.batch_axis, 0)[rows] = np.nan
             results.append(result)
         return results
 
@@ -242,7 +242,7 @@ class DeviceNetwork(DevicePart):
     def __init__(self, plan: Plan, profile: str, numbers_of: NumbersOf) -> None:
         after: dict[str, None] = {}
         wanted = dict.fromkeys(plan.outputs)
-        reached = {given.path: {given.path} for given in plan.inputs}
+        reached = {plan_input.path: {plan_input.path} for plan_input in plan.inputs}
         for step in plan.steps:
             operands = [name for name in step.operands if plan.is_stored(name)]
             reached[step.path] = set().union(*(reached[name] for name in operands))
@@ -251,7 +251,7 @@ class DeviceNetwork(DevicePart):
                 wanted |= dict.fromkeys(operands)
         self.after = tuple(after)
         depends_on = {path: reached[path] for path in wanted if path not in after}
-        super().__init__(plan, profile, numbers_of, [given.path for given in plan.inputs], depends_on)
+        super().__init__(plan, profile, numbers_of, [plan_input.path for plan_input in plan.inputs], depends_on)
 
     def _lowered(self, numbers: Numbers) -> Integers:
         lowering = Lowering(self.plan, numbers)

@@ -51,5 +51,5 @@ def fake_quantize(x: Array, minimum: Array, maximum: Array, bits: int, narrow_ra
     operator = operators.fake_quant_with_min_max_vars_per_channel
     if np.ndim(minimum) == 0:
         operator = operators.fake_quant_with_min_max_vars
-    x, minimum, maximum = (np.asarray(each, np.float32) for each in (x, minimum, maximum))
+    x, minimum, maximum = (np.asarray(operand, np.float32) for operand in (x, minimum, maximum))
     return cast(Array, operator(np.ascontiguousarray(x), minimum, maximum, num_bits=bits, narrow_range=narrow_range))

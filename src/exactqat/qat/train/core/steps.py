@@ -96,8 +96,8 @@ class Step:
         low, high = map(p.stop_gradient, quantizer.ends())
         scale = step_width((low, high), quantizer.bits, False)
         grid = device_grid(p, low, scale, quantizer.bits, quantizer.rule.is_int16, self.high)
-        given = [p.stop_gradient(each) for each in operands]
-        rounded = self.operator.real_on_grid(p, given, self.attributes, grid)
+        arrays = [p.stop_gradient(operand) for operand in operands]
+        rounded = self.operator.real_on_grid(p, arrays, self.attributes, grid)
         return result if rounded is None else p.straight_through(rounded, result)
 
     def clamped(self, x: Array) -> Array:
@@ -124,10 +124,10 @@ class Step:
 class Input(Step):
     """An input of the network as the device gets it; it has no operator."""
 
-    def __init__(self, state: State, given: PlanInput) -> None:
+    def __init__(self, state: State, plan_input: PlanInput) -> None:
         self.state, self.primitives, self.kind, self.attributes = state, state.primitives, "", {}
         self.activation, self.bounds, self.high, self.constants = "NONE", None, False, {}
-        self.output_quantizer = state.grid(given.grid)
+        self.output_quantizer = state.grid(plan_input.grid)
 
     def compose(self, *features: Array) -> Array:
         return self.output_quantizer(features[0])
@@ -167,14 +167,14 @@ class WeightedStep(Step):
         return int(self.attributes.get("channel_axis", -1))
 
     def compose(self, *features: Array) -> Array:
-        (given,) = features
+        (feature,) = features
         if self.frozen:
-            return self.store(self.compute_frozen(given))
+            return self.store(self.compute_frozen(feature))
         weight = self.weight_quantizer(self.stored_weight())
         batch_norm = self.batch_norm
         if self.folded and batch_norm is not None:
-            return self.store(self.compute_folded(given, weight, batch_norm))
-        computed = self.compute(given, weight, self.bias())
+            return self.store(self.compute_folded(feature, weight, batch_norm))
+        computed = self.compute(feature, weight, self.bias())
         if batch_norm is None:
             return self.store(computed)
         if self.bounds is None:

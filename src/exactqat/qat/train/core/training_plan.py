@@ -42,13 +42,13 @@ class TrainingPlan:
         # Layers whose batch norms had seen nothing when the network was prepared.
         self.fresh_norms: frozenset[str] = frozenset()
         self.grids = {name: _with_fixed_ends(grid) for name, grid in plan.grids.items()}
-        self.grid_of = {given.path: given.grid for given in plan.inputs} | {step.path: step.grid for step in plan.steps}
+        self.grid_of = {step.path: step.grid for step in plan.inputs} | {step.path: step.grid for step in plan.steps}
         self.writers = dict.fromkeys(plan.grids, 0)
         # Steps with the same weight under the same rule share its learned range; the first one's path.
         self.weight_owner: dict[str, str] = {}
         owners: dict[Hashable, str] = {}
-        for given in plan.inputs:
-            self.writers[given.grid] += 1
+        for plan_input in plan.inputs:
+            self.writers[plan_input.grid] += 1
         for step in plan.steps:
             if not step.kind or step.outside or step.expression is not None:
                 continue
@@ -163,7 +163,7 @@ class TrainingPlan:
             for step in self.plan.steps
             if step.kind and not step.outside and step.expression is None and not OPERATORS[step.kind].moves_axes
         ]
-        return [each.path for each in self.plan.inputs] + steps
+        return [plan_input.path for plan_input in self.plan.inputs] + steps
 
     def codes(self, path: str, values: np.ndarray, numbers: Numbers) -> np.ndarray:
         """Codes 0..2**bits - 1 of a tensor that a run has stored, int64."""

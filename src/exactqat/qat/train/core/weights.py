@@ -68,11 +68,11 @@ def extremes(p: NumberPrimitives, rule: Rule, channels_last: Array) -> Ends:
     return p.minimum(p.amin(channels_last, axes), 0.0), p.maximum(p.amax(channels_last, axes), 0.0)
 
 
-def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Array, given: Array = None) -> dict[str, Array]:
-    """Where the learned range of a weight starts: at the `given` end, or where its squared error is least. Symmetric
+def learned_ends(p: NumberPrimitives, rule: Rule, channels_last: Array, range_end: Array = None) -> dict[str, Array]:
+    """Where the learned range of a weight starts: at `range_end`, or where its squared error is least. Symmetric
     ranges have no minimum."""
-    if given is not None:
-        return {"maximum": given}
+    if range_end is not None:
+        return {"maximum": range_end}
     low, high = extremes(p, rule, channels_last)
     fraction = least_error_fraction(p, channels_last, low, high, rule.weight_bits, rule.narrow_range)
     return {"maximum": high * fraction} | ({} if rule.symmetric else {"minimum": low * fraction})

@@ -114,7 +114,7 @@ def _unused_flags(signature: inspect.Signature | None, args: Args, kwargs: Kwarg
     """Flags that a call does not pass."""
     parameters = {} if signature is None else signature.parameters
     passed = {*list(parameters)[: len(args)], *kwargs}
-    return _flags_of({name: each.default for name, each in parameters.items() if name not in passed})
+    return _flags_of({name: parameter.default for name, parameter in parameters.items() if name not in passed})
 
 
 def _in_mode(flags: Flags, training: bool) -> dict[str, Any]:
@@ -137,22 +137,22 @@ def function_model(
     Args:
         statistics: leaves that training moves without gradients.
     """
-    found = named_leaves(params)
+    pairs = named_leaves(params)
     definition = jax.tree.structure(params)
-    if not found:
+    if not pairs:
         raise TypeError("variables must be a tree of arrays, got one without a leaf")
-    leaves = dict(found)
+    leaves = dict(pairs)
     statistics |= _statistics(params)
     real = [name for name, leaf in leaves.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
     trained = tuple(name for name in real if name not in statistics)
     structure = jax.tree.structure(
-        jax.tree.unflatten(definition, [leaf if name in trained else None for name, leaf in found])
+        jax.tree.unflatten(definition, [leaf if name in trained else None for name, leaf in pairs])
     )
     signature = _without_first(function)
     flags = _unused_flags(signature, args, kwargs)
 
     def restore(leaves: Leaves) -> Tree:
-        return jax.tree.unflatten(definition, [leaves[name] for name, _ in found])
+        return jax.tree.unflatten(definition, [leaves[name] for name, _ in pairs])
 
     def run(
         leaves: Leaves, args: Args, kwargs: Kwargs, training: bool, key: Array | None
@@ -183,15 +183,15 @@ def linen_model(module: linen.Module, variables: Tree, args: Args, kwargs: Kwarg
             "variables must be what the module's init gave, a dictionary with 'params', got "
             f"{sorted(variables) if isinstance(variables, Mapping) else type(variables).__name__}"
         )
-    found = named_leaves(variables)
+    pairs = named_leaves(variables)
     definition = jax.tree.structure(variables)
-    short = [name.partition(".")[2] for name, _ in found]
+    short = [name.partition(".")[2] for name, _ in pairs]
     # Without the collection's name, if names stay distinct.
     names = [
         name if short.count(brief) == 1 and brief else full
-        for (full, _), brief, name in zip(found, short, short, strict=True)
+        for (full, _), brief, name in zip(pairs, short, short, strict=True)
     ]
-    full_names = {full: name for (full, _), name in zip(found, names, strict=True)}
+    full_names = {full: name for (full, _), name in zip(pairs, names, strict=True)}
     trained = tuple(name for full, name in full_names.items() if full.startswith("params."))
     signature = _without_first(type(module).__call__)
     flags = _unused_flags(signature, args, kwargs)
@@ -219,7 +219,7 @@ def linen_model(module: linen.Module, variables: Tree, args: Args, kwargs: Kwarg
         changed = {full_names[full]: leaf for full, leaf in named_leaves(dict(updates)) if full in full_names}
         return results, {**leaves, **changed}
 
-    leaves = {name: leaf for name, (_, leaf) in zip(names, found, strict=True)}
+    leaves = {name: leaf for name, (_, leaf) in zip(names, pairs, strict=True)}
     trains, words = bool(flags or fields or others), _words({**flags, **fields})
     return UserModel(leaves, trained, jax.tree.structure(variables["params"]), restore, run, trains, signature, words)
 
@@ -234,39 +234,39 @@ def nnx_model(module: nnx.Module) -> UserModel:
     held = {name: {**flat_params, **flat_others}[path] for name, path in paths.items()}
     # Random keys and counters are not numbers of the network.
     leaves = {
-        name: each[...]
-        for name, each in held.items()
-        if not jnp.issubdtype(jnp.result_type(each[...]), jax.dtypes.prng_key)
+        name: variable[...]
+        for name, variable in held.items()
+        if not jnp.issubdtype(jnp.result_type(variable[...]), jax.dtypes.prng_key)
     }
     structure = nnx.to_pure_dict(params)
     signature = _without_first(type(module).__call__)
 
     def restore(leaves: Leaves) -> nnx.Module:
-        values = {paths[name]: each.replace(leaves.get(name, each[...])) for name, each in held.items()}
+        values = {paths[name]: variable.replace(leaves.get(name, variable[...])) for name, variable in held.items()}
         return nnx.merge(definition, nnx.from_flat_state(values))
 
-    def numbers_of(made: nnx.Module) -> dict[str, int | float | str]:
+    def numbers_of(model: nnx.Module) -> dict[str, int | float | str]:
         """Attributes that are plain numbers or strings, by their paths."""
         return {
             ".".join(map(str, (*path, name))): value
-            for path, each in nnx.iter_modules(made)
-            for name, value in vars(each).items()
+            for path, part in nnx.iter_modules(model)
+            for name, value in vars(part).items()
             if isinstance(value, int | float | str)
         }
 
     def run(
         leaves: Leaves, args: Args, kwargs: Kwargs, training: bool, key: Array | None
     ) -> tuple[Tree, dict[str, Array]]:
-        made = restore(leaves)
-        made.train() if training else made.eval()
-        before = numbers_of(made)
-        results = made(*args, **_in_mode(_unused_flags(signature, args, kwargs), training), **kwargs)
-        if changed := [name for name, value in numbers_of(made).items() if before.get(name, value) != value]:
+        model = restore(leaves)
+        model.train() if training else model.eval()
+        before = numbers_of(model)
+        results = model(*args, **_in_mode(_unused_flags(signature, args, kwargs), training), **kwargs)
+        if changed := [name for name, value in numbers_of(model).items() if before.get(name, value) != value]:
             raise CaptureError(
                 f"the model changes its attribute '{changed[0]}' when it is called; the device computes the same at "
                 "every call: keep it outside of the model"
             )
-        after = {".".join(map(str, path)): each[...] for path, each in nnx.to_flat_state(nnx.state(made))}
+        after = {".".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(nnx.state(model))}
         return results, {name: after[name] for name in leaves}
 
     trained = tuple(name for name, _ in named_leaves(structure))

@@ -30,7 +30,7 @@ from .proof import compare_with_original
 
 def prepare(
     model: Any,
-    *given: Any,
+    *arguments: Any,
     example: Any = None,
     rules: Iterable[Rule] = (Rule(),),
     device: str | None = DEFAULT_PROFILE,
@@ -51,7 +51,7 @@ def prepare(
             example gives none, among the arguments of functions and of modules' methods and among the fields of a Linen
             module; so are `mode` and `phase` if their default is a string such as "train" or "eval". Batch norms and
             dropouts train nevertheless. A function marks such layers with `batch_norm` and `dropout` of this file.
-        given: parameters (not for NNX), the example and, if needed, the rules.
+        arguments: parameters (not for NNX), the example and, if needed, the rules.
         rules, example and others: as in `exactqat.qat.prepare`. A frozen network's integers are computed on the host:
             on CPUs with a custom call, elsewhere with callbacks; `device=None` needs none, for `jax.export` for
             instance. `Prepared.proof` holds what `check` has compared.
@@ -67,9 +67,9 @@ def prepare(
             f"model must be a function or a module of Flax, got {type(model).__name__}{elsewhere(model, 'jax')}"
         )
     words = ["example", "rules"] if of_nnx else ["variables", "example", "rules"]
-    named = dict(zip(words, given, strict=False))
-    if len(given) > len(words) or (example is not None and "example" in named):
-        raise TypeError(f"prepare takes the model, {', '.join(words)}; got {len(given)} arguments after the model")
+    named = dict(zip(words, arguments, strict=False))
+    if len(arguments) > len(words) or (example is not None and "example" in named):
+        raise TypeError(f"prepare takes the model, {', '.join(words)}; got {len(arguments)} arguments after the model")
     example = named.get("example", example)
     if example is None or (not of_nnx and "variables" not in named):
         missing = "example" if example is None else "variables"

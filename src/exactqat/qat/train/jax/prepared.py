@@ -317,12 +317,12 @@ def _float32(leaf: jax.typing.ArrayLike) -> Array:
     return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
-def _checked(x: jax.typing.ArrayLike, given: PlanInput) -> Array:
+def _checked(x: jax.typing.ArrayLike, plan_input: PlanInput) -> Array:
     """An input in float32, with the shape that the network was captured for."""
     array = _float32(x)
-    require_input(given, tuple(array.shape), array.dtype, jnp.issubdtype(array.dtype, jnp.floating))
-    if not given.rows:
+    require_input(plan_input, tuple(array.shape), array.dtype, jnp.issubdtype(array.dtype, jnp.floating))
+    if not plan_input.rows:
         return array.astype(jnp.float32)
     if array.size and not isinstance(array, jax.core.Tracer):
-        require_rows(given, int(array.min()), int(array.max()))
+        require_rows(plan_input, int(array.min()), int(array.max()))
     return array

@@ -102,8 +102,8 @@ def on_host(function: HostFunction, like: Array, first: Sequence[Array], second:
         )
         return like
     first, second = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
-    (made,) = host.call(function, [like], first, second)
-    return with_gradient_of(placed_like(made, like), like)
+    (result,) = host.call(function, [like], first, second)
+    return with_gradient_of(placed_like(result, like), like)
 
 
 def _blocks(arrays: Sequence[Array]) -> bool:
@@ -122,15 +122,15 @@ def network_on_host(
     leaves = [*first, *second]
     if _blocks(leaves):
         return None
-    traced = any(isinstance(each, jax.core.Tracer) for each in leaves)
-    if not traced and max(len(each.devices()) for each in leaves if isinstance(each, Array)) == 1:
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    if not traced and max(len(leaf.devices()) for leaf in leaves if isinstance(leaf, Array)) == 1:
         place = next(iter(second[0].devices())) if isinstance(second[0], Array) else None
-        lists = ([np.asarray(each) for each in arrays] for arrays in (first, second))
-        return [jax.device_put(each, place) for each in function(*lists)]
+        lists = ([np.asarray(leaf) for leaf in arrays] for arrays in (first, second))
+        return [jax.device_put(result, place) for result in function(*lists)]
     first, second = jax.tree.map(lax.stop_gradient, (list(first), list(second)))
     likes = list(like())
-    made = host.call(function, likes, first, second)
-    return [with_gradient_of(placed_like(each, other), other) for each, other in zip(made, likes, strict=True)]
+    results = host.call(function, likes, first, second)
+    return [with_gradient_of(placed_like(result, other), other) for result, other in zip(results, likes, strict=True)]
 
 
 # --- whole numbers ----------------------------------------------------------------------------------------------------
@@ -146,11 +146,11 @@ def sums_are_exact() -> bool:
 
 def numbers_on_host(function: HostFunction, likes: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
     """What a function of NumPy arrays, without a second list, returns; constants with the shapes of `likes`."""
-    given = [lax.stop_gradient(jnp.asarray(each)) for each in arrays]
-    if not any(isinstance(each, jax.core.Tracer) for each in given):
-        return [jnp.asarray(each) for each in function([np.asarray(each) for each in given], [])]
-    likes = [lax.stop_gradient(each) for each in likes]
-    return [placed_like(made, like) for made, like in zip(host.call(function, likes, given, []), likes, strict=True)]
+    leaves = [lax.stop_gradient(jnp.asarray(operand)) for operand in arrays]
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return [jnp.asarray(result) for result in function([np.asarray(leaf) for leaf in leaves], [])]
+    likes = [lax.stop_gradient(like) for like in likes]
+    return [placed_like(value, like) for value, like in zip(host.call(function, likes, leaves, []), likes, strict=True)]
 
 
 def rounded_sums(
@@ -179,7 +179,7 @@ def _with_gradient_of_rounding(steps: Array, sums: Array, scale: Array, grid: Ar
 def _(rounding: str, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     _, sums, scale, grid = primals
     # The value is not computed again: nothing reads it.
-    _, moved = jax.jvp(lambda each: _round_sums(each, scale, grid, rounding=rounding), (sums,), (tangents[1],))
+    _, moved = jax.jvp(lambda primal: _round_sums(primal, scale, grid, rounding=rounding), (sums,), (tangents[1],))
     return _with_gradient_of_rounding(*primals, rounding), moved
 
 
@@ -215,10 +215,10 @@ def mean_of_replicas(x: Array) -> Array:
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:
     """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant next to a batch)."""
-    shapes = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in arrays]
+    shapes = [[*part.shape[:axis], *part.shape[axis + 1 :]] for part in arrays]
     if any(shape != shapes[0] for shape in shapes):
         common = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        arrays = [jnp.broadcast_to(each, (*common[:axis], each.shape[axis], *common[axis:])) for each in arrays]
+        arrays = [jnp.broadcast_to(part, (*common[:axis], part.shape[axis], *common[axis:])) for part in arrays]
     return jnp.concatenate(list(arrays), axis)
 
 

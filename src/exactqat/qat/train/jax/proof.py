@@ -51,7 +51,7 @@ class _Sides(FunctionalSubject[Array]):
         functional = prepared._functional
         # A function without random numbers and statistics is the same in training.
         trains = model.trains or not (functional.random_steps or functional.statistics)
-        super().__init__(prepared.plan.network, inputs, [each.rows for each in prepared.plan.inputs], trains)
+        super().__init__(prepared.plan.network, inputs, [source.rows for source in prepared.plan.inputs], trains)
         self.values = {
             name: _single(np.asarray(leaf)) if _is_float(leaf) else leaf for name, leaf in model.leaves.items()
         }

@@ -66,4 +66,4 @@ def differentiated(
         tape.watch(leaves)
         total, results = step(leaves, others)
     gradients = tape.gradient(total, list(leaves.values()))
-    return {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}, results
+    return {name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None}, results

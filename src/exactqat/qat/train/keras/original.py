@@ -27,13 +27,13 @@ def shapes_of(model: Any) -> Any:
     inputs = _inputs_of(model)
     if inputs is None:
         raise ValueError("the model does not know its inputs: give example, a batch of them")
-    shapes = keras.tree.map_structure(lambda each: tuple(each.shape), inputs)
+    shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape), inputs)
     if isinstance(shapes, list) and len(shapes) == 1:
         shapes = shapes[0]
     flat = keras.tree.flatten(inputs)
-    if any(size is None for each in flat for size in each.shape[1:]):
+    if any(size is None for tensor in flat for size in tensor.shape[1:]):
         raise ValueError(
-            f"the model takes inputs of shape {[tuple(each.shape) for each in flat]}; a device's network has fixed "
+            f"the model takes inputs of shape {[tuple(tensor.shape) for tensor in flat]}; a device's network has fixed "
             "sizes: give example, a batch of the size that is to be deployed"
         )
     return shapes
@@ -45,8 +45,8 @@ _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_me
 
 def own_steps(model: Any) -> list[str]:
     """Those of `_STEPS` that the user has written."""
-    classes = [each for each in type(model).__mro__ if not each.__module__.startswith("keras.")]
-    return [name for name in _STEPS if name in vars(model) or any(name in vars(each) for each in classes)]
+    classes = [base for base in type(model).__mro__ if not base.__module__.startswith("keras.")]
+    return [name for name in _STEPS if name in vars(model) or any(name in vars(base) for base in classes)]
 
 
 def _adapted(model: Any) -> list[Any]:
@@ -57,7 +57,7 @@ def _adapted(model: Any) -> list[Any]:
 def statistics_of(model: Any, names: Mapping[int, str]) -> dict[str, Any]:
     """What `adapt` has found; a model's configuration does not hold it."""
     variables = [variable for layer in _adapted(model) for variable in layer.variables]
-    return {names[id(each)]: ops.convert_to_numpy(each.value).tolist() for each in variables}
+    return {names[id(variable)]: ops.convert_to_numpy(variable.value).tolist() for variable in variables}
 
 
 def give_statistics(model: Any, names: Mapping[int, str], statistics: Mapping[str, Any]) -> None:
@@ -70,7 +70,7 @@ def give_statistics(model: Any, names: Mapping[int, str], statistics: Mapping[st
 def as_tuples(shapes: Any) -> Any:
     """Shapes as they were before they were written down as JSON."""
     if isinstance(shapes, Mapping):
-        return {key: as_tuples(each) for key, each in shapes.items()}
-    if all(each is None or isinstance(each, int) for each in shapes):
+        return {key: as_tuples(shape) for key, shape in shapes.items()}
+    if all(size is None or isinstance(size, int) for size in shapes):
         return tuple(shapes)
-    return type(shapes)(as_tuples(each) for each in shapes)
+    return type(shapes)(as_tuples(shape) for shape in shapes)

@@ -50,7 +50,7 @@ def prepare(
         raise TypeError("model is prepared already; prepare the float model that it was made from")
     shapes, dtypes = None, list[str]()
     if example is not None:
-        others = [type(each).__name__ for each in keras.tree.flatten(example) if not hasattr(each, "dtype")]
+        others = [type(leaf).__name__ for leaf in keras.tree.flatten(example) if not hasattr(leaf, "dtype")]
         if others:
             raise TypeError(
                 f"example must be an array, or arrays as the model takes them, got {others[0]}"
@@ -58,8 +58,8 @@ def prepare(
             )
         if not model.built:
             model(example)
-        shapes = keras.tree.map_structure(lambda each: tuple(np.shape(each)), example)
-        dtypes = [keras.backend.standardize_dtype(each.dtype) for each in keras.tree.flatten(example)]
+        shapes = keras.tree.map_structure(lambda leaf: tuple(np.shape(leaf)), example)
+        dtypes = [keras.backend.standardize_dtype(leaf.dtype) for leaf in keras.tree.flatten(example)]
     prepared = PreparedModel(
         model,
         list(rules),

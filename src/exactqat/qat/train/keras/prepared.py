@@ -374,17 +374,17 @@ class PreparedModel(keras.Model):
     def _given(self, inputs: Tree) -> list[Tensor]:
         """The tensors of a call, flat, as the network takes them."""
         return [
-            self._as_prepared(each, ops.convert_to_tensor(x))
-            for each, x in zip(self.plan.inputs, self.plan.network.input_tree.flatten(inputs), strict=True)
+            self._as_prepared(plan_input, ops.convert_to_tensor(x))
+            for plan_input, x in zip(self.plan.inputs, self.plan.network.input_tree.flatten(inputs), strict=True)
         ]
 
     @staticmethod
     def _as_prepared(prepared: PlanInput, x: Tensor) -> Tensor:
         """An input in the shape that the network was prepared for; Keras adds and drops a last axis of one."""
-        rank, given = len(prepared.shape), tuple(x.shape)
-        if len(given) == rank + 1 and given[-1] == 1:
+        rank, shape = len(prepared.shape), tuple(x.shape)
+        if len(shape) == rank + 1 and shape[-1] == 1:
             x = ops.squeeze(x, axis=-1)
-        elif len(given) == rank - 1 and prepared.shape[-1] == 1:
+        elif len(shape) == rank - 1 and prepared.shape[-1] == 1:
             x = ops.expand_dims(x, axis=-1)
         if not prepared.rows:
             require_input(prepared, tuple(x.shape), x.dtype, True)

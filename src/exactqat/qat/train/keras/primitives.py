@@ -109,15 +109,15 @@ def mean_of_replicas(x: Tensor) -> Tensor:
 
 def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
     """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant next to a batch)."""
-    whole = max(arrays, key=lambda each: int(np.prod([size or 1 << 20 for size in each.shape])))
-    made = []
-    for each in arrays:
-        others = [at for at in range(len(each.shape)) if at != axis and each.shape[at] == 1 != whole.shape[at]]
+    whole = max(arrays, key=lambda tensor: int(np.prod([size or 1 << 20 for size in tensor.shape])))
+    parts = []
+    for tensor in arrays:
+        others = [at for at in range(len(tensor.shape)) if at != axis and tensor.shape[at] == 1 != whole.shape[at]]
         if others:
             one = ops.take(whole, [0], axis)
-            each = each + 0.0 * (one if each.shape[axis] == 1 else ops.repeat(one, each.shape[axis], axis))
-        made.append(each)
-    return ops.concatenate(made, axis)
+            tensor = tensor + 0.0 * (one if tensor.shape[axis] == 1 else ops.repeat(one, tensor.shape[axis], axis))
+        parts.append(tensor)
+    return ops.concatenate(parts, axis)
 
 
 def slice(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
@@ -246,7 +246,7 @@ def conv_transpose(
             wide = ops.expand_dims(x, axis + 1)
             widths = [(0, 0)] * len(wide.shape)
             widths[axis + 1] = (0, stride - 1)
-            sizes = [-1 if at == 0 else each for at, each in enumerate(x.shape)]
+            sizes = [-1 if at == 0 else length for at, length in enumerate(x.shape)]
             sizes[axis] = size * stride
             x = slice(ops.reshape(pad(wide, widths), sizes), axis, 0, (size - 1) * stride + 1)
     spatial = tuple(range(2, len(weight.shape)))
@@ -312,7 +312,7 @@ def dropout(x: Tensor, rate: float, key: keras.random.SeedGenerator, kept_axes: 
 
 def _method(function: Callable[..., Tensor]) -> Callable[..., WithMethods]:
     def method(*operands: object, **parameters: object) -> WithMethods:
-        bare = [each.tensor if isinstance(each, WithMethods) else each for each in operands]
+        bare = [operand.tensor if isinstance(operand, WithMethods) else operand for operand in operands]
         return WithMethods(function(*bare, **parameters))
 
     return method

@@ -50,20 +50,20 @@ class _Sides(FunctionalSubject[Any]):
         self.model, self.prepared = model, prepared
         network, wanted = prepared.plan.network, prepared.plan.inputs
         self.names = variable_names(model)
-        self.variables = {self.names[id(each)]: each for each in model.variables}
+        self.variables = {self.names[id(variable)]: variable for variable in model.variables}
         functional = getattr(model, "_functional", None) or model
         declared = getattr(functional, "_inputs", None) or []
-        self.dtypes = [str(each.dtype) for each in declared] or ["float32"] * len(network.inputs)
+        self.dtypes = [str(tensor.dtype) for tensor in declared] or ["float32"] * len(network.inputs)
         inputs = (
             [
-                _of_none(network, name, dtype, each.rows)
-                for name, dtype, each in zip(network.inputs, self.dtypes, wanted, strict=True)
+                _of_none(network, name, dtype, plan_input.rows)
+                for name, dtype, plan_input in zip(network.inputs, self.dtypes, wanted, strict=True)
             ]
             if example is None
-            else [self.array(each) for each in network.input_tree.flatten(example)]
+            else [self.array(leaf) for leaf in network.input_tree.flatten(example)]
         )
-        super().__init__(network, inputs, [each.rows for each in wanted])
-        halves = {str(each.compute_dtype) for each in model._flatten_layers() if "16" in str(each.compute_dtype)}
+        super().__init__(network, inputs, [plan_input.rows for plan_input in wanted])
+        halves = {str(layer.compute_dtype) for layer in model._flatten_layers() if "16" in str(layer.compute_dtype)}
         self.halves = " and ".join(sorted(halves))
 
     def side(self, original: bool, nudge: int = 0) -> Side[Any]:
@@ -178,22 +178,22 @@ def _of_none(network: Network, name: str, dtype: str, rows: int) -> np.ndarray:
 def _in_float32(model: Any) -> Iterator[None]:
     """Layers that were made under another policy (`mixed_float16`) compute in float32, as the prepared model does."""
     policy = keras.DTypePolicy("float32")
-    changed = [each for each in model._flatten_layers() if "16" in str(getattr(each, "compute_dtype", ""))]
-    before = [(each, each._dtype_policy) for each in changed]
-    for each in changed:
-        each._dtype_policy = policy
+    changed = [layer for layer in model._flatten_layers() if "16" in str(getattr(layer, "compute_dtype", ""))]
+    before = [(layer, layer._dtype_policy) for layer in changed]
+    for layer in changed:
+        layer._dtype_policy = policy
     try:
         yield
     finally:
-        for each, own in before:
-            each._dtype_policy = own
+        for layer, own in before:
+            layer._dtype_policy = own
 
 
 def compare_with_original(model: Any, prepared: PreparedModel, example: Any) -> Proof:
     """Runs the user's model alongside the prepared one; see `proof`. example: a batch, or None."""
     sides = _Sides(model, prepared, example)
-    seeds = [each for each in (*model.variables, *prepared.variables) if is_seed(each)]
-    before = [(each, ops.convert_to_numpy(each.value)) for each in seeds]
+    seeds = [variable for variable in (*model.variables, *prepared.variables) if is_seed(variable)]
+    before = [(seed, ops.convert_to_numpy(seed.value)) for seed in seeds]
     try:
         with _in_float32(model):
             proof = prove(sides)
@@ -201,5 +201,5 @@ def compare_with_original(model: Any, prepared: PreparedModel, example: Any) -> 
         losses += [path for path in sides.losing if path not in losses]
         return proof
     finally:
-        for each, value in before:
-            each.assign(value)
+        for seed, value in before:
+            seed.assign(value)

@@ -34,11 +34,11 @@ def synchronized(model: nn.Module) -> Iterator[None]:
         ValueError: a batch norm without running statistics.
     """
     states = [module._state for module in model.modules() if isinstance(module, PreparedModel)]
-    norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d)]
-    norms = [each for each in norms if not isinstance(each, Kept)]
-    if not all(each.track_running_stats for each in norms):
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
+    norms = [norm for norm in norms if not isinstance(norm, Kept)]
+    if not all(norm.track_running_stats for norm in norms):
         raise ValueError("track_running_stats must be True: inference uses the running statistics")
-    kinds = [type(each) for each in norms]
+    kinds = [type(norm) for norm in norms]
     for state in states:
         state.synchronized = True
     for norm in norms:

@@ -137,12 +137,12 @@ class Device:
                 seen[path] = broken.marked(path, real(value))
 
         with in_full_float32(next(iter(inputs.values())).device.type):
-            for path, given in inputs.items():
-                missing = given.isnan()
+            for path, feature in inputs.items():
+                missing = feature.isnan()
                 if missing.any():
-                    broken.look_for_nan(path, given)
-                    given = given.masked_fill(missing, 0.0)
-                keep(path, self.step(path, steps[path], [given]))
+                    broken.look_for_nan(path, feature)
+                    feature = feature.masked_fill(missing, 0.0)
+                keep(path, self.step(path, steps[path], [feature]))
             for path, operands, finished in order:
                 broken.spread(cast(PlanStep, self.plan.stored(path)))
                 keep(path, self.step(path, steps[path], [values[name] for name in operands]))
@@ -154,7 +154,7 @@ class Device:
     def run_whole(self, steps: Mapping[str, Bound], inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """As `run`, by the compiled graph: several times as fast. None if more than the results is wanted
         (gradients, noise), or weights have changed since the last call, so that preparing the graph may not pay off."""
-        plain = all(is_plain(each) and each.device.type == "cpu" for each in inputs.values())
+        plain = all(is_plain(tensor) and tensor.device.type == "cpu" for tensor in inputs.values())
         # Whatever records PyTorch's operations, or replaces them, is to see them.
         watched = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() or torch.jit.is_tracing()
         noisy = any(isinstance(step, TrainingOnly) and step.noisy for step in steps.values())
@@ -164,7 +164,7 @@ class Device:
         network, source = self.functional.device_network(), self._source(self.plan.steps)
         if not network.knows(source):
             return None
-        features = [cast(Input, steps[path]).compose(each).numpy() for path, each in inputs.items()]
+        features = [cast(Input, steps[path]).compose(tensor).numpy() for path, tensor in inputs.items()]
         if any(np.isnan(feature).any() for feature in features):
             return None
         try:
@@ -188,7 +188,7 @@ class Device:
             return step(real(x))
         if not isinstance(step, Step):  # outside of the device
             return step(real(operands[0]))
-        if isinstance(step, Input) or not all(isinstance(each, OnGrid) for each in operands):
+        if isinstance(step, Input) or not all(isinstance(operand, OnGrid) for operand in operands):
             # In real numbers; its result is stored like any other. NaN has no code: it propagates for the user to see.
             result = step.compose(*map(real, operands))
             moved = not isinstance(step, Input) and step.operator.same_quantization
@@ -211,13 +211,13 @@ class Device:
             return self._weighted(step, layer, operands[0])
         result = self._on_host(step, operands)
         trained = torch.is_grad_enabled() and (isinstance(layer, WeightedStep) or layer.constants)
-        if trained or any(is_differentiated(each.real) for each in operands):
-            result = straight_through(result, layer.compose(*(each.real for each in operands)))
+        if trained or any(is_differentiated(operand.real) for operand in operands):
+            result = straight_through(result, layer.compose(*(operand.real for operand in operands)))
         return self.on_grid(path, result)
 
     def _moved(self, path: str, layer: Step, operands: Sequence[OnGrid]) -> OnGrid:
         scale = self.placed.scale(path)
-        moved = [each.steps for each in operands]
+        moved = [operand.steps for operand in operands]
         for position in sorted(layer.constants):
             moved.insert(position, OnGrid(scale, real=layer.constants[position]()).steps)
         return OnGrid(scale, steps=layer.operator.real(p, moved, layer.attributes))
@@ -234,7 +234,7 @@ class Device:
 
     def _on_host(self, step: PlanStep, operands: Sequence[OnGrid]) -> Tensor:
         """What the declarations compute, in real numbers."""
-        features = [to_numpy(each.real) for each in operands]
+        features = [to_numpy(operand.real) for operand in operands]
         result = self.functional.device_step(step)(self._source([step]), features)
         return torch.from_numpy(result).to(operands[0].real.device)
 
@@ -249,8 +249,8 @@ def in_full_float32(device_type: str) -> Iterator[None]:
         if device_type == "cuda":
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         for unit in _UNITS:
-            given = unit.fp32_precision
-            if given not in ("none", "ieee"):
-                stack.callback(setattr, unit, "fp32_precision", given)
+            precision = unit.fp32_precision
+            if precision not in ("none", "ieee"):
+                stack.callback(setattr, unit, "fp32_precision", precision)
                 unit.fp32_precision = "ieee"
         yield

@@ -56,12 +56,12 @@ class GraphedModel(nn.Module):
         held = (*model.parameters(), *model.buffers())
         return (
             tuple(
-                (tuple(each.shape), each.dtype, each.device, each.requires_grad)
-                for each in inputs
-                if isinstance(each, Tensor)
+                (tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+                for tensor in inputs
+                if isinstance(tensor, Tensor)
             ),
             len(inputs),
-            tuple((each.data_ptr(), each.requires_grad) for each in held),
+            tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in held),
             tuple(module.training for module in self._modules_of_model),
             model.keeps_nothing and not _has_hooks(self._modules_of_model),
             torch.is_grad_enabled() and not torch.compiler.is_compiling(),
@@ -105,10 +105,10 @@ def graphed(model: PreparedModel, *inputs: Tensor) -> GraphedModel:
     """
     if not isinstance(model, PreparedModel):
         raise TypeError(f"graphed: model must be a prepared model of PyTorch, got {type(model).__name__}")
-    if not inputs or not all(isinstance(each, Tensor) for each in inputs):
-        given = ", ".join(type(each).__name__ for each in inputs) or "nothing"
-        raise TypeError(f"graphed: inputs must be the tensors of one batch, got {given}")
-    places = sorted({str(each.device) for each in (*model.parameters(), *model.buffers(), *inputs)})
+    if not inputs or not all(isinstance(argument, Tensor) for argument in inputs):
+        kinds = ", ".join(type(argument).__name__ for argument in inputs) or "nothing"
+        raise TypeError(f"graphed: inputs must be the tensors of one batch, got {kinds}")
+    places = sorted({str(tensor.device) for tensor in (*model.parameters(), *model.buffers(), *inputs)})
     if len(places) > 1 or not places[0].startswith("cuda"):
         raise ValueError(f"graphed: model and inputs must be on one GPU, got tensors on {', '.join(places)}")
     if not (model.training and model.keeps_nothing):
@@ -133,15 +133,15 @@ class _Captured:
     """
 
     def __init__(self, model: PreparedModel, inputs: tuple[Tensor, ...]) -> None:
-        self.inputs = [each.detach().clone().requires_grad_(each.requires_grad) for each in inputs]
-        self.parameters = [each for each in model.parameters() if each.requires_grad]
-        self._differentiated = [*(each for each in self.inputs if each.requires_grad), *self.parameters]
+        self.inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in inputs]
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._differentiated = [*(tensor for tensor in self.inputs if tensor.requires_grad), *self.parameters]
         stream = torch.cuda.Stream(inputs[0].device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
                 results = self._results(model)[0]
-                self._gradients(results, [torch.empty_like(each) for each in results if each.requires_grad])
+                self._gradients(results, [torch.empty_like(result) for result in results if result.requires_grad])
                 del results
         torch.cuda.current_stream().wait_stream(stream)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -149,46 +149,46 @@ class _Captured:
         with constants_in_use() as self._constants:
             with torch.cuda.graph(self._forward, pool=pool):
                 results, self.tree = self._results(model)
-            self._result_gradients = [torch.empty_like(each) for each in results if each.requires_grad]
+            self._result_gradients = [torch.empty_like(result) for result in results if result.requires_grad]
             with torch.cuda.graph(self._backward, pool=pool):
                 self._input_gradients = self._gradients(results, self._result_gradients)
         self.calls = 0
-        self.has_gradient = [each.requires_grad for each in results]
-        self._results_of_graph = [each.detach() for each in results]
+        self.has_gradient = [result.requires_grad for result in results]
+        self._results_of_graph = [result.detach() for result in results]
 
     def _results(self, model: PreparedModel) -> tuple[list[Tensor], TreeSpec]:
         leaves, tree = tree_flatten(model(*self.inputs))
         return leaves, tree
 
     def _gradients(self, results: list[Tensor], of_results: list[Tensor]) -> list[Tensor | None]:
-        differentiable = [each for each in results if each.requires_grad]
+        differentiable = [result for result in results if result.requires_grad]
         if not (differentiable and self._differentiated):
             return [None] * len(self._differentiated)
         return list(torch.autograd.grad(differentiable, self._differentiated, of_results, allow_unused=True))
 
     def replay(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Results, in memory of their own."""
-        for held, given in zip(self.inputs, inputs, strict=True):
-            held.detach().copy_(given)
+        for held, tensor in zip(self.inputs, inputs, strict=True):
+            held.detach().copy_(tensor)
         self.calls += 1
         self._forward.replay()
-        return [each.clone() for each in self._results_of_graph]
+        return [result.clone() for result in self._results_of_graph]
 
     def replay_backward(self, of_results: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of inputs and parameters that have one, in memory of their own."""
-        given = [each for each, has in zip(of_results, self.has_gradient, strict=True) if has]
-        for held, gradient in zip(self._result_gradients, given, strict=True):
+        gradients = [gradient for gradient, has in zip(of_results, self.has_gradient, strict=True) if has]
+        for held, gradient in zip(self._result_gradients, gradients, strict=True):
             if gradient is None:
                 held.zero_()
             else:
                 held.copy_(gradient)
         self._backward.replay()
-        found = [each for each in self._input_gradients if each is not None]
-        copies = [torch.empty_like(each) for each in found]
-        if found:
-            torch._foreach_copy_(copies, found)
+        originals = [gradient for gradient in self._input_gradients if gradient is not None]
+        copies = [torch.empty_like(gradient) for gradient in originals]
+        if originals:
+            torch._foreach_copy_(copies, originals)
         rest = iter(copies)
-        return [None if each is None else next(rest) for each in self._input_gradients]
+        return [None if gradient is None else next(rest) for gradient in self._input_gradients]
 
 
 class Replay(torch.autograd.Function):
@@ -196,12 +196,12 @@ class Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, captured: _Captured, count: int, *operands: Tensor) -> Any:
-        ctx.captured, ctx.needed = captured, [each.requires_grad for each in operands[:count]]
+        ctx.captured, ctx.needed = captured, [operand.requires_grad for operand in operands[:count]]
         ctx.set_materialize_grads(False)
         results = captured.replay(operands[:count])
-        ctx.moment = captured.calls, [each._version for each in captured.parameters]
+        ctx.moment = captured.calls, [parameter._version for parameter in captured.parameters]
         ctx.mark_non_differentiable(
-            *(each for each, has in zip(results, captured.has_gradient, strict=True) if not has)
+            *(result for result, has in zip(results, captured.has_gradient, strict=True) if not has)
         )
         return tuple(results)
 
@@ -209,20 +209,20 @@ class Replay(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         captured = ctx.captured
-        if ctx.moment != (captured.calls, [each._version for each in captured.parameters]):
+        if ctx.moment != (captured.calls, [parameter._version for parameter in captured.parameters]):
             raise RuntimeError(
                 "graphed: a call's backward pass must come before the next call and before parameters change, as CUDA "
                 "graphs keep the values of one call; make the calls in between with the model itself"
             )
-        found = iter(captured.replay_backward(gradients))
-        of_inputs = [next(found) if needed else None for needed in ctx.needed]
-        return None, None, *of_inputs, *found
+        of_operands = iter(captured.replay_backward(gradients))
+        of_inputs = [next(of_operands) if needed else None for needed in ctx.needed]
+        return None, None, *of_inputs, *of_operands
 
 
 def _captured(model: PreparedModel, inputs: tuple[Tensor, ...]) -> _Captured:
     """Captures, and leaves statistics, ranges and random numbers, which a capture's calls change, as they were."""
     held, device = [*model.parameters(), *model.buffers()], inputs[0].device
-    kept, drawn = [each.detach().clone() for each in held], torch.cuda.get_rng_state(device)
+    kept, drawn = [tensor.detach().clone() for tensor in held], torch.cuda.get_rng_state(device)
     try:
         # In autocast PyTorch caches copies of weights between calls, which a graph would go on reading.
         with (
@@ -238,6 +238,6 @@ def _captured(model: PreparedModel, inputs: tuple[Tensor, ...]) -> _Captured:
             return _Captured(model, inputs)
     finally:
         with torch.no_grad():
-            for each, value in zip(held, kept, strict=True):
-                each.copy_(value)
+            for tensor, value in zip(held, kept, strict=True):
+                tensor.copy_(value)
         torch.cuda.set_rng_state(drawn, device)

@@ -51,7 +51,7 @@ def prepare(
     if any(isinstance(module, PreparedModel) for module in model.modules()):
         raise ValueError("model is prepared already, or holds a model that is: give the one that prepare was given")
     args, kwargs = loading.arguments(example)
-    if not any(isinstance(given, Tensor) for given in tree_leaves((args, kwargs))):
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
         raise ValueError(
             "example must be a tensor, or a tuple or dictionary of the model's arguments with a tensor among "
             f"them, got {type(example).__name__}; such as next(iter(loader))[0], torch.from_numpy(array) or "
@@ -59,10 +59,10 @@ def prepare(
         )
     with at_work("prepare reads the model"), _undisturbed():
         network = capture(model, args, kwargs)
-    network = with_examples(network, [_ends(each) for each in network.input_tree.flatten(*args, **kwargs)])
+    network = with_examples(network, [_ends(tensor) for tensor in network.input_tree.flatten(*args, **kwargs)])
     prepared = _planned(network, model, rules, device, deployable, keep_final_activation)
     if not any(True for _ in model.parameters()):  # it only has ranges: they go where the data is
-        prepared.to(next(given.device for given in tree_leaves((args, kwargs)) if isinstance(given, Tensor)))
+        prepared.to(next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)))
     if check:
         with at_work("prepare compares what it made with the model"), _undisturbed():
             prepared.proof = compare_with_original(model, prepared, args, kwargs)
@@ -105,9 +105,9 @@ def _planned(
     warn_of_plan(planned, keep_final_activation)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     with _undisturbed():
-        made = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device, model)
-        made.to(next((each.device for each in tensors.values()), None))  # ranges, on the device of the user's tensors
-    return made
+        copy = PreparedModel(planned, tensors | dict(model.named_buffers(remove_duplicate=False)), device, model)
+        copy.to(next((leaf.device for leaf in tensors.values()), None))  # ranges, on the device of the user's tensors
+    return copy
 
 
 @contextmanager

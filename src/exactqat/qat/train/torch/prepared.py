@@ -92,7 +92,7 @@ class PreparedModel(Owner):
             name, number = f"quantization_{number + 1}", number + 1
         self._places = {"": name}
         root = self._modules[name] = kept_module()
-        paths = [*(given.path for given in plan.inputs), *(step.path for step in plan.steps)]
+        paths = [*(plan_input.path for plan_input in plan.inputs), *(step.path for step in plan.steps)]
         for path in sorted(paths, key=lambda path: path.count(".")):
             node_at(root, path, kept_module)
         self._bind(tensors)
@@ -115,7 +115,7 @@ class PreparedModel(Owner):
         plan = self.plan
         self._core = ModulePlan(plan, profile=self._profile)
         self._state: ModuleState = ModuleState(self._core, self, self._places, tensors)
-        self._steps: dict[str, Bound] = {given.path: Input(self._state, given) for given in plan.inputs}
+        self._steps: dict[str, Bound] = {plan_input.path: Input(self._state, plan_input) for plan_input in plan.inputs}
         modules = dict(self.named_modules(remove_duplicate=False))
         for step in plan.steps:
             self._steps[step.path] = self._bound(step, modules.get(step.place.path, self))
@@ -144,9 +144,9 @@ class PreparedModel(Owner):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedModel:
         memo[id(self.plan)] = self.plan
-        made = memo[id(self)] = type(self).__new__(type(self))
-        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return made
+        clone = memo[id(self)] = type(self).__new__(type(self))
+        clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return clone
 
     def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         super().__setattr__(name, value)
@@ -197,22 +197,22 @@ class PreparedModel(Owner):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[str, Tensor] | None = None) -> Any:
         network, mode = self.plan.network, self._state.mode
-        given = self._flat(args, kwargs)
-        for each, tensor in zip(self.plan.inputs, given, strict=True):
-            require_input(each, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
+        tensors = self._flat(args, kwargs)
+        for plan_input, tensor in zip(self.plan.inputs, tensors, strict=True):
+            require_input(plan_input, tuple(tensor.shape), tensor.dtype, tensor.dtype.is_floating_point)
             # With several processes, some may have an empty batch if others do not.
             alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
             if alone and (mode.observing or (mode.training and not mode.frozen)):
-                require_examples(each, tuple(tensor.shape))
+                require_examples(plan_input, tuple(tensor.shape))
         # A CUDA graph that captures computations lets no number be read.
-        captured = any(tensor.is_cuda for tensor in given) and torch.cuda.is_current_stream_capturing()
+        captured = any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing()
         if not (torch.compiler.is_compiling() or captured):
-            self.require_rows(given)
+            self.require_rows(tensors)
         inputs = {}
-        for each, tensor in zip(self.plan.inputs, given, strict=True):
-            tensor = tensor.to(torch.int64 if each.rows else torch.float32)
+        for plan_input, tensor in zip(self.plan.inputs, tensors, strict=True):
+            tensor = tensor.to(torch.int64 if plan_input.rows else torch.float32)
             image = tensor.dim() == 4
-            inputs[each.path] = tensor.contiguous(memory_format=torch.channels_last) if image else tensor
+            inputs[plan_input.path] = tensor.contiguous(memory_format=torch.channels_last) if image else tensor
         self._state.shown.clear()  # by a call that failed
         if self._frozen and self._device.ready():
             values = None
@@ -227,11 +227,11 @@ class PreparedModel(Owner):
             return results[0] if len(results) == 1 else tuple(results)
         return network.output_tree.unflatten(results)
 
-    def require_rows(self, given: Sequence[Tensor]) -> None:
-        """Refuses indices that are not rows of a table; `given`: the inputs in the plan's order."""
-        for each, tensor in zip(self.plan.inputs, given, strict=True):
-            if each.rows and tensor.numel():
-                require_rows(each, *(int(end) for end in tensor.aminmax()))
+    def require_rows(self, tensors: Sequence[Tensor]) -> None:
+        """Refuses indices that are not rows of a table; `tensors`: the inputs in the plan's order."""
+        for plan_input, tensor in zip(self.plan.inputs, tensors, strict=True):
+            if plan_input.rows and tensor.numel():
+                require_rows(plan_input, *(int(end) for end in tensor.aminmax()))
 
     @property
     def keeps_nothing(self) -> bool:
@@ -241,8 +241,8 @@ class PreparedModel(Owner):
     def _composed(self, inputs: Mapping[str, Tensor], seen: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """Real numbers and fake quantization, layer after layer."""
         values: dict[str, Tensor] = {}
-        for path, given in inputs.items():
-            values[path] = self._calls[path](given)
+        for path, tensor in inputs.items():
+            values[path] = self._calls[path](tensor)
             if seen is not None:
                 seen[path] = values[path]
         for path, operands, finished in self._order:
@@ -273,9 +273,9 @@ class PreparedModel(Owner):
 
     def _beside(self, batch: Any) -> Any:
         """Arrays and tensors, however nested, as tensors on the model's device."""
-        device = next((each.device for each in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        device = next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
         tensors = tree_map_only(np.ndarray, torch.from_numpy, batch)
-        return tree_map_only(Tensor, lambda each: each.to(device), tensors)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), tensors)
 
     def layer_values(self, *inputs: object) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the float and the fake-quantized network store in evaluation, by layer path, in the user's order of
@@ -316,8 +316,8 @@ class PreparedModel(Owner):
         users = {name: own[name] for name in functional.tensors if name in own}
         # PyTorch's expressions take no NumPy arrays: what they give is known, too.
         known = {name: self._state.constant(name) for name in self.plan.constants if name in self._state.sources}
-        given = {name: primitives.to_numpy(tensor) for name, tensor in (known | users).items()}
-        arrays = replace(arrays, tensors={**given, **arrays.tensors})
+        numbers = {name: primitives.to_numpy(tensor) for name, tensor in (known | users).items()}
+        arrays = replace(arrays, tensors={**numbers, **arrays.tensors})
         return TrainedNetwork(functional, arrays, self._frozen, computed)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -377,11 +377,11 @@ class PreparedModel(Owner):
         return {"format": STATE_FORMAT, "frozen": self._frozen, "profile": self.profile}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        found = state.get("format", 1)
-        if found != STATE_FORMAT:
-            age = "an earlier" if found < STATE_FORMAT else "a later"
+        version = state.get("format", 1)
+        if version != STATE_FORMAT:
+            age = "an earlier" if version < STATE_FORMAT else "a later"
             raise ValueError(
-                f"this state was saved by {age} version of exactqat (format {found}, this one reads {STATE_FORMAT}): "
+                f"this state was saved by {age} version of exactqat (format {version}, this one reads {STATE_FORMAT}): "
                 "its layers have other names; load it with that version, or train again"
             )
         # State dicts from before profiles existed keep the profile that was prepared for.
@@ -392,7 +392,7 @@ class PreparedModel(Owner):
         if frozen != self._frozen:
             ranges = self._trained_ranges
             if frozen:
-                ranges = self._trained_ranges = [each for each in self.range_parameters() if each.requires_grad]
+                ranges = self._trained_ranges = [tensor for tensor in self.range_parameters() if tensor.requires_grad]
             for parameter in ranges:
                 parameter.requires_grad_(not frozen)
         self._frozen = frozen
@@ -426,7 +426,7 @@ class PreparedModel(Owner):
 
 def _order(plan: Plan) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     """For each step, its path, the computed operands, and the results that nothing reads after it."""
-    computed = {each.path for each in plan.inputs} | {step.path for step in plan.steps}
+    computed = {plan_input.path for plan_input in plan.inputs} | {step.path for step in plan.steps}
     last: dict[str, str] = {}
     for step in plan.steps:
         last.update(dict.fromkeys((name for name in step.operands if name in computed), step.path))
@@ -451,12 +451,12 @@ def _prepared(model: object) -> PreparedModel:
     if isinstance(model, PreparedModel):
         return model
     if isinstance(model, nn.Module):
-        inside = next((path for path, each in model.named_modules() if isinstance(each, PreparedModel)), None)
+        inside = next((path for path, module in model.named_modules() if isinstance(module, PreparedModel)), None)
         what = "which was not prepared: model = exactqat.qat.prepare(model, example)"
         what = what if inside is None else f"give the prepared model within it, model.{inside}"
         raise TypeError(f"model must come from exactqat.qat.prepare, got {type(model).__name__}, {what}")
-    given = f"{type(model).__name__}{elsewhere(model, 'torch')}"
-    raise TypeError(f"model must come from exactqat.qat.prepare, got {given}")
+    kind = f"{type(model).__name__}{elsewhere(model, 'torch')}"
+    raise TypeError(f"model must come from exactqat.qat.prepare, got {kind}")
 
 
 def freeze(model: PreparedModel) -> None:
@@ -488,21 +488,21 @@ def calibrate(model: PreparedModel, batches: Iterable[object], restart: bool = F
     if model.frozen:
         raise ValueError("calibrate before freeze: the ranges of a frozen model are fixed")
     ranges = [grid for grid in model._state.grids().values() if grid.policy != "fixed"]
-    before = [(each, [end.detach().clone() for end in each.held()]) for each in ranges]
+    before = [(grid, [end.detach().clone() for end in grid.held()]) for grid in ranges]
 
     def see(batch: object) -> None:
         args, kwargs = _fitting_arguments(model, batch)
         model(*args, **kwargs)
 
     try:
-        for each in ranges if restart else ():
-            for end in each.held():
+        for grid in ranges if restart else ():
+            for end in grid.held():
                 end.zero_()
         with without_quantization(model, observing=True):
             loading.show(batches, see, model._batches_seen)
     except BaseException:
-        for each, kept in before:
-            for end, value in zip(each.held(), kept, strict=True):
+        for grid, kept in before:
+            for end, value in zip(grid.held(), kept, strict=True):
                 end.copy_(value)
         raise
 

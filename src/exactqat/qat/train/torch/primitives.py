@@ -206,10 +206,10 @@ def _number(value: float, like: Tensor) -> Tensor:
 
 def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
     """Joined along `axis`; where others differ, sizes of 1 are repeated (a constant next to a batch)."""
-    shapes = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in arrays]
+    shapes = [[*tensor.shape[:axis], *tensor.shape[axis + 1 :]] for tensor in arrays]
     if any(shape != shapes[0] for shape in shapes):
         common = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        arrays = [each.expand(*common[:axis], each.shape[axis], *common[axis:]) for each in arrays]
+        arrays = [tensor.expand(*common[:axis], tensor.shape[axis], *common[axis:]) for tensor in arrays]
     return torch.cat(list(arrays), axis)
 
 
@@ -350,7 +350,7 @@ def conv_transpose(
     if weight.shape[1] == 1 and any(stride > size for stride, size in zip(strides, weight.shape[2:], strict=True)):
         # With channels last, oneDNN's gradient of `x` reads or writes past the rows (PyTorch 2.13, AVX-512; seen with a
         # window of 1 x 2 or wider and strides of 3 rows or more): the process crashes.
-        x, weight = (each.clone(memory_format=torch.contiguous_format) for each in (x, weight))
+        x, weight = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (x, weight))
     convolve = cast(Any, _TRANSPOSED[len(pairs)])
     if all(before == after for before, after in pairs):
         amounts = tuple(before for before, _ in pairs)

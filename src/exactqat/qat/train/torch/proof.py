@@ -90,7 +90,7 @@ class _Sides(Subject):
         super().__init__(network, [_array(leaf) for leaf in tensors], [tables.get(id(leaf), 0) for leaf in tensors])
         self.device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
         self.ranges = {id(parameter) for parameter in prepared.range_parameters()}
-        names = ({name for name, _ in each.named_buffers()} for each in (model, prepared))
+        names = ({name for name, _ in module.named_buffers()} for module in (model, prepared))
         self.buffers = set.intersection(*names)
         if model.training:
             self.remedy = (
@@ -135,7 +135,7 @@ class _Sides(Subject):
         """Arguments, and the leaves whose gradients are compared."""
         arrays, followed = iter(inputs), dict[str, Tensor]()
 
-        def given(leaf: object) -> object:
+        def argument(leaf: object) -> object:
             if not isinstance(leaf, Tensor):
                 return leaf
             tensor = torch.as_tensor(next(arrays), device=self.device)
@@ -144,7 +144,7 @@ class _Sides(Subject):
             followed[str(len(followed))] = tensor.requires_grad_(trial.gradients)
             return tensor.clone()  # the model may write into it
 
-        args, kwargs = pytree.tree_unflatten([given(leaf) for leaf in self.leaves], self.spec)
+        args, kwargs = pytree.tree_unflatten([argument(leaf) for leaf in self.leaves], self.spec)
         return args, kwargs, followed
 
     def _evidence(
@@ -195,14 +195,14 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 def _tensors(results: Any) -> dict[str, Tensor]:
     """A model's results by their places."""
-    found = pytree.tree_flatten_with_path(results)[0]
-    return {pytree.keystr(path) or "output": each for path, each in found if isinstance(each, Tensor)}
+    leaves = pytree.tree_flatten_with_path(results)[0]
+    return {pytree.keystr(path) or "output": leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
 
 
 def _own_rules(results: Iterable[Tensor]) -> set[str]:
     """Names of the `torch.autograd.Function`s, but PyTorch's, that results follow from."""
-    found: set[str] = set()
-    pending: list[Any] = [each.grad_fn for each in results]
+    names: set[str] = set()
+    pending: list[Any] = [result.grad_fn for result in results]
     seen: set[Any] = {None}
     while pending:
         node = pending.pop()
@@ -211,8 +211,8 @@ def _own_rules(results: Iterable[Tensor]) -> set[str]:
             pending += [following for following, _ in node.next_functions]
             function = getattr(node, "_forward_cls", None)
             if function is not None and function.__module__.split(".")[0] not in ("torch", "exactqat"):
-                found.add(function.__name__)
-    return found
+                names.add(function.__name__)
+    return names
 
 
 def copied_with_hooks(model: nn.Module) -> nn.Module:
@@ -233,9 +233,9 @@ def copied_with_hooks(model: nn.Module) -> nn.Module:
 @contextmanager
 def _plain(model: PreparedModel, training: bool) -> Iterator[None]:
     """The prepared network without quantization and alone in its process; leaves it as it was."""
-    buffers = [(each, each.detach().clone()) for each in model.buffers()]
-    values = [(each, each.detach().clone()) for each in model.parameters()]
-    gradients = [(each, each.grad) for each in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    values = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
     model._state.of_all_processes = False

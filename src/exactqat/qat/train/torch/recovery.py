@@ -53,8 +53,8 @@ def distillation_loss(
     _require_reduction(reduction)
     own = F.log_softmax(outputs / temperature, 1)
     taught = F.log_softmax(teacher_outputs.detach() / temperature, 1)
-    each = F.kl_div(own, taught, reduction="none", log_target=True).sum(1) * temperature**2
-    return _reduced(each, reduction)
+    losses = F.kl_div(own, taught, reduction="none", log_target=True).sum(1) * temperature**2
+    return _reduced(losses, reduction)
 
 
 def _require_reduction(reduction: str) -> None:
@@ -108,7 +108,7 @@ class Distillation:
             raise TypeError(f"teacher must be the float torch.nn.Module, got {type(teacher).__name__}")
         if isinstance(layers, str):
             raise TypeError(f"layers must be a list of paths or patterns, got {layers!r}")
-        inputs = {each.path for each in model.plan.inputs}
+        inputs = {plan_input.path for plan_input in model.plan.inputs}
         known = [path for path, _ in model.layers() if path not in inputs]
         for pattern in layers:
             if not any(fnmatchcase(path, pattern) for path in known):
@@ -141,16 +141,16 @@ class Distillation:
         if not isinstance(outputs, Tensor) or not isinstance(taught, Tensor):
             raise ValueError(f"outputs must be one tensor, got {type(outputs).__name__}")
         if self.temperature is None:
-            each = _of_values("the outputs", outputs, taught, len(outputs))
+            losses = _of_values("the outputs", outputs, taught, len(outputs))
         else:
-            each = distillation_loss(outputs, taught, self.temperature, "none")
+            losses = distillation_loss(outputs, taught, self.temperature, "none")
         if self.layers:
             own = self._model.watched()
             if not own:
                 raise RuntimeError("call the model in training mode first: no values of its layers are there")
             parts = [_of_values(f"layer {path!r}", own[path], values[path], len(outputs)) for path in self.layers]
-            each = each + torch.stack(parts).mean(0)
-        return _reduced(each, reduction)
+            losses = losses + torch.stack(parts).mean(0)
+        return _reduced(losses, reduction)
 
     def to(self, device: torch.device | str) -> Distillation:
         """Moves the teacher."""
@@ -171,9 +171,9 @@ class Distillation:
             self._compared = True
         return taught, values
 
-    def _require_the_same(self, found: Any, expected: Any) -> None:
-        alike = isinstance(found, Tensor) and isinstance(expected, Tensor) and found.shape == expected.shape
-        if not alike or not torch.allclose(found, expected.float(), rtol=1e-2, atol=1e-3 * float(expected.abs().max())):
+    def _require_the_same(self, value: Any, expected: Any) -> None:
+        alike = isinstance(value, Tensor) and isinstance(expected, Tensor) and value.shape == expected.shape
+        if not alike or not torch.allclose(value, expected.float(), rtol=1e-2, atol=1e-3 * float(expected.abs().max())):
             raise ValueError("teacher is another network than the one that model was prepared from")
 
 
@@ -182,11 +182,11 @@ def _in_float(model: PreparedModel, teacher: nn.Module) -> PreparedModel:
     tensors: dict[str, Tensor] = dict(teacher.named_parameters(remove_duplicate=False))
     tensors |= dict(teacher.named_buffers(remove_duplicate=False))
     try:
-        made = PreparedModel(model.plan, tensors, None)
+        network = PreparedModel(model.plan, tensors, None)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"teacher is another network than the one that model was prepared from: {error}") from error
-    made.quantizing = False
-    return made.eval().requires_grad_(False)
+    network.quantizing = False
+    return network.eval().requires_grad_(False)
 
 
 def _of_values(name: str, own: Tensor, taught: Tensor, examples: int) -> Tensor:

@@ -251,7 +251,7 @@ class ModuleWeightGrid(WeightGrid):
     @torch.no_grad()
     def codes(self, weight: Tensor) -> np.ndarray:
         """Integer codes around zero, int64, shape of `weight`; for symmetric narrow rules only."""
-        quantized, scale = (each.cpu().numpy() for each in (self(weight), self.scale(weight)))
+        quantized, scale = (tensor.cpu().numpy() for tensor in (self(weight), self.scale(weight)))
         return weight_codes(quantized, scale, self.channel_axis)
 
 
@@ -339,7 +339,7 @@ class ModuleNormalization(Normalization):
 
     def statistics(self) -> list[ModuleTensor]:
         """Where the running statistics and their count are held."""
-        return [each for each in self._sources[2:] if isinstance(each, ModuleTensor)]
+        return [source for source in self._sources[2:] if isinstance(source, ModuleTensor)]
 
     def batches(self) -> int:
         """How many training batches the statistics have seen; 0 if there is no count."""
@@ -441,7 +441,7 @@ class ModuleState(State):
         if isinstance(expression, Derived):
             return Computed(expression.function, [self.source(operand) for operand in expression.operands])
         if expression is not None:  # a module, whose numbers move with the model
-            same = next((at for at, each in self.root._modules.items() if each is expression), None)
+            same = next((at for at, child in self.root._modules.items() if child is expression), None)
             number = sum(at.startswith("expression_") for at in self.root._modules) + 1
             at = self._places.setdefault(f"constant {name}", same or f"expression_{number}")
             module = self.root._modules.setdefault(at, cast(nn.Module, expression))

@@ -134,18 +134,18 @@ def _kind(users: type[nn.Module]) -> type[Kept]:
     if users is nn.Module:
         return Kept
     try:
-        made: Any = new_class(users.__name__, (Kept, users))
+        subclass: Any = new_class(users.__name__, (Kept, users))
     except TypeError:  # a class that cannot be extended
         return Kept
-    made.users, made.__module__, made.__qualname__ = users, users.__module__, users.__qualname__
-    return cast(type[Kept], made)
+    subclass.users, subclass.__module__, subclass.__qualname__ = users, users.__module__, users.__qualname__
+    return cast(type[Kept], subclass)
 
 
 def _empty(users: type[nn.Module]) -> Kept:
     kind = _kind(cast(Any, users))
-    made = kind.__new__(kind)
-    nn.Module.__init__(made)
-    return made
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    return module
 
 
 def kept_module(module: nn.Module | None = None) -> Kept:
@@ -158,15 +158,15 @@ def kept_module(module: nn.Module | None = None) -> Kept:
         users = nn.Module
     if nn.utils.parametrize.is_parametrized(module):  # PyTorch has given it a class of its own
         users = users.__bases__[0]
-    made = _empty(users)
-    own = {name: value for name, value in vars(module).items() if name not in vars(made)}
+    shell = _empty(users)
+    own = {name: value for name, value in vars(module).items() if name not in vars(shell)}
     state = {name: value for name, value in own.items() if _is_plain(value)}
-    vars(made).update(state, training=module.training)
-    made._parameters.update(dict.fromkeys(module._parameters))
-    made._buffers.update(dict.fromkeys(module._buffers))
+    vars(shell).update(state, training=module.training)
+    shell._parameters.update(dict.fromkeys(module._parameters))
+    shell._buffers.update(dict.fromkeys(module._buffers))
     names = frozenset(own) | (module.settings if isinstance(module, Kept) else frozenset())
-    vars(made)["settings"] = names - {"settings", "kept", "fixed"}
-    return made
+    vars(shell)["settings"] = names - {"settings", "kept", "fixed"}
+    return shell
 
 
 def _is_plain(value: object) -> bool:
@@ -180,17 +180,17 @@ def kept_tree(root: nn.Module, models: nn.Module, without: str = "") -> None:
         root: gets them.
         without: the name of a child to leave out.
     """
-    made: dict[int, nn.Module] = {id(models): root}
+    copies: dict[int, nn.Module] = {id(models): root}
 
     def place(target: nn.Module, source: nn.Module) -> None:
         for name, child in source._modules.items():
             if child is None or (source is models and name == without):
                 continue
-            known = id(child) in made
-            made.setdefault(id(child), kept_module(child))
-            target._modules[name] = made[id(child)]
+            known = id(child) in copies
+            copies.setdefault(id(child), kept_module(child))
+            target._modules[name] = copies[id(child)]
             if not known:
-                place(made[id(child)], child)
+                place(copies[id(child)], child)
 
     place(root, models)
 
@@ -220,19 +220,19 @@ def _require_alike(name: str, held: Tensor, value: object) -> None:
     if isinstance(value, Tensor) and value.shape == held.shape and value.dtype == held.dtype:
         return
     wanted = f"shape {list(held.shape)} in {str(held.dtype).removeprefix('torch.')}"
-    given = type(value).__name__
+    kind = type(value).__name__
     if isinstance(value, Tensor):
-        given = f"shape {list(value.shape)} in {str(value.dtype).removeprefix('torch.')}"
-    raise TypeError(f"'{name}' of a prepared model has {wanted}, got {given}")
+        kind = f"shape {list(value.shape)} in {str(value.dtype).removeprefix('torch.')}"
+    raise TypeError(f"'{name}' of a prepared model has {wanted}, got {kind}")
 
 
 def require_float32(convert: Callable[[Tensor], Tensor]) -> None:
     """Refuses to `convert` a prepared model's tensors to another type of numbers."""
     converted = convert(torch.empty(0))
     if converted.dtype != torch.float32:
-        given = str(converted.dtype).removeprefix("torch.")
+        dtype = str(converted.dtype).removeprefix("torch.")
         raise TypeError(
-            f"a prepared model computes in float32, not in {given}: for mixed precision train it under "
+            f"a prepared model computes in float32, not in {dtype}: for mixed precision train it under "
             "torch.autocast; inputs of other types are converted"
         )
 
