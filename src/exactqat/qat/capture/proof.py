@@ -292,8 +292,8 @@ class FunctionalSubject(Subject, Generic[Array]):
         def differentiated(leaves: Named[Array], others: Named[Array]) -> tuple[Named[Array], Any]:
             if not trial.gradients:
                 return {}, step(leaves, others)[1]
-            made: tuple[Named[Array], Any] = self.primitives.differentiated(step, leaves, others)
-            return made
+            result: tuple[Named[Array], Any] = self.primitives.differentiated(step, leaves, others)
+            return result
 
         program: Differentiated[Array] = self.primitives.program(differentiated)
         return program
@@ -467,9 +467,9 @@ def corners_of(network: Network) -> tuple[float, ...]:
     numbers: set[float] = set()
     for step in network.steps:
         if step.kind in _COMPARING:
-            numbers.update(each for each in (*step.attributes.values(), *step.inputs) if isinstance(each, int | float))
+            numbers.update(edge for edge in (*step.attributes.values(), *step.inputs) if isinstance(edge, int | float))
             for _, operands, parameters in step.attributes.get("instructions", ()):
-                numbers.update(each for each in (*operands, *parameters) if isinstance(each, float))
+                numbers.update(number for number in (*operands, *parameters) if isinstance(number, float))
     return tuple(sorted(float(number) for number in numbers if number and abs(number) < _HUGE))
 
 
@@ -591,16 +591,16 @@ def _largest(array: np.ndarray) -> float:
     return float(np.abs(finite).max()) if finite.size else 0.0
 
 
-def relative_error(expected: np.ndarray, given: np.ndarray, tiny: float = 0.0) -> float:
+def relative_error(expected: np.ndarray, result: np.ndarray, tiny: float = 0.0) -> float:
     """The largest difference over the largest expected value; infinite where shapes or what is no number differ.
 
     tiny: the least that is divided by.
     """
-    if expected.shape != given.shape:
+    if expected.shape != result.shape:
         return math.inf
     if not expected.size:
         return 0.0
-    a, b = (each if each.dtype.kind == "f" else each.astype(np.float64) for each in (expected, given))
+    a, b = (array if array.dtype.kind == "f" else array.astype(np.float64) for array in (expected, result))
     with np.errstate(all="ignore"):
         difference = float(np.abs(a - b).max())
     if not math.isfinite(difference):

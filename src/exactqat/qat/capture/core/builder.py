@@ -43,7 +43,7 @@ def entering(table: dict[str, Handler]) -> Callable[..., Callable[[Handler], Han
 def free_name(base: str, *taken: Container[str], first: int = 2) -> str:
     """The name, or the first of `base_2`, `base_3`, ... that is not taken."""
     names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(first)))
-    return next(name for name in names if not any(name in each for each in taken))
+    return next(name for name in names if not any(name in container for container in taken))
 
 
 @dataclass(eq=False)
@@ -126,7 +126,7 @@ class ItemBuilder(Generic[Fixed]):
 
     def read_by(self, kind: str, items: Sequence[object]) -> tuple[str | float | None, ...]:
         """How a step of this kind names what it reads."""
-        return tuple(self.operand(each) for each in items)
+        return tuple(self.operand(item) for item in items)
 
     def name_of_result(self) -> str:
         """Of the next step."""
@@ -208,18 +208,18 @@ class ItemBuilder(Generic[Fixed]):
 
     def _note_masks(self, kind: str, operands: Sequence[object], output: str) -> None:
         """Whether a step gives truth values, or integers of those that are given."""
-        names = [each.name for each in operands if isinstance(each, Moving)]
+        names = [operand.name for operand in operands if isinstance(operand, Moving)]
         if kind == "compare":
             self.truths.add(output)
         if kind not in _OF_WHOLES or not (self.truths | self.wholes | self.counted).issuperset(names):
             return
-        others = [self.numbers(each) for each in operands if not isinstance(each, Moving)]
-        if all(each is not None and (each == np.rint(each)).all() for each in others):
+        others = [self.numbers(operand) for operand in operands if not isinstance(operand, Moving)]
+        if all(array is not None and (array == np.rint(array)).all() for array in others):
             self.counted.add(output)
         if kind not in (*MOVEMENTS, "mul", "sub") or not (self.truths | self.wholes).issuperset(names):
             return
         opposite = kind != "sub" or (not isinstance(operands[0], Moving) and self.numbers(operands[0]) == 1)
-        if any(each is None or not ((each == 0) | (each == 1)).all() for each in others) or not np.all(opposite):
+        if any(array is None or not ((array == 0) | (array == 1)).all() for array in others) or not np.all(opposite):
             return
         (self.truths if self.truths.issuperset(names) else self.wholes).add(output)
 
@@ -256,7 +256,7 @@ class ItemBuilder(Generic[Fixed]):
             del self.values[name], self.items[name], self.made_by[name]
         for names in (self.truths, self.wholes, self.counted):
             names -= gone
-        self._made = {key: each for key, each in self._made.items() if each.name not in gone}
+        self._made = {key: item for key, item in self._made.items() if item.name not in gone}
 
     def unsupported(
         self, label: str, read: Sequence[Moving], shapes: Sequence[Sequence[Size]], reason: str
@@ -284,28 +284,28 @@ class ItemBuilder(Generic[Fixed]):
             evaluate: the operation, of vectors and numbers.
             turns: what else it knows, numbers among it at which it may turn.
         """
-        moving = [each for each in operands if isinstance(each, Moving)]
+        moving = [operand for operand in operands if isinstance(operand, Moving)]
         numbers: list[Any] = [
-            each if isinstance(each, Moving | int | float) else getattr(each, "number", None) for each in operands
+            item if isinstance(item, Moving | int | float) else getattr(item, "number", None) for item in operands
         ]
-        if any(each is None for each in numbers) or any(each.shape != moving[0].shape for each in moving):
+        if any(number is None for number in numbers) or any(item.shape != moving[0].shape for item in moving):
             return {}
-        found = {}
+        curves = {}
         for root in moving[0].samples:
-            if all(root in each.samples for each in moving):
-                given = [each.samples[root] if isinstance(each, Moving) else float(each) for each in numbers]
-                found[root] = Curve(evaluate, given, [each for each in turns if isinstance(each, int | float)])
-        return found
+            if all(root in item.samples for item in moving):
+                values = [item.samples[root] if isinstance(item, Moving) else float(item) for item in numbers]
+                curves[root] = Curve(evaluate, values, [turn for turn in turns if isinstance(turn, int | float)])
+        return curves
 
     def recognized(self, samples: Mapping[str, Curve], operands: Sequence[object], shape: Shape) -> Moving | None:
         """What makes these samples: one of the operands, or a known function of what they came from; else None."""
         for root, curve in samples.items():
-            for each in operands:
-                if isinstance(each, Moving) and root in each.samples and each.shape == shape:
-                    earlier = each.samples[root]
+            for operand in operands:
+                if isinstance(operand, Moving) and root in operand.samples and operand.shape == shape:
+                    earlier = operand.samples[root]
                     alike = earlier.values.dtype != bool and same(curve.values, earlier.values, self.tolerance)
                     if alike and agree(curve, earlier, self.tolerance):
-                        return each
+                        return operand
         for root, curve in samples.items():
             known, origin = identify(curve, self.tolerance), self.items[root]
             if known is not None and origin.shape == shape:
@@ -384,13 +384,13 @@ class ItemBuilder(Generic[Fixed]):
         """Items one after another along an axis, a value of the network among them."""
         if len(items) == 1:
             return items[0]
-        shape = list(next((each for each in items if isinstance(each, Moving)), items[0]).shape)
-        shape[axis] = sum(each.shape[axis] for each in items)
+        shape = list(next((item for item in items if isinstance(item, Moving)), items[0]).shape)
+        shape[axis] = sum(item.shape[axis] for item in items)
         return self.emit("concat", items, shape, axis=axis)
 
     def stacked(self, items: Sequence[Any], axis: int) -> Any:
         """Items along a new axis."""
-        return self.join([self.reshape(each, (*each.shape[:axis], 1, *each.shape[axis:])) for each in items], axis)
+        return self.join([self.reshape(item, (*item.shape[:axis], 1, *item.shape[axis:])) for item in items], axis)
 
     def group_norm(
         self, x: Moving, tensors: Sequence[object], module: str, channel_axis: int, **attributes: Any
@@ -398,5 +398,5 @@ class ItemBuilder(Generic[Fixed]):
         """With its channels in front, where the plan wants them; the permutations cost nothing by themselves."""
         order = [0, channel_axis, *(axis for axis in range(1, x.rank) if axis != channel_axis)]
         first = self.permute(x, order)
-        made = self.emit("group_norm", [first, *tensors], first.shape, module=module, channel_axis=1, **attributes)
-        return self.permute(made, [order.index(axis) for axis in range(x.rank)])
+        norm = self.emit("group_norm", [first, *tensors], first.shape, module=module, channel_axis=1, **attributes)
+        return self.permute(norm, [order.index(axis) for axis in range(x.rank)])

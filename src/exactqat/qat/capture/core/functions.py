@@ -200,7 +200,7 @@ def _known(kind: str, attributes: Mapping[str, Any]) -> Candidate:
 
 _KNOWN: list[Candidate] = [
     ("", {}, ITSELF, POINTS),
-    *(_known(function.name, dict(each)) for function in FUNCTIONS.values() for each in function.recognized),
+    *(_known(function.name, dict(attributes)) for function in FUNCTIONS.values() for attributes in function.recognized),
 ]
 
 

@@ -55,7 +55,7 @@ def compared(c: ItemBuilder[Fixed], how: str, left: object, right: object, shape
     if is_truth(c, left):
         if number is None:
             return None
-        of_zero, of_one = (bool(COMPARISONS[how](each, number)) for each in (0.0, 1.0))
+        of_zero, of_one = (bool(COMPARISONS[how](bit, number)) for bit in (0.0, 1.0))
         return None if of_zero == of_one else left if of_one else opposite(c, left)
     if number is not None:
         return c.emit("compare", [left, number], left.shape, bool, how=how)
@@ -65,16 +65,16 @@ def compared(c: ItemBuilder[Fixed], how: str, left: object, right: object, shape
 def combined(c: ItemBuilder[Fixed], word: str, operands: Sequence[object], shape: Sequence[Size]) -> Moving | None:
     """Logic ("and", "or", "not") of masks, and of masks with fixed truth values; None if something else is among
     them."""
-    moving = [as_truth(c, each) for each in operands if isinstance(each, Moving)]
-    fixed = [c.numbers(each) for each in operands if not isinstance(each, Moving)]
-    masks = [each for each in moving if each is not None]
-    if not masks or len(masks) < len(moving) or any(each is None for each in fixed) or word not in ("and", "or", "not"):
+    moving = [as_truth(c, operand) for operand in operands if isinstance(operand, Moving)]
+    fixed = [c.numbers(operand) for operand in operands if not isinstance(operand, Moving)]
+    masks = [mask for mask in moving if mask is not None]
+    if not masks or len(masks) < len(moving) or any(bits is None for bits in fixed) or word not in ("and", "or", "not"):
         return None
     if word == "not":
         return opposite(c, masks[0])
-    truths = [(each != 0).astype(np.float32) for each in fixed if each is not None]
+    truths = [(bits != 0).astype(np.float32) for bits in fixed if bits is not None]
     if word == "or":  # not (not a and not b)
-        inverse = [*(opposite(c, each) for each in masks), *(c.fixed_of(1 - each) for each in truths)]
+        inverse = [*(opposite(c, mask) for mask in masks), *(c.fixed_of(1 - truth) for truth in truths)]
         both = combined(c, "and", inverse, shape)
         return None if both is None else opposite(c, both)
     if not truths:
@@ -90,11 +90,11 @@ def arithmetic(c: ItemBuilder[Fixed], kind: str, operands: Sequence[object], sha
     Integers that are given beside a mask are one, too, in the least alone: masks are not negative.
     """
     word = {"mul": "and", "minimum": "and", "maximum": "or"}.get(kind)
-    fixed = [None if isinstance(each, Moving) else c.numbers(each) for each in operands]
+    fixed = [None if isinstance(operand, Moving) else c.numbers(operand) for operand in operands]
     bits = [values is not None and bool(((values == 0) | (values == 1)).all()) for values in fixed]
-    masks = [is_truth(c, each) or held for each, held in zip(operands, bits, strict=True)]
-    given = [kind == "minimum" and is_given(c, each) for each in operands]
-    if word is None or not any(masks) or not all(one or other for one, other in zip(masks, given, strict=True)):
+    masks = [is_truth(c, operand) or held for operand, held in zip(operands, bits, strict=True)]
+    wholes = [kind == "minimum" and is_given(c, operand) for operand in operands]
+    if word is None or not any(masks) or not all(one or other for one, other in zip(masks, wholes, strict=True)):
         return None
     return combined(c, word, operands, shape)
 
@@ -109,10 +109,10 @@ def spread(c: ItemBuilder[Fixed], x: Moving, shape: Sequence[Size]) -> Moving:
 
 def before_repeated(c: ItemBuilder[Fixed], x: Moving) -> Moving:
     """A mask before it was repeated along axes: what reads it repeats it as well."""
-    made = c.made_by.get(x.name)
-    if made is None or made.kind != "expand":
+    step = c.made_by.get(x.name)
+    if step is None or step.kind != "expand":
         return x
-    source = c.items[str(made.inputs[0])]
+    source = c.items[str(step.inputs[0])]
     return before_repeated(c, source) if source.rank == x.rank else x
 
 
@@ -138,7 +138,7 @@ def chosen(c: ItemBuilder[Fixed], mask: Moving, on: object, off: object, shape: 
             # A row may have nothing to show: then all of it is the number, not the scores less the number.
             on = c.emit("mul", [on, shown], shape)
         return c.emit("add", [on, added], shape)
-    truths = all(is_truth(c, each) or _is_zero(c, each) for each in (on, off))
+    truths = all(is_truth(c, side) or _is_zero(c, side) for side in (on, off))
     parts = []
     for operand, opposed in ((on, False), (off, True)):
         if not _is_zero(c, operand):
@@ -147,10 +147,10 @@ def chosen(c: ItemBuilder[Fixed], mask: Moving, on: object, off: object, shape: 
             parts.append(weight if one is not None and (one == 1).all() else c.emit("mul", [weight, operand], shape))
     if not parts:
         raise Refused("it chooses between 0 and 0")
-    made = spread(c, parts[0], shape) if len(parts) == 1 else c.emit("add", parts, shape)
+    choice = spread(c, parts[0], shape) if len(parts) == 1 else c.emit("add", parts, shape)
     if truths:
-        c.truths.add(made.name)
-    return made
+        c.truths.add(choice.name)
+    return choice
 
 
 def _hides(c: ItemBuilder[Fixed], operand: object) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 def words_of(way: Iterable[Any]) -> list[str]:
     """The keys, positions and attributes of a way through a tree (PyTorch's or JAX')."""
-    return [str(getattr(each, "key", getattr(each, "idx", getattr(each, "name", each)))) for each in way]
+    return [str(getattr(entry, "key", getattr(entry, "idx", getattr(entry, "name", entry)))) for entry in way]
 
 
 def input_names(ways: Sequence[Sequence[str]]) -> tuple[str, ...]:

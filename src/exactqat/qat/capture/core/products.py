@@ -34,14 +34,14 @@ def with_weight(
     shape = (math.prod(sizes), inputs)
     matrix = c.then(weight, shape, lambda array: array.transpose(order).reshape(shape))
     rows = c.reshape(c.permute(x, (*kept, *axes)), (*lead, inputs))
-    made = c.emit("linear", [rows, matrix, bias], [*lead, shape[0]], module=module)
-    return c.reshape(made, [*lead, *sizes])
+    product = c.emit("linear", [rows, matrix, bias], [*lead, shape[0]], module=module)
+    return c.reshape(product, [*lead, *sizes])
 
 
 def along(c: ItemBuilder[Fixed], x: Moving, axis: int, matrix: np.ndarray) -> Moving:
     """A product of fixed numbers [results, size] with an axis, which stays where it is."""
-    made = with_weight(c, x, [axis], c.fixed_of(matrix.astype(np.float32)), [1], "")
-    return c.permute(made, [*range(axis), x.rank - 1, *range(axis, x.rank - 1)])
+    product = with_weight(c, x, [axis], c.fixed_of(matrix.astype(np.float32)), [1], "")
+    return c.permute(product, [*range(axis), x.rank - 1, *range(axis, x.rank - 1)])
 
 
 def cumulative_sum(c: ItemBuilder[Fixed], x: Moving, axis: int, reverse: bool = False) -> Moving:
@@ -68,8 +68,8 @@ def of_two(
     # The sizes as traced are those of a value.
     whole, axes = (first, batched[0]) if isinstance(first, Moving) else (second, batched[1])
     lead = [whole.shape[axis] for axis in axes]
-    made = c.emit("matmul", [a, b], [*lead, math.prod(rows), math.prod(columns)])
-    return c.reshape(made, [*lead, *rows, *columns])
+    product = c.emit("matmul", [a, b], [*lead, math.prod(rows), math.prod(columns)])
+    return c.reshape(product, [*lead, *rows, *columns])
 
 
 def _matrix(

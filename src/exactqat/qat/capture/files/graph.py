@@ -67,7 +67,7 @@ class GraphReader(Reader):
         try:
             OPERATORS[operator.kind].float_steps(self, operator)
         except (Refusal, Refused) as refused:
-            read = [each for each in self.operands(operator) if isinstance(each, Moving)]
+            read = [operand for operand in self.operands(operator) if isinstance(operand, Moving)]
             shapes = [self.traced(shape) for shape in self.results(operator)]
             for name, item in zip(
                 operator.outputs, self.unsupported(operator.kind, read, shapes, str(refused)), strict=True

@@ -47,7 +47,7 @@ def capture(content: bytes) -> FileNetwork:
         reader = OnnxReader(in_real_numbers(_onnx().load_model_from_string(content)))
         for node in reader.model.graph.node:
             reader.read(node)
-        outputs = {each.name: reader.known.get(each.name) for each in reader.model.graph.output}
+        outputs = {output.name: reader.known.get(output.name) for output in reader.model.graph.output}
         if missing := [name for name, item in outputs.items() if item is None]:
             raise CaptureError(f"no operator makes the outputs {listed(missing)}")
         return reader.finished({name: f"input:{name}" for name in reader.inputs}, outputs, channels_first=True)
@@ -79,20 +79,20 @@ class OnnxReader(Reader):
     def __init__(self, model: onnx.ModelProto) -> None:
         self.onnx = _onnx()
         graph = model.graph
-        held = {each.name: self.onnx.numpy_helper.to_array(each) for each in graph.initializer}
-        given = [each for each in graph.input if each.name not in held]
-        sizes = [self._sizes(each) for each in given]
+        held = {tensor.name: self.onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        inputs = [info for info in graph.input if info.name not in held]
+        sizes = [self._sizes(info) for info in inputs]
         shapes = [(1, *rest) for _, *rest in sizes]
         super().__init__()
-        own = [tuple(shape) for shape in (*shapes, *(each.shape for each in held.values()))]
+        own = [tuple(shape) for shape in (*shapes, *(array.shape for array in held.values()))]
         numbers = {*itertools.chain(*own), *map(math.prod, own)}
         self._examples = next(
             prime for prime in _PRIMES if not any(number and number % prime == 0 for number in numbers)
         )
         self.model = model
-        self.inputs = tuple(each.name for each in given)
-        self.opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
-        self.known: dict[str, Item | None] = {name: Fixed(name, each) for name, each in held.items()}
+        self.inputs = tuple(info.name for info in inputs)
+        self.opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1)
+        self.known: dict[str, Item | None] = {name: Fixed(name, array) for name, array in held.items()}
         # What was made for every example, of one, by name.
         self._of_one: dict[str, Fixed] = {}
         # Results that follow from what is refused.
@@ -100,27 +100,27 @@ class OnnxReader(Reader):
         self.one_example = all(batch == 1 for batch, *_ in sizes)
         types = {self.onnx.TensorProto.FLOAT: "float32", self.onnx.TensorProto.INT64: "int64",
                  self.onnx.TensorProto.INT32: "int32"}  # fmt: skip
-        for each, shape in zip(given, shapes, strict=True):
-            code = each.type.tensor_type.elem_type
+        for info, shape in zip(inputs, shapes, strict=True):
+            code = info.type.tensor_type.elem_type
             if code not in types:
                 word = self.onnx.TensorProto.DataType.Name(code).lower()
-                raise CaptureError(f"input '{each.name}' is {word}; networks get float32, or indices in int32 or int64")
-            self.known[each.name] = self.input(f"input:{each.name}", self.traced(shape), types[code])
-        if not given:
+                raise CaptureError(f"input '{info.name}' is {word}; networks get float32, or indices in int32 or int64")
+            self.known[info.name] = self.input(f"input:{info.name}", self.traced(shape), types[code])
+        if not inputs:
             raise CaptureError("the .onnx file has no inputs")
 
     @staticmethod
-    def _sizes(given: onnx.ValueInfoProto) -> list[int]:
+    def _sizes(info: onnx.ValueInfoProto) -> list[int]:
         """As the file says them; 0: an open batch."""
-        dims = given.type.tensor_type.shape.dim
-        sizes = [each.dim_value if each.HasField("dim_value") else None for each in dims]
+        dims = info.type.tensor_type.shape.dim
+        sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
         if not sizes or any(size is None or size < 1 for size in sizes[1:]):
             raise CaptureError(
-                f"input '{given.name}' has the shape {sizes}; a device's network has fixed sizes beside its batch, the "
+                f"input '{info.name}' has the shape {sizes}; a device's network has fixed sizes beside its batch, the "
                 "first axis: export the model for these"
             )
         if sizes[0] not in (None, 0, 1):
-            raise CaptureError(f"input '{given.name}' has a fixed batch of {sizes[0]}; leave it open, or make it 1")
+            raise CaptureError(f"input '{info.name}' has a fixed batch of {sizes[0]}; leave it open, or make it 1")
         return [int(size or 0) for size in sizes]
 
     # --- nodes --------------------------------------------------------------------------------------------------------
@@ -138,18 +138,18 @@ class OnnxReader(Reader):
         try:
             if node.domain not in ("", "ai.onnx") or node.op_type not in HANDLERS:
                 raise Refused("")
-            made = HANDLERS[node.op_type](self, self.attributes(), *map(self.item, node.input))
+            results = HANDLERS[node.op_type](self, self.attributes(), *map(self.item, node.input))
         except Refused as refused:
-            made = self.refused(str(refused))
+            results = self.refused(str(refused))
         except (ValueError, TypeError, LookupError, AttributeError, ZeroDivisionError) as error:
             # The substitute of a refused result may have other axes than this one expects.
             if not self._doubtful.intersection(node.input):
                 text = " ".join(str(error).split())[:160]
                 raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' is not understood: {text}") from error
-            made = self.refused("")
+            results = self.refused("")
         if self._doubtful.intersection(node.input):
             self._doubtful.update(node.output)
-        self.known.update(zip(node.output, made if isinstance(made, list) else [made], strict=False))
+        self.known.update(zip(node.output, results if isinstance(results, list) else [results], strict=False))
 
     def refused(self, reason: str) -> Result:
         """Substitutes for the results of a node without steps, so that the plan lists it with all others."""
@@ -164,7 +164,7 @@ class OnnxReader(Reader):
         Raises:
             CaptureError: it cannot be computed, or takes more than its size allows.
         """
-        if any(each.HasField("g") or each.graphs for each in node.attribute):
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
             raise CaptureError(f"{node.op_type} that makes '{node.output[0]}' is control flow, which networks have not")
         most = max((math.prod(self.in_numbers(shape)) for shape in self.shapes(node, [()])), default=0)
         if most > _MOST_VALUES:
@@ -179,7 +179,7 @@ class OnnxReader(Reader):
         except Exception as error:  # noqa: BLE001 - a node may hold anything
             text = " ".join(str(error).split())[:200]
             raise CaptureError(f"{node.op_type} that makes '{node.output[0]}': {text}") from error
-        self.known |= {name: Fixed(name, np.asarray(each)) for name, each in zip(names, results, strict=True)}
+        self.known |= {name: Fixed(name, np.asarray(array)) for name, array in zip(names, results, strict=True)}
 
     def in_numbers(self, shape: Shape) -> tuple[int, ...]:
         """A shape for the number of examples with which onnx computes."""
@@ -203,11 +203,11 @@ class OnnxReader(Reader):
             types[name] = helper.make_tensor_type_proto(code, self.in_numbers(item.shape))
         try:
             schema = self.onnx.defs.get_schema(node.op_type, self.opset, node.domain)
-            found = self.onnx.shape_inference.infer_node_outputs(
+            results = self.onnx.shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=list(self.model.opset_import)
             )
             return [
-                self.in_batches([each.dim_value for each in found[name].tensor_type.shape.dim])
+                self.in_batches([dim.dim_value for dim in results[name].tensor_type.shape.dim])
                 for name in node.output
                 if name
             ]
@@ -266,13 +266,13 @@ class OnnxReader(Reader):
     def attributes(self) -> Attributes:
         """Of the node that is read, with ONNX' own defaults."""
         value_of, node, defs = self.onnx.helper.get_attribute_value, self.node, self.onnx.defs
-        held = {each.name: value_of(each) for each in node.attribute}
+        held = {attribute.name: value_of(attribute) for attribute in node.attribute}
         if defs.has(node.op_type, self.opset, node.domain):
             known = defs.get_schema(node.op_type, self.opset, node.domain).attributes
             held = {
-                name: value_of(each.default_value) for name, each in known.items() if each.default_value.type
+                name: value_of(schema.default_value) for name, schema in known.items() if schema.default_value.type
             } | held
-        return Attributes({name: each.decode() if isinstance(each, bytes) else each for name, each in held.items()})
+        return Attributes({name: data.decode() if isinstance(data, bytes) else data for name, data in held.items()})
 
 
 __all__ = ["OnnxReader", "capture"]

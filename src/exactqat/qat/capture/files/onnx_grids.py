@@ -53,7 +53,7 @@ def _quantize(c: OnnxReader, node: Attributes, x: Moving, *grid_of: Item | None)
         if step is not None and step.kind == "concat" and c.items.keys() >= set(step.inputs):
             # Devices join what is on one grid, so operands on others are stored once more.
             operands = [c.items[str(name)] for name in step.inputs]
-            on_it = [each if _grid_of(c, each) in (None, grid) else _stored_again(c, each, grid) for each in operands]
+            on_it = [item if _grid_of(c, item) in (None, grid) else _stored_again(c, item, grid) for item in operands]
             x = c.emit(step.kind, on_it, x.shape, **step.attributes)
     c.grids[x.name] = grid
     c.codes.setdefault(x.name, c.outputs[0])
@@ -87,7 +87,7 @@ def on_its_grid(c: OnnxReader, node: Attributes, *operands: Item | None) -> Fixe
     codes, scale, *zero_points = map(c.fixed, operands)
     assert codes is not None and scale is not None
     zero_point = np.zeros(scale.shape, np.int64)
-    zero_point = next((each.astype(np.int64) for each in zero_points if each is not None), zero_point)
+    zero_point = next((point.astype(np.int64) for point in zero_points if point is not None), zero_point)
     if node["block_size"]:
         raise CaptureError(f"'{c.outputs[0]}' has a scale for each block of numbers")
     axis = (1 if node["axis"] is None else node["axis"]) % max(codes.ndim, 1)

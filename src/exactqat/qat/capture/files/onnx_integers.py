@@ -33,13 +33,13 @@ _DROPPED = ("channels_last", "opset")
 
 def in_real_numbers(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without operators of codes that are known here; others stay."""
-    held = {each.name: each for each in model.graph.initializer}
-    made = type(model)()
-    made.CopyFrom(model)
-    del made.graph.node[:]
+    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    copy = type(model)()
+    copy.CopyFrom(model)
+    del copy.graph.node[:]
     for node in model.graph.node:
-        made.graph.node.extend(_written_out(node, held, made.graph))
-    return made
+        copy.graph.node.extend(_written_out(node, held, copy.graph))
+    return copy
 
 
 def _written_out(
@@ -47,22 +47,22 @@ def _written_out(
 ) -> list[onnx.NodeProto]:
     from onnx import helper, numpy_helper
 
-    given, output = list(node.input), node.output[0] if node.output else ""
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    names, output = list(node.input), node.output[0] if node.output else ""
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     if attributes.get("channels_last"):
         return [node]
     attributes = {name: value for name, value in attributes.items() if name not in _DROPPED}
     kind, biases, axis = node.op_type, list[str](), -1  # a product's weight has a scale for each column, its last axis
-    weighted = len(given) >= 8 and {given[1], given[4]} <= set(held)
+    weighted = len(names) >= 8 and {names[1], names[4]} <= set(held)
     if kind == "QLinearConv" and weighted:
-        operands, (scale, zero_point), biases, axis = given[:6], given[6:8], given[8:9], 0
+        operands, (scale, zero_point), biases, axis = names[:6], names[6:8], names[8:9], 0
     elif kind == "QGemm" and weighted:
-        operands, biases, (scale, zero_point) = given[:6], given[6:7], (*given[7:9], "", "")[:2]
+        operands, biases, (scale, zero_point) = names[:6], names[6:7], (*names[7:9], "", "")[:2]
         axis = 0 if attributes.get("transB") else 1
-    elif kind == "QLinearConcat" and len(given) >= 5:
-        scale, zero_point, *operands = given
-    elif kind in _ALIKE and kind not in ("QLinearConv", "QGemm") and len(given) >= 5:
-        *operands, scale, zero_point = given
+    elif kind == "QLinearConcat" and len(names) >= 5:
+        scale, zero_point, *operands = names
+    elif kind in _ALIKE and kind not in ("QLinearConv", "QGemm") and len(names) >= 5:
+        *operands, scale, zero_point = names
     else:
         return [node]
     kind, nodes, reals = _ALIKE[kind], list["onnx.NodeProto"](), list[str]()
@@ -70,7 +70,7 @@ def _written_out(
         reals.append(f"{output}/operand_{len(nodes)}")
         nodes.append(helper.make_node("DequantizeLinear", operands[at : at + 3], reals[-1:], axis=axis))
     for codes in filter(None, biases):  # those of an accumulator
-        factors = [numpy_helper.to_array(held[name]).astype(np.float32) for name in (given[1], given[4])]
+        factors = [numpy_helper.to_array(held[name]).astype(np.float32) for name in (names[1], names[4])]
         grid = np.asarray(factors[0].reshape(-1)[0] * factors[1].reshape(-1))
         grid = grid if grid.size > 1 else grid.reshape(())
         graph.initializer.append(numpy_helper.from_array(grid, f"{output}/bias_scale"))

@@ -150,8 +150,8 @@ def _gather(c: OnnxReader, node: Attributes, x: Item, indices: Item) -> Result:
     wanted = [int(place) % x.shape[axis] for place in places.reshape(-1)]
     if places.ndim == 0:
         return c.entry(x, axis, wanted[0])
-    made = c.step("gather", [x], (*before, len(wanted), *after), axis=axis, indices=tuple(wanted))
-    return c.reshape(made, (*before, *places.shape, *after))
+    entries = c.step("gather", [x], (*before, len(wanted), *after), axis=axis, indices=tuple(wanted))
+    return c.reshape(entries, (*before, *places.shape, *after))
 
 
 @handles("Expand")

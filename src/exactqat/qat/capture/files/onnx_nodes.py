@@ -194,7 +194,7 @@ def _batch_norm(c: OnnxReader, node: Attributes, x: Moving, *tensors: Item) -> R
     if node["training_mode"]:
         raise Refused("it was exported in training; export it in evaluation")
     scale, bias, *statistics = map(c.weight, tensors)
-    operands = [x, scale, bias, *(Fixed(each.name, each.data, trained=False) for each in statistics)]
+    operands = [x, scale, bias, *(Fixed(statistic.name, statistic.data, trained=False) for statistic in statistics)]
     how: dict[str, Any] = {"channel_axis": _CHANNELS, "momentum": None, "training": False}
     return c.step("batch_norm", operands, x.shape, epsilon=node["epsilon"], **how)
 
@@ -324,10 +324,10 @@ def _recurrent(c: OnnxReader, node: Attributes, x: Moving, *operands: Item | Non
     for number in (number for number, name in enumerate(c.outputs) if name):
         end = (directions, first if layout else second, hidden)
         shape = end if number else (first, second, directions * hidden)
-        made = c.step(c.word.lower(), [x, *weights], shape, output=number, **how)
+        result = c.step(c.word.lower(), [x, *weights], shape, output=number, **how)
         if number:
-            results[number] = c.permute(made, (1, 0, 2)) if layout else made
+            results[number] = c.permute(result, (1, 0, 2)) if layout else result
         else:
-            apart = c.reshape(made, (first, second, directions, hidden))
+            apart = c.reshape(result, (first, second, directions, hidden))
             results[number] = apart if layout else c.permute(apart, (0, 2, 1, 3))
     return results

@@ -168,16 +168,16 @@ class Reader(ItemBuilder[Fixed]):
         shape = tuple(shape) if self.batch_axes(shape) else self.traced(shape)
         samples: dict[str, Curve] = {}
         if KINDS[kind].pointwise:
-            numbers = [getattr(each, "number", None) if isinstance(each, Fixed) else None for each in operands]
-            operands = [each if number is None else number for each, number in zip(operands, numbers, strict=True)]
+            numbers = [getattr(item, "number", None) if isinstance(item, Fixed) else None for item in operands]
+            operands = [item if number is None else number for item, number in zip(operands, numbers, strict=True)]
 
-            def evaluate(*given: Any) -> np.ndarray:
-                return np.asarray(KINDS[kind].compute([np.asarray(each, np.float64) for each in given], attributes))
+            def evaluate(*arrays: Any) -> np.ndarray:
+                return np.asarray(KINDS[kind].compute([np.asarray(array, np.float64) for array in arrays], attributes))
 
             samples = self.sampled(operands, evaluate, attributes.values())
-            found = self.recognized(samples, operands, shape)
-            if found is not None:
-                return found
+            result = self.recognized(samples, operands, shape)
+            if result is not None:
+                return result
         module = "" if self._has_path else self.path
         self._has_path = True
         return self.emit(kind, operands, shape, dtype, samples, module, **attributes)
@@ -209,15 +209,15 @@ class Reader(ItemBuilder[Fixed]):
         """The sum; of a product with weights and numbers for its channels, the product with a bias."""
         if isinstance(x, Fixed):
             x, other = other, x
-        made = self.made_by.get(x.name)
-        if made is not None and isinstance(other, Fixed) and KINDS[made.kind].inputs == ("x", "weight", "bias?"):
-            axis = int(made.attributes.get("channel_axis", x.rank - 1))
+        step = self.made_by.get(x.name)
+        if step is not None and isinstance(other, Fixed) and KINDS[step.kind].inputs == ("x", "weight", "bias?"):
+            axis = int(step.attributes.get("channel_axis", x.rank - 1))
             sizes = (1,) * (x.rank - len(other.shape)) + other.shape
-            free = x.name not in self.grids and (len(made.inputs) < 3 or made.inputs[2] is None)
+            free = x.name not in self.grids and (len(step.inputs) < 3 or step.inputs[2] is None)
             if free and len(sizes) == x.rank and sizes[axis] == x.shape[axis] == math.prod(sizes):
-                weight = self.fixed_named(str(made.inputs[1]))
-                operands = [self.items[str(made.inputs[0])], weight, replace(other, data=other.data.reshape(-1))]
-                return self.emit(made.kind, operands, x.shape, module=made.module, **made.attributes)
+                weight = self.fixed_named(str(step.inputs[1]))
+                operands = [self.items[str(step.inputs[0])], weight, replace(other, data=other.data.reshape(-1))]
+                return self.emit(step.kind, operands, x.shape, module=step.module, **step.attributes)
         return self.step("add", [x, other], broadcast(x.shape, other.shape))
 
     def finished(
@@ -233,7 +233,7 @@ class Reader(ItemBuilder[Fixed]):
         single = len(inputs) == 1
         network = Network(
             tuple(inputs.values()),
-            tuple(str(self.operand(each)) for each in outputs.values()),
+            tuple(str(self.operand(item)) for item in outputs.values()),
             self.values,
             self.constants,
             tuple(self.steps),
@@ -246,7 +246,7 @@ class Reader(ItemBuilder[Fixed]):
         )
         used = {name for step in self.steps for name in step.inputs}
         parameters, buffers = (
-            {name: each for name, each in held.items() if name in used} for held in (self.parameters, self.buffers)
+            {name: tensor for name, tensor in held.items() if name in used} for held in (self.parameters, self.buffers)
         )
         held = {name: item.grid for item, name in self._named.values() if item.grid is not None and name in used}
         return FileNetwork(network, parameters, buffers, dict(self.grids), dict(self.codes), held)

@@ -99,7 +99,7 @@ class Converter(ItemBuilder[Fixed]):
     def constant(self, item: Fixed) -> str:
         """Name of the constant that an item is."""
         node = item.node
-        drawn = next((each.random for each in nodes(node) if each.random), None)
+        drawn = next((part.random for part in nodes(node) if part.random), None)
         if drawn is not None:
             raise CaptureError(
                 f"{drawn} draws random numbers; a network that is deployed does the same for every input: give it its "
@@ -158,7 +158,7 @@ class Converter(ItemBuilder[Fixed]):
         return self.data(values)
 
     def join(self, items: Sequence[Item], axis: int) -> Item:
-        fixed = [each for each in items if isinstance(each, Fixed)]
+        fixed = [item for item in items if isinstance(item, Fixed)]
         if len(fixed) < len(items) or len(fixed) == 1:
             joined: Item = super().join(items, axis)
             return joined
@@ -178,10 +178,10 @@ class Converter(ItemBuilder[Fixed]):
 
         for equation in jaxpr.eqns:
             self._equations.append(equation)
-            results = self._apply(equation, [read(each) for each in equation.invars])
+            results = self._apply(equation, [read(variable) for variable in equation.invars])
             known.update(zip(equation.outvars, results, strict=True))
             self._equations.pop()
-        return [read(each) for each in jaxpr.outvars]
+        return [read(variable) for variable in jaxpr.outvars]
 
     def data(self, values: Any, dtype: Any = None) -> Fixed:
         """Numbers as an item; of floating point numbers there is but one kind."""
@@ -215,10 +215,10 @@ class Converter(ItemBuilder[Fixed]):
 
     def _follows(self, item: Fixed) -> bool:
         """Whether something fixed is not the same for every example of a batch of any size."""
-        found = nodes(item.node)
-        if any(each.leak for each in found):
+        parts = nodes(item.node)
+        if any(part.leak for part in parts):
             return True
-        if not any(each.by_rows for each in found) or any(each.random for each in found):
+        if not any(part.by_rows for part in parts) or any(part.random for part in parts):
             return False
         try:
             one, three = (self._tried(item, rows) for rows in (1, 3))
@@ -256,7 +256,7 @@ class Converter(ItemBuilder[Fixed]):
         return self.run(inner, constants, arguments)
 
     def _apply(self, equation: JaxprEqn, operands: list[Item]) -> list[Item]:
-        name, read = equation.primitive.name, [each for each in operands if isinstance(each, Moving)]
+        name, read = equation.primitive.name, [operand for operand in operands if isinstance(operand, Moving)]
         inner = next((equation.params[key] for key in _INLINE if key in equation.params), None)
         inlined = name not in HANDLERS
         sizes = [size for aval in _avals([*equation.invars, *equation.outvars]) for size in aval.shape]
@@ -278,16 +278,16 @@ class Converter(ItemBuilder[Fixed]):
                 raise Refused("a loop whose rounds are not counted; use jax.lax.scan" if name == "while" else "")
             results = HANDLERS[name](self, operation, *operands)
             # Refused, if what it reads can be had at all.
-            makers = [self.step_of(each) for each in operands]
+            makers = [self.step_of(operand) for operand in operands]
             if not any(step is not None and step.attributes.get("reason") for step in makers):
-                for each in operands:
-                    if isinstance(each, Fixed) and each.node not in self._checked:
-                        self._checked[each.node] = self._follows(each)
-                    if isinstance(each, Fixed) and self._checked[each.node]:
+                for operand in operands:
+                    if isinstance(operand, Fixed) and operand.node not in self._checked:
+                        self._checked[operand.node] = self._follows(operand)
+                    if isinstance(operand, Fixed) and self._checked[operand.node]:
                         raise Refused(SIZE_OF_BATCH)
             return results if isinstance(results, list) else [results]
         except Refused as refused:
-            tensors = [each if each.comparison is None else _operand_of(each) for each in read]
+            tensors = [operand if operand.comparison is None else _operand_of(operand) for operand in read]
             # With a batch in front in place of one that does not follow the batch as a value does.
             known = (
                 [s for s in aval.shape if not isinstance(s, type(self._batch))] for aval in _avals(equation.outvars)
@@ -348,7 +348,7 @@ def place_of(*equations: JaxprEqn) -> Place:
     for equation in reversed(equations):
         info = equation.source_info
         # Linen names the scopes of its modules, the model's own first.
-        scopes = [each for each in str(info.name_stack).split("/") if each.replace("_", "a").isalnum()][1:]
+        scopes = [scope for scope in str(info.name_stack).split("/") if scope.replace("_", "a").isalnum()][1:]
         path = path or ".".join(scopes)
         frames: Any = [] if info.traceback is None else info.traceback.frames
         for frame in frames:
@@ -369,17 +369,17 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "keras")
 @functools.cache
 def is_library(file: str) -> bool:
     """Whether a file is a framework's, not a model's."""
-    found = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
-    folders = (PACKAGE, *(os.path.dirname(each) + os.sep for each in found if each))
+    paths = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
+    folders = (PACKAGE, *(os.path.dirname(path) + os.sep for path in paths if path))
     return file.startswith(folders) or (file.startswith("<") and not file.startswith(_PROMPTS))
 
 
 def _operand_of(item: Moving) -> Moving:
     """A number that a truth value depends on."""
     assert item.comparison is not None
-    for each in item.comparison[1:]:
-        if isinstance(each, Moving):
-            return each if each.comparison is None else _operand_of(each)
+    for side in item.comparison[1:]:
+        if isinstance(side, Moving):
+            return side if side.comparison is None else _operand_of(side)
     raise AssertionError("a comparison of constants")
 
 
@@ -387,9 +387,9 @@ def bound(primitive: Primitive, params: Mapping[str, Any], arrays: Sequence[jax.
     """What a primitive gives for these arrays."""
     subfunctions = any(hasattr(value, "eqns") or hasattr(value, "jaxpr") for value in params.values())
     params = {key: _in_float32(value) for key, value in params.items()}
-    made = primitive.get_bind_params(params) if subfunctions else params
+    arguments = primitive.get_bind_params(params) if subfunctions else params
     # Older versions of JAX give the functions apart.
-    functions, rest = made if isinstance(made, tuple) else ((), made)
+    functions, rest = arguments if isinstance(arguments, tuple) else ((), arguments)
     results = primitive.bind(*functions, *arrays, **rest)
     return list(results) if primitive.multiple_results else [results]
 

@@ -67,8 +67,8 @@ def samples_of(c: Converter, operation: Operation, operands: Sequence[Item]) -> 
 def elementwise(c: Converter, operation: Operation, operands: Sequence[Item], kind: str, **attributes: Any) -> Moving:
     """One step, or the function that it completes."""
     samples, shape = samples_of(c, operation, operands), operation.shape
-    made = c.recognized(samples, operands, shape)
-    return made if made is not None else c.emit(kind, operands, shape, samples=samples, **attributes)
+    result = c.recognized(samples, operands, shape)
+    return result if result is not None else c.emit(kind, operands, shape, samples=samples, **attributes)
 
 
 HANDLERS.update(
@@ -89,15 +89,15 @@ def _composite(c: Converter, operation: Operation, *operands: Item) -> Item:
     samples = samples_of(c, operation, operands)
     if name == "is_finite":
         return Moving("", shape, bool, samples, ("is_finite", x, None))
-    made = c.recognized(samples, operands, shape)
-    if made is not None:
-        return made
+    result = c.recognized(samples, operands, shape)
+    if result is not None:
+        return result
     if name not in _COMPOSITES:
         raise Refused("")
     *first, (kind, before, after) = _COMPOSITES[name]
     for step, *numbers in first:
-        x = c.emit(step, [each for each in (numbers[0], x, numbers[1]) if each is not None], shape)
-    return c.emit(kind, [each for each in (before, x, after) if each is not None], shape, samples=samples)
+        x = c.emit(step, [operand for operand in (numbers[0], x, numbers[1]) if operand is not None], shape)
+    return c.emit(kind, [operand for operand in (before, x, after) if operand is not None], shape, samples=samples)
 
 
 # Steps one after another, each with a number before or after its operand.
@@ -113,7 +113,7 @@ _COMPOSITES: dict[str, list[tuple[str, float | None, float | None]]] = {
 @handles(*_BINARY)
 def _binary(c: Converter, operation: Operation, *operands: Item) -> Item:
     name, shape, (first, second) = operation.name, operation.shape, operands
-    numbers = [each.number if isinstance(each, Fixed) else None for each in operands]
+    numbers = [operand.number if isinstance(operand, Fixed) else None for operand in operands]
     if name in ("max", "min"):
         # Where a maximum begins.
         nothing = -np.inf if name == "max" else np.inf
@@ -123,17 +123,17 @@ def _binary(c: Converter, operation: Operation, *operands: Item) -> Item:
     if (mask := masks.arithmetic(c, _BINARY[name], operands, shape)) is not None:
         return mask
     if name in ("mul", "div"):
-        made = composites.mean_or_pool(c, name, first, second)
-        made = composites.softmax(c, first, second) if made is None and name == "div" else made
-        if made is not None:
-            return made
+        result = composites.mean_or_pool(c, name, first, second)
+        result = composites.softmax(c, first, second) if result is None and name == "div" else result
+        if result is not None:
+            return result
     if name == "sub":
-        made = composites.log_softmax(c, first, second)
-        if made is not None:
-            return made
+        result = composites.log_softmax(c, first, second)
+        if result is not None:
+            return result
     rows = [
-        _of_rows(c, each, shape) if number is None else c.data(np.float32(number))
-        for each, number in zip(operands, numbers, strict=True)
+        _of_rows(c, operand, shape) if number is None else c.data(np.float32(number))
+        for operand, number in zip(operands, numbers, strict=True)
     ]
     return elementwise(c, operation, rows, _BINARY[name])
 
@@ -176,9 +176,9 @@ def _power(c: Converter, operation: Operation, x: Moving, exponent: Item) -> Ite
 @handles("clamp")
 def _clamp(c: Converter, operation: Operation, low: Item, x: Item, high: Item) -> Item:
     shape = operation.shape
-    made = c.recognized(samples_of(c, operation, [low, x, high]), [x], shape)
-    if made is not None:
-        return made
+    result = c.recognized(samples_of(c, operation, [low, x, high]), [x], shape)
+    if result is not None:
+        return result
     return c.emit("minimum", [c.emit("maximum", [x, low], shape), high], shape)
 
 
@@ -210,18 +210,18 @@ def _select(c: Converter, operation: Operation, condition: Item, *cases: Item) -
             # What indexing does for negative integers, which are not rows of a table on the device.
             return cases[0]
         samples = samples_of(c, operation, [condition, *cases])
-        made = c.recognized(samples, cases, shape)
-        if made is not None:
-            return made
+        result = c.recognized(samples, cases, shape)
+        if result is not None:
+            return result
         if samples:
             # Part of a function that is recognised further on; on its own there is no operator for it.
-            made = c.emit("unsupported", [each for each in cases if isinstance(each, Moving)], shape, label="where")
-            made.samples = {**samples, **made.samples}
-            return made
-        made = composites.parametric_relu(c, condition, cases[0], cases[1])
-        if made is None:
+            result = c.emit("unsupported", [case for case in cases if isinstance(case, Moving)], shape, label="where")
+            result.samples = {**samples, **result.samples}
+            return result
+        result = composites.parametric_relu(c, condition, cases[0], cases[1])
+        if result is None:
             raise Refused("")
-        return made
+        return result
     mask = condition.values
     if mask is None:
         raise Refused("its condition is computed from parameters")

@@ -55,7 +55,7 @@ class Fixed:
             return np.asarray(Expression(self.node)())
         except (TypeError, ValueError):
             # It cannot be computed for one example, which is refused where it is read.
-            if any(each.by_rows for each in nodes(self.node)):
+            if any(node.by_rows for node in nodes(self.node)):
                 return None
             raise
 
@@ -70,9 +70,9 @@ class Fixed:
     def then(self, function: Callable[..., jax.Array], *others: Fixed) -> Fixed:
         """What a function of its array, and of others', gives."""
         node = Node(function=lambda *arrays: [function(*arrays)], inputs=(self.node, *(other.node for other in others)))
-        parts = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (self, *others)]
-        made = jax.eval_shape(function, *parts)
-        return Fixed(node, tuple(made.shape), made.dtype)
+        parts = [jax.ShapeDtypeStruct(item.shape, item.dtype) for item in (self, *others)]
+        result = jax.eval_shape(function, *parts)
+        return Fixed(node, tuple(result.shape), result.dtype)
 
 
 Item = Fixed | Moving

@@ -70,9 +70,9 @@ def layer(
     x = jnp.asarray(x)
     return _LAYER.bind(
         x,
-        *(jnp.asarray(each) for each in tensors if each is not None),
+        *(jnp.asarray(tensor) for tensor in tensors if tensor is not None),
         kind=kind,
-        present=tuple(each is not None for each in tensors),
+        present=tuple(tensor is not None for tensor in tensors),
         attributes=tuple(attributes.items()),
         shape=shape,
         trains=trains,
@@ -80,18 +80,18 @@ def layer(
 
 
 @handles("exactqat_layer")
-def _layer(c: Converter, operation: Operation, x: Moving, *given: Item) -> Item:
-    params, rest = operation.params, iter(given)
-    if not all(isinstance(item, Fixed) for item in given):
+def _layer(c: Converter, operation: Operation, x: Moving, *operands: Item) -> Item:
+    params, rest = operation.params, iter(operands)
+    if not all(isinstance(item, Fixed) for item in operands):
         raise Refused("its parameters depend on the input")
     tensors: list[Any] = [next(rest) if present else None for present in params["present"]]
     attributes = dict(params["attributes"])
     if params["kind"] == "batch_norm":
-        if any(each is not None and not each.node.path and each.node.function is not None for each in tensors[2:]):
+        if any(item is not None and not item.node.path and item.node.function is not None for item in tensors[2:]):
             raise Refused("its statistics are computed; they must be leaves of the parameters, which training moves")
         attributes["training"] = id(operation.equation) not in c.fixed_in_training
     shape = operation.shape
-    module = next((c.module_of(each) for each in tensors if each is not None), "")
+    module = next((c.module_of(tensor) for tensor in tensors if tensor is not None), "")
     if params["kind"] == "group_norm":
         return c.group_norm(x, tensors, module, **attributes)
     if params["kind"] == "dropout" and id(operation.equation) in c.fixed_in_training:
@@ -137,7 +137,7 @@ def _dropout(module: Any, x: jax.Array, get: Get, flag: Get) -> jax.Array | None
 def _layer_norm(module: Any, x: jax.Array, get: Get, flag: Get) -> jax.Array | None:
     if any(_one_axis(module, x, name) != x.ndim - 1 for name in ("reduction_axes", "feature_axes")):
         return None
-    root = any(each.__name__ == "RMSNorm" for each in type(module).__mro__)
+    root = any(base.__name__ == "RMSNorm" for base in type(module).__mro__)
     weights = [get("scale")] if root else [get("scale"), get("bias")]
     return layer("rms_norm" if root else "layer_norm", x, *weights, axes=(x.ndim - 1,), epsilon=float(module.epsilon))
 
@@ -182,9 +182,9 @@ def _linen(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if name != "Dropout":
             for collection in context.module.variables.values():
                 tensors.update(collection)
-        made = _LAYERS[name](context.module, args[0], tensors.get, _flag(context.module, args, kwargs))
-        if made is not None:
-            return made
+        result = _LAYERS[name](context.module, args[0], tensors.get, _flag(context.module, args, kwargs))
+        if result is not None:
+            return result
     return next_function(*args, **kwargs)
 
 
@@ -197,8 +197,8 @@ def _nnx(name: str, original: Callable[..., jax.Array]) -> Callable[..., jax.Arr
             return None if held is None else held[...]
 
         flag = _flag(self, (x, *args), kwargs)
-        made = _LAYERS[name](self, x, get, flag) if kwargs.get("mask") is None else None
-        return original(self, x, *args, **kwargs) if made is None else made
+        result = _LAYERS[name](self, x, get, flag) if kwargs.get("mask") is None else None
+        return original(self, x, *args, **kwargs) if result is None else result
 
     return call
 
@@ -209,14 +209,14 @@ def _attention_weights(original: Callable[..., jax.Array]) -> Callable[..., jax.
     def weights(*args: Any, **kwargs: Any) -> jax.Array:
         call = inspect.signature(original).bind(*args, **kwargs)
         call.apply_defaults()
-        given = call.arguments
-        rate, deterministic = float(given["dropout_rate"]), given["deterministic"]
-        given.update(dropout_rate=0.0, deterministic=True)
-        made = original(*call.args, **call.kwargs)
+        arguments = call.arguments
+        rate, deterministic = float(arguments["dropout_rate"]), arguments["deterministic"]
+        arguments.update(dropout_rate=0.0, deterministic=True)
+        result = original(*call.args, **call.kwargs)
         if rate == 0:
-            return made
-        kept = tuple(range(given["key"].ndim - 2)) if given["broadcast_dropout"] else ()
-        return layer("dropout", made, rate=rate, kept_axes=kept, trains=not deterministic)
+            return result
+        kept = tuple(range(arguments["key"].ndim - 2)) if arguments["broadcast_dropout"] else ()
+        return layer("dropout", result, rate=rate, kept_axes=kept, trains=not deterministic)
 
     return weights
 

@@ -80,8 +80,8 @@ class Tree:
 
 def named_leaves(tree: object) -> list[tuple[str, Any]]:
     """The leaves of a tree of parameters by their paths, as "encoder.layers.0.kernel"."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(".".join(words_of(path)) or "parameter", leaf) for path, leaf in found]
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(".".join(words_of(path)) or "parameter", leaf) for path, leaf in leaves]
 
 
 def capture(
@@ -165,7 +165,7 @@ def capture(
                 "the model decides by the values of its input; a network that is deployed does the same for every "
                 f"input: {first_line(own)}"
             ) from own
-        shapes_given = {path: tuple(each.shape) for path, each in zip(input_names(ways), tree.example, strict=True)}
+        shapes_given = {path: tuple(array.shape) for path, array in zip(input_names(ways), tree.example, strict=True)}
         misfit = misfit_of_example(first_line(own), shapes_given, lambda changed: failure(changed) is None)
         if misfit is None:
             raise own from None
@@ -185,7 +185,7 @@ def capture(
         Fixed(Node(path=name), leaf.shape, np.float32 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
         for name, leaf in known.items()
     ]
-    values = [c.input(f"argument_{at}", (Batch(), *each.shape[1:]), each.dtype) for at, each in enumerate(inputs)]
+    values = [c.input(f"argument_{at}", (Batch(), *array.shape[1:]), array.dtype) for at, array in enumerate(inputs)]
     try:
         items = c.run(*c.closed(jaxpr), [*items_of_leaves, *values])
     except (IndexError, TypeError, ValueError) as error:
@@ -203,7 +203,7 @@ def capture(
         outputs.append(item.name if isinstance(item, Moving) else c.constant(item))
     steps = BiasAndAffine(c, outputs).run()
     return Network(
-        tuple(each.name for each in values),
+        tuple(value.name for value in values),
         tuple(outputs),
         c.values,
         c.constants,
@@ -238,10 +238,10 @@ def _fixed_in_training(evaluated: ClosedJaxpr, trained: ClosedJaxpr) -> Set[int]
     """Ids of batch norms and dropouts that evaluate in training, too. Whatever else training does otherwise, the
     self-check finds."""
     ours, theirs = (
-        [each for inner in jaxprs(model.jaxpr) for each in inner.eqns if each.primitive.name == "exactqat_layer"]
+        [layer for inner in jaxprs(model.jaxpr) for layer in inner.eqns if layer.primitive.name == "exactqat_layer"]
         for model in (evaluated, trained)
     )
-    if [each.params["kind"] for each in ours] != [each.params["kind"] for each in theirs]:
+    if [layer.params["kind"] for layer in ours] != [layer.params["kind"] for layer in theirs]:
         return frozenset()
     return {id(one) for one, other in zip(ours, theirs, strict=True) if not other.params["trains"]}
 
@@ -250,12 +250,12 @@ def _input_paths(tree: Tree, signature: inspect.Signature | None) -> list[tuple[
     """Where each array is among the arguments: the argument's name and the way through its tree."""
     args, kwargs = jax.tree.unflatten(tree.definition, list(range(tree.definition.num_leaves)))
     parameters = [] if signature is None else list(signature.parameters)
-    named = {(parameters[at] if at < len(parameters) else f"input_{at}"): each for at, each in enumerate(args)} | dict(
-        kwargs
-    )
+    named = {
+        (parameters[at] if at < len(parameters) else f"input_{at}"): argument for at, argument in enumerate(args)
+    } | dict(kwargs)
     by_index = {
         index: (name, *words_of(path))
-        for name, each in named.items()
-        for path, index in jax.tree_util.tree_flatten_with_path(each)[0]
+        for name, argument in named.items()
+        for path, index in jax.tree_util.tree_flatten_with_path(argument)[0]
     }
     return [by_index[index] for index in tree.arrays]

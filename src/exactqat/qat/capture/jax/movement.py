@@ -34,10 +34,10 @@ HANDLERS.update(
 def _with_kept_axes(c: Converter, x: Item, shape: Shape) -> Item:
     """A reshape; one that only puts axes of size 1 back where a reduction dropped them is the reduction's own."""
     for kind in ("sum", "amax", "amin", "mean"):
-        made = c.made_from(x, kind)
-        if made is None or made[0].attributes["keep_dims"]:
+        reduction = c.made_from(x, kind)
+        if reduction is None or reduction[0].attributes["keep_dims"]:
             continue
-        step, source = made
+        step, source = reduction
         kept = tuple(1 if axis in step.attributes["axes"] else size for axis, size in enumerate(source.shape))
         if kept == shape:
             return c.emit(kind, [source], shape, axes=step.attributes["axes"], keep_dims=True)
@@ -74,10 +74,10 @@ def _dynamic_slice(c: Converter, operation: Operation, x: Moving, *starts: Item)
     numbers = [start.values if isinstance(start, Fixed) else None for start in starts]
     sizes = operation.params["slice_sizes"]
     if any(
-        each is None and size != x.shape[axis] for axis, (each, size) in enumerate(zip(numbers, sizes, strict=True))
+        start is None and size != x.shape[axis] for axis, (start, size) in enumerate(zip(numbers, sizes, strict=True))
     ):
         raise Refused("where it cuts is not fixed")
-    return _part(c, x, [0 if each is None else each for each in numbers], sizes)
+    return _part(c, x, [0 if start is None else start for start in numbers], sizes)
 
 
 def _part(c: Converter, x: Moving, starts: Sequence[Any], sizes: Sequence[Size]) -> Moving:
@@ -182,8 +182,8 @@ def _looked_up(c: Converter, operation: Operation, table: Fixed, indices: Moving
     indices = indices if alone is None else alone
     rows, features = c.before_reshape(indices, indices.shape[:-1]), math.prod(table.shape[1:])
     flat = table if len(table.shape) == 2 else table.then(lambda array: array.reshape(-1, features))
-    made = c.emit("embedding", [rows, flat], (*rows.shape, features), module=c.module_of(table), fixed_row=None)
-    return c.reshape(made, operation.shape)
+    vectors = c.emit("embedding", [rows, flat], (*rows.shape, features), module=c.module_of(table), fixed_row=None)
+    return c.reshape(vectors, operation.shape)
 
 
 def _rows_alone(c: Converter, indices: Moving) -> Moving | None:
@@ -192,7 +192,7 @@ def _rows_alone(c: Converter, indices: Moving) -> Moving | None:
     if step is None or step.kind != "concat" or step.attributes["axis"] != indices.rank - 1:
         return None
     first, *others = step.inputs
-    fixed = all(isinstance(each, str) and each in c.constants and c.fixed_named(each).number == 0 for each in others)
+    fixed = all(isinstance(name, str) and name in c.constants and c.fixed_named(name).number == 0 for name in others)
     return c.items[str(first)] if fixed and str(first) in c.items else None
 
 
@@ -207,19 +207,19 @@ def _scan(c: Converter, operation: Operation, *operands: Item) -> Result:
     fixed, carry = operands[:constants], list(operands[constants : constants + carried])
     sequences = operands[constants + carried :]
     order = range(length)
-    made: dict[int, list[Any]] = {}
+    outputs: dict[int, list[Any]] = {}
     for at in reversed(order) if params["reverse"] else order:
-        entries = [c.entry(each, 0, at) for each in sequences]
+        entries = [c.entry(sequence, 0, at) for sequence in sequences]
         results = c.inline(rounds, [*fixed, *carry, *entries])
-        carry, made[at] = results[:carried], results[carried:]
-    return [*carry, *(c.stacked(list(column), 0) for column in zip(*(made[at] for at in order), strict=True))]
+        carry, outputs[at] = results[:carried], results[carried:]
+    return [*carry, *(c.stacked(list(column), 0) for column in zip(*(outputs[at] for at in order), strict=True))]
 
 
 @handles("cond")
 def _cond(c: Converter, operation: Operation, index: Item, *arguments: Item) -> Result:
     values = index.values if isinstance(index, Fixed) else None
     if values is None:
-        if not any(isinstance(each, Moving) for each in (index, *arguments)):
+        if not any(isinstance(argument, Moving) for argument in (index, *arguments)):
             return c.fixed(operation, [index, *arguments])
         raise Refused("which branch is taken is not fixed")
     branches = operation.params["branches"]

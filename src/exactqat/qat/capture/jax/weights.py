@@ -36,9 +36,9 @@ def _convolution(c: Converter, operation: Operation, x: Moving, kernel: Item) ->
     weight = kernel.then(lambda array: jnp.transpose(array, tuple(map(int, numbers.rhs_spec))))
     groups, kind = int(params["feature_group_count"]), "conv"
     how = windows(params["window_strides"], params["padding"], params["rhs_dilation"])
-    if any(each != 1 for each in params["lhs_dilation"]):
+    if any(dilation != 1 for dilation in params["lhs_dilation"]):
         # Zeros between the values of the operand: a transposed convolution with the kernel turned round.
-        if any(each != 1 for each in params["window_strides"]):
+        if any(stride != 1 for stride in params["window_strides"]):
             raise Refused("with strides and with zeros between the values")
         outputs, inputs, *window = weight.shape
         reach = [(side - 1) * dilation for side, dilation in zip(window, how["dilations"], strict=True)]
@@ -53,8 +53,8 @@ def _convolution(c: Converter, operation: Operation, x: Moving, kernel: Item) ->
         kind, weight = "conv_transpose", weight.then(turned)
         how = windows(params["lhs_dilation"], [(before, max(after, 0)) for before, after in cut], how["dilations"])
         how["output_padding"] = tuple(max(-after, 0) for _, after in cut)
-    made = c.emit(kind, [x, weight, None], shape, module=module, **how, groups=groups, channel_axis=channel_axis)
-    return c.permute(made, sorted(places, key=places.__getitem__))
+    result = c.emit(kind, [x, weight, None], shape, module=module, **how, groups=groups, channel_axis=channel_axis)
+    return c.permute(result, sorted(places, key=places.__getitem__))
 
 
 @handles("dot_general")
@@ -62,10 +62,10 @@ def _product(c: Converter, operation: Operation, *operands: Item) -> Item:
     contracted, batched = operation.params["dimension_numbers"]
     for x, weight, x_axes, weight_axes in zip(operands, operands[::-1], contracted, contracted[::-1], strict=True):
         if isinstance(weight, Fixed) and isinstance(x, Moving) and not batched[0]:
-            made = with_weight(c, x, [int(axis) for axis in x_axes], weight, weight_axes, c.module_of(weight))
+            product = with_weight(c, x, [int(axis) for axis in x_axes], weight, weight_axes, c.module_of(weight))
             if x is operands[0]:
-                return made
+                return product
             count = x.rank - len(x_axes)
-            return c.permute(made, (*range(count, made.rank), *range(count)))
+            return c.permute(product, (*range(count, product.rank), *range(count)))
     first, second = operands
     return of_two(c, first, second, batched, contracted)

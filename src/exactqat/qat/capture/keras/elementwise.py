@@ -32,8 +32,8 @@ _LOGIC = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not"}
 @operations(*_KINDS, *_FUNCTIONS, *_COMPARISONS)
 def _elementwise(c: Reader, operation: keras.Operation, *operands: Item) -> Result:
     name = type(operation).__name__
-    moving = [each for each in operands if isinstance(each, Moving)]
-    shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
+    moving = [operand for operand in operands if isinstance(operand, Moving)]
+    shape = broadcast(*[operand.shape for operand in operands if isinstance(operand, Item)])
     if name in _HOW and (mask := masks.compared(c, _HOW[name], operands[0], operands[1], shape)) is not None:
         return mask
     if name == "Where" and masks.is_truth(c, condition := operands[0]):
@@ -42,8 +42,8 @@ def _elementwise(c: Reader, operation: keras.Operation, *operands: Item) -> Resu
     if (mask := masks.arithmetic(c, _KINDS.get(name, ""), operands, shape)) is not None:
         return mask
 
-    def evaluate(*given: Any) -> np.ndarray:
-        tensors = [keras.ops.convert_to_tensor(np.asarray(each, np.float32)) for each in given]
+    def evaluate(*arrays: Any) -> np.ndarray:
+        tensors = [keras.ops.convert_to_tensor(np.asarray(array, np.float32)) for array in arrays]
         return numpy_of(operation.call(*tensors)).astype(np.float64)
 
     samples = c.sampled(operands, evaluate, vars(operation).values()) if moving[0].shape == shape else {}
@@ -53,20 +53,20 @@ def _elementwise(c: Reader, operation: keras.Operation, *operands: Item) -> Resu
     if name in _COMPARISONS:
         return c.emit("unsupported", moving, shape, samples=samples, label=name)
     if name not in _KINDS:
-        given = {key: each for key, each in vars(operation).items() if isinstance(each, int | float) and key[0] != "_"}
-        words = ", ".join(f"{key}={each}" for key, each in given.items() if key != "built")
+        fields = {key: data for key, data in vars(operation).items() if isinstance(data, int | float) and key[0] != "_"}
+        words = ", ".join(f"{key}={number}" for key, number in fields.items() if key != "built")
         raise Refused(f"with {words}" if words else "")
-    read = [each.number if isinstance(each, Fixed) and each.number is not None else each for each in operands]
+    read = [item.number if isinstance(item, Fixed) and item.number is not None else item for item in operands]
     return c.emit(_KINDS[name], read, shape, samples=samples)
 
 
 @operations(*_LOGIC)
 def _logic(c: Reader, operation: keras.Operation, *operands: Item) -> Result:
-    shape = broadcast(*[each.shape for each in operands if isinstance(each, Item)])
-    made = masks.combined(c, _LOGIC[type(operation).__name__], operands, shape)
-    if made is None:
+    shape = broadcast(*[operand.shape for operand in operands if isinstance(operand, Item)])
+    mask = masks.combined(c, _LOGIC[type(operation).__name__], operands, shape)
+    if mask is None:
         raise Refused("of truth values that the network computes; give masks as inputs of integers or truth values")
-    return made
+    return mask
 
 
 def _glu(c: Reader, operation: keras.Operation, x: Moving) -> Result:
@@ -159,5 +159,5 @@ def _linear(c: Reader, layer: keras.Layer, x: Moving) -> Result:
     else:
         mean, deviation = numpy_of(layer.mean), np.maximum(np.sqrt(numpy_of(layer.variance)), 1e-7)
         scale, offset = (deviation, mean) if layer.invert else (1 / deviation, -mean / deviation)
-    made = c.emit("mul", [x, c.fixed_of(scale)], x.shape)
-    return c.emit("add", [made, c.fixed_of(offset)], x.shape) if offset.any() else made
+    product = c.emit("mul", [x, c.fixed_of(scale)], x.shape)
+    return c.emit("add", [product, c.fixed_of(offset)], x.shape) if offset.any() else product

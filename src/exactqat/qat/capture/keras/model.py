@@ -60,10 +60,10 @@ class Tree:
                     f"the model takes inputs called {list(self.names) or 'nothing'}, got a dict of {sorted(inputs)}"
                 )
             inputs = [inputs[name] for name in self.names]
-        given = tree.flatten(inputs)
-        if len(given) != len(tree.flatten(wanted)):
-            raise TypeError(f"the model has {len(tree.flatten(wanted))} inputs, got {len(given)}")
-        return given
+        tensors = tree.flatten(inputs)
+        if len(tensors) != len(tree.flatten(wanted)):
+            raise TypeError(f"the model has {len(tree.flatten(wanted))} inputs, got {len(tensors)}")
+        return tensors
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         return tree.pack_sequence_as(self.outputs, list(outputs))
@@ -106,10 +106,10 @@ def capture(
         for path, shape, word in zip(paths, flat, words, strict=True)
     ]
     reader.whole_inputs = {path for path, word in zip(paths, words, strict=True) if "int" in word}
-    given = _packed(shapes, inputs)
+    arguments = _packed(shapes, inputs)
     before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in model._flatten_layers()]
     try:
-        results = reader.read(model, given)
+        results = reader.read(model, arguments)
     except CaptureError:
         raise
     except Exception as raised:
@@ -133,7 +133,7 @@ def capture(
     steps = BiasAndAffine(reader, outputs).run()
     names_of_inputs = _input_words(model, shapes, functional, len(paths))
     ends = _output_words(results, functional, len(outputs))
-    whole = Tree(given, results, [tensor.name for tensor in known])
+    whole = Tree(arguments, results, [tensor.name for tensor in known])
     return Network(
         tuple(paths),
         tuple(outputs),
@@ -157,8 +157,8 @@ def used(constants: Mapping[str, Constant], steps: Sequence[Step], outputs: Sequ
     while waiting:
         name = waiting.pop()
         names.add(name)
-        waiting += [each for each in getattr(constants[name].expression, "operands", ()) if each not in names]
-        waiting += [each for each in constants[name].sources if each not in names]
+        waiting += [operand for operand in getattr(constants[name].expression, "operands", ()) if operand not in names]
+        waiting += [source for source in constants[name].sources if source not in names]
     return {name: constant for name, constant in constants.items() if name in names}
 
 
@@ -200,9 +200,9 @@ def _misfit(model: keras.Model, shapes: Any, text: str, paths: Sequence[str]) ->
 
 def _input_words(model: Any, shapes: Any, functional: Any, count: int) -> list[str]:
     """What the user calls the inputs: keys of a dictionary, else names of the input layers, else `call`'s argument."""
-    if isinstance(shapes, Mapping) and all(_is_shape(each) for each in shapes.values()):
+    if isinstance(shapes, Mapping) and all(_is_shape(shape) for shape in shapes.values()):
         return [str(key) for key in sorted(shapes)]
-    words = [str(each._keras_history.operation.name) for each in getattr(functional, "_inputs", None) or []]
+    words = [str(tensor._keras_history.operation.name) for tensor in getattr(functional, "_inputs", None) or []]
     if len(words) != count:
         word = next(iter(inspect.signature(model.call).parameters), "input")
         words = [word] if count == 1 else [f"{word}_{at}" for at in range(count)]
@@ -213,32 +213,32 @@ def _output_words(results: Any, functional: Any, count: int) -> list[str]:
     """Likewise of the results: keys, else the names that Keras gives a functional model's outputs: its last layers'."""
     if isinstance(results, Mapping) and len(results) == count:
         return [str(key) for key in sorted(results)]
-    words = [str(each) for each in getattr(functional, "output_names", None) or []]
+    words = [str(name) for name in getattr(functional, "output_names", None) or []]
     if len(words) != count:
         words = ["output"] if count == 1 else [f"output_{at}" for at in range(count)]
     return list(distinct(words))
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(each is None or isinstance(each, int) for each in value)
+    return isinstance(value, tuple | list) and all(size is None or isinstance(size, int) for size in value)
 
 
 def _flat_shapes(shapes: Any) -> list[tuple[Any, ...]]:
     if _is_shape(shapes):
         return [tuple(shapes)]
     values = [shapes[key] for key in sorted(shapes)] if isinstance(shapes, Mapping) else shapes
-    return [shape for each in values for shape in _flat_shapes(each)]
+    return [shape for part in values for shape in _flat_shapes(part)]
 
 
 def _packed(shapes: Any, symbols: list[Any]) -> Any:
     remaining = iter(symbols)
 
-    def one(each: Any) -> Any:
-        if _is_shape(each):
+    def one(branch: Any) -> Any:
+        if _is_shape(branch):
             return next(remaining)
-        if isinstance(each, Mapping):
-            made = {key: one(each[key]) for key in sorted(each)}
-            return {key: made[key] for key in each}
-        return type(each)(one(part) for part in each)
+        if isinstance(branch, Mapping):
+            parts = {key: one(branch[key]) for key in sorted(branch)}
+            return {key: parts[key] for key in branch}
+        return type(branch)(one(part) for part in branch)
 
     return one(shapes)

@@ -73,7 +73,7 @@ def _blocks(c: Reader, operation: keras.Operation, x: Moving) -> Result:
 @operations("GetItem")
 def _get(c: Reader, operation: keras.Operation, x: Moving, key: Any) -> Result:
     keys = list(key) if isinstance(key, tuple | list) else [key]
-    parts = [part for each in keys for part in ([each.start, each.stop] if isinstance(each, slice) else [each])]
+    parts = [part for index in keys for part in ([index.start, index.stop] if isinstance(index, slice) else [index])]
     if any(isinstance(part, Item) for part in parts):
         raise Refused("its indices depend on the input")
     if any(isinstance(part, Batch) for part in parts):
@@ -81,26 +81,26 @@ def _get(c: Reader, operation: keras.Operation, x: Moving, key: Any) -> Result:
     if Ellipsis not in keys:
         keys.append(Ellipsis)
     at = keys.index(Ellipsis)
-    keys[at : at + 1] = [slice(None)] * (x.rank - sum(each is not None for each in keys) + 1)
+    keys[at : at + 1] = [slice(None)] * (x.rank - sum(index is not None for index in keys) + 1)
     shape: list[Size] = []
     axis = 0
-    for each in keys:
-        if each is None:
+    for index in keys:
+        if index is None:
             shape.append(1)
             continue
         size = x.shape[axis]
-        if each == slice(None):
+        if index == slice(None):
             shape.append(size)
         elif isinstance(size, Batch):
             raise Refused("it takes examples out of the batch")
-        elif isinstance(each, slice):
-            start, stop, step = each.indices(size)
+        elif isinstance(index, slice):
+            start, stop, step = index.indices(size)
             if step < 1:
                 raise Refused("backwards; use a flip")
             x = c.cut(x, axis, start, stop, step)
             shape.append(x.shape[axis])
         else:
-            at = int(each) % size
+            at = int(index) % size
             x = c.cut(x, axis, at, at + 1)
         axis += 1
     return c.reshape(x, shape)
@@ -132,9 +132,9 @@ def _split(c: Reader, operation: keras.Operation, x: Moving) -> Result:
 def _roll(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     if operation.axis is None:
         raise Refused("over all axes, laid flat; name the axes")
-    shifts, axes = ([each] if isinstance(each, int) else list(each) for each in (operation.shift, operation.axis))
-    for shift, given in zip(shifts * (len(axes) if len(shifts) == 1 else 1), axes, strict=True):
-        x = c.rolled(x, given % x.rank, shift)
+    shifts, axes = ([part] if isinstance(part, int) else list(part) for part in (operation.shift, operation.axis))
+    for shift, axis in zip(shifts * (len(axes) if len(shifts) == 1 else 1), axes, strict=True):
+        x = c.rolled(x, axis % x.rank, shift)
     return x
 
 

@@ -60,9 +60,9 @@ def _conv(c: Reader, operation: keras.Operation, inputs: Moving, kernel: Fixed) 
 def _separable(c: Reader, operation: keras.Operation, inputs: Moving, *kernels: Fixed) -> Result:
     depthwise, pointwise = _turned(c, kernels[0], True), _turned(c, kernels[1])
     path, form = c.module_of(kernels[0]), operation.data_format
-    made = _convolved(c, operation, inputs, depthwise, f"{path}.depthwise")
+    features = _convolved(c, operation, inputs, depthwise, f"{path}.depthwise")
     how = SimpleNamespace(strides=1, padding="valid", dilation_rate=1, data_format=form)
-    return _convolved(c, how, made, pointwise, path)
+    return _convolved(c, how, features, pointwise, path)
 
 
 @operations("ConvTranspose")
@@ -126,8 +126,8 @@ def _attention(c: Reader, operation: keras.Operation, *operands: Item, **more: A
     query, key, value = (c.permute(item, (0, 2, 1, 3)) for item in operands)
     shape, causal = (batch, *query.shape[1:3], value.shape[3]), bool(operation.is_causal)
     scale = float(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    made = c.emit("attention", [query, key, value, bias], shape, causal=causal, scale=scale)
-    return c.permute(made, (0, 2, 1, 3))
+    result = c.emit("attention", [query, key, value, bias], shape, causal=causal, scale=scale)
+    return c.permute(result, (0, 2, 1, 3))
 
 
 @operations("FFT", "FFT2")

@@ -139,10 +139,10 @@ class Reader(ItemBuilder[Fixed]):
         source = item.unshaped or item
         if source.shape == tuple(shape):
             return source
-        made = super().reshape(item, shape)
-        made.unshaped = source
-        self._unshaped[made.name] = source
-        return made
+        result = super().reshape(item, shape)
+        result.unshaped = source
+        self._unshaped[result.name] = source
+        return result
 
     def _constant(self, word: str, shape: Sequence[int], names: Sequence[str], function: Callable[..., Any]) -> Fixed:
         """What a function makes of constants."""
@@ -288,12 +288,12 @@ class Reader(ItemBuilder[Fixed]):
 
         @functools.wraps(original)
         def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(layer, *args, **kwargs).arguments
-            training, handler = given.pop("training", None), _table_entry(layer, LAYERS)
-            _, x, *others = (tree.map_structure(self.item, value) for value in given.values())
+            arguments = signature.bind(layer, *args, **kwargs).arguments
+            training, handler = arguments.pop("training", None), _table_entry(layer, LAYERS)
+            _, x, *others = (tree.map_structure(self.item, value) for value in arguments.values())
             if handler is None or not any(isinstance(item, Moving) for item in tree.flatten([x, others])):
                 return original(layer, *args, **kwargs)
-            named = {name: item for name, item in zip(list(given)[2:], others, strict=True) if item is not None}
+            named = {name: item for name, item in zip(list(arguments)[2:], others, strict=True) if item is not None}
             outer = self.trains
             self.trains = outer if "training" not in signature.parameters else training is INHERITED
             try:

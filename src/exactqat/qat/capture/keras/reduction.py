@@ -19,8 +19,8 @@ from .reader import OPERATIONS, Reader, layers, operations
 
 def axes_of(axis: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Keras' word for axes in numbers, in order: None is all."""
-    given = range(rank) if axis is None else [axis] if isinstance(axis, int) else axis
-    return tuple(sorted(each % rank for each in given))
+    axes = range(rank) if axis is None else [axis] if isinstance(axis, int) else axis
+    return tuple(sorted(number % rank for number in axes))
 
 
 # By the name of Keras' operation: the kind of step, and what it has besides the axes.
@@ -44,10 +44,10 @@ def _reduce(c: Reader, operation: keras.Operation, x: Moving) -> Result:
     if getattr(operation, "initial", None) is not None:
         raise Refused(f"with initial={operation.initial}; leave it out, and take keras.ops.maximum or minimum of both")
     keep = bool(operation.keepdims)
-    made = c.emit(kind, [operand], c.shape_of(operation, x), axes=axes, keep_dims=keep, **more)
+    result = c.emit(kind, [operand], c.shape_of(operation, x), axes=axes, keep_dims=keep, **more)
     if of_truths:
-        c.truths.add(made.name)
-    return made
+        c.truths.add(result.name)
+    return result
 
 
 @operations("Cumsum")

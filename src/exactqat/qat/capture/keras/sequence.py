@@ -30,8 +30,8 @@ def _recurrent(c: Reader, layer: keras.Layer, x: Moving, mask: Item | None = Non
             sequence = c.emit("flip", [sequence], sequence.shape, axes=(1,))
         first = sequence if layer.return_sequences else states[0]
         return [first, *states] if layer.return_state else first
-    both = [_run_of_time(c, each, x, mask) for each in (layer.forward_layer, layer.backward_layer)]
-    one, two = (made[0] if layer.return_sequences else made[1] for made in both)
+    both = [_run_of_time(c, direction, x, mask) for direction in (layer.forward_layer, layer.backward_layer)]
+    one, two = (run[0] if layer.return_sequences else run[1] for run in both)
     states = [*both[0][1:], *both[1][1:]] if layer.return_state else []
     if layer.merge_mode is None:
         return [one, two, *states]
@@ -50,12 +50,12 @@ def _time_distributed(c: Reader, layer: keras.Layer, x: Moving, mask: Item | Non
     inner, (batch, times) = layer.layer, x.shape[:2]
     if mask is not None and "mask" in inspect.signature(inner.call).parameters:
         raise Refused("called with mask; it takes a sequence alone")
-    if not any(isinstance(each, keras.layers.BatchNormalization) for each in inner._flatten_layers()):
-        made = c.called(inner, c.reshape(x, (batch * times, *x.shape[2:])))
-        return c.reshape(made, (batch, times, *made.shape[1:]))
+    if not any(isinstance(sublayer, keras.layers.BatchNormalization) for sublayer in inner._flatten_layers()):
+        result = c.called(inner, c.reshape(x, (batch * times, *x.shape[2:])))
+        return c.reshape(result, (batch, times, *result.shape[1:]))
     every = [c.called(inner, c.reshape(c.cut(x, 1, at, at + 1), (batch, *x.shape[2:]))) for at in range(times)]
     rest = every[0].shape[1:]
-    return c.emit("concat", [c.reshape(each, (batch, 1, *rest)) for each in every], (batch, times, *rest), axis=1)
+    return c.emit("concat", [c.reshape(entry, (batch, 1, *rest)) for entry in every], (batch, times, *rest), axis=1)
 
 
 _CELLS = {keras.layers.LSTMCell: "lstm", keras.layers.GRUCell: "gru", keras.layers.SimpleRNNCell: "rnn"}
@@ -81,7 +81,7 @@ def _run_of_time(c: Reader, layer: keras.Layer, x: Moving, mask: Item | None = N
     if shown is not None or not (usual and getattr(cell, "reset_after", True)):
         return _by_steps(c, layer, kind, x, shown)
     units, kernels = int(cell.units), (c.weight(cell.kernel), c.weight(cell.recurrent_kernel))
-    weights = [c.then(each, each.shape[::-1], lambda array: array.transpose((1, 0))) for each in kernels]
+    weights = [c.then(kernel, kernel.shape[::-1], lambda array: array.transpose((1, 0))) for kernel in kernels]
     if cell.use_bias:
         bias, count = c.weight(cell.bias), weights[0].shape[0]
         both = [bias, c.fixed_of(np.zeros(count, np.float32))]
@@ -113,9 +113,9 @@ def _by_steps(c: Reader, layer: keras.Layer, kind: str, x: Moving, mask: Moving 
 
     def gate(x: Moving) -> Any:
         function, began = getattr(cell, "recurrent_activation", None), len(c.steps)
-        made = c.apply(function, x)
-        if x.shape[-1] == units or x.name in made.samples:
-            return made
+        result = c.apply(function, x)
+        if x.shape[-1] == units or x.name in result.samples:
+            return result
         # It is no function value by value: each gate by itself, as Keras has it.
         c.forget(began)
         return c.join([c.apply(function, parts.part(x, at, 1)) for at in range(x.shape[-1] // units)], x.rank - 1)
@@ -143,6 +143,6 @@ def _by_steps(c: Reader, layer: keras.Layer, kind: str, x: Moving, mask: Moving 
     keeping = None if mask is None else kept
     states, state, memory = unrolled(kind, parts, entry, count, layer.go_backwards, kept=keeping)
     if mask is not None and layer.zero_output_for_mask:
-        states = [masks.chosen(c, shown(at), each, 0.0, each.shape) for at, each in enumerate(states)]
-    sequence = c.join([c.reshape(each, (batch, 1, units)) for each in states], 1)
-    return [sequence, *(each for each in (state, memory) if each is not None)]
+        states = [masks.chosen(c, shown(at), output, 0.0, output.shape) for at, output in enumerate(states)]
+    sequence = c.join([c.reshape(output, (batch, 1, units)) for output in states], 1)
+    return [sequence, *(tensor for tensor in (state, memory) if tensor is not None)]

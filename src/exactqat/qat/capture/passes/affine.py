@@ -30,7 +30,7 @@ class BiasAndAffine:
         live: list[Step] = []
         for step in reversed(c.steps):
             if step.output in needed:
-                needed.update(each for each in step.inputs if isinstance(each, str))
+                needed.update(name for name in step.inputs if isinstance(name, str))
                 live.append(step)
         self.steps: dict[str, Step] = {step.output: step for step in reversed(live)}
 
@@ -84,10 +84,10 @@ class BiasAndAffine:
 
     def _put(self, name: str, step: Step, *taken: Step) -> None:
         """A step in the place of one of that name, or of the one that it takes the name of, without those it takes."""
-        gone = {each.output for each in taken}
+        gone = {reader.output for reader in taken}
         self.steps = {
-            (step.output if key == name else key): (step if key == name else each)
-            for key, each in self.steps.items()
+            (step.output if key == name else key): (step if key == name else entry)
+            for key, entry in self.steps.items()
             if key == name or key not in gone
         }
 
@@ -128,8 +128,8 @@ class BiasAndAffine:
                 offset = vector if offset is None else c.of_both(offset, vector, lambda a, b: a + b)
             taken.append(reader)
             end = reader.output
-        vectors = [each for each in (factor, offset) if each is not None]
-        if factor is None or all(c.numbers(each) is not None for each in vectors):
+        vectors = [vector for vector in (factor, offset) if vector is not None]
+        if factor is None or all(c.numbers(vector) is not None for vector in vectors):
             return
         zeros, ones = (c.operand(c.fixed_of(np.full(count, value, np.float32))) for value in (0, 1))
         inputs = (name, c.operand(factor), None if offset is None else c.operand(offset), zeros, ones)

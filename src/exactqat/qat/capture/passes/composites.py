@@ -57,25 +57,25 @@ def _counts_without_padding(c: ItemBuilder[Fixed], x: Moving, source: Moving, po
 
 def _shifted(c: ItemBuilder[Fixed], x: object) -> tuple[Moving, Moving] | None:
     """(y, x) of ``y = exp(x - max(x))``, or of ``exp(x)``, from that y."""
-    made = c.made_from(x, "exp")
-    if made is None or not isinstance(x, Moving):
+    exponential = c.made_from(x, "exp")
+    if exponential is None or not isinstance(x, Moving):
         return None
-    shifted = c.made_from(made[1], "sub")
+    shifted = c.made_from(exponential[1], "sub")
     if shifted is not None and isinstance(shifted[0].inputs[1], str) and shifted[0].inputs[1] in c.items:
         # Softmax is the same whatever is subtracted, so are its gradients.
         largest = c.made_from(c.items[shifted[0].inputs[1]], "amax", stopped=True)
         if largest is not None and largest[1] is shifted[1]:
             return x, shifted[1]
-    return x, made[1]
+    return x, exponential[1]
 
 
 def _share_axis(c: ItemBuilder[Fixed], total: object, of: Moving) -> int | None:
     """The axis over which a sum of `of` goes that keeps it."""
-    made = c.made_from(total, "sum")
-    if made is None or made[1] is not of:
+    reduction = c.made_from(total, "sum")
+    if reduction is None or reduction[1] is not of:
         return None
-    axes = made[0].attributes["axes"]
-    return int(axes[0]) if len(axes) == 1 and made[0].attributes["keep_dims"] else None
+    axes = reduction[0].attributes["axes"]
+    return int(axes[0]) if len(axes) == 1 and reduction[0].attributes["keep_dims"] else None
 
 
 def softmax(c: ItemBuilder[Fixed], first: object, second: object) -> Moving | None:
@@ -100,8 +100,8 @@ def log_softmax(c: ItemBuilder[Fixed], first: object, second: object) -> Moving 
     if axis is None:
         return None
     x = exponential[1]
-    made = c.made_from(first, "sub")
-    if first is x or (made is not None and made[1] is x):
+    difference = c.made_from(first, "sub")
+    if first is x or (difference is not None and difference[1] is x):
         return c.emit("log_softmax", [x], x.shape, axis=axis)
     return None
 
@@ -134,7 +134,7 @@ def parametric_relu(c: ItemBuilder[Fixed], condition: Moving, off: object, on: o
         return None
     if left.name != on.name or off.shape != on.shape:
         return None
-    slopes = [each for each in step.inputs if each != on.name]
+    slopes = [name for name in step.inputs if name != on.name]
     if step.kind != "mul" or on.name not in step.inputs or len(slopes) != 1 or slopes[0] not in c.constants:
         return None
     slope = c.constants[str(slopes[0])]

@@ -52,7 +52,7 @@ def curves(
         return {}
     # Further arguments of the function, in the same order.
     parameters = tuple(value == "tanh" if isinstance(value, str) else value for value in (attributes or {}).values())
-    return c.sampled([c.uniform(each) for each in operands], partial(_computed, name, parameters), parameters)
+    return c.sampled([c.uniform(operand) for operand in operands], partial(_computed, name, parameters), parameters)
 
 
 def _computed(name: str, parameters: Sequence[Any], *operands: np.ndarray | float) -> np.ndarray:
@@ -68,7 +68,7 @@ def composed(
     Raises:
         SeveralValues: it depends on several values, or on more than numbers beside them.
     """
-    numbers = [number for each in operands if isinstance(number := c.uniform(each), int | float)]
+    numbers = [number for operand in operands if isinstance(number := c.uniform(operand), int | float)]
     if name == "div" and c.uniform(operands[1]) == 0:
         raise Refused("it divides by 0")
     if infinite := [number for number in numbers if not math.isfinite(number)]:
@@ -87,7 +87,7 @@ def composed(
     places, instructions = dict[Curve, int](), list[tuple[str, tuple[int | float, ...], tuple[Any, ...]]]()
     for part in curve.parts():
         if isinstance(part.operation, partial):
-            indices = tuple(places[each] if isinstance(each, Curve) else each for each in part.operands)
+            indices = tuple(places[operand] if isinstance(operand, Curve) else operand for operand in part.operands)
             word, parameters = part.operation.args
             instructions.append((word, indices, parameters))
         places[part] = len(instructions)

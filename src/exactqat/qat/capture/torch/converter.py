@@ -236,8 +236,8 @@ class Converter(ItemBuilder[Fixed]):
         return self._fixed_items[name]
 
     def then(self, item: Fixed, shape: Sequence[int], function: Callable[[Any], Any]) -> Fixed:
-        made: Fixed = function(_Array(self, item)).item
-        return made
+        result: Fixed = function(_Array(self, item)).item
+        return result
 
     def operand(self, item: Any, role: str = "") -> str | float | None:
         """How a step names what it reads. role: of a tensor, for the name of what is computed."""
@@ -508,8 +508,8 @@ class Converter(ItemBuilder[Fixed]):
         for one in meta if isinstance(meta, list) else [meta]:
             lost = mixed or FOLLOWS in one.shape or len(self.batch_axes(one.shape)) != 1
             shape = (Batch(), *(size for size in one.shape if type(size) is int)) if lost else one.shape
-            made = self.emit("unsupported", values, shape, one.dtype, outer=1, reason=reason)
-            results.append(replace(made, shape=one.shape, lost=lost))
+            result = self.emit("unsupported", values, shape, one.dtype, outer=1, reason=reason)
+            results.append(replace(result, shape=one.shape, lost=lost))
         return results if isinstance(meta, list) else results[0]
 
 

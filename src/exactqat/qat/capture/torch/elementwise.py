@@ -216,17 +216,17 @@ def _compare(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
         mask = masks.combined(c, name, operands, meta.shape) if of_truths else None
     if mask is not None:
         return mask
-    made: Traced = c.refused(vars(a), meta)
+    result: Traced = c.refused(vars(a), meta)
     if name in COMPARISONS:
         # Both sides as PyTorch compares them: a number becomes a float32 beside a tensor of float32.
         tensors = [operand for operand in operands if isinstance(operand, Traced | Fixed)]
-        operands = [each if each in tensors else float(torch.tensor(c.operand(each))) for each in operands]
+        operands = [operand if operand in tensors else float(torch.tensor(c.operand(operand))) for operand in operands]
         fits = all(tensor.dtype.is_floating_point for tensor in tensors)
     else:
         fits = all(map(is_truth, operands))
     if not fits:
-        return made
-    return replace(made, samples=curves(c, name, operands), comparison=(name, *operands))
+        return result
+    return replace(result, samples=curves(c, name, operands), comparison=(name, *operands))
 
 
 @handles("heaviside")
@@ -248,8 +248,8 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
         condition, on, off = a.condition, a.self, a.other
     if is_composed(c, condition) and meta.dtype.is_floating_point:
         on, off = (as_number(c, operand) if is_truth(operand) else operand for operand in (on, off))
-        made = composites.parametric_relu(c, condition, off, on)
-        return composed(c, "where", [condition, on, off], {}, meta.shape) if made is None else made
+        result = composites.parametric_relu(c, condition, off, on)
+        return composed(c, "where", [condition, on, off], {}, meta.shape) if result is None else result
     if is_mask(c, condition) and meta.dtype != torch.bool:
         return replace(masks.chosen(c, condition, on, off, meta.shape), dtype=meta.dtype)
     require_fixed(condition, "condition")
@@ -267,8 +267,8 @@ def _where(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     number = c.uniform(fixed)
     if number == -math.inf:  # absorbs what it is added to
         return c.call(aten.add.Tensor, value, addend)
-    made = c.call(aten.mul.Tensor, value, c.call(aten.to.dtype, kept, meta.dtype))
-    return made if number == 0 else c.call(aten.add.Tensor, made, addend)
+    result = c.call(aten.mul.Tensor, value, c.call(aten.to.dtype, kept, meta.dtype))
+    return result if number == 0 else c.call(aten.add.Tensor, result, addend)
 
 
 @handles("softmax", "log_softmax", "_softmax", "_log_softmax", "special_softmax", "special_log_softmax")

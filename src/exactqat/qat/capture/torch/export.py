@@ -57,8 +57,8 @@ class _Finite(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         holds = _OF_FINITE.get(name)
-        if name in _OF_TRUTHS and args and all(id(each) in self.known for each in args):
-            holds = _OF_TRUTHS[name](*(self.known[id(each)][1] for each in args))
+        if name in _OF_TRUTHS and args and all(id(argument) in self.known for argument in args):
+            holds = _OF_TRUTHS[name](*(self.known[id(argument)][1] for argument in args))
             if name == "__bool__":
                 return holds
         result = func(*args, **(kwargs or {}))
@@ -73,15 +73,15 @@ _OTHERS = {"exactqat", "jax", "mpmath", "numpy", "scipy", "sympy", "torch", *sys
 
 def _tables() -> dict[Any, int]:
     """How often the tables of `functools.lru_cache` that may be a model's were added to."""
-    kind, found = type(functools.lru_cache(len)), {}
+    kind, counts = type(functools.lru_cache(len)), {}
     for name, module in list(sys.modules.items()):
         values = [] if name.partition(".")[0] in _OTHERS else list(getattr(module, "__dict__", {}).values())
         for value in values:
             for member in (value, *(vars(value).values() if isinstance(value, type) else ())):
                 function = member.__func__ if type(member) in (staticmethod, classmethod) else member
                 if type(function) is kind:
-                    found[function] = function.cache_info().misses
-    return found
+                    counts[function] = function.cache_info().misses
+    return counts
 
 
 @contextlib.contextmanager
@@ -145,8 +145,8 @@ def export(
         CaptureError: PyTorch cannot export it, or what it computes depends on the number of examples.
     """
     shapes = torch.export.ShapesCollection()
-    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    for tensor in given:
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    for tensor in leaves:
         shapes[tensor] = {0: torch.export.Dim.AUTO}
     try:
         with (
@@ -169,8 +169,8 @@ def export(
     sizes = Sizes(tensors)
     environment = tensors[0].fake_mode.shape_env
     if (size := next((int(t.shape[0]) for t in tensors if not sizes.is_free(t.shape[0])), None)) is not None:
-        guards = (each for each in environment.guards if size in {n for n in each.expr.atoms() if n.is_Integer})
-        place = next((_place_of(each.sloc) for each in guards), Place(""))
+        guards = (guard for guard in environment.guards if size in {n for n in guard.expr.atoms() if n.is_Integer})
+        place = next((_place_of(guard.sloc) for guard in guards), Place(""))
         raise CaptureError(
             f"the model cannot be captured: {place}: it needs the number of examples in the batch as a plain number, "
             "as len(...), int(...), range(...), loops that go through the examples one by one and recurrent layers "
@@ -199,7 +199,7 @@ def checkpoints_run_once() -> Iterator[None]:
     """What checkpoints are given runs where they are called, and not again in the backward pass."""
     checkpoint = torch.utils.checkpoint
     with (
-        mock.patch.object(checkpoint.CheckpointFunction, "apply", lambda run, preserve, *given: run(*given)),
+        mock.patch.object(checkpoint.CheckpointFunction, "apply", lambda run, preserve, *args: run(*args)),
         mock.patch.object(checkpoint, _WITHOUT_REENTRANCE, lambda *args, **kwargs: iter([None])),
     ):
         yield

@@ -108,7 +108,7 @@ class Expression(nn.Module):
         return any(leaves(Batch, (args, kwargs)) for _, args, kwargs, _ in self.instructions)
 
     def forward(self, *tensors: torch.Tensor, batch: int | None = None) -> Any:
-        given, operands = dict(zip(self.sources, tensors, strict=False)), tensors[len(self.sources) :]
+        sources, operands = dict(zip(self.sources, tensors, strict=False)), tensors[len(self.sources) :]
         if batch is None:
             batch = operands[0].shape[self.axis] // self.rows if operands and operands[0].dim() > self.axis else 1
         dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
@@ -130,7 +130,7 @@ class Expression(nn.Module):
         results: list[Any] = []
         for name, args, kwargs, in_place in self.instructions:
             if name in ("source", "data"):
-                tensor = given[args[0]] if name == "source" else getattr(self, args[0])
+                tensor = sources[args[0]] if name == "source" else getattr(self, args[0])
                 results.append(tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
             elif name == "operand":
                 results.append(operands[args[0]])

@@ -218,5 +218,5 @@ def _of_zeros(
             )
         return torch.zeros((rows * EXAMPLES, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
 
-    made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, blank, (args, kwargs))
-    return made
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, blank, (args, kwargs))
+    return arguments

@@ -51,9 +51,9 @@ def without_out(operator: Operator) -> Operator:
     packet = getattr(torch.ops.aten, base_name(operator))
     wanted = [argument.name for argument in operator._schema.arguments if argument.name != "out"]
     for overload in packet.overloads():
-        found = getattr(packet, overload)
-        if [argument.name for argument in found._schema.arguments] == wanted:
-            return found
+        candidate = getattr(packet, overload)
+        if [argument.name for argument in candidate._schema.arguments] == wanted:
+            return candidate
     raise CaptureError(f"{base_name(operator)}(out=...) is not understood")
 
 

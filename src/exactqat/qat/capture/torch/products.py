@@ -206,8 +206,8 @@ def _avg_pool_of_channels(c: Converter, a: SimpleNamespace, meta: Meta) -> Item:
     batch, channels, depth, height, width = a.self.shape
     x = c.reshape(a.self, [batch, channels, depth, height * width])
     rest = (a.ceil_mode, a.count_include_pad, a.divisor_override)
-    made = c.call(aten.avg_pool2d.default, x, [window[0], 1], [strides[0], 1], [padding[0], 0], *rest)
-    return c.reshape(made, meta.shape)
+    result = c.call(aten.avg_pool2d.default, x, [window[0], 1], [strides[0], 1], [padding[0], 0], *rest)
+    return c.reshape(result, meta.shape)
 
 
 @handles("avg_pool1d", "avg_pool2d")

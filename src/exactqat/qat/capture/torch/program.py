@@ -215,15 +215,15 @@ class Program(Converter):
         for node in graph.nodes:
             self.current, outer = node, self.current
             if node.op == "placeholder":
-                made = next(remaining)
+                result = next(remaining)
             elif node.op == "get_attr":
-                made = functools.reduce(getattr, node.target.split("."), owner)
+                result = functools.reduce(getattr, node.target.split("."), owner)
             elif node.op == "output":
                 self.current = outer
                 return self._fetched(node.args[0])
             else:
-                made = self._executed(node)
-            self._environment[node] = made
+                result = self._executed(node)
+            self._environment[node] = result
         raise AssertionError("a graph without an output")
 
     def _fetched(self, value: Any) -> Any:
@@ -263,8 +263,8 @@ class Program(Converter):
 
     def _detached(self, view: View) -> View:
         item = self._read(view)
-        made = self.apply(aten.detach.default, {"self": item}, Meta(item.shape, item.dtype))
-        return View(Storage(made), (), made)
+        result = self.apply(aten.detach.default, {"self": item}, Meta(item.shape, item.dtype))
+        return View(Storage(result), (), result)
 
     def _operator(self, node: fx.Node, operator: Operator, bound: Bound) -> Any:
         name = base_name(operator)
@@ -331,9 +331,9 @@ class Program(Converter):
                 others = {name: value for name, value in items.items() if name != key}
                 step = ViewStep(operator, key, others, self._metas_of(node), at)
                 return View(storage, (*source.chain, step), result)
-        made = Storage(result)
-        self._storages.setdefault(identity, made)
-        return View(made, (), result)
+        memory = Storage(result)
+        self._storages.setdefault(identity, memory)
+        return View(memory, (), result)
 
     def _in_place(self, operator: Operator, bound: Bound, items: Bound, written: str) -> View:
         """Gives the storage that is written into what it has once the view was replaced."""
@@ -347,11 +347,11 @@ class Program(Converter):
         parents = [view.storage.item]
         for step in view.chain[:-1]:
             parents.append(self._look(step, parents[-1]))
-        made = item if item.shape == before.shape else self.call(aten.expand.default, item, list(before.shape))
-        view.item = made
+        content = item if item.shape == before.shape else self.call(aten.expand.default, item, list(before.shape))
+        view.item = content
         for step, parent in zip(reversed(view.chain), reversed(parents), strict=True) if view.chain else ():
-            made = self._scattered(step, parent, made)
-        view.storage.item = made
+            content = self._scattered(step, parent, content)
+        view.storage.item = content
         view.version = view.storage.version = view.storage.version + 1
         return view
 

@@ -20,11 +20,11 @@ from .operators import base_name
 aten = torch.ops.aten
 
 
-def _axes(c: Converter, x: Item, given: Any) -> tuple[int, ...]:
+def _axes(c: Converter, x: Item, dimensions: Any) -> tuple[int, ...]:
     require_numbers(c, x)
     rank = len(x.shape)
-    given = [given] if isinstance(given, int) else given
-    axes = tuple(sorted(axis % rank for axis in given)) if given else tuple(range(rank))
+    dimensions = [dimensions] if isinstance(dimensions, int) else dimensions
+    axes = tuple(sorted(axis % rank for axis in dimensions)) if dimensions else tuple(range(rank))
     c.keep_batch(x, axes)
     return axes
 

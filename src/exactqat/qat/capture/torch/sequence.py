@@ -97,8 +97,8 @@ def _cell(c: Converter, weights: Sequence[Item | None], function: Any = aten.tan
 
 def _given(c: Converter, x: Item, weights: Sequence[Item | None]) -> Item:
     """What the input adds to all gates."""
-    made: Item = c.call(aten.linear.default, x, weights[0], weights[2] if len(weights) > 2 else None)
-    return made
+    product: Item = c.call(aten.linear.default, x, weights[0], weights[2] if len(weights) > 2 else None)
+    return product
 
 
 @handles("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
@@ -107,8 +107,8 @@ def _recurrent_cell(c: Converter, a: SimpleNamespace, meta: Any) -> Any:
     state, memory = a.hx if name == "lstm_cell" else (a.hx, None)
     function = aten.relu.default if "relu" in name else aten.tanh.default
     cell = _cell(c, weights, function)
-    made = CELLS[name.partition("_")[0]](cell, _given(c, a.input, weights), state, memory)
-    return list(made) if name == "lstm_cell" else made[0]
+    states = CELLS[name.partition("_")[0]](cell, _given(c, a.input, weights), state, memory)
+    return list(states) if name == "lstm_cell" else states[0]
 
 
 @handles("rnn_tanh.input", "rnn_relu.input")
@@ -132,9 +132,9 @@ def _rnn(c: Converter, a: SimpleNamespace, meta: list[Meta]) -> list[Item]:
                 return cast(Moving, _given(c, steps[at], weights))
 
             cell = _cell(c, weights, function)
-            made, state, _ = unrolled("rnn", cell, entry, len(steps), backwards, states[number])
+            sequence, state, _ = unrolled("rnn", cell, entry, len(steps), backwards, states[number])
             last.append(state)
-            directions.append(made)
+            directions.append(sequence)
         steps = (
             directions[0]
             if len(directions) == 1

@@ -40,9 +40,9 @@ class Tree:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             takes = ", ".join(map(str, signature.parameters.values())) or "nothing"
-            given = [f"{len(args)} argument{'s' * (len(args) != 1)} by position"] if args or not kwargs else []
-            given += [f"by name {', '.join(map(shortened, kwargs))}"] if kwargs else []
-            raise TypeError(f"{error}: the model takes ({takes}), got {' and '.join(given)}") from None
+            words = [f"{len(args)} argument{'s' * (len(args) != 1)} by position"] if args or not kwargs else []
+            words += [f"by name {', '.join(map(shortened, kwargs))}"] if kwargs else []
+            raise TypeError(f"{error}: the model takes ({takes}), got {' and '.join(words)}") from None
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -69,9 +69,9 @@ class Tree:
                 )
         for index, value in self.others.items():
             if isinstance(leaves[index], torch.Tensor) or leaves[index] != value:
-                given = "a tensor" if isinstance(leaves[index], torch.Tensor) else shortened(repr(leaves[index]))
+                word = "a tensor" if isinstance(leaves[index], torch.Tensor) else shortened(repr(leaves[index]))
                 name = self._names(leaves, spec)[index]
-                raise TypeError(f"the network was captured for {name} = {value!r}, got {given}")
+                raise TypeError(f"the network was captured for {name} = {value!r}, got {word}")
         return [leaves[index] for index in self.tensors]
 
     @staticmethod
