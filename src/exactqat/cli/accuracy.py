@@ -27,13 +27,13 @@ def metric_named(name: str) -> Metric | None:
 
     if name in (ACCURACY, NOISE):
         return accuracy if name == ACCURACY else None
-    found = imported(name, "--metric", f"--metric must be {ACCURACY}, {NOISE} or a function as module:function")
-    if not callable(found):
-        raise ValueError(f"--metric {name} must be a function of outputs and targets, got {type(found).__name__}")
+    function = imported(name, "--metric", f"--metric must be {ACCURACY}, {NOISE} or a function as module:function")
+    if not callable(function):
+        raise ValueError(f"--metric {name} must be a function of outputs and targets, got {type(function).__name__}")
 
     def metric(outputs: Any, targets: Any) -> float:
         try:
-            return float(found(outputs, targets))
+            return float(function(outputs, targets))
         except Exception as error:
             raise ValueError(f"--metric {name} fails: {type(error).__name__}: {error}") from error
 
@@ -86,37 +86,37 @@ def gate(
         raise ValueError("--metric noise has no value that could pass; exactqat tune shows it")
     console = console_of()
     passes, written = True, {}
-    for each in networks_of(path, data, model, "test", precision):
+    for network in networks_of(path, data, model, "test", precision):
         asked = Gate(
-            each.examples(), judge, devices=device or None, minimum=minimum if least is None else least, maximum=most,
-            max_differ=max_differ, beside=beside, higher_is_better=most is None or least is not None,
+            network.examples(), judge, devices=device or None, minimum=minimum if least is None else least,
+            maximum=most, max_differ=max_differ, beside=beside, higher_is_better=most is None or least is not None,
         )  # fmt: skip
-        verdict = asked.verdict(each.graph)
+        verdict = asked.verdict(network.graph)
         failures = list(verdict.failures)
         compared = {}
-        for found in verdict.devices if run else ():
-            running = f"{each.name} on the runtime of {found.device}"
+        for result in verdict.devices if run else ():
+            running = f"{network.name} on the runtime of {result.device}"
             with native_messages_kept_back(), status_on(console_of(stderr=True), running):
-                report = verify(each.graph, each.path, device=found.device, data=each.inputs)
-            compared[found.device] = report.values
+                report = verify(network.graph, network.path, device=result.device, data=network.inputs)
+            compared[result.device] = report.values
             if report.differing:
                 failures.append(
-                    f"{found.device}: {report.differing:,} of {report.values:,} integers of the runtime differ from "
+                    f"{result.device}: {report.differing:,} of {report.values:,} integers of the runtime differ from "
                     "the simulation"
                 )
         passes = passes and not failures
         content = json.loads(verdict.as_json())
-        written[each.name] = {**content, "passes": not failures, "failures": failures}
+        written[network.name] = {**content, "passes": not failures, "failures": failures}
         if run:
-            written[each.name]["compared"] = compared
+            written[network.name]["compared"] = compared
         if as_json:
             continue
-        for found in verdict.devices:
-            differ = "" if found.differing is None else f", {found.differing:,} of {found.values:,} outputs differ"
-            ran = f", {compared[found.device]:,} integers of its runtime compared" if run else ""
-            say(console, f"{each.name} on {found.device}: {metric} {found.score:.4g}{differ}{ran}")
+        for result in verdict.devices:
+            differ = "" if result.differing is None else f", {result.differing:,} of {result.values:,} outputs differ"
+            ran = f", {compared[result.device]:,} integers of its runtime compared" if run else ""
+            say(console, f"{network.name} on {result.device}: {metric} {result.score:.4g}{differ}{ran}")
         for failure in failures:
-            say(console, ("fails: ", "bold red"), f"{each.name} on {failure}")
+            say(console, ("fails: ", "bold red"), f"{network.name} on {failure}")
     if as_json:
         console.print(json.dumps(written, indent=2), soft_wrap=True)
     else:
@@ -176,9 +176,9 @@ def tune(
     budgets: dict[str, Any] = {"max_drop": max_drop, "flash": flash, "arena": arena, "multiply_adds": multiply_adds}
     if plan is not None and picture is not None:
         raise ValueError("--picture draws what each layer costs: leave out --plan")
-    given = [name for name, value in budgets.items() if value is not None]
-    if given and plan is None:
-        raise ValueError(f"--{given[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
+    flags = [name for name, value in budgets.items() if value is not None]
+    if flags and plan is None:
+        raise ValueError(f"--{flags[0].replace('_', '-')} is a budget of a plan: add --plan FILE")
     for option, file in {"--picture": picture, "--plan": plan, "--search": search}.items():
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             why = "it is a directory" if file.is_dir() else f"there is no folder {file.parent}"
@@ -207,20 +207,20 @@ def tune(
         if deciding and network.model is None:
             raise ValueError(f"a file does not say what its weights were: {deciding} needs the directory of a job")
         judges = network.examples(examples)
-        found: Any
+        result: Any
         if plan is not None:
-            found = tuning.plan(network.model, judges, judge or tuning.accuracy, **budgets, **options)
-            show(found, found.text(min(columns(), 100)))
-            good = bool(found)
+            result = tuning.plan(network.model, judges, judge or tuning.accuracy, **budgets, **options)
+            show(result, result.text(min(columns(), 100)))
+            good = bool(result)
             even = plan.with_name(f"{plan.stem}-even{plan.suffix}")
-            written += [found.save_rules(plan), *(save_rules(other.rules, even) for other in found.to_train[1:])]
+            written += [result.save_rules(plan), *(save_rules(other.rules, even) for other in result.to_train[1:])]
         else:
             if not as_json:
                 say(console, (network.name, "bold"))
             subject = network.graph if network.model is None else network.model
-            found = tuning.sensitivity(subject, judges, judge, **options)
-            show(found, found.text(min(columns(), 100)))
-            written += [] if picture is None else [found.picture(picture)]
+            result = tuning.sensitivity(subject, judges, judge, **options)
+            show(result, result.text(min(columns(), 100)))
+            written += [] if picture is None else [result.picture(picture)]
         if search is not None and plan is None and judge is not None:
             better = tuning.search(network.model, judges, judge, budget=budget, seed=seed, **options)
             show(better, f"\n{better.text()}")

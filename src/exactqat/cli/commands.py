@@ -68,16 +68,16 @@ def train(
         keep_going: Quantize a float network that is no better than guessing, instead of stopping.
         quiet: Only print the table and the closing sentence.
     """
-    given = {
+    options = {
         name: value
         for name, value in settings.items()
         if getattr(context.get_parameter_source(name), "name", "") not in ("DEFAULT", "DEFAULT_MAP")
     }
     if context.args:
         # As a list without commas is written: --bits 8x8 4x4.
-        if "bits" not in given or not all(re.fullmatch(r"[0-9]+x[0-9]+", word) for word in context.args):
+        if "bits" not in options or not all(re.fullmatch(r"[0-9]+x[0-9]+", word) for word in context.args):
             raise typer.BadParameter(f"unexpected: {' '.join(context.args)}")
-        given["bits"] = pairs([*given["bits"], *context.args])
+        options["bits"] = pairs([*options["bits"], *context.args])
 
     import torch
 
@@ -93,12 +93,12 @@ def train(
     place = training.accelerator_named(accelerator)
     for name in ("data", "weights"):
         # Other commands, in other directories, will look for it.
-        if given.get(name) and Path(given[name]).exists():
-            given[name] = str(Path(given[name]).resolve())
-    chosen = Settings(out, **recipes.chosen(given))
+        if options.get(name) and Path(options[name]).exists():
+            options[name] = str(Path(options[name]).resolve())
+    chosen = Settings(out, **recipes.chosen(options))
     if resume and (out / "job.json").exists():
         # What is not given stays as it was; what is given is compared.
-        chosen = replace(store.stored_settings(out, given.get("model")), **given)
+        chosen = replace(store.stored_settings(out, options.get("model")), **options)
     with processes.joined(place) as (together, place):
         console, failures = console_of(quiet=not together.writes), list[Exception]()
         with bars_on(console, disable=quiet or not together.writes) as bars, native_messages_kept_back():
@@ -375,21 +375,21 @@ def inspect_file(
     if reduced is not None:
         files.check_writable(reduced)
     console, errors = console_of(), console_of(stderr=True)
-    for option, given in (("--float", float_file), ("--reduce", reduced)):
-        if file.suffix.lower() == ".onnx" and given is not None:
+    for option, path in (("--float", float_file), ("--reduce", reduced)):
+        if file.suffix.lower() == ".onnx" and path is not None:
             raise ValueError(f"{option} is for .tflite files, and {file} is an .onnx file")
     with status_on(errors, "reading") as status:
-        found = inspect(file, data, examples, device or None, seed, progress=status.update, float_file=float_file)
+        inspection = inspect(file, data, examples, device or None, seed, progress=status.update, float_file=float_file)
     # A program may read it: nothing is wrapped or styled.
-    console.print(found.as_json() if as_json else found.text(min(columns(), 100)), soft_wrap=True)
+    console.print(inspection.as_json() if as_json else inspection.text(min(columns(), 100)), soft_wrap=True)
     if reduced is not None:
         with status_on(errors, "reducing") as status:
-            made = reduce(file, reduced, data, examples, device or None, seed, progress=status.update)
-        said = "no device differs" if made is None else f"{made.graph}, {made.arrays}: {made.sentence}"
+            outcome = reduce(file, reduced, data, examples, device or None, seed, progress=status.update)
+        said = "no device differs" if outcome is None else f"{outcome.graph}, {outcome.arrays}: {outcome.sentence}"
         errors.print(said, soft_wrap=True)
-    if not found.ran_on:
+    if not inspection.ran_on:
         raise ValueError(f"{file} ran on no device, nothing was compared; the reasons are above")
-    return found.equal
+    return inspection.equal
 
 
 @command("Say whether a model can run on a device.")

@@ -38,9 +38,9 @@ def open_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     # COLUMNS may hold anything; rich takes it literally, and prints nothing at all in 0 columns.
-    given = os.environ.pop("COLUMNS", "")
-    if re.fullmatch(r"0*[1-9][0-9]{0,4}", given, re.ASCII):
-        os.environ["COLUMNS"] = str(max(NARROWEST, int(given)))
+    width = os.environ.pop("COLUMNS", "")
+    if re.fullmatch(r"0*[1-9][0-9]{0,4}", width, re.ASCII):
+        os.environ["COLUMNS"] = str(max(NARROWEST, int(width)))
 
 
 def to_nobody(stream: IO[str]) -> None:

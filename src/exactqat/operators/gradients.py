@@ -33,8 +33,8 @@ def grad_pass_through(f: Callable[..., Results]) -> Callable[..., Results]:
 
     @wraps(f)
     def passing(*arrays: object) -> Results:
-        found = [framework for framework in map(framework_of, arrays) if framework]
-        framework = next((name for name in found if name != "numpy"), "numpy")
+        frameworks = [framework for framework in map(framework_of, arrays) if framework]
+        framework = next((name for name in frameworks if name != "numpy"), "numpy")
         return frontend(framework).pass_through(checked, arrays)
 
     passing.autograph_info__ = Operator.autograph_info__  # type: ignore[attr-defined]

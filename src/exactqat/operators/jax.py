@@ -285,12 +285,12 @@ def _wide_sizes(context: mlir.LoweringRuleContext) -> Sequence[mlir.ir.Value]:
     sizes = context.dim_var_values
     if not sizes:
         return sizes
-    given = [jax.core.ShapedArray((), np.dtype(str(size.type.element_type).replace("i", "int"))) for size in sizes]
+    avals = [jax.core.ShapedArray((), np.dtype(str(size.type.element_type).replace("i", "int"))) for size in sizes]
 
     def widened(*sizes: jax.Array) -> list[jax.Array]:
         return [jax.lax.convert_element_type(size, np.int64) for size in sizes]
 
-    return mlir.lower_fun(widened, multiple_results=True)(context.replace(avals_in=given), *sizes)
+    return mlir.lower_fun(widened, multiple_results=True)(context.replace(avals_in=avals), *sizes)
 
 
 mlir.register_lowering(_CALL, _lower_on_cpu if _PATH == "kernels" else _lower_elsewhere, platform="cpu")
@@ -326,9 +326,9 @@ class _Derivative(NamedTuple):
         """The declared gradient of the moving operands; None is zero. `incoming`: for the differentiable results."""
         rest = iter(known)
         operands = [next(rest) if kept else None for kept in self.kept]
-        given = iter(incoming)
+        cotangents = iter(incoming)
         complete = [
-            next(given) if name in self.op.differentiable else jnp.zeros(spec.shape, spec.dtype)
+            next(cotangents) if name in self.op.differentiable else jnp.zeros(spec.shape, spec.dtype)
             for spec, name in zip(self.results, self.op.results, strict=True)
         ]
         vjp = self.op.vjp_by_parts if self.by_parts else self.op.vjp
@@ -411,8 +411,8 @@ def _jvp(
             tuple(aval_of(result).sharding.spec for result in results),
         )
         known = [primal for primal, keep in zip(primals, kept, strict=True) if keep]
-        given = [tangent for tangent, moves in zip(tangents, moving, strict=True) if moves]
-        moved = iter(_TANGENTS.bind(*known, *saved, *given, derivative=derivative, parts=parts))
+        directions = [tangent for tangent, moves in zip(tangents, moving, strict=True) if moves]
+        moved = iter(_TANGENTS.bind(*known, *saved, *directions, derivative=derivative, parts=parts))
     return results, [
         next(moved) if any(moving) and name in op.differentiable else _zero(result)
         for name, result in zip(op.results, results, strict=True)
@@ -537,11 +537,11 @@ def _batch(
     mapped = [dim is not None for dim in dims]
     arrays = [a if dim is None else jnp.moveaxis(a, dim, 0) for a, dim in zip(arrays, dims, strict=True)]
     specs = tuple(TensorSpec(tuple(a.shape[maps:]), a.dtype.name) for a, maps in zip(arrays, mapped, strict=True))
-    found = _fold(op, attributes, specs, mapped)
+    folding = _fold(op, attributes, specs, mapped)
     results: list[Any] = [None] * len(op.results)
     dimensions: list[int | None] = [0] * len(op.results)
-    if found is not None:
-        axes, fold = found
+    if folding is not None:
+        axes, fold = folding
         folded = []
         for array, spec, maps, place, letters in zip(arrays, specs, mapped, fold.operands, axes.operands, strict=True):
             if maps and place is None:  # ignored
@@ -669,13 +669,13 @@ def _parts(
     def alone(attributes: Attributes, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         return _CALL.bind(*arrays, op=op, attributes=attributes, over=over, parts=None)
 
-    def cut_as(mesh: Mesh, given: Shaped, asked: Shaped = ()) -> _Cut:
-        if not all(isinstance(array.sharding, NamedSharding) for array in given):
+    def cut_as(mesh: Mesh, inputs: Shaped, asked: Shaped = ()) -> _Cut:
+        if not all(isinstance(array.sharding, NamedSharding) for array in inputs):
             raise NotImplementedError(f"{op.name}: exactqat only supports shardings over a jax.sharding.Mesh")
-        return cutting.cuts(mesh, [array.sharding.spec for array in (*given, *asked)])
+        return cutting.cuts(mesh, [array.sharding.spec for array in (*inputs, *asked)])
 
-    def partition(mesh: Mesh, given: Shaped, asked: Shaped) -> tuple[Any, ...]:
-        cut = cut_as(mesh, given, asked)
+    def partition(mesh: Mesh, inputs: Shaped, asked: Shaped) -> tuple[Any, ...]:
+        cut = cut_as(mesh, inputs, asked)
 
         def across(letters: str) -> tuple[str, ...]:
             return tuple(name for letter in letters for name in cut.along.get(letter, ()))
@@ -705,8 +705,8 @@ def _parts(
         )
         return mesh, on_each_device, results, operands
 
-    def infer(mesh: Mesh, given: Shaped, asked: Shaped) -> tuple[NamedSharding, ...]:
-        return tuple(NamedSharding(mesh, entry) for entry in cut_as(mesh, given).results)
+    def infer(mesh: Mesh, inputs: Shaped, asked: Shaped) -> tuple[NamedSharding, ...]:
+        return tuple(NamedSharding(mesh, entry) for entry in cut_as(mesh, inputs).results)
 
     @custom_partitioning
     def call(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -875,8 +875,8 @@ def _fitted(op: Operator, operands: list[object], arrays: list[jax.Array]) -> li
     kept = [dtype for dtype in own if dtype]
     fitting = dtypes_that_fit(op, own, "float64" if kept[:1] == ["float64"] else "float32")
     return [
-        _array(op, i, given, dtype) if mine is None and array.dtype.kind != "c" else array
-        for i, (given, array, mine, dtype) in enumerate(zip(operands, arrays, own, fitting, strict=True))
+        _array(op, i, operand, dtype) if mine is None and array.dtype.kind != "c" else array
+        for i, (operand, array, mine, dtype) in enumerate(zip(operands, arrays, own, fitting, strict=True))
     ]
 
 

@@ -63,8 +63,8 @@ def _array(op: Operator, name: str, value: object, dtype: np.dtype | None) -> np
 def _fitted(op: Operator, operands: Sequence[object]) -> list[np.ndarray]:
     """The arrays of a call whose dtypes do not fit, as ones that do where nothing is lost: ranges of any kind of number
     are rounded as Python's numbers are, integers that the dtype of the data holds become data."""
-    given = [np.asarray(value) if is_array(value) else value for value in operands]
-    dtypes = [value.dtype if isinstance(value, np.ndarray) else None for value in given]
+    values = [np.asarray(value) if is_array(value) else value for value in operands]
+    dtypes = [value.dtype if isinstance(value, np.ndarray) else None for value in values]
     kept = [
         _name(dtype) if dtype is not None and name not in op.ranges and dtype.kind not in "iub" else None
         for name, dtype in zip(op.operands, dtypes, strict=True)
@@ -73,7 +73,7 @@ def _fitted(op: Operator, operands: Sequence[object]) -> list[np.ndarray]:
     wanted = dtypes_that_fit(op, kept, "float64" if floats[:1] == ["float64"] else "float32")
     known = {_name(dtype): dtype for dtype in dtypes if dtype is not None}
     arrays = []
-    for name, value, dtype, fits in zip(op.operands, given, dtypes, wanted, strict=True):
+    for name, value, dtype, fits in zip(op.operands, values, dtypes, wanted, strict=True):
         if fits in FLOATS:
             target = known.get(fits) or np.dtype(fits)
             is_real = dtype is None or dtype.kind in "biuf" or dtype.name == "bfloat16"
@@ -128,8 +128,8 @@ def call(
         arrays = _fitted(op, operands)
         planned_call = _planned(op, arrays, attributes)
     lowered, plan = planned_call
-    given = out or (None,) * len(op.results)
-    results = [_empty(spec)() if array is None else array for spec, array in zip(lowered.results, given, strict=True)]
+    targets = out or (None,) * len(op.results)
+    results = [_empty(spec)() if array is None else array for spec, array in zip(lowered.results, targets, strict=True)]
     if out is not None:
         check_out(op, lowered, [_memory(array) for array in arrays], [_memory(array) for array in results])
     try:  # bfloat16 has no buffer protocol

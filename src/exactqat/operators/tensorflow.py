@@ -39,7 +39,7 @@ _REFUSALS = (
 def _tensor(op: Operator, name: str, value: object, dtype: tf.DType) -> tf.Tensor:
     """Of anything that is not a tensor of its own."""
     if isinstance(value, list | tuple) and arrays_in(value):
-        return tf.stack([_tensor(op, name, each, dtype) for each in value])  # which hands on gradients
+        return tf.stack([_tensor(op, name, entry, dtype) for entry in value])  # which hands on gradients
     if framework_of(value) == "tensorflow":
         return tf.cast(value, dtype)
     if is_array_like(value) and not isinstance(value, np.generic):
@@ -107,7 +107,7 @@ def _check(op: Operator, tensors: list[tf.Tensor], attributes: Attributes) -> _C
         else:
             stand_ins.add(size)
     if passed:
-        every = zip(*[each.results for each in passed], strict=True)
+        every = zip(*[trial.results for trial in passed], strict=True)
         return passed[0]._replace(shapes=[_common(result, stand_ins) for result in every])
     if len({str(error) for error in errors}) == 1:  # it is not about the sizes
         raise errors[0]
@@ -121,11 +121,11 @@ def _filled(shape: tf.TensorShape, others: Sequence[tf.TensorShape], size: int, 
     """A shape with its unknown sizes as in others of its rank, where they are known there, else `size`."""
     if shape.rank is None:
         return (size,) * rank
-    found = list(shape)
+    sizes = list(shape)
     for other in others:
         if other.rank == shape.rank:
-            found = [theirs if own is None else own for own, theirs in zip(found, other, strict=True)]
-    return tuple(size if n is None else n for n in found)
+            sizes = [theirs if own is None else own for own, theirs in zip(sizes, other, strict=True)]
+    return tuple(size if n is None else n for n in sizes)
 
 
 def _common(specs: Sequence[TensorSpec], stand_ins: set[int]) -> list[int | None] | None:
@@ -220,13 +220,13 @@ def _on_host(
 
         def gradient(*incoming: tf.Tensor) -> list[tf.Tensor]:
             def backward(*tensors_and_incoming: tf.Tensor) -> list[tf.Tensor]:
-                given = tensors_and_incoming[: len(tensors)]
+                operands = tensors_and_incoming[: len(tensors)]
                 with tf.GradientTape() as tape:
-                    tape.watch(given)
-                    answers = function(*given)
+                    tape.watch(operands)
+                    answers = function(*operands)
                 return tape.gradient(
                     answers,
-                    given,
+                    operands,
                     tensors_and_incoming[len(tensors) :],
                     unconnected_gradients=tf.UnconnectedGradients.ZERO,
                 )
@@ -253,12 +253,12 @@ def _with_gradient(
             vjp = op.vjp_by_parts if op.vjp_by_parts is not None else op.vjp
             if vjp is None:
                 raise TypeError(f"{op.name} has no gradient")
-            for each, result in zip(incoming, results, strict=True):
-                each.set_shape(result.shape)  # graphs lose it on the way
+            for cotangent, result in zip(incoming, results, strict=True):
+                cotangent.set_shape(result.shape)  # graphs lose it on the way
             saved = () if op.vjp_by_parts is not None else tuple(results[op.saved_results])
             answer = vjp(tuple(incoming[: op.gradient_count]), list(tensors), saved, dict(attributes))
             return [
-                None if each is None else cast(each, tensor.dtype) for each, tensor in zip(answer, tensors, strict=True)
+                None if part is None else cast(part, tensor.dtype) for part, tensor in zip(answer, tensors, strict=True)
             ]
 
         return results, gradient
@@ -279,18 +279,18 @@ def call(
     if out is not None:
         raise TypeError(f"{op.name}: out cannot be used with TensorFlow tensors, which never change")
     tensors = _tensors(op, operands)
-    given = tuple(attributes.items())
-    checked = _check(op, tensors, given)
-    answer = _answer(op, tensors, checked, given)
+    pairs = tuple(attributes.items())
+    checked = _check(op, tensors, pairs)
+    answer = _answer(op, tensors, checked, pairs)
     if answer is not None:
         try:
-            return op.wrap(_theirs(op, tensors, given, answer))
+            return op.wrap(_theirs(op, tensors, pairs, answer))
         except _REFUSALS:
             pass
     if tf.executing_eagerly():
-        return op.wrap(_ours(op, given, *tensors))
+        return op.wrap(_ours(op, pairs, *tensors))
     dtypes = [tf.as_dtype(spec.dtype) for spec in checked.results]
-    return op.wrap(_on_host(partial(_ours, op, given), tensors, dtypes, checked.shapes))
+    return op.wrap(_on_host(partial(_ours, op, pairs), tensors, dtypes, checked.shapes))
 
 
 def pass_through(function: Callable[..., Any], arrays: tuple[tf.Tensor, ...]) -> Any:

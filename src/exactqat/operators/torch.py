@@ -122,13 +122,13 @@ def _on_gpu(op: Operator, tensors: tuple[torch.Tensor, ...], attributes: Attribu
     dense = [tensor.contiguous() for tensor in tensors]
     lowered, plan = triton.planned(op, tuple([_spec(tensor) for tensor in dense]), attributes)
     device = dense[0].device
-    made = [
+    buffers = [
         torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
         for spec in (*lowered.results, *plan.scratch)
     ]
     with torch.cuda.device(device):
-        triton.run(plan, [*dense, *made])
-    return made[: len(lowered.results)]
+        triton.run(plan, [*dense, *buffers])
+    return buffers[: len(lowered.results)]
 
 
 def _schema(op: Operator) -> str:
@@ -325,14 +325,14 @@ def _forward(
     with torch.inference_mode(False), torch.enable_grad():
         gradients = [torch.zeros_like(result, requires_grad=True) for result in every[: op.gradient_count]]
         answer = op.vjp(gradients, operands, every[op.saved_results], dict(zip(op.attributes, attributes, strict=True)))
-        pulled, given = [], []
+        pulled, directions = [], []
         for gradient, tangent in zip(answer, tangents, strict=True):
             if gradient is not None and tangent is not None:
                 pulled.append(gradient)
-                given.append(tangent.to(gradient.dtype))
+                directions.append(tangent.to(gradient.dtype))
         pushed: Sequence[torch.Tensor | None] = ()
         if pulled:
-            pushed = torch.autograd.grad(pulled, gradients, given, create_graph=differentiated, allow_unused=True)
+            pushed = torch.autograd.grad(pulled, gradients, directions, create_graph=differentiated, allow_unused=True)
     answers = list(every[: len(op.results)])
     for i, tangent in enumerate(pushed):
         if tangent is not None and op.results[i] in op.differentiable:
@@ -357,9 +357,9 @@ def _learn(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) ->
     if any(spec.dtype in HALVES and not framework_of(v) for spec, v in zip(specs, operands, strict=True)):
         raise TypeError("shortcuts write numbers as float32 or float64")
     lowered, plan = planned(op, specs, tuple(attributes.items()))
-    given = [spec if isinstance(value, torch.Tensor) else None for spec, value in zip(specs, operands, strict=True)]
+    templates = [spec if isinstance(value, torch.Tensor) else None for spec, value in zip(specs, operands, strict=True)]
     results = [  # `like` is the quicker way, but knows nothing of blocks
-        given.index(spec) if spec in given and spec.size * ITEM_SIZES[spec.dtype] < LARGE else _empty(spec)
+        templates.index(spec) if spec in templates and spec.size * ITEM_SIZES[spec.dtype] < LARGE else _empty(spec)
         for spec in lowered.results
     ]
     return plan, results, tuple(attributes.values())
@@ -385,16 +385,16 @@ def _shortcut(op: Operator, **autograd: Any) -> Shortcut:
 
 
 def _below_autograd(op: Operator) -> Shortcut:
-    found = op.shortcuts.get("below autograd")
-    if found is None:
-        found = op.shortcuts["below autograd"] = _shortcut(op)
-    return found
+    route = op.shortcuts.get("below autograd")
+    if route is None:
+        route = op.shortcuts["below autograd"] = _shortcut(op)
+    return route
 
 
 def _install_shortcut(op: Operator) -> None:
     if torch.Tensor not in op.shortcuts:
-        found = _shortcut(op, is_grad_enabled=torch.is_grad_enabled, differentiable=_DIFFERENTIABLE.get(op.name))
-        op.shortcuts[torch.Tensor] = op.shortcuts[torch.nn.Parameter] = found
+        route = _shortcut(op, is_grad_enabled=torch.is_grad_enabled, differentiable=_DIFFERENTIABLE.get(op.name))
+        op.shortcuts[torch.Tensor] = op.shortcuts[torch.nn.Parameter] = route
 
 
 def _memory(tensor: torch.Tensor) -> Memory:
@@ -422,8 +422,8 @@ def _into(op: Operator, tensors: list[torch.Tensor], attributes: Attributes, out
     if len(plain) < len(names):
         return _copied_into(op, tensors, attributes, out)
     if any(mode() for mode in _MODES):
-        for name, given in zip(op.results, out, strict=True):
-            if not given.is_contiguous():  # refused by who watches nothing, and a trace is called both ways
+        for name, place in zip(op.results, out, strict=True):
+            if not place.is_contiguous():  # refused by who watches nothing, and a trace is called both ways
                 raise out_is_not_dense(op, name)
         return _copied_into(op, tensors, attributes, out)
     dense = [tensor.contiguous() for tensor in tensors]
@@ -452,34 +452,34 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 def _copied_into(op: Operator, tensors: list[torch.Tensor], attributes: Attributes, out: tuple[Any, ...]) -> Any:
     """For tensors that are more than memory, and where somebody watches: what PyTorch does with them is for it to
     say."""
-    for name, given in zip(op.results, out, strict=True):
-        if given.layout != torch.strided or given.is_nested:
-            raise ValueError(f"{op.name}: out for {name} must be a dense tensor, got layout {given.layout}")
-        if given._is_zerotensor() or (given.is_inference() and not torch.is_inference_mode_enabled()):
+    for name, place in zip(op.results, out, strict=True):
+        if place.layout != torch.strided or place.is_nested:
+            raise ValueError(f"{op.name}: out for {name} must be a dense tensor, got layout {place.layout}")
+        if place._is_zerotensor() or (place.is_inference() and not torch.is_inference_mode_enabled()):
             raise ValueError(f"{op.name}: out for {name} must be writable, got a tensor that never changes")
-        if _overlaps_itself(given):
+        if _overlaps_itself(place):
             raise ValueError(
-                f"{op.name}: out for {name} must have separate memory for each element, got strides {given.stride()}"
+                f"{op.name}: out for {name} must have separate memory for each element, got strides {place.stride()}"
             )
     lowered = op.check(tuple([_spec(tensor) for tensor in tensors]), attributes)
-    check_out_specs(op, lowered, [_spec(given) for given in out])
+    check_out_specs(op, lowered, [_spec(place) for place in out])
     results = _overload(op)(*tensors, *[value for _, value in attributes])
-    for name, given, result in zip(op.results, out, results if isinstance(results, tuple) else (results,), strict=True):
+    for name, place, result in zip(op.results, out, results if isinstance(results, tuple) else (results,), strict=True):
         try:
-            given.copy_(result)
+            place.copy_(result)
         except AssertionError as error:  # how fake tensors refuse real ones, and those of another mode
-            kinds = f"{type(given).__name__} for operands that give {type(result).__name__}"
+            kinds = f"{type(place).__name__} for operands that give {type(result).__name__}"
             raise TypeError(f"{op.name}: out for {name} must be a tensor like the operands, got {kinds}") from error
     return op.wrap(out)
 
 
 def _first_tensor(values: Sequence[object]) -> torch.Tensor | None:
     """The first tensor, or, where there is none, the first within a list."""
-    found = next((value for value in values if isinstance(value, torch.Tensor)), None)
-    for value in values if found is None else ():
-        if found is None and isinstance(value, list | tuple):
-            found = _first_tensor(value)
-    return found
+    tensor = next((value for value in values if isinstance(value, torch.Tensor)), None)
+    for value in values if tensor is None else ():
+        if tensor is None and isinstance(value, list | tuple):
+            tensor = _first_tensor(value)
+    return tensor
 
 
 def _tensors(op: Operator, operands: list[Any]) -> list[torch.Tensor]:

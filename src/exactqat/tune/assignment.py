@@ -152,7 +152,7 @@ class Assignments:
         plan = planned(base.plan.network, self.rules(bits), keep_final_activation=self._keep_final)
         ranges: dict[str, Ends] = {}
         for name, grid in plan.grids.items():
-            low, high = _joined([self._ends(plan, each.path) for each in plan.stored_steps if each.grid == name])
+            low, high = _joined([self._ends(plan, step.path) for step in plan.stored_steps if step.grid == name])
             origin = self._grid_of.get(name, "")
             free = grid.fixed is None and grid.rule.ranges != "fixed"
             if free and grid.bits < FEW and origin in self._seen:

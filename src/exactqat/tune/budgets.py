@@ -54,15 +54,15 @@ class Budgets:
     multiply_adds: int | None = None
 
     @staticmethod
-    def of(**given: float | str | None) -> Budgets:
+    def of(**limits: float | str | None) -> Budgets:
         """From numbers, or texts with units such as ``256k`` and ``0.5%``.
 
         Raises:
             ValueError: none is given, or one is not such a number.
         """
-        asked: dict[str, Any] = {name: _read(name, value) for name, value in given.items() if value is not None}
+        asked: dict[str, Any] = {name: _read(name, value) for name, value in limits.items() if value is not None}
         if not asked:
-            raise ValueError(f"nothing is asked: give at least one of {', '.join(given)}")
+            raise ValueError(f"nothing is asked: give at least one of {', '.join(limits)}")
         return Budgets(**asked)
 
     @property
@@ -72,14 +72,14 @@ class Budgets:
 
     def excess(self, costs: Mapping[str, float | None], drop: float | None) -> dict[str, float]:
         """By how much costs exceed the budgets; costs within them are left out. A cost of None exceeds any budget."""
-        found = {}
+        excesses = {}
         for name, limit in self.of_resources.items():
             cost = costs.get(name)
             if cost is None or cost > limit:
-                found[name] = float("inf") if cost is None else cost - limit
+                excesses[name] = float("inf") if cost is None else cost - limit
         if self.max_drop is not None and (drop is None or drop > self.max_drop + 1e-12):
-            found["drop"] = float("inf") if drop is None else drop - self.max_drop
-        return found
+            excesses["drop"] = float("inf") if drop is None else drop - self.max_drop
+        return excesses
 
     def text(self) -> str:
         """All of them in words."""

@@ -67,7 +67,7 @@ def _scaled(
 
 def groups(candidate: Candidate) -> list[Group]:
     """Steps with weights that are read only by other steps with weights, with at most a ReLU between."""
-    plan, found = candidate.plan, []
+    plan, matches = candidate.plan, []
     readers: dict[str, list[PlanStep]] = {}
     weight_users: Counter[str] = Counter()
 
@@ -97,8 +97,8 @@ def groups(candidate: Candidate) -> list[Group]:
         by_rules = weights.rule.fold_batch_norm or first.bounds is not None or first.activation == "RELU6"
         if scaled and alone and not by_rules and not (norm and (norm.weight is None or norm.bias is None)):
             size = candidate.tensors[weights.weight].shape[weights.channel_axis]
-            found.append(Group(first, following, candidate.tensors[weights.weight].size == size))
-    return found
+            matches.append(Group(first, following, candidate.tensors[weights.weight].size == size))
+    return matches
 
 
 def equalized(

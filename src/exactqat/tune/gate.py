@@ -84,7 +84,7 @@ class Verdict(Finding):
     @property
     def score(self) -> float:
         """The metric on the worst of the devices."""
-        scores = [each.score for each in self.devices]
+        scores = [grade.score for grade in self.devices]
         return min(scores) if self.higher_is_better else max(scores)
 
     def as_json(self) -> str:
@@ -94,16 +94,16 @@ class Verdict(Finding):
             "score": self.score,
             "step": self.step,
             "examples": self.examples,
-            "devices": {each.device: {"score": each.score, "differing": each.differing} for each in self.devices},
+            "devices": {grade.device: {"score": grade.score, "differing": grade.differing} for grade in self.devices},
             "failures": list(self.failures),
         }
         return json.dumps(content, indent=2)
 
     def text(self) -> str:
         scores = ", ".join(
-            f"{each.device} {each.score:.4g}"
-            + ("" if each.differing is None else f" ({each.differing:,} of {each.values:,} outputs differ)")
-            for each in self.devices
+            f"{grade.device} {grade.score:.4g}"
+            + ("" if grade.differing is None else f" ({grade.differing:,} of {grade.values:,} outputs differ)")
+            for grade in self.devices
         )
         word = ("passes" if self.passes else "fails") if self.asked else "scores"
         return "\n  ".join([f"{word} on {self.examples:,} examples: {scores}", *self.failures])
@@ -166,12 +166,12 @@ class Gate:
         counts = isinstance(max_differ, int) and not isinstance(max_differ, bool)
         if max_differ is not None and not (counts and max_differ >= 0):
             raise ValueError(f"max_differ must be a number of integers, 0 or more, got {max_differ!r}")
-        given = (devices,) if isinstance(devices, str | Profile) else devices
-        if given is not None and not isinstance(given, Sequence):
+        names = (devices,) if isinstance(devices, str | Profile) else devices
+        if names is not None and not isinstance(names, Sequence):
             raise TypeError(f"devices must be names of devices, got {devices!r}")
-        if given is not None and not given:
+        if names is not None and not names:
             raise ValueError("devices is empty: name one at least, or leave it out")
-        self._devices = tuple(dict.fromkeys(profile_named(device).name for device in given or ()))
+        self._devices = tuple(dict.fromkeys(profile_named(device).name for device in names or ()))
         self._beside = None if beside is None else profile_named(beside, "beside").name
         self._data, self._metric, self._warned = Data(data, True, "test"), metric, False
         self._minimum, self._maximum, self._max_differ = minimum, maximum, max_differ

@@ -59,25 +59,25 @@ def score(metric: Metric, outputs: Mapping[str, np.ndarray], targets: Any) -> fl
     """
     if not callable(metric):
         raise TypeError(f"metric must be a function of outputs and targets, got {metric!r}")
-    given = next(iter(outputs.values())) if len(outputs) == 1 else dict(outputs)
-    said = metric(given, targets)
+    argument = next(iter(outputs.values())) if len(outputs) == 1 else dict(outputs)
+    said = metric(argument, targets)
     try:
-        found = float(said)
+        number = float(said)
     except (TypeError, ValueError):
         raise TypeError(f"metric must return a number, got {said!r:.80}") from None
-    if not np.isfinite(found):
-        raise ValueError(f"metric must return a finite number, got {found}")
-    return found
+    if not np.isfinite(number):
+        raise ValueError(f"metric must return a finite number, got {number}")
+    return number
 
 
-def decibels(reference: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> float:
+def decibels(reference: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> float:
     """Signal to noise of outputs against the reference's, in dB; infinite if they are equal, 0 if there is no
     signal."""
     signal = noise = 0.0
     for name, values in reference.items():
         exact = values.astype(np.float64)
         signal += float(np.square(exact).sum())
-        noise += float(np.square(given[name].astype(np.float64) - exact).sum())
+        noise += float(np.square(outputs[name].astype(np.float64) - exact).sum())
     if noise == 0:
         return float("inf")
     return 10 * float(np.log10(signal / noise)) if signal > 0 else 0.0
@@ -99,7 +99,7 @@ class Data:
         Raises:
             TypeError, ValueError: it is something else, or the numbers of examples differ.
         """
-        batches = isinstance(data, list) and all(isinstance(each, tuple) for each in data)
+        batches = isinstance(data, list) and all(isinstance(batch, tuple) for batch in data)
         if is_file(data):
             file = read_examples(data, part, targets_needed)
             data = file.inputs, file.targets
@@ -164,7 +164,7 @@ def _loaded(loader: object) -> tuple[np.ndarray, np.ndarray]:
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise TypeError(f"a loader must give pairs of inputs and targets, got {type(batch).__name__}")
-        pairs.append([as_array(each) for each in batch])
+        pairs.append([as_array(part) for part in batch])
     if not pairs:
         raise ValueError("data is an empty loader")
     inputs, targets = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))

@@ -146,12 +146,12 @@ class Candidate:
         weights = {name: ends for name, ends in arrays.learned.items() if name not in plan.grids}
         known = device or model.profile or DEFAULT_PROFILE
         tensors = {name: np.asarray(run.constant(name)) for name in read}
-        given = {name: np.asarray(array) for name, array in arrays.tensors.items()}
+        originals = {name: np.asarray(array) for name, array in arrays.tensors.items()}
         # What other plans of the network may read, too, and is none of the user's.
         computed = {name for name, constant in plan.constants.items() if not constant.parameter}
-        for name in (computed & given.keys()) - read.keys():
-            tensors[name] = given.pop(name)
-        return Candidate(plan, tensors, ranges, weights, known, given)
+        for name in (computed & originals.keys()) - read.keys():
+            tensors[name] = originals.pop(name)
+        return Candidate(plan, tensors, ranges, weights, known, originals)
 
     def settled(self) -> Candidate:
         """The candidate with ranges that the device's operators can take together, moved as by `freeze`."""
@@ -159,7 +159,7 @@ class Candidate:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RangesMovedWarning)
             moved = settled(functional, arrays).ranges
-        ends = {name: (float(each["minimum"]), float(each["maximum"])) for name, each in moved.items()}
+        ends = {name: (float(bounds["minimum"]), float(bounds["maximum"])) for name, bounds in moved.items()}
         return replace(self, ranges=ends)
 
     def graph(self) -> Graph:
@@ -181,47 +181,47 @@ class Candidate:
         """
         numbers, steps = self.numbers(), {step.path: step for step in self.plan.steps}
         left = {
-            path: 1 + np.arange(each.codes.size).reshape(each.codes.shape) for path, each in numbers.weights.items()
+            path: 1 + np.arange(layer.codes.size).reshape(layer.codes.shape) for path, layer in numbers.weights.items()
         }
         graphs: list[Graph] = []
         while not graphs or any(positions.any() for positions in left.values()):
             weights = {}
-            for path, given in numbers.weights.items():
+            for path, layer in numbers.weights.items():
                 digits = (left[path] + LARGEST_DIGIT) % DIGITS - LARGEST_DIGIT
                 left[path] = (left[path] - digits) // DIGITS
-                weights[path] = replace(given, codes=digits, bias=np.arange(len(given.bias), dtype=np.float64))
+                weights[path] = replace(layer, codes=digits, bias=np.arange(len(layer.bias), dtype=np.float64))
             graphs.append(Lowering(self.plan, replace(numbers, weights=weights)).run(validated=False))
-        found = {}
+        places = {}
         paths = sorted(numbers.weights, key=len, reverse=True)
         for operator in graphs[0].operators:
             if len(operator.inputs) != 3 or not operator.inputs[1].endswith("/filter"):
                 continue
             _, name, bias = operator.inputs
-            path = next(each for each in paths if name.startswith(each))
+            path = next(prefix for prefix in paths if name.startswith(prefix))
             digits_of = [np.asarray(graph.tensors[name].data, np.int64) for graph in graphs]
             positions = np.sum([digit * DIGITS**place for place, digit in enumerate(digits_of)], 0) - 1
-            found[name] = Places(steps[path], positions, np.asarray(graphs[0].tensors[bias].data, np.int64))
-        return found
+            places[name] = Places(steps[path], positions, np.asarray(graphs[0].tensors[bias].data, np.int64))
+        return places
 
     def fine_weights(self) -> dict[str, FineWeights]:
         """The real weights of the graph's operators, by the name of their filter."""
-        run, found = self.settled().run(), {}
+        run, filters = self.settled().run(), {}
         numbers = all_numbers(run)
         for name, places in self.places().items():
             step = places.step
             assert step.weights is not None
             weight, bias = real_weights(run, step)
-            axis, given = step.weights.channel_axis, numbers.weights[step.path].scale
+            axis, default = step.weights.channel_axis, numbers.weights[step.path].scale
             channels_last = np.abs(np.moveaxis(weight, axis, -1)).reshape(-1, weight.shape[axis])
-            scale = (channels_last.max(0) if given.size > 1 else channels_last.max(keepdims=True)) / np.float32(127)
-            scale = np.where(scale > 0, scale, given).astype(np.float32).reshape(-1)
+            scale = (channels_last.max(0) if default.size > 1 else channels_last.max(keepdims=True)) / np.float32(127)
+            scale = np.where(scale > 0, scale, default).astype(np.float32).reshape(-1)
             steps = weight.astype(np.float64) / per_channel(primitives_numpy, scale, weight.ndim, axis)
-            found[name] = FineWeights(
+            filters[name] = FineWeights(
                 places.of(np.rint(steps * FINE_STEPS)).astype(np.int16),
                 (scale[places.channels] if scale.size > 1 else scale) / np.float32(FINE_STEPS),
                 bias.astype(np.float64)[places.channels],
             )
-        return found
+        return filters
 
     def changed_from(self, other: Candidate) -> dict[str, np.ndarray]:
         """The user's tensors that differ from another candidate's of the same network, by the user's names.
@@ -232,7 +232,7 @@ class Candidate:
         missing = [name for name in self.tensors if name not in other.tensors]
         if missing:
             raise ValueError(f"the model is not the one that was searched: it has no {missing[0]!r}")
-        found = {}
+        changes = {}
         for name, value in self.tensors.items():
             before = other.tensors[name]
             if value is before or np.array_equal(value, before):
@@ -241,14 +241,14 @@ class Candidate:
             if origin is None or not (origin.factor == 1 or _of_powers(value, before)):
                 raise ValueError(f"{name!r} is no parameter of the model and none with its elements moved or scaled")
             if origin.positions is None:
-                found[origin.name] = value
+                changes[origin.name] = value
                 continue
             was, at = other.given[origin.name], origin.positions.reshape(-1)
             users = np.empty(was.size, np.float32)
             # Powers of two pass through the product; dividing by its factor would round.
             users[at] = (value if origin.factor == 1 else _ratio(value, before)).reshape(-1)
-            found[origin.name] = (users if origin.factor == 1 else was.reshape(-1) * users).reshape(was.shape)
-        return found
+            changes[origin.name] = (users if origin.factor == 1 else was.reshape(-1) * users).reshape(was.shape)
+        return changes
 
     def may_change(self, name: str) -> bool:
         """Whether a tensor is one of the user's, or one of them with its elements moved."""

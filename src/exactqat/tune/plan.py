@@ -111,16 +111,16 @@ def plan(
     if isinstance(keep, str):
         raise TypeError(f"keep must be a list of globs of layers, got {keep!r}")
     base = Candidate.of(network, None if device is None else profile_named(device).name).settled()
-    given = Data(data, True).numbers_for(base.graph())
-    paths = [*(each.path for each in base.plan.inputs), *(step.path for step in base.plan.steps)]
+    examples = Data(data, True).numbers_for(base.graph())
+    paths = [*(source.path for source in base.plan.inputs), *(step.path for step in base.plan.steps)]
     for pattern in keep:
         if not any(Part(path, of_weights).named_by(pattern) for path in paths for of_weights in (True, False)):
             raise ValueError(f"keep names {pattern!r}, which matches no layer; there are {', '.join(paths[:20])}")
-    assignments = Assignments(base, Observer(base, given).seen(), weight_bits, activation_bits, keep)
+    assignments = Assignments(base, Observer(base, examples).seen(), weight_bits, activation_bits, keep)
     assignments.require_possible()
     clock = Clock("plan", sum(len(options) - 1 for options in assignments.options.values()) + candidates, progress)
-    evaluator = Evaluations(base, given, metric, executor)
-    return _Planning(assignments, evaluator, given.examples, higher_is_better, asked, candidates, clock).run()
+    evaluator = Evaluations(base, examples, metric, executor)
+    return _Planning(assignments, evaluator, examples.examples, higher_is_better, asked, candidates, clock).run()
 
 
 @dataclass(eq=False)
@@ -360,7 +360,7 @@ class _Planning:
     def _neighbours(self, chosen: _Tried) -> list[Bits]:
         """Plans that differ in one part, the most promising first."""
         larger = bool(self.budgets.of_resources)
-        found: list[tuple[float, Bits]] = []
+        neighbours: list[tuple[float, Bits]] = []
         for part in self.assignments.options:
             now = chosen.bits[part]
             other = self._next(part, now, -1 if larger else 1)
@@ -370,8 +370,8 @@ class _Planning:
             if self._key(bits) in self.plans or (larger and self._beyond(bits, 1.02) > 0):
                 continue
             if larger or self._price(bits, list(self.unit_prices)) < chosen.price:
-                found.append((self._loss(part, other) - self._loss(part, now), bits))
-        return [bits for _, bits in sorted(found, key=lambda pair: pair[0])]
+                neighbours.append((self._loss(part, other) - self._loss(part, now), bits))
+        return [bits for _, bits in sorted(neighbours, key=lambda pair: pair[0])]
 
     # --- evaluations --------------------------------------------------------------------------------------------------
 

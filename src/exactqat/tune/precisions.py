@@ -199,9 +199,9 @@ class Precisions:
         def is_fine(name: str) -> bool:
             return self._part_of.get(name) in fine
 
-        def emit(operator: Operator, *made: Tensor) -> None:
+        def emit(operator: Operator, *entries: Tensor) -> None:
             operators.append(operator)
-            tensors.update({tensor.name: tensor for tensor in made})
+            tensors.update({tensor.name: tensor for tensor in entries})
 
         def quantized(source: Tensor, target: Tensor) -> Tensor:
             if target.name not in tensors:
@@ -259,9 +259,9 @@ class Precisions:
                 if wanted is not target:
                     quantized(target, wanted)
 
-        def port(given: Port) -> Port:
-            name = stored(given.tensor).name
-            return replace(given, tensor=name, limits=given.limits if name == given.tensor else None)
+        def port(source: Port) -> Port:
+            name = stored(source.tensor).name
+            return replace(source, tensor=name, limits=source.limits if name == source.tensor else None)
 
         ports = graph.signature
         return replace(
@@ -278,14 +278,14 @@ class Precisions:
     def _once(self, key: Hashable, make: Callable[..., Made], *arguments: object) -> Made:
         if key not in self._made:
             self._made[key] = make(*arguments)
-        made: Made = self._made[key]
-        return made
+        result: Made = self._made[key]
+        return result
 
     def _operator(
         self, kind: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], attributes: Mapping[str, Any]
     ) -> Operator:
-        names, made = (tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs))
-        return self._once((names, made), Operator, kind, names, made, attributes)
+        names, results = (tuple(tensor.name for tensor in tensors) for tensors in (inputs, outputs))
+        return self._once((names, results), Operator, kind, names, results, attributes)
 
     def _int16(self, name: str, like: Tensor, scale: float | np.floating) -> Tensor:
         return self._once(name, Tensor, name, like.shape, "int16", per_tensor(scale, 0, "int16"))
@@ -309,8 +309,8 @@ class Precisions:
         input_scale, output_scale = (float(tensor.quantization.scale[0]) for tensor in (input, output))
         key = (filter.name, position, fine, input.name, input_scale, output_scale)
         if key in self._made:
-            made: Tensor = self._made[key]
-            return made
+            result: Tensor = self._made[key]
+            return result
         kept = self.weights.get(filter.name)
         grid, codes = filter.quantization, np.asarray(filter.data)
         assert bias.data is not None
@@ -350,7 +350,7 @@ def _clamps_of(graph: Graph) -> dict[str, Ends]:
     """The ranges of a file's results that the ends of their grids clamp by design, as far as grids can tell: from 0, or
     from minus it, to a whole number, such as 1 of a hard sigmoid; and those from 0, where nothing is lost if they are
     not meant to clamp."""
-    found = {}
+    clamps = {}
     for operator in graph.operators:
         tensor = graph.tensors[operator.outputs[0]]
         if tensor.dtype != "int8" or operator.attributes.get("activation") != "NONE":
@@ -360,10 +360,10 @@ def _clamps_of(graph: Graph) -> dict[str, Ends]:
         width, from_zero = scale * (highest - lowest), zero_point == lowest
         whole = width > 0.5 and abs(width - round(width)) < 1e-6 * width
         if whole and (from_zero or (zero_point in (-1, 0) and round(width) % 2 == 0)):
-            found[tensor.name] = (0.0, float(round(width))) if from_zero else (-round(width) / 2, round(width) / 2)
+            clamps[tensor.name] = (0.0, float(round(width))) if from_zero else (-round(width) / 2, round(width) / 2)
         elif from_zero:
-            found[tensor.name] = (0.0, math.inf)
-    return found
+            clamps[tensor.name] = (0.0, math.inf)
+    return clamps
 
 
 def _groups(graph: Graph) -> dict[str, str]:

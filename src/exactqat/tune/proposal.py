@@ -104,8 +104,8 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
         bits = FEW if of_means and now < FEW else WIDE
         if not part.weights and bits in options and now < bits and (bits == FEW or part.layer in end):
             offered[part] = bits
-    found = assignments.attempt({**assignments.given, **offered})
-    if not offered or found is None:
+    attempt = assignments.attempt({**assignments.given, **offered})
+    if not offered or attempt is None:
         return None
     groups = [[*offered], *([part] for part in offered if len(offered) > 1)]
     fine, *alone = _alone(start, assignments, groups, data)
@@ -119,12 +119,12 @@ def proposed(start: Candidate, best: Candidate, data: Data, metric: Metric, high
         # Two that cost nothing alone may cost something together.
         other = assignments.attempt({**assignments.given, **{part: offered[part] for part in single}})
         if other is not None:
-            needed, found = {part: offered[part] for part in single}, other
+            needed, attempt = {part: offered[part] for part in single}, other
             mark = Mark.of(_alone(start, assignments, [single], data)[1], data, metric, fine)
-    then = Mark.of(_alone(found, assignments, [[*needed]], data)[1], data, metric, fine)
+    then = Mark.of(_alone(attempt, assignments, [[*needed]], data)[1], data, metric, fine)
     if not then.clearly_better_than(mark, higher_is_better):
         return None
-    before, after = (packed(candidate.graph(), best.device) for candidate in (best, found))
+    before, after = (packed(candidate.graph(), best.device) for candidate in (best, attempt))
     contents = [tflite_bytes(graph) for graph in (before, after)]
     (narrow, _), (wide, _) = map(arena_of, contents)
     assert reference.metric is not None and mark.metric is not None and then.metric is not None
@@ -150,13 +150,13 @@ def _averaged(candidate: Candidate) -> set[str]:
 def _end_of(plan: Plan) -> set[str]:
     """Paths of what is stored at the end: results, and what they are made from without weights, back to the first
     layers with weights."""
-    left, found = list(plan.device_outputs), set()
+    left, paths = list(plan.device_outputs), set()
     while left:
         step = plan.stored(left.pop())
-        if isinstance(step, PlanStep) and step.path not in found:
-            found.add(step.path)
+        if isinstance(step, PlanStep) and step.path not in paths:
+            paths.add(step.path)
             left += [] if step.weights is not None else filter(plan.is_stored, step.operands)
-    return found
+    return paths
 
 
 def _alone(

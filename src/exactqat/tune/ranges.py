@@ -60,7 +60,7 @@ def _entropy_fraction(magnitudes: np.ndarray, largest: float, bits: int) -> floa
     divergence of their histograms."""
     counts, _ = np.histogram(magnitudes, BINS, (0, largest))
     levels = 2 ** (bits - 1)
-    best, found = np.inf, 1.0
+    best, fraction = np.inf, 1.0
     counts = counts.astype(np.float64)
     for stop in range(max(levels, BINS // 8), BINS + 1, BINS // 64):
         kept = counts[:stop].copy()
@@ -76,8 +76,8 @@ def _entropy_fraction(magnitudes: np.ndarray, largest: float, bits: int) -> floa
         there = p > 0
         divergence = float((p[there] * np.log(p[there] / np.maximum(q[there], 1e-9))).sum())
         if divergence < best:
-            best, found = divergence, stop / BINS
-    return found
+            best, fraction = divergence, stop / BINS
+    return fraction
 
 
 def ranges_of_all(candidate: Candidate, data: Data) -> list[tuple[str, Candidate]]:

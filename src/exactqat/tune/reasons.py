@@ -57,7 +57,7 @@ class Values:
             self.channels = largest
         elif len(largest) == len(self.channels):
             self.channels = np.maximum(self.channels, largest)
-        room = SAMPLE - sum(each.size for each in self.sample)
+        room = SAMPLE - sum(block.size for block in self.sample)
         rows = room // flat.shape[1]
         if rows > 0:
             self.sample.append(flat[:: max(1, -(-len(flat) // rows))].astype(np.float32))
@@ -69,18 +69,18 @@ class Values:
         if self.clipped > self.rounded and self.outside:
             ends = f"[{self.low:.3g}, {self.high:.3g}], up to [{self.least:.3g}, {self.most:.3g}]"
             return (f"saturates: {max(self.outside / self.count, 1e-6):.2g} of its values lie beyond {ends}",)
-        found: list[tuple[float, str]] = []
+        reasons: list[tuple[float, str]] = []
         wider, codes = (self.high - self.low) / (self.most - self.least), 2**self.bits
         if self.bits <= FEW_BITS:
-            found.append((2.0 ** (8 - self.bits), f"has too few codes: {codes}, of {self.bits} bits"))
+            reasons.append((2.0 ** (8 - self.bits), f"has too few codes: {codes}, of {self.bits} bits"))
         elif wider > WIDER:
             needed = f"its values need {max(1, round(codes / wider))} of {codes}, the range is {wider:.0f} times wider"
-            found.append((wider, f"uses too few codes: {needed}"))
+            reasons.append((wider, f"uses too few codes: {needed}"))
         width = self.sample[0].shape[1]
         values = np.concatenate([rows for rows in self.sample if rows.shape[1] == width])
         assert self.channels is not None
-        found += _outliers_or_channels(values, self.channels)
-        return tuple(text for _, text in sorted(found, reverse=True))
+        reasons += _outliers_or_channels(values, self.channels)
+        return tuple(text for _, text in sorted(reasons, reverse=True))
 
 
 def _outliers_or_channels(values: np.ndarray, channels: np.ndarray) -> list[tuple[float, str]]:
@@ -122,36 +122,36 @@ def reasons_of_weights(
     own, scales = rows(codes), np.broadcast_to(scale.astype(np.float64), (channels,))
     real, stored = rows(fine.codes) * fine.scale.astype(np.float64).reshape(-1, 1), own * scales[:, None]
     largest, used = np.abs(real).max(1), np.abs(own).max(1)
-    found: list[tuple[float, str]] = []
+    reasons: list[tuple[float, str]] = []
     dropped = (largest > 0) & (used == 0)
     beyond = dropped & (np.abs(fine.bias) / np.maximum(input_scale * largest / 127, 1e-300) > LARGEST_BIAS)
     if beyond.any():
         count = f"{int(beyond.sum())} of {channels} channels keep nothing but their bias"
-        found.append((float("inf"), f"has a bias beyond its grid: {count}"))
+        reasons.append((float("inf"), f"has a bias beyond its grid: {count}"))
     alive = (largest > 0) & ~dropped
     if not alive.any():
-        return tuple(text for _, text in found)
+        return tuple(text for _, text in reasons)
     real, stored, largest, used, scales = real[alive], stored[alive], largest[alive], used[alive], scales[alive]
     over = np.maximum(np.abs(real) - 127 * scales[:, None] * (1 + 1 / 254), 0)
     if np.square(over).sum() > np.square(real - stored).sum() / 2:
-        found.append((1e6, f"saturate: {float((over > 0).mean()):.2g} of them lie beyond their range"))
+        reasons.append((1e6, f"saturate: {float((over > 0).mean()):.2g} of them lie beyond their range"))
     highest = int(used.max())
     bits = highest.bit_length() + 1
     if bits <= FEW_BITS:
-        found.append((2.0 ** (8 - bits), f"have too few codes: {2 * highest + 1}, of {bits} bits"))
+        reasons.append((2.0 ** (8 - bits), f"have too few codes: {2 * highest + 1}, of {bits} bits"))
     elif scale.size > 1 and np.median(used) < 127 / WIDER:
         half = int(np.median(used))
-        found.append((127 / float(np.median(used)), f"use too few codes: {half} of 127 in half of the channels"))
+        reasons.append((127 / float(np.median(used)), f"use too few codes: {half} of 127 in half of the channels"))
     if scale.size == 1 and channels > 1:
         typical = float(np.median(largest))
         if largest.max() > UNEQUAL * typical:
             sizes = f"the largest reaches {largest.max():.3g}, half of them below {typical:.3g}"
-            found.append((largest.max() / typical, f"have channels of very different size on one scale: {sizes}"))
+            reasons.append((largest.max() / typical, f"have channels of very different size on one scale: {sizes}"))
     else:
         ratio = float(np.median(largest / np.maximum(np.quantile(np.abs(real), 0.9, axis=1), 1e-30)))
         if ratio > 2 * WIDER:
-            found.append((ratio, f"have a range too wide for few outliers: {ratio:.0f} times what nine of ten need"))
-    return tuple(text for _, text in sorted(found, reverse=True))
+            reasons.append((ratio, f"have a range too wide for few outliers: {ratio:.0f} times what nine of ten need"))
+    return tuple(text for _, text in sorted(reasons, reverse=True))
 
 
 __all__ = ["Values", "reasons_of_weights"]

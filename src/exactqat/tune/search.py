@@ -197,15 +197,15 @@ def search(
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget must be a number of evaluations, 1 or more, got {budget!r}")
     start = Candidate.of(network, None if device is None else profile_named(device).name)
-    given = Data(data, True).numbers_for(start.graph())
-    order = np.random.default_rng(seed).permutation(given.examples)
-    judges = round(given.examples * held_out)
-    if not 0 < judges < given.examples:
-        raise ValueError(f"data has {given.examples} examples, too few to hold some out")
-    parts = given.only(np.sort(order[judges:])), given.only(np.sort(order[:judges]))
+    examples = Data(data, True).numbers_for(start.graph())
+    order = np.random.default_rng(seed).permutation(examples.examples)
+    judges = round(examples.examples * held_out)
+    if not 0 < judges < examples.examples:
+        raise ValueError(f"data has {examples.examples} examples, too few to hold some out")
+    parts = examples.only(np.sort(order[judges:])), examples.only(np.sort(order[:judges]))
     clock = Clock("search", budget, progress)
-    found = _Searching(start, parts, metric, higher_is_better, budget, executor, clock).run()
-    return replace(found, proposal=proposed(start, found.candidate, given, metric, higher_is_better))
+    result = _Searching(start, parts, metric, higher_is_better, budget, executor, clock).run()
+    return replace(result, proposal=proposed(start, result.candidate, examples, metric, higher_is_better))
 
 
 class _Searching:

@@ -244,7 +244,7 @@ def sensitivity(
         TypeError: the network is not prepared.
         MissingData: it is not calibrated.
     """
-    unknown = [each for each in measure if each not in MEASURES]
+    unknown = [name for name in measure if name not in MEASURES]
     if unknown or not measure:
         raise ValueError(f"measure must be some of {', '.join(MEASURES)}, got {list(measure)}")
     if metric is None and "alone" not in measure:

@@ -143,7 +143,7 @@ class Variants:
         graph = self.precisions.graph
         (name,) = self.precisions.tensors_of[part]
         operator = next(
-            each for each in graph.operators if name in each.inputs and layer_of(each.outputs[0]) == part.layer
+            node for node in graph.operators if name in node.inputs and layer_of(node.outputs[0]) == part.layer
         )
         filter, axis = graph.tensors[name], OPERATORS[operator.kind].filter_axis
         assert filter.data is not None and axis is not None
@@ -154,10 +154,10 @@ class Variants:
 
 def _same(base: Graph, graph: Graph) -> set[str]:
     """Names of the tensors that two graphs compute identically."""
-    made = {name: operator for operator in base.operators for name in operator.outputs}
+    makers = {name: operator for operator in base.operators for name in operator.outputs}
     same = {name for name in graph.inputs if base.tensors.get(name) is graph.tensors[name] and name in base.inputs}
     for operator in graph.operators:
-        if made.get(operator.outputs[0]) is not operator:
+        if makers.get(operator.outputs[0]) is not operator:
             continue
         alike = all(base.tensors.get(name) is graph.tensors[name] for name in (*operator.inputs, *operator.outputs))
         if alike and all(name in same or graph.tensors[name].data is not None for name in operator.inputs):
@@ -225,9 +225,9 @@ class Observer(Variants):
         """The operators whose filter holds each weight of a step of the candidate's once."""
         places = candidate.places()
         for operator in self.precisions.graph.operators:
-            found = places.get(operator.inputs[1]) if len(operator.inputs) == 3 else None
-            if found is not None and found.weights.size == candidate.tensors[found.weight].size:
-                yield operator, found
+            place = places.get(operator.inputs[1]) if len(operator.inputs) == 3 else None
+            if place is not None and place.weights.size == candidate.tensors[place.weight].size:
+                yield operator, place
 
     def sums(self, operator: Operator, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
         """The sums of an operator with weights, in the fine network and on the device: real numbers [n, channels],

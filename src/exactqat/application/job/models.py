@@ -239,12 +239,12 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     return model
 
 
-def named_in(file: Path, name: str, given: str | None) -> str:
-    """The network that a file names, if it is known or the one that the user also named (`given`): a file must not
+def named_in(file: Path, name: str, model: str | None) -> str:
+    """The network that a file names, if it is known or the one that the user also named (`model`): a file must not
     decide what code runs."""
-    if given not in (None, name):
-        raise ValueError(f"{file} names the network {name!r}, which is not --model {given}")
-    if given is None and not is_known(name):
+    if model not in (None, name):
+        raise ValueError(f"{file} names the network {name!r}, which is not --model {model}")
+    if model is None and not is_known(name):
         raise ValueError(
             f"{file} names the network {name!r}, which is not one of exactqat's own ({', '.join(NETWORKS)}). "
             f"Code that a file names is not run. If you trust it, name it yourself: "

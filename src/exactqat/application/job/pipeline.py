@@ -58,12 +58,12 @@ def make_rules(
     rules decide this themselves; the input's range is that of the data whatever they say. ranges: where the user's
     rules leave them at the default."""
     weight_bits, activation_bits = bits
-    given = settings.layer_rules or (
+    rules = settings.layer_rules or (
         qat.Rule(glob.escape(list(prepared.layers())[-1][0]), weight_bits=weight_bits, activation_bits=8),
         qat.Rule("*", weight_bits=weight_bits, activation_bits=activation_bits),
     )
-    of_input = next((rule for rule in given if rule.match == "input"), qat.Rule())
-    others = [rule for rule in given if rule.match != "input"] or [qat.Rule()]
+    of_input = next((rule for rule in rules if rule.match == "input"), qat.Rule())
+    others = [rule for rule in rules if rule.match != "input"] or [qat.Rule()]
     return [
         qat.Rule("input", activation_bits=of_input.activation_bits, ranges="fixed", fixed_range=value_range),
         *(replace(rule, ranges=ranges) if rule.ranges == qat.Rule().ranges else rule for rule in others),
@@ -139,9 +139,9 @@ def run(
     # What is known to be wrong, before all images are read: a missing network, unreadable weights, a directory in use.
     check_name(settings.model)
     float_state = out / "training" / "float.pt"
-    given = None if settings.weights is None or resume and float_state.exists() else Path(settings.weights)
-    if given is not None:
-        weights.read(given)
+    path = None if settings.weights is None or resume and float_state.exists() else Path(settings.weights)
+    if path is not None:
+        weights.read(path)
     processes.first_does(lambda: check_free(out, resume, restart))
     processes.first_does(lambda: files.check_writable(out))
     if dataset is None:
@@ -153,7 +153,7 @@ def run(
             progress.say(sentence)
     # Before anything is written: whether there is such a network, and whether the device can run it.
     model = untrained_network(settings, dataset)
-    fit = None if given is None else weights.put(model, given)
+    fit = None if path is None else weights.put(model, path)
     with ExitStack() as hold:
 
         def begin() -> bool:

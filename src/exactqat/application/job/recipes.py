@@ -41,10 +41,10 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
+def chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings, completed with those of the recipe among them."""
-    recipe = given.get("recipe")
-    return dict(given) if recipe is None else {**recipe_named(recipe).settings, **given}
+    recipe = settings.get("recipe")
+    return dict(settings) if recipe is None else {**recipe_named(recipe).settings, **settings}
 
 
 def check_data(name: str, data: str, shape: tuple[int, ...], classes: int) -> str:

@@ -180,24 +180,24 @@ def networks_of(
         precision: the only folder to look at, such as w8a8.
     """
     held = None if examples is None else read_examples(examples, part, classes)
-    given = None if held is None else (held.inputs, held.targets)
+    arrays = None if held is None else (held.inputs, held.targets)
     if not path.is_dir():
         for option, value in {"--precision": precision, "--model": model}.items():
             if value is not None:
                 raise ValueError(f"{option} is for the directory of a job; {path} is not one")
-        if given is None:
+        if arrays is None:
             raise ValueError(f"{path} says nothing of examples: give --data FILE.npz with the inputs and {TARGETS}")
-        return [Judged(path.name, path, read_tflite(path), None, *given)]
+        return [Judged(path.name, path, read_tflite(path), None, *arrays)]
     networks = []
     for folder in delivered(path, "checkpoint.pt", "model.tflite"):
         if precision is not None and folder.name != precision:
             continue
         restored, checkpoint = restore(folder / "checkpoint.pt", model)
         graph = replace(read_tflite(folder / "model.tflite"), trained_for=restored.profile or "")
-        if given is None:
+        if arrays is None:
             split: Split = getattr(data_of(checkpoint), part)
-            given = split.images.numpy(), split.labels.numpy()
-        networks.append(Judged(folder.name, folder / "model.tflite", graph, restored, *given))
+            arrays = split.images.numpy(), split.labels.numpy()
+        networks.append(Judged(folder.name, folder / "model.tflite", graph, restored, *arrays))
     if not networks:
         raise FileNotFoundError(f"{path} has no network {precision}")
     return networks

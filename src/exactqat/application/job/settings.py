@@ -335,7 +335,7 @@ class Settings:
         if self.bits is not None:
             chosen = [(int(pair[0]), int(pair[2])) for pair in self.bits]
         elif self.weight_bits is not None or self.activation_bits is not None:
-            of_weights, of_activations = (given or (MOST_BITS,) for given in (self.weight_bits, self.activation_bits))
+            of_weights, of_activations = (bits or (MOST_BITS,) for bits in (self.weight_bits, self.activation_bits))
             chosen = [(weights, activations) for weights in of_weights for activations in of_activations]
         return {f"w{weights}a{activations}": (weights, activations) for weights, activations in chosen}
 
@@ -402,8 +402,8 @@ def declared() -> list[Field[Any]]:
 def documented(thing: object) -> Mapping[str, str]:
     """What the docstring says of each argument or attribute: the help of its option."""
     section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", inspect.getdoc(thing) or "", re.MULTILINE)
-    found = re.findall(r"^    (\w+): ((?:.*\n?(?:        .*\n?)*))", section[1] if section else "", re.MULTILINE)
-    return {name: " ".join(words.split()) for name, words in found}
+    matches = re.findall(r"^    (\w+): ((?:.*\n?(?:        .*\n?)*))", section[1] if section else "", re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in matches}
 
 
 def option_value(value: object) -> str:

@@ -72,15 +72,15 @@ def svg(figure: Figure, caption: str) -> Markup:
     drawn = buffer.getvalue()
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawn, flags=re.DOTALL)
-    drawn = re.sub(rf'<g id="{TIP}([^"]*)">', lambda found: f"<g><title>{found[1]}</title>", drawn)
+    drawn = re.sub(rf'<g id="{TIP}([^"]*)">', lambda match: f"<g><title>{match[1]}</title>", drawn)
     # Other pictures on the page have the same ids; those that are referenced are made from what they name.
     drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
     drawn = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", drawn)
     width = WIDTH * 72
     drawn = re.sub(
         r'<svg\s[^>]*?(viewBox="[^"]*")[^>]*>',
-        lambda found: (
-            f"<svg {found[1]} role='img' aria-label='{escape(caption)}' "
+        lambda match: (
+            f"<svg {match[1]} role='img' aria-label='{escape(caption)}' "
             f"style='min-width:{width * SMALLEST:.0f}px;max-width:{width * 1.45:.0f}px'>"
         ),
         drawn,

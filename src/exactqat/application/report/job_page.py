@@ -296,9 +296,9 @@ def _confusions(results: Results, outcomes: Iterable[Outcome]) -> Record:
         return {"table": table, "networks": []}
     answers = {f"{outcome.precision.upper()}, device": outcome.device_predictions for outcome in outcomes}
     matrices = []
-    for title, given in ({"float32": results.float_predictions} | answers).items():
+    for title, predictions in ({"float32": results.float_predictions} | answers).items():
         counts = np.zeros((len(names), len(names)), int)
-        np.add.at(counts, (labels, given), 1)
+        np.add.at(counts, (labels, predictions), 1)
         wrong = int(counts.sum() - np.trace(counts))
         matrices.append((f"{title}: {wrong:,} of {len(labels):,} wrong", counts.tolist()))
     short = [shortened(name, charts.DRAWN_LENGTH) for name in names]

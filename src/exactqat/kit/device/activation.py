@@ -170,7 +170,7 @@ class OfTheLibrary(Tabulated):
         """What the library is asked for: its results in float32, those of float64 rounded."""
         raise NotImplementedError
 
-    def around(self, x: np.ndarray, found: np.ndarray, attributes: Attributes) -> np.ndarray:
+    def around(self, x: np.ndarray, values: np.ndarray, attributes: Attributes) -> np.ndarray:
         """The function from what the library gives."""
         raise NotImplementedError
 
@@ -181,8 +181,8 @@ class OfTheLibrary(Tabulated):
         """Whether all libraries give the same codes."""
         x = dequantize(CODES, source.quantization)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self.library(x, attributes)
-            ends = [found + np.spacing(found) * np.float32(bits) for bits in (-self.last_bits, self.last_bits)]
+            values = self.library(x, attributes)
+            ends = [values + np.spacing(values) * np.float32(bits) for bits in (-self.last_bits, self.last_bits)]
             low, high = (self.stored(self.around(x, end, attributes), output, REFERENCE) for end in ends)
         return np.array_equal(low, high)
 
@@ -325,8 +325,8 @@ class Gelu(OfTheLibrary):
             return rounded(erfc, x * np.float32(-math.sqrt(0.5)))
         return rounded(np.tanh, np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x))
 
-    def around(self, x: np.ndarray, found: np.ndarray, attributes: Attributes) -> np.ndarray:
-        return np.float32(0.5) * x * (np.float32(1) + found if attributes["approximate"] else found)
+    def around(self, x: np.ndarray, values: np.ndarray, attributes: Attributes) -> np.ndarray:
+        return np.float32(0.5) * x * (np.float32(1) + values if attributes["approximate"] else values)
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         words = {"approximate": "tanh" if operator.attributes["approximate"] else "none"}
@@ -348,8 +348,8 @@ class Exp(OfTheLibrary):
     def library(self, x: np.ndarray, attributes: Attributes) -> np.ndarray:
         return rounded(np.exp, x)
 
-    def around(self, x: np.ndarray, found: np.ndarray, attributes: Attributes) -> np.ndarray:
-        return found
+    def around(self, x: np.ndarray, values: np.ndarray, attributes: Attributes) -> np.ndarray:
+        return values
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         self.onnx_function(writer, operator, output, "Exp")
@@ -443,11 +443,11 @@ class Lookup(Unary):
         slopes = (values[after] - values[before]) / (after - before).astype(np.float32)
         index = primitives.round(primitives.stop_gradient(x) / step) + float(zero_point - lowest)
         index = primitives.clip(index, 0.0, float(codes.size - 1))
-        found, slope = (
-            primitives.sum(primitives.embedding(index, primitives.array(each[:, None], x)), [-1])
-            for each in (values, slopes / np.float32(step))
+        result, slope = (
+            primitives.sum(primitives.embedding(index, primitives.array(table[:, None], x)), [-1])
+            for table in (values, slopes / np.float32(step))
         )
-        return primitives.straight_through(found, x * primitives.stop_gradient(slope))
+        return primitives.straight_through(result, x * primitives.stop_gradient(slope))
 
     def restore(self, context: PlanContext, operator: Operator) -> None:
         (source,), (output,) = context.tensors(operator)
@@ -455,7 +455,7 @@ class Lookup(Unary):
         if name:
             context.step(operator, {"function": name}, kind=Table.kind)
             return
-        grids = tuple((float(scale_of(each)), zero_point_of(each)) for each in (source, output))
+        grids = tuple((float(scale_of(tensor)), zero_point_of(tensor)) for tensor in (source, output))
         context.step(operator, {**operator.attributes, "grids": grids})
 
     def made_of(self, source: Tensor, output: Tensor, attributes: Attributes) -> str:
@@ -465,11 +465,11 @@ class Lookup(Unary):
         for name in FUNCTIONS:
             try:
                 with np.errstate(all="ignore"):
-                    given = {"function": name, "parameters": ()}
-                    found = declaration.table(source, output, given, REFERENCE)
+                    candidate = {"function": name, "parameters": ()}
+                    codes = declaration.table(source, output, candidate, REFERENCE)
             except (TypeError, LookupError):  # it needs some
                 continue
-            if np.array_equal(found, attributes["codes"]):
+            if np.array_equal(codes, attributes["codes"]):
                 return name
         return ""
 
@@ -607,7 +607,7 @@ class LeakyRelu(Unary):
         if profile.delegates and self.delegated(positive, negative):
             factors = np.rint(np.float32(256) * np.where(steps < 0, negative, positive)).astype(np.int64)
             return within_int8(((steps * factors + 128) >> 8) + zero_point_of(output))
-        above, below = (rescaled(steps, ratio_of(source, output, profile, each)) for each in (1.0, alpha))
+        above, below = (rescaled(steps, ratio_of(source, output, profile, slope)) for slope in (1.0, alpha))
         codes = np.where(steps >= 0, above, below)
         return within_int8(codes + zero_point_of(output))
 

@@ -63,10 +63,10 @@ def is_one_value(first: Tensor, second: Tensor, rank: int) -> bool:
     exchanges them."""
 
     def sizes(tensor: Tensor) -> list[int]:
-        given = [1] * (rank - len(tensor.shape)) + list(tensor.shape)
+        shape = [1] * (rank - len(tensor.shape)) + list(tensor.shape)
         if tensor.data is None:
-            given[0] = 2  # whatever the batch is
-        return [given[axis] for axis in ((0, 3, 1, 2) if rank == 4 else range(rank))]
+            shape[0] = 2  # whatever the batch is
+        return [shape[axis] for axis in ((0, 3, 1, 2) if rank == 4 else range(rank))]
 
     for one, other in zip(reversed(sizes(first)), reversed(sizes(second)), strict=True):
         if max(one, other) > 1:

@@ -68,12 +68,12 @@ class Convolution(Weighted):
 
     def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         first, filter = shapes[:2]
-        found = dict(super().step_attributes(shapes, attributes))
+        base = dict(super().step_attributes(shapes, attributes))
         pads: tuple[tuple[int, int], ...] = ((0, 0), (0, 0))
         if attributes["padding"] == "SAME":
             axes = zip(first[1:3], filter[1:3], attributes["strides"], attributes["dilations"], strict=True)
             pads = tuple(same_padding(*axis) for axis in axes)
-        return {**found, "padding": pads, "groups": self.groups(first[3], filter)}
+        return {**base, "padding": pads, "groups": self.groups(first[3], filter)}
 
     def tflite_options(self, inputs: Tensors, output: Tensor, attributes: Attributes) -> Fields:
         options = {**window_options(attributes), "fusedActivationFunction": activation_option(attributes)}
@@ -227,7 +227,7 @@ class DepthwiseConv2D(Convolution):
     def read_attributes(self, read: FileOperator) -> Attributes:
         """Some runtimes take the multiplier of the options, others that of the shapes."""
         multiplier, (input, filter) = read.option("depthMultiplier"), (read.operand(0), read.operand(1))
-        channels = [each.shape[3] for each in (input, filter) if len(each.shape) == 4]
+        channels = [tensor.shape[3] for tensor in (input, filter) if len(tensor.shape) == 4]
         if multiplier is not None and len(channels) == 2 and multiplier * channels[0] != channels[1]:
             raise Unreadable(
                 f"a depth multiplier of {multiplier} with {channels[0]} channels and {channels[1]} filters"
@@ -268,16 +268,16 @@ class TransposeConv(Weighted):
     def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         """A plan crops a number of rows and columns, or adds some."""
         first, filter = shapes[:2]
-        found = dict(super().step_attributes(shapes, attributes))
+        base = dict(super().step_attributes(shapes, attributes))
         beyond = [
             (size - 1) * stride + window - result
             for size, result, window, stride in zip(
-                first[1:3], found.pop("output_size"), filter[1:3], attributes["strides"], strict=True
+                first[1:3], base.pop("output_size"), filter[1:3], attributes["strides"], strict=True
             )
         ]
-        cut = [max(each, 0) for each in beyond]
-        pads = tuple((each // 2, each - each // 2) for each in cut)
-        return {**found, "padding": pads, "output_padding": tuple(max(-each, 0) for each in beyond)}
+        cut = [max(count, 0) for count in beyond]
+        pads = tuple((count // 2, count - count // 2) for count in cut)
+        return {**base, "padding": pads, "output_padding": tuple(max(-count, 0) for count in beyond)}
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:
         first, filter, bias = shapes

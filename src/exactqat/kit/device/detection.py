@@ -61,8 +61,8 @@ class DetectionPostprocess(Floating):
         need(fits, f"boxes and anchors must be [1, n, 4] and [n, 4], got {list(boxes)} and {list(anchors)}")
         fits = len(scores) == 3 and tuple(scores[:2]) == (1, count) and scores[2] in (classes, classes + 1)
         need(fits, f"scores must be [1, {count}, {classes}] or one more, got {list(scores)}")
-        each = 1 if attributes["each_class"] else min(attributes["classes_of_a_box"], classes)
-        results = attributes["most"] * each
+        multiplicity = 1 if attributes["each_class"] else min(attributes["classes_of_a_box"], classes)
+        results = attributes["most"] * multiplicity
         need(1 <= results <= MOST_DETECTIONS, f"the results must be 1 to {MOST_DETECTIONS}, got {results}")
         return (1, results, COORDINATES), (1, results), (1, results), (1,)
 
@@ -96,15 +96,15 @@ class DetectionPostprocess(Floating):
         return {**{field: attributes[name] for name, field in FIELDS.items()}, **scales}
 
     def read_attributes(self, read: FileOperator) -> Attributes:
-        found = {name: read.option(field) for name, field in FIELDS.items()}
+        options = {name: read.option(field) for name, field in FIELDS.items()}
         scales = tuple(read.option(f"{name}_scale") for name in "yxhw")
         named = {name for name, default in self.attributes.items() if default is REQUIRED}
-        if None in scales or any(found[name] is None for name in named - {"scales"}):
+        if None in scales or any(options[name] is None for name in named - {"scales"}):
             raise Unreadable(f"{self.kind} without its options")
-        whole = {name: value for name, value in found.items() if value is not None}
+        whole = {name: value for name, value in options.items() if value is not None}
         for name, value in whole.items():
             whole[name] = float(value) if name in REAL else bool(value) if name == "each_class" else int(value)
-        return {**found, **whole, "scales": tuple(map(float, scales))}
+        return {**options, **whole, "scales": tuple(map(float, scales))}
 
 
 # Attributes, and what files call them.
@@ -126,22 +126,22 @@ def detected(
     """The results for one example."""
     corners = decoded(boxes, anchors, np.asarray(attributes["scales"], np.float32))
     scores = scores[:, scores.shape[1] - attributes["classes"] :]
-    found: list[tuple[int, int]] = []  # boxes and their classes, the best first
+    pairs: list[tuple[int, int]] = []  # boxes and their classes, the best first
     if attributes["each_class"]:
         for column in range(scores.shape[1]):
             chosen = apart(corners, scores[:, column], attributes["most_of_a_class"], attributes)
-            found = sorted([*found, *((box, column) for box in chosen)], key=lambda pair: -scores[pair])
-            found = found[: attributes["most"]]
+            pairs = sorted([*pairs, *((box, column) for box in chosen)], key=lambda pair: -scores[pair])
+            pairs = pairs[: attributes["most"]]
     else:
         best = np.argsort(-scores, 1, kind="stable")[:, : attributes["classes_of_a_box"]]
         for box in apart(corners, scores.max(1), attributes["most"], attributes):
-            found += [(box, int(column)) for column in best[box]]
-    each = 1 if attributes["each_class"] else min(attributes["classes_of_a_box"], attributes["classes"])
-    size = attributes["most"] * each
+            pairs += [(box, int(column)) for column in best[box]]
+    multiplicity = 1 if attributes["each_class"] else min(attributes["classes_of_a_box"], attributes["classes"])
+    size = attributes["most"] * multiplicity
     results = np.zeros((size, COORDINATES), np.float32), np.zeros(size), np.zeros(size, np.float32)
-    for at, pair in enumerate(found):
+    for at, pair in enumerate(pairs):
         results[0][at], results[1][at], results[2][at] = corners[pair[0]], pair[1], scores[pair]
-    return (*results, np.array([len(found) // each]))
+    return (*results, np.array([len(pairs) // multiplicity]))
 
 
 def decoded(boxes: np.ndarray, anchors: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -166,7 +166,7 @@ def apart(corners: np.ndarray, scores: np.ndarray, most: int, attributes: Attrib
 
 def overlap(box: np.ndarray, others: np.ndarray) -> np.ndarray:
     """The shares of the areas of a box and each other one that both have."""
-    area, areas = ((each[..., 2:] - each[..., :2]).prod(-1) for each in (box, others))
+    area, areas = ((corners[..., 2:] - corners[..., :2]).prod(-1) for corners in (box, others))
     sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     common = np.maximum(sides, 0).prod(-1)
     return np.where((area <= 0) | (areas <= 0), np.float32(0), common / (area + areas - common))

@@ -151,7 +151,7 @@ class Add(FusedBinary):
     ) -> np.ndarray:
         """Steps of the result by LiteRT's own kernels: operands shifted by so many bits, and each rounded."""
         twice_larger = 2 * float(max(scales))
-        multipliers = [fixed_point(float(each) / twice_larger) for each in scales]
+        multipliers = [fixed_point(float(input_scale) / twice_larger) for input_scale in scales]
         terms = [
             multiply_fixed_point(operand.astype(np.int64) << bits, *multiplier)
             for operand, multiplier in zip(operands, multipliers, strict=True)

@@ -222,7 +222,7 @@ def without_wrapping(steps: Sequence[tuple[str, FileOperator]]) -> list[tuple[st
         if not whole or compared[1].inputs[0] is not index or added[1].inputs[0] is not index:
             continue
         bound, rows = compared[1].operand(1).data, added[1].operand(1).data
-        if not all(has_room(each.output, math.prod(index.shape)) for each in (step, compared[1], added[1])):
+        if not all(has_room(maker.output, math.prod(index.shape)) for maker in (step, compared[1], added[1])):
             continue
         if bound is not None and rows is not None and not np.any(bound):
             same[step.output.name] = index
@@ -246,7 +246,7 @@ def without_packing(
         rank = max(len(packed.output.shape), 1)
         if int(packed.option("axis") or 0) % rank != int(step.option("axis") or 0) % rank:
             continue
-        if not has_room(packed.output, sum(math.prod(each.shape) for each in step.outputs)):
+        if not has_room(packed.output, sum(math.prod(tensor.shape) for tensor in step.outputs)):
             continue
         pairs = list(zip(packed.inputs, step.outputs, strict=True))
         alike = all(
@@ -280,7 +280,7 @@ def reading_others(
     """The steps without `passed`; what reads a tensor of `same` reads the other one."""
     left = {id(step) for step in passed}
     return [
-        (word, replace(step, inputs=tuple(each and same.get(each.name, each) for each in step.inputs)))
+        (word, replace(step, inputs=tuple(tensor and same.get(tensor.name, tensor) for tensor in step.inputs)))
         for word, step in steps
         if id(step) not in left
     ]

@@ -206,8 +206,8 @@ class AddN(Floating):
     def float_steps(self, context: NetworkContext, operator: Operator) -> None:
         first, *others = context.operands(operator)
         (shape,) = context.results(operator)
-        for each in others:
-            first = context.step("add", [first, each], shape)
+        for other in others:
+            first = context.step("add", [first, other], shape)
         context.give(operator, first)
 
     def shape(self, shapes: Sequence[Shape], attributes: Attributes) -> Shape:

@@ -85,7 +85,7 @@ def declare(function: Function) -> Function:
 
 def named_by(framework: str) -> dict[str, str]:
     """The framework's names ("aten", "keras", "jax" or "onnx") -> kinds of steps, of all functions that are steps."""
-    return {name: each.name for each in FUNCTIONS.values() if each.is_kind for name in getattr(each, framework)}
+    return {name: entry.name for entry in FUNCTIONS.values() if entry.is_kind for name in getattr(entry, framework)}
 
 
 # The smallest magnitude at which functions with a pole are evaluated while no grid is known.
@@ -203,8 +203,8 @@ def _composition(
     the result of that number, 0 the operand itself; a float is a number."""
     results = [x]
     for name, operands, parameters in instructions:
-        given = [results[each] if isinstance(each, int) else each for each in operands]
-        results.append(instruction(primitives, name, given, parameters, x))
+        arguments = [results[operand] if isinstance(operand, int) else operand for operand in operands]
+        results.append(instruction(primitives, name, arguments, parameters, x))
     return results[-1]
 
 
@@ -216,7 +216,7 @@ def instruction(
         # What is not chosen is computed too, and infinity times a gradient of 0 is none.
         return FUNCTIONS[name](primitives, off_the_pole(primitives, operands[0], TINY, name, parameters), *parameters)
     if name == "where":  # two numbers would not give arrays of that type
-        chosen = [primitives.array(each, like) if isinstance(each, float) else each for each in operands[1:]]
+        chosen = [primitives.array(branch, like) if isinstance(branch, float) else branch for branch in operands[1:]]
         operands = [operands[0], *chosen]
     return COMBINATIONS[name](primitives, *operands)
 
@@ -240,12 +240,12 @@ def _named(name: str, real: Real, frameworks: Sequence[str] = FRAMEWORKS, **sett
     """Declares a function that frameworks call as it is called here (`log_sigmoid`, in Keras and ONNX `LogSigmoid`),
     unless settings say otherwise."""
     with_capitals = "".join(word.capitalize() for word in name.split("_"))
-    names = {each: (with_capitals if each in ("keras", "onnx") else name,) for each in frameworks}
+    names = {framework: (with_capitals if framework in ("keras", "onnx") else name,) for framework in frameworks}
     declare(Function(name, real, **{**names, **settings}))
 
 
 def _instructions(attributes: Attributes) -> Attributes:
-    return {str(place): each for place, each in enumerate(attributes["instructions"])}
+    return {str(place): triple for place, triple in enumerate(attributes["instructions"])}
 
 
 def _table(name: str, real: Real, frameworks: Sequence[str] = FRAMEWORKS, **settings: Any) -> None:

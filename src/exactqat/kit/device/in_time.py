@@ -98,9 +98,9 @@ def in_time(operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attribu
 
 def time_of(axes: Axes) -> int:
     """The axis of time, which all operands that have time share."""
-    found = {axis for axis in axes if axis is not None}
-    need(len(found) == 1, f"its operands have time along different axes: {sorted(found)}")
-    return found.pop()
+    candidates = {axis for axis in axes if axis is not None}
+    need(len(candidates) == 1, f"its operands have time along different axes: {sorted(candidates)}")
+    return candidates.pop()
 
 
 def others_than(touched: Sequence[int], axis: int, what: str) -> None:
@@ -110,7 +110,7 @@ def others_than(touched: Sequence[int], axis: int, what: str) -> None:
 
 def replaced(values: Sequence[Any], axis: int, value: Any) -> tuple[Any, ...]:
     """The values with another one at an axis."""
-    return tuple(value if at == axis else each for at, each in enumerate(values))
+    return tuple(value if at == axis else entry for at, entry in enumerate(values))
 
 
 def frame_size(tensor: Tensor, axis: int) -> int:
@@ -200,20 +200,20 @@ def _(operator: Concatenation, inputs: Tensors, outputs: Tensors, attributes: At
 @in_time.register(Reshaped)
 def _(operator: DeviceOperator, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes) -> InTime:
     axis, before, after = time_of(axes), inputs[0].shape, outputs[0].shape
-    found = axis_after_reshape(before, axis, after)
-    if found is None:
+    place = axis_after_reshape(before, axis, after)
+    if place is None:
         sizes = [[size for size in shape if size != 1] for shape in (before, after)]
         joined = len(sizes[1]) < len(sizes[0]) or len(sizes[0]) <= 1
         need(joined, f"it cuts frames into pieces: {list(before)} becomes {list(after)}, and axis {axis} is time")
         return InTime(None)
-    together = before[axis] // after[found]
+    together = before[axis] // after[place]
 
     def piece(frames: int, results: int) -> Attributes:
         if "new_shape" not in attributes:
             return attributes
-        return {**attributes, "new_shape": replaced(after, found, results)}
+        return {**attributes, "new_shape": replaced(after, place, results)}
 
-    return InTime(found, reach=together, stride=together, piece=piece, keeps_zero=together == 1)
+    return InTime(place, reach=together, stride=together, piece=piece, keeps_zero=together == 1)
 
 
 def axis_after_reshape(before: Shape, axis: int, after: Shape) -> int | None:
@@ -308,7 +308,7 @@ def window_in_time(
     reach = (size[at] - 1) * dilations[at] + 1
     pads = [(0, 0), (0, 0)]
     if attributes["padding"] == "SAME":
-        pads = [same_padding(*each) for each in zip(inputs[0].shape[1:3], size, strides, dilations, strict=True)]
+        pads = [same_padding(*sizes) for sizes in zip(inputs[0].shape[1:3], size, strides, dilations, strict=True)]
     if not any(pads[at]):  # SAME pads no piece either
         return InTime(axis, reach=reach, stride=strides[at])
     beside = replaced(pads, at, (0, 0))
@@ -328,13 +328,13 @@ def _(operator: Convolution, inputs: Tensors, outputs: Tensors, attributes: Attr
 @in_time.register
 def _(operator: Pool, inputs: Tensors, outputs: Tensors, attributes: Attributes, axes: Axes) -> InTime:
     lowest, _ = code_range(inputs[0]) if inputs[0].dtype in ("int8", "int16") else (0, 0)
-    found = window_in_time(attributes["filter_size"], inputs, outputs, attributes, axes, lowest)
+    window = window_in_time(attributes["filter_size"], inputs, outputs, attributes, axes, lowest)
     if isinstance(operator, MaxPool2D):
-        return replace(found, below_all=True)
+        return replace(window, below_all=True)
     need(
-        found.fill is None, "it does not count what it pads, so the first frames are means of fewer values: pad before"
+        window.fill is None, "it does not count what it pads, so the first frames are means of fewer values: pad before"
     )
-    return found
+    return window
 
 
 # --- along one axis, or all of it -----------------------------------------------------------------------------------

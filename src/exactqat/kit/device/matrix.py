@@ -230,7 +230,7 @@ class BatchMatrixMultiply(DeviceOperator):
         replace(limits, highest=HIGHEST_MULTIPLIER).need(inputs, output)
         if output.dtype == "int16":
             depth = inputs[0].shape[-2 if attributes["adj_x"] else -1]
-            multiplier = math.prod(float(scale_of(each)) for each in inputs) / float(scale_of(output))
+            multiplier = math.prod(float(scale_of(tensor)) for tensor in inputs) / float(scale_of(output))
             message = "the rescaled sum can leave 32 bits; the result's scale is too small for so many products"
             need(depth * 2.0**30 * multiplier < 2**31, message)
 

@@ -214,8 +214,8 @@ class Reshape(Movement):
         return (("new_shape", [-1, *output.shape[1:]]),)
 
     def read_attributes(self, read: FileOperator) -> Attributes:
-        given = len(read.inputs) > 1 and read.inputs[1] is not None
-        return {"new_shape": whole_shape(read.integers(1) if given else read.option("newShape"), read.operand(0).shape)}
+        pair = len(read.inputs) > 1 and read.inputs[1] is not None
+        return {"new_shape": whole_shape(read.integers(1) if pair else read.option("newShape"), read.operand(0).shape)}
 
     def onnx(self, writer: OnnxWriter, operator: Operator, output: Tensor) -> None:
         # The graph's order of elements is that of channels last.
@@ -545,8 +545,8 @@ class Blocks(Movement):
         raise NotImplementedError
 
     def float_steps(self, context: NetworkContext, operator: Operator) -> None:
-        (x,), (given,), (shape,) = context.operands(operator), context.shapes(operator), context.results(operator)
-        split = context.reshaped(x, self.split(given, operator.attributes["block_size"]))
+        (x,), (source,), (shape,) = context.operands(operator), context.shapes(operator), context.results(operator)
+        split = context.reshaped(x, self.split(source, operator.attributes["block_size"]))
         context.give(operator, context.reshaped(context.permute(split, (0, 1, 3, 2, 4, 5)), shape))
 
     def integers(self, call: Call) -> np.ndarray:

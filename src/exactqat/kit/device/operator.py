@@ -428,12 +428,12 @@ class DeviceOperator:
     def build(self, builder: GraphBuilder, *arguments: Any, name: str, **attributes: Any) -> str:
         """What `Builder.<kind in lower case>` does: operands, then the result's Quantization unless the operator keeps
         that of its operand or fixes it itself, then attributes in the order of their declaration."""
-        given = list(arguments)
-        operands = [given.pop(0) for _ in range(self.operands[0]) if given]
+        rest = list(arguments)
+        operands = [rest.pop(0) for _ in range(self.operands[0]) if rest]
         output = attributes.pop("output", None)
-        if output is None and not self.same_quantization and self.fixed_grid is None and given:
-            output = given.pop(0)
-        attributes |= dict(zip(self.attributes, given, strict=False))
+        if output is None and not self.same_quantization and self.fixed_grid is None and rest:
+            output = rest.pop(0)
+        attributes |= dict(zip(self.attributes, rest, strict=False))
         return str(builder.operator(self.kind, operands, output, name=name, **attributes))
 
     # --- how a step of the plan becomes operators of the device -----------------------------------------------------
@@ -485,15 +485,15 @@ class DeviceOperator:
 
     def step_attributes(self, shapes: Sequence[Shape], attributes: Attributes) -> Attributes:
         """The attributes of a plan's step, of an operator whose axes are the device's; shapes: of its operands."""
-        found = {name: value for name, value in attributes.items() if name != "activation"}
-        return {**found, "channel_axis": len(shapes[0]) - 1} if self.spatial else found
+        rest = {name: value for name, value in attributes.items() if name != "activation"}
+        return {**rest, "channel_axis": len(shapes[0]) - 1} if self.spatial else rest
 
     # --- how files hold it ------------------------------------------------------------------------------------------
 
     def tflite_options(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> Fields:
         """Fields of the options table; enumerations by the name of their value, as ("Padding", "SAME")."""
-        held = {name: each for name, each in self.in_file.items() if isinstance(each, Option)}
-        return {each.field: each.written(attributes[name]) for name, each in held.items()}
+        held = {name: option for name, option in self.in_file.items() if isinstance(option, Option)}
+        return {option.field: option.written(attributes[name]) for name, option in held.items()}
 
     def tflite_operands(
         self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes
@@ -502,7 +502,7 @@ class DeviceOperator:
 
         Integer arrays of another dtype keep it; what is quantized is a constant Tensor.
         """
-        held = [name for name, each in self.in_file.items() if isinstance(each, InOperand)]
+        held = [name for name, form in self.in_file.items() if isinstance(form, InOperand)]
         return tuple((name, np.asarray(attributes[name], np.int32)) for name in held)
 
     def tflite_steps(self, inputs: Sequence[Tensor], output: Tensor, attributes: Attributes) -> Sequence[FileStep]:
@@ -536,7 +536,7 @@ class DeviceOperator:
 
     def read_attributes(self, read: FileOperator) -> Attributes:
         """Likewise its attributes: the inverse of `tflite_options` and `tflite_operands`."""
-        return {name: each.of(read) for name, each in self.in_file.items()}
+        return {name: form.of(read) for name, form in self.in_file.items()}
 
     def read_steps(self, steps: Sequence[FileOperator]) -> tuple[tuple[Tensor, ...], Attributes] | None:
         """Likewise both, from operators of the file as `other_forms` lists them; None if they mean something else."""
@@ -554,25 +554,25 @@ _TELLING = {"ADD": ("fusedActivationFunction",), "GATHER": ("axis", "batchDims")
 def are_steps(steps: Sequence[FileOperator], written: Sequence[FileStep]) -> bool:
     """Whether operators of a file are what `tflite_steps` writes: where each reads from, its constants and options, and
     the shape and dtype of its result."""
-    made: dict[str, str] = {}
+    names: dict[str, str] = {}
     for step, expected in zip(steps, written, strict=True):
         shape = steps[-1].output.shape if expected.shape is None else expected.shape
         if step.output.shape != shape or (expected.dtype and step.output.dtype != expected.dtype):
             return False
-        if any((step.option(each) or 0) != expected.fields.get(each, 0) for each in _TELLING.get(expected.kind, ())):
+        if any((step.option(name) or 0) != expected.fields.get(name, 0) for name in _TELLING.get(expected.kind, ())):
             return False
         for position, operand in enumerate(expected.operands):
-            found = step.inputs[position] if position < len(step.inputs) else None
-            if found is None:
+            tensor = step.inputs[position] if position < len(step.inputs) else None
+            if tensor is None:
                 return False
-            if isinstance(operand, str) and made.get(operand) != found.name:
+            if isinstance(operand, str) and names.get(operand) != tensor.name:
                 return False
             if isinstance(operand, Tensor):
-                if operand.data is None or found.name not in step.known:
+                if operand.data is None or tensor.name not in step.known:
                     return False
-                if not np.array_equal(step.known[found.name], operand.data):
+                if not np.array_equal(step.known[tensor.name], operand.data):
                     return False
-        made[expected.name] = step.output.name
+        names[expected.name] = step.output.name
     return True
 
 

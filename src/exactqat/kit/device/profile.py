@@ -184,9 +184,9 @@ def profile_named(profile: str | Profile, argument: str = "device") -> Profile:
     if isinstance(profile, Profile):
         return profile
     if isinstance(profile, str):
-        found = PROFILES.get(profile) or next(iter(with_alias(profile)), None)
-        if found is not None:
-            return found
+        match = PROFILES.get(profile) or next(iter(with_alias(profile)), None)
+        if match is not None:
+            return match
     now = f"; it is called {formerly(profile)!r} now" if formerly(profile) else ""
     raise ValueError(f"{argument} must be one of {', '.join(known_names())}, got {profile!r}{now}")
 

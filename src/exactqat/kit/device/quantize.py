@@ -26,11 +26,11 @@ from .profile import REFERENCE
 from .tensor import Tensor, code_range
 
 
-def _exponents(given: str, result: str) -> tuple[int, int]:
+def _exponents(source: str, result: str) -> tuple[int, int]:
     """XNNPACK's bounds of input scale / output scale for int8; with int16, what kernels shift codes by in 32 bits."""
-    if "int16" not in (given, result):
+    if "int16" not in (source, result):
         return -8, 7
-    return -31, 22 if given == "int8" else 15
+    return -31, 22 if source == "int8" else 15
 
 
 @register

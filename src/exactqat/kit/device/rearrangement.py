@@ -420,20 +420,20 @@ class Unpack(Parts):
 def moved_to_the_front(step: FileOperator) -> int:
     """The axis that a TRANSPOSE, or a RESHAPE of exactly one example, brings in front of the batch; 0 for others."""
     source, result = step.operand(0).shape, step.output.shape
-    given = sizes_or_order(step)
-    if sorted(given) == list(range(len(source))):
-        return given[0] if list(given[1:]) == sorted(given[1:]) else 0
-    return int(source[:1] == (1,) and given == result == (*source[1:2], 1, *source[2:]))
+    entries = sizes_or_order(step)
+    if sorted(entries) == list(range(len(source))):
+        return entries[0] if list(entries[1:]) == sorted(entries[1:]) else 0
+    return int(source[:1] == (1,) and entries == result == (*source[1:2], 1, *source[2:]))
 
 
 def moved_after_the_batch(step: FileOperator) -> int:
     """Where such an operator brings the axis in front of the batch; 0 for others."""
     source, result = step.operand(0).shape, step.output.shape
-    given = sizes_or_order(step)
-    if sorted(given) == list(range(len(source))):
-        rest = [axis for axis in given if axis]
-        return given.index(0) if rest == sorted(rest) else 0
-    return int(source[1:2] == (1,) and given == result == (1, *source[:1], *source[2:]))
+    entries = sizes_or_order(step)
+    if sorted(entries) == list(range(len(source))):
+        rest = [axis for axis in entries if axis]
+        return entries.index(0) if rest == sorted(rest) else 0
+    return int(source[1:2] == (1,) and entries == result == (1, *source[:1], *source[2:]))
 
 
 def sizes_or_order(step: FileOperator) -> tuple[int, ...]:
@@ -497,27 +497,27 @@ class SpaceToBatch(Movement):
         chain, convolution = _dilated(context, operator)
         last, (first, filter, *_) = chain[-1], context.shapes(convolution)
         blocks, is_sequence = operator.attributes["block_shape"], len(operator.attributes["block_shape"]) == 1
-        given, made = context.shapes(operator)[0], context.results(last)[0]
+        source, result = context.shapes(operator)[0], context.results(last)[0]
         pads, windows = [], filter[1:3][-len(blocks) :]
         pairs = zip(blocks, windows, operator.attributes["paddings"], last.attributes["crops"], strict=True)
         for axis, (block, window, (padded, _), (cut, _)) in enumerate(pairs, 1):
             before = padded - cut
-            pads.append((before, made[axis] + block * (window - 1) - given[axis] - before))
+            pads.append((before, result[axis] + block * (window - 1) - source[axis] - before))
         need(min(map(min, pads)) >= 0, "BATCH_TO_SPACE_ND after it cuts off more than it pads")
         attributes = dict(OPERATORS[convolution.kind].step_attributes((first, filter), convolution.attributes))
         attributes["dilations"] = (1, *blocks) if is_sequence else tuple(blocks)
         attributes["padding"] = ((0, 0), *pads) if is_sequence else tuple(pads)
         (path,) = context.operands(operator)
         if is_sequence:  # an image of one row
-            row = (given[0], 1, *given[1:])
+            row = (source[0], 1, *source[1:])
             path = context.part(operator, Reshape.kind, path, {"new_shape": row}, row)
-            context.weighted(convolution, path, attributes, shape=(made[0], 1, *made[1:]))
+            context.weighted(convolution, path, attributes, shape=(result[0], 1, *result[1:]))
             stored = context.paths[convolution.outputs[0]]
-            context.step(last, {"new_shape": made}, kind=Reshape.kind, operands=[stored])
+            context.step(last, {"new_shape": result}, kind=Reshape.kind, operands=[stored])
         else:
             context.weighted(convolution, path, attributes, stores=last)
-        for each in (operator, *chain[:-1]):
-            context.absorbed(each, context.paths[last.outputs[0]])
+        for link in (operator, *chain[:-1]):
+            context.absorbed(link, context.paths[last.outputs[0]])
 
 
 def _dilated(context: Any, operator: Operator) -> tuple[list[Any], Any]:
@@ -528,8 +528,8 @@ def _dilated(context: Any, operator: Operator) -> tuple[list[Any], Any]:
         readers = context.readers(chain[-1].outputs[0])
         need(len(readers) == 1 and len(chain) < 5, _ALONE)
         chain += readers
-    others = [each for each in chain[1:-1] if not OPERATORS[each.kind].moves_axes]
-    need(len(others) == 1 and others[0].inputs[0] in [each.outputs[0] for each in chain], _ALONE)
+    others = [link for link in chain[1:-1] if not OPERATORS[link.kind].moves_axes]
+    need(len(others) == 1 and others[0].inputs[0] in [link.outputs[0] for link in chain], _ALONE)
     (convolution,), blocks = others, operator.attributes["block_shape"]
     attributes = convolution.attributes
     need("dilations" in attributes and attributes["padding"] == "VALID", _ALONE)

@@ -130,7 +130,7 @@ class Svdf(Recurrent):
         off = abs(float(scale_of(bias)) - float(scale_of(state) * scale_of(time)))
         need(off < 1e-5, "bias scale must be the state's scale * that of the time's weights")
         multipliers = self.multipliers(inputs, output)
-        fits = all(2.0**-31 <= each < 256 for each in multipliers)
+        fits = all(2.0**-31 <= multiplier < 256 for multiplier in multipliers)
         need(fits, f"quotients of scales must be in [2**-31, 256), got {multipliers[0]:g} and {multipliers[1]:g}")
         need_32_bits(magnitudes(features) * reach(x) * max(math.ceil(multipliers[0]), 1))
         assert bias.data is not None
@@ -150,7 +150,7 @@ class Svdf(Recurrent):
     def all_results(self, call: Call) -> tuple[np.ndarray, ...]:
         x, features, time, bias, state = call.codes
         (output,) = call.outputs
-        first, second = (fixed_point(each) for each in self.multipliers(call.inputs, output))
+        first, second = (fixed_point(multiplier) for multiplier in self.multipliers(call.inputs, output))
         latest = multiply_fixed_point(products(centered(x, call.inputs[0]), features), *first)
         kept = state.reshape(len(x), *time.shape).astype(np.int64)
         kept[..., -1] = np.clip(latest, INT16_MIN, INT16_MAX)
@@ -195,8 +195,8 @@ class UnidirectionalSequenceRnn(Floating):
         need(len(x) == 3 and len(own) == 2, f"x must be [1, time, in] and its weights [units, in], got {x} and {own}")
         units = own[0]
         expected = (units, x[2]), (units, units), (units,), (x[0], units)
-        given = own, other, bias, state
-        need(given == expected, f"weights, bias and state must be {list(expected)}, got {list(given)}")
+        operands = own, other, bias, state
+        need(operands == expected, f"weights, bias and state must be {list(expected)}, got {list(operands)}")
         return (x[0], x[1], units)
 
     def check_attributes(self, attributes: Attributes) -> None:
@@ -435,7 +435,7 @@ def gate_sums(
     second = products(centered(hidden, inputs[STATE]), other)
     multipliers = (gate_multiplier(inputs[0], inputs[1 + gate]), gate_multiplier(inputs[STATE], inputs[5 + gate]))
     first, second = (
-        multiply_fixed_point(sums, *fixed_point(each)) for sums, each in zip((first, second), multipliers, strict=True)
+        multiply_fixed_point(sums, *fixed_point(gain)) for sums, gain in zip((first, second), multipliers, strict=True)
     )
     return within_int16(first), second
 

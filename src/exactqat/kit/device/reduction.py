@@ -162,7 +162,7 @@ class Mean(Reduction):
             kept = [axis for axis in range(1, len(source.shape)) if axis not in axes]
             codes = writer.codes_in_graph_order(source.name, f"{name}/channels_last")
             codes = writer.transposed(codes, (0, *kept, *axes), f"{name}/reduced_last")
-            sizes = [math.prod(source.shape[axis] for axis in each) for each in (kept, axes)]
+            sizes = [math.prod(source.shape[axis] for axis in group) for group in (kept, axes)]
             codes = writer.reshaped(codes, (-1, *sizes), f"{name}/rows")
             real = writer.dequantize(codes, source.quantization, f"{name}/real")
         pooled = writer.node("GlobalAveragePool", [real], f"{name}/computed")

@@ -291,7 +291,7 @@ class ResizeBilinear(Resize):
         position = np.clip(position.astype(np.float32), np.float32(0), np.float32(size - 1))
         before = np.minimum(position.astype(np.int64), size - 1)
         after = np.minimum(before + 1, size - 1)
-        to_before, to_after = (np.abs(position - each.astype(np.float32)) for each in (before, after))
+        to_before, to_after = (np.abs(position - index.astype(np.float32)) for index in (before, after))
         half = np.float32(0.5)
         return before, after, np.where(before == after, half, to_before), np.where(before == after, half, to_after)
 

@@ -33,13 +33,13 @@ def is_array_like(value: object) -> bool:
 
 def arrays_in(value: Sequence[object]) -> list[object]:
     """What a nested sequence holds beside numbers."""
-    found = []
+    arrays = []
     for item in value:
         if isinstance(item, list | tuple):
-            found += arrays_in(item)
+            arrays += arrays_in(item)
         elif type(item) not in (float, int) and not isinstance(item, numbers.Number):
-            found.append(item)
-    return found
+            arrays.append(item)
+    return arrays
 
 
 def rank_of(value: object) -> int:
@@ -75,7 +75,7 @@ def frontend_for(operator: str, names: Sequence[str], operands: Sequence[object]
 
     operator, names: its name and those of its operands, for messages.
     """
-    found, first = None, ""
+    choice, first = None, ""
     for name, value in zip(names, operands, strict=True):
         for item in arrays_in(value) if isinstance(value, list | tuple) else (value,):
             framework = framework_of(item)
@@ -87,14 +87,14 @@ def frontend_for(operator: str, names: Sequence[str], operands: Sequence[object]
                     )
                 if not isinstance(item, numbers.Number) and not is_array_like(item):
                     raise TypeError(f"{operator}: {name} must be {AN_ARRAY}, got {type(item).__name__}")
-            elif found in (None, "numpy"):
-                found, first = framework, name
-            elif framework not in (found, "numpy"):
+            elif choice in (None, "numpy"):
+                choice, first = framework, name
+            elif framework not in (choice, "numpy"):
                 raise TypeError(
-                    f"{operator}: {name} is a {framework} array but {first} is a {found} array; "
+                    f"{operator}: {name} is a {framework} array but {first} is a {choice} array; "
                     f"all operands must come from one framework, or from NumPy"
                 )
-    return frontend(found or "numpy")
+    return frontend(choice or "numpy")
 
 
 def frontend_of(array: object) -> types.ModuleType:

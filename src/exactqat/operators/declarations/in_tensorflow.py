@@ -38,13 +38,13 @@ def _quantize_and_dequantize(op: Operator, gradients: bool, given_along_axis: bo
     @op.in_tensorflow
     def _(results: tuple[TensorSpec, ...], **call: Any) -> InTensorFlow | None:
         input, axis = call["input"], call["axis"]
-        given = call.get("range_given", True)
+        has_range = call.get("range_given", True)
         bound = TensorSpec(() if axis == -1 else (input.shape[axis],), input.dtype)
         # In graphs it looks at the shapes of bounds that are not used, too.
         fits = input.dtype in ("float32", "float64") and call["input_min"] == call["input_max"] == bound
-        if not fits or not (given_along_axis or axis == -1 or not given):
+        if not fits or not (given_along_axis or axis == -1 or not has_range):
             return None
-        if given:
+        if has_range:
             return InTensorFlow(gradients)
         return InTensorFlow(False, nan_over=tuple(i for i in range(input.rank) if i != axis))
 

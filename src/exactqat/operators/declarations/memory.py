@@ -63,11 +63,11 @@ class Memory(NamedTuple):
 
 def check_out_specs(op: "Operator", lowered: Lowering, out: list[TensorSpec]) -> None:
     """Refuse arrays for the results that are not like them."""
-    for name, spec, given in zip(op.results, lowered.results, out, strict=True):
-        if given != spec:
+    for name, spec, array in zip(op.results, lowered.results, out, strict=True):
+        if array != spec:
             wanted = f"{spec.dtype} of shape {list(spec.shape)}"
             raise ValueError(
-                f"{op.name}: out for {name} must be {wanted}, got {given.dtype} of shape {list(given.shape)}"
+                f"{op.name}: out for {name} must be {wanted}, got {array.dtype} of shape {list(array.shape)}"
             )
 
 
@@ -78,18 +78,18 @@ def out_is_not_dense(op: "Operator", name: str) -> ValueError:
 
 def check_out(op: "Operator", lowered: Lowering, operands: list[Memory], out: list[Memory]) -> None:
     """Refuse arrays for the results that do not match or whose memory is still needed."""
-    check_out_specs(op, lowered, [given.spec for given in out])
-    for i, (name, given) in enumerate(zip(op.results, out, strict=True)):
+    check_out_specs(op, lowered, [array.spec for array in out])
+    for i, (name, array) in enumerate(zip(op.results, out, strict=True)):
         where = f"{op.name}: out for {name}"
-        if not given.dense or not given.writable:
+        if not array.dense or not array.writable:
             raise out_is_not_dense(op, name)
         for operand_name, operand in zip(op.operands, operands, strict=True):
-            same = given.address == operand.address and given.spec == operand.spec
-            if given.overlaps(operand) and not (same and i == 0 and operand_name in op.reuses):
+            same = array.address == operand.address and array.spec == operand.spec
+            if array.overlaps(operand) and not (same and i == 0 and operand_name in op.reuses):
                 allowed = ", ".join(op.reuses) or "no operand"
                 raise ValueError(
                     f"{where} shares memory with {operand_name}; the first result may only overwrite {allowed}"
                 )
         for other_name, other in zip(op.results[:i], out, strict=False):
-            if given.overlaps(other):
+            if array.overlaps(other):
                 raise ValueError(f"{where} shares memory with out for {other_name}")

@@ -42,8 +42,8 @@ def _of_inputs(xp, g, axis, tap):
     """The positions in the output."""
     stride, offset = g[f"stride_{axis}"], tap * g[f"dilation_{axis}"] - g["pad_top" if axis == "height" else "pad_left"]
     shifted = xp.arange(g[f"input_{axis}"]) - offset
-    found = _meets(shifted // stride, g[f"output_{axis}"])
-    return found._replace(valid=found.valid & (shifted % stride == 0))
+    positions = _meets(shifted // stride, g[f"output_{axis}"])
+    return positions._replace(valid=positions.valid & (shifted % stride == 0))
 
 
 def _taps(g, meeting):

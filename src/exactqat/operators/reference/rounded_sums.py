@@ -52,5 +52,5 @@ def _rounded_twice(xp, sums, significand, exponent):
     whole = xp.where(xp.isfinite(sums), sums, np.float32(0)).astype(np.int64)
     high = ((whole << left).astype(np.int32).astype(np.int64) * significand + 2**30) >> 31
     half = (xp.ones_like(right) << right) >> 1
-    found = (high + half - ((high < 0) & (right > 0)).astype(np.int64)) >> right
-    return xp.where(xp.isfinite(sums), found.astype(np.float64), sums.astype(np.float64))
+    product = (high + half - ((high < 0) & (right > 0)).astype(np.int64)) >> right
+    return xp.where(xp.isfinite(sums), product.astype(np.float64), sums.astype(np.float64))

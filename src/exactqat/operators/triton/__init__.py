@@ -25,8 +25,8 @@ def plan(operands: tuple[TensorSpec, ...], lowered: Lowering) -> Plan:
     """The launches of one call; those with nothing to do, which a GPU would refuse, are left out."""
     if lowered.kernel not in PLANS:
         raise NotImplementedError(f"{lowered.kernel} has no GPU kernel")
-    made = PLANS[lowered.kernel](operands, lowered.results, lowered.numbers)
-    return made._replace(launches=tuple(launch for launch in made.launches if launch.grid[0]))
+    draft = PLANS[lowered.kernel](operands, lowered.results, lowered.numbers)
+    return draft._replace(launches=tuple(launch for launch in draft.launches if launch.grid[0]))
 
 
 @lru_cache(maxsize=4096)

@@ -544,8 +544,8 @@ def _options(numbers, operand, parts: int, tile: dict[str, int]) -> dict[str, in
     """`parts`: weights of a channel for each tap."""
     weights = numbers["filter_height"] * numbers["filter_width"] * parts
     quick = _quick(weights, operand) and numbers["stride_height"] * numbers["stride_width"] <= 16
-    made = {"QUICK": quick, "PADDED": _power_of_2(weights), "LARGE": _large(numbers)}
-    return _geometry(numbers) | made | tile
+    options = {"QUICK": quick, "PADDED": _power_of_2(weights), "LARGE": _large(numbers)}
+    return _geometry(numbers) | options | tile
 
 
 @plan

@@ -190,9 +190,9 @@ def _gradient(
         valid = (row < rows) & known[None, None, :]
         offset = row * channels + channel[None, None, :]
         inside, below, above = _sides(source_ptr, offset, valid, nudged_min, nudged_max, FROM_MASK)
-        given = widened(tl.load(gradients_ptr + offset, valid, other=0.0))
-        gradients = flush(given)
-        backprops = tl.where(no_range, given, masked(gradients, inside))
+        operand = widened(tl.load(gradients_ptr + offset, valid, other=0.0))
+        gradients = flush(operand)
+        backprops = tl.where(no_range, operand, masked(gradients, inside))
         tl.store(backprops_ptr + offset, backprops.to(backprops_ptr.dtype.element_ty), valid)
         lanes_below = add_rows(lanes_below, masked(gradients, below).to(tl.float64), valid, FLUSH)
         lanes_above = add_rows(lanes_above, masked(gradients, above).to(tl.float64), valid, FLUSH)
