@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactqat.kit.planning import plan
-from exactqat.kit.planning.fitting import constant_limits, constant_step, fitting_ranges, limits_of
+from exactqat.kit.planning.fitting import RangesMovedWarning, constant_limits, constant_step, fitting_ranges, limits_of
 from exactqat.kit.planning.plans import Plan
 from exactqat.kit.planning.rules import Rule
 
 torch = pytest.importorskip("torch")
 from test_plan import MEANINGS  # noqa: E402
 
-from exactqat import qat  # noqa: E402
+from exactqat import deploy, qat  # noqa: E402
 
 
 def scale(grid, ends) -> np.float32:
@@ -229,3 +229,20 @@ def test_values_too_small_for_any_range_are_named() -> None:
     qat.calibrate(prepared, [torch.randn(8, 4) * 1e-22])
     with pytest.warns(qat.RangesMovedWarning, match="all values of 'input', .* are below 9e-19"):
         qat.freeze(prepared)
+
+
+def test_a_mean_of_nothing_runs_on_onnxruntime(tmp_path: Path) -> None:
+    """Values that all but vanish are a range of zeros, which must not be much wider than what is averaged."""
+    pytest.importorskip("onnxruntime", reason="needs exactqat[deploy]")
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 1, bias=False), torch.nn.AdaptiveAvgPool2d(1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1e-16], [-1e-16]]).repeat(4, 1, 1)[..., None])
+    images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    images = torch.cat([images, images.flip(-1)], 1)
+    prepared = qat.prepare(model, images, device="onnxruntime-x86")
+    qat.calibrate(prepared, [images])
+    with pytest.warns(RangesMovedWarning, match="count as zero"):
+        qat.freeze(prepared)
+    graph = deploy.lower(prepared)
+    codes = np.random.default_rng(0).integers(-128, 128, (4, 8, 8, 2)).astype(np.int8)
+    assert deploy.verify(graph, deploy.write_onnx(graph, tmp_path / "model.onnx"), codes).equal
