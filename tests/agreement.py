@@ -51,16 +51,16 @@ def assert_exact(model: qat.PreparedModel, batch: Any, folder: Path) -> Graph:
     inputs = batch if isinstance(batch, tuple) else (batch,)
     graph, layouts = lower_with_layouts(model)
     codes = device_codes(model, *inputs, lowered=(graph, layouts))
-    given = {name: codes[name] for name in graph.inputs}
+    input_codes = {name: codes[name] for name in graph.inputs}
     path = write_tflite(graph, folder / "model.tflite")
-    integers = simulate(graph, given, model.profile, tensors=list(codes))
+    integers = simulate(graph, input_codes, model.profile, tensors=list(codes))
     assert not [name for name, own in codes.items() if not np.array_equal(own, integers[name])]
     for profile in profiles_here():
         claimed = not unclaimed(graph, profile)
         # LiteRT runs whatever the library writes; microcontrollers lack some operators.
         assert claimed or profile in ("xnnpack-arm64", "micro")
         try:
-            report = verify(graph, path, given, profile)
+            report = verify(graph, path, input_codes, profile)
         except RuntimeRefusal:
             assert profile == "micro"
             continue
@@ -68,7 +68,7 @@ def assert_exact(model: qat.PreparedModel, batch: Any, folder: Path) -> Graph:
         assert [row.name for row in report.operators] == list(graph.results())
         values = sum(np.prod(graph.tensors[name].shape) for name in graph.results()) * len(inputs[0])
         assert report.values >= values
-    assert_training_computed_it(model, graph, layouts, given)
+    assert_training_computed_it(model, graph, layouts, input_codes)
     return graph
 
 
@@ -80,8 +80,8 @@ def frozen_differences(
     model.profile = profile
     graph, layouts = lower_with_layouts(model)
     own = device_codes(model, *inputs, lowered=(graph, layouts))
-    given = {name: own[name] for name in graph.inputs}
-    integers = simulate(graph, given, profile, tensors=list(own))
+    input_codes = {name: own[name] for name in graph.inputs}
+    integers = simulate(graph, input_codes, profile, tensors=list(own))
     _, stored = layer_values(model, *inputs, lowered=(graph, layouts))
     compared, differing = 0, {}
     for name, codes in own.items():
@@ -91,7 +91,7 @@ def frozen_differences(
         )
         if different.any():
             differing[name] = int(np.count_nonzero(different))
-    return compared, differing, given
+    return compared, differing, input_codes
 
 
 def by_device(model: qat.PreparedModel, path: str, *features: torch.Tensor) -> torch.Tensor:
@@ -101,8 +101,8 @@ def by_device(model: qat.PreparedModel, path: str, *features: torch.Tensor) -> t
         return step(*features)
     device.refresh()
     names = [name for name in model.plan.stored(path).operands if model.plan.is_stored(name)]
-    given = [device.on_grid(name, each) for name, each in zip(names, features, strict=True)]
-    return in_real_numbers(device.compute(path, step, given))
+    operands = [device.on_grid(name, feature) for name, feature in zip(names, features, strict=True)]
+    return in_real_numbers(device.compute(path, step, operands))
 
 
 def assert_training_computed_it(

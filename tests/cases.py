@@ -662,29 +662,29 @@ def _quantize_and_dequantize_v2(dtype: Any) -> Iterator[Case]:
     widths = (1, 2, 3, 4, 8, 16, 24, 31, 32, 40, 53, 60) if dtype is np.float32 else (2, 8, 24, 31, 53, 54, 60)
     for num_bits in widths:
         for signed in (True, False):
-            for given in (True, False):
+            for explicit in (True, False):
                 combinations = [(bool(num_bits % 2), "HALF_UP" if num_bits % 3 else "HALF_TO_EVEN")]
                 if num_bits in (4, 8):
                     combinations = [(narrow, mode) for narrow in (False, True) for mode in ("HALF_TO_EVEN", "HALF_UP")]
                 for narrow, mode in combinations:
                     name = (
-                        f"bits_{num_bits}{'' if signed else '_unsigned'}{'_given' if given else '_auto'}"
+                        f"bits_{num_bits}{'' if signed else '_unsigned'}{'_given' if explicit else '_auto'}"
                         f"{'_narrow' * narrow}{'_half_up' * (mode == 'HALF_UP')}"
                     )
                     data = Data(f"v2 {name}")
                     low, high = _random_range(data, num_bits)
-                    if given and num_bits == 8:
+                    if explicit and num_bits == 8:
                         low, high = (-128.0, 127.0) if signed else (0.0, 255.0)
                     probes = _halves(low, high, num_bits, signed, dtype)
-                    if not given:
+                    if not explicit:
                         probes = probes[(probes >= dtype(low)) & (probes <= dtype(high))]
-                    spread = (low, high) if not given else (low - (high - low) / 4, high + (high - low) / 4)
-                    specials = _special(dtype) if given else np.array([0.0, -0.0, np.finfo(dtype).tiny / 2], dtype)
+                    spread = (low, high) if not explicit else (low - (high - low) / 4, high + (high - low) / 4)
+                    specials = _special(dtype) if explicit else np.array([0.0, -0.0, np.finfo(dtype).tiny / 2], dtype)
                     probes = np.concatenate([probes, specials, data.uniform((12,), *spread, dtype)])
                     yield _v2(
                         name,
                         probes,
-                        (low, high) if given else None,
+                        (low, high) if explicit else None,
                         signed_input=signed,
                         num_bits=num_bits,
                         narrow_range=narrow,
@@ -864,16 +864,16 @@ def _quantize_and_dequantize_v1() -> Iterator[Case]:
     """TensorFlow can no longer call version 1; it equals version 2 with the same bounds, half to even, one range."""
     op = "QuantizeAndDequantize"
     combinations = ((8, True, True), (8, False, True), (4, True, False), (8, False, False), (16, True, True))
-    for num_bits, signed, given in combinations:
-        name = f"bits_{num_bits}{'' if signed else '_unsigned'}{'_given' if given else '_auto'}"
+    for num_bits, signed, explicit in combinations:
+        name = f"bits_{num_bits}{'' if signed else '_unsigned'}{'_given' if explicit else '_auto'}"
         data = Data(f"v1 {name}")
         values = np.concatenate([_halves(-0.1, 0.3, num_bits, signed, np.float32), data.uniform((12,), -0.2, 0.4)])
-        bounds = {"input_min": -0.1, "input_max": 0.3} if given else {"input_min": 0.0, "input_max": 0.0}
+        bounds = {"input_min": -0.1, "input_max": 0.3} if explicit else {"input_min": 0.0, "input_max": 0.0}
         yield _case(
             op,
             name,
             {"input": values},
-            {"signed_input": signed, "num_bits": num_bits, "range_given": given, **bounds},
+            {"signed_input": signed, "num_bits": num_bits, "range_given": explicit, **bounds},
         )
 
 

@@ -197,15 +197,15 @@ def _by_triton(device: str) -> Callable[[Operator, list[np.ndarray], dict[str, A
         lowered = op.lower(specs, tuple(attributes.items()))
         plan = triton.plan(specs, lowered)
         tensors = [as_tensor(array).to(device) for array in operands]
-        made = [
+        buffers = [
             # Bits of numbers and masks start as any pattern.
             torch.full(spec.shape, float("nan") if dtype.is_floating_point else 0x2A, dtype=dtype, device=device)
             for spec in (*lowered.results, *plan.scratch)
             for dtype in [getattr(torch, spec.dtype)]
         ]
         with np.errstate(all="ignore"):
-            triton.run(plan, [*tensors, *made])
-        return [as_array(tensor) for tensor in made[: len(lowered.results)]]
+            triton.run(plan, [*tensors, *buffers])
+        return [as_array(tensor) for tensor in buffers[: len(lowered.results)]]
 
     return run
 

@@ -93,9 +93,9 @@ def _change_one(rng: np.random.Generator, model: Any) -> None:
             rank = int(rng.integers(0, 10))
             tensor.shape = np.array([_pick(rng, SIZES) for _ in range(rank)], np.int32)
         case 3:  # sizes that are left open, so that they follow from the operands
-            for each in subgraph.tensors:
-                if each.shape is not None:
-                    each.shapeSignature = np.full(len(each.shape), -1, np.int32)
+            for record in subgraph.tensors:
+                if record.shape is not None:
+                    record.shapeSignature = np.full(len(record.shape), -1, np.int32)
         case 4:
             tensor.type = int(rng.integers(0, 21))
         case 5:
@@ -114,14 +114,14 @@ def _change_one(rng: np.random.Generator, model: Any) -> None:
             tensor.quantization = grid
         case 10 | 11:  # what an operator reads or writes: cycles, results that are written twice, nothing
             side = "inputs" if rng.integers(3) else "outputs"
-            found = list(() if getattr(operator, side) is None else getattr(operator, side))
-            if found and rng.integers(5):
-                found[int(rng.integers(len(found)))] = some_tensor
-            elif found and rng.integers(2):
-                del found[-1]
+            indices = list(() if getattr(operator, side) is None else getattr(operator, side))
+            if indices and rng.integers(5):
+                indices[int(rng.integers(len(indices)))] = some_tensor
+            elif indices and rng.integers(2):
+                del indices[-1]
             else:
-                found.append(some_tensor)
-            setattr(operator, side, np.array(found, np.int32))
+                indices.append(some_tensor)
+            setattr(operator, side, np.array(indices, np.int32))
         case 12:
             operator.opcodeIndex = int(
                 _pick(rng, [*range(len(model.operatorCodes)), len(model.operatorCodes), 2**32 - 1])
@@ -209,11 +209,11 @@ def with_other_onnx_fields(rng: np.random.Generator, content: bytes) -> bytes:
     for _ in range(int(rng.choice([1, 1, 2, 3]))):
         graph = model.graph
         node, held = _pick(rng, graph.node), _pick(rng, graph.initializer)
-        names = [name for each in graph.node for name in (*each.input, *each.output)]
+        names = [name for operation in graph.node for name in (*operation.input, *operation.output)]
         match int(rng.integers(13)):
             case 0:
                 node.op_type = str(
-                    _pick(rng, [*(each.op_type for each in graph.node), "Loop", "Scan", "Einsum", "Nothing"])
+                    _pick(rng, [*(operation.op_type for operation in graph.node), "Loop", "Scan", "Einsum", "Nothing"])
                 )
             case 1 if node.input:
                 node.input[int(rng.integers(len(node.input)))] = str(_pick(rng, names))

@@ -656,11 +656,11 @@ def random_space_to_batch(rng: Random, builder: Builder) -> str:
 
 def random_batch_to_space(rng: Random, builder: Builder) -> str:
     """Of what a SPACE_TO_BATCH_ND makes, as inputs have one row."""
-    made = builder.tensor(random_space_to_batch(rng, builder)).shape
+    sizes = builder.tensor(random_space_to_batch(rng, builder)).shape
     blocks = builder.graph(["y"]).operators[0].attributes["block_shape"]
     crops = [tuple(int(cut) for cut in rng.integers(0, 2, 2)) for _ in blocks]
     crops = [
-        cut if size * block > sum(cut) else (0, 0) for cut, size, block in zip(crops, made[1:], blocks, strict=False)
+        cut if size * block > sum(cut) else (0, 0) for cut, size, block in zip(crops, sizes[1:], blocks, strict=False)
     ]
     return builder.batch_to_space_nd("y", blocks, crops, name="back")
 
@@ -837,8 +837,8 @@ def in_int16(rng: Random, graph: Graph) -> Graph:
     kinds = [OPERATORS[operator.kind] for operator in graph.operators]
     fixed = {operator.outputs[0] for operator, kind in zip(graph.operators, kinds, strict=True) if kind.fixed_grid}
     # Filters stay int8; slopes are of the activations' dtype.
-    filters = {each.inputs[1] for each, kind in zip(graph.operators, kinds, strict=True) if len(kind.weights) == 2}
-    clamped = {each.outputs[0] for each in graph.operators if each.attributes.get("activation") == "RELU6"}
+    filters = {layer.inputs[1] for layer, kind in zip(graph.operators, kinds, strict=True) if len(kind.weights) == 2}
+    clamped = {operator.outputs[0] for operator in graph.operators if operator.attributes.get("activation") == "RELU6"}
     tensors: dict[str, Tensor] = {}
     for name, tensor in graph.tensors.items():
         data, dtype, scale = tensor.data, "int16", tensor.quantization.scale[0] / 256

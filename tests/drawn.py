@@ -35,7 +35,7 @@ def shapes(rng: np.random.Generator, count: int, size: int, most: int) -> tuple[
     rows, columns = np.mgrid[:size, :size]
     boxes: list[list[tuple]] = []
     for image, label in zip(images, labels, strict=True):
-        found = []
+        figures = []
         taken = np.zeros((size, size), bool)
         for _ in range(int(rng.integers(1, most + 1))):
             radius = rng.uniform(size / 12, size / 4)
@@ -48,8 +48,8 @@ def shapes(rng: np.random.Generator, count: int, size: int, most: int) -> tuple[
             taken |= inside
             image[0][inside] += rng.uniform(0.6, 1.2) * (1 if kind == 1 else -1) ** int(rng.integers(2))
             label[inside] = kind
-            found.append((kind - 1, y, x, radius))
-        boxes.append(found)
+            figures.append((kind - 1, y, x, radius))
+        boxes.append(figures)
     return torch.from_numpy(images), torch.from_numpy(labels), boxes
 
 
@@ -148,8 +148,8 @@ REACH = (5.0, 8.0, 99.0)  # the largest radius of each level
 def detection_data(rng: np.random.Generator, count: int) -> tuple[Tensor, list[Tensor]]:
     images, _, boxes = shapes(rng, count, SIZE, 1)
     targets = [torch.zeros(count, 7, SIZE // stride, SIZE // stride) for stride in STRIDES]
-    for index, found in enumerate(boxes):
-        for kind, y, x, radius in found:
+    for index, figures in enumerate(boxes):
+        for kind, y, x, radius in figures:
             level = next(level for level, reach in enumerate(REACH) if radius <= reach)
             stride = STRIDES[level]
             row, column = int(y / stride), int(x / stride)
@@ -189,14 +189,14 @@ def best_boxes(levels: list[Tensor]) -> Tensor:
 
 def detection_score(outputs: list[Tensor], targets: list[Tensor]) -> float:
     """Share of the images whose best box has the right class and overlaps the shape's by half of both together."""
-    found, there = best_boxes(outputs), best_boxes(targets)
-    overlap = torch.ones(len(found))
+    boxes, there = best_boxes(outputs), best_boxes(targets)
+    overlap = torch.ones(len(boxes))
     for axis in (1, 2):
-        low = torch.maximum(found[:, axis] - found[:, 3], there[:, axis] - there[:, 3])
-        high = torch.minimum(found[:, axis] + found[:, 3], there[:, axis] + there[:, 3])
+        low = torch.maximum(boxes[:, axis] - boxes[:, 3], there[:, axis] - there[:, 3])
+        high = torch.minimum(boxes[:, axis] + boxes[:, 3], there[:, axis] + there[:, 3])
         overlap = overlap * (high - low).clamp(min=0)
-    union = 4 * found[:, 3] ** 2 + 4 * there[:, 3] ** 2 - overlap
-    return float(((found[:, 0] == there[:, 0]) & (overlap / union > 0.5)).float().mean())
+    union = 4 * boxes[:, 3] ** 2 + 4 * there[:, 3] ** 2 - overlap
+    return float(((boxes[:, 0] == there[:, 0]) & (overlap / union > 0.5)).float().mean())
 
 
 class Spotter(nn.Module):

@@ -98,27 +98,27 @@ def nudged_range(case: Case) -> Nudged:
 
 def fake_quant_model(case: Case) -> np.ndarray:
     """The output that is promised to the bit."""
-    inputs, given = flush(case.operands["inputs"]), nudged_range(case)
+    inputs, grid = flush(case.operands["inputs"]), nudged_range(case)
     if "gradients" in case.operands:
         gradients = case.operands["gradients"]
-        inside = ((inputs >= given.low) & (inputs <= given.high)).astype(inputs.dtype)
-        return np.where(given.is_empty, gradients, flush(flush(gradients) * inside))
-    clamped = np.where(given.high < inputs, given.high, inputs)
-    clamped = np.where(clamped < given.low, given.low, clamped)
-    shifted = flush(clamped - given.low)
-    steps = flush(shifted / given.scale if case.op == "FakeQuantWithMinMaxVars" else shifted * given.inverse)
-    codes = np.floor(flush(steps - given.zero) + inputs.dtype.type(0.5))
-    return np.where(given.is_empty, inputs.dtype.type(0), flush(codes * given.scale))
+        inside = ((inputs >= grid.low) & (inputs <= grid.high)).astype(inputs.dtype)
+        return np.where(grid.is_empty, gradients, flush(flush(gradients) * inside))
+    clamped = np.where(grid.high < inputs, grid.high, inputs)
+    clamped = np.where(clamped < grid.low, grid.low, clamped)
+    shifted = flush(clamped - grid.low)
+    steps = flush(shifted / grid.scale if case.op == "FakeQuantWithMinMaxVars" else shifted * grid.inverse)
+    codes = np.floor(flush(steps - grid.zero) + inputs.dtype.type(0.5))
+    return np.where(grid.is_empty, inputs.dtype.type(0), flush(codes * grid.scale))
 
 
 def fake_quant_sums(case: Case) -> dict[str, Evaluated]:
-    inputs, given = flush(case.operands["inputs"]), nudged_range(case)
+    inputs, grid = flush(case.operands["inputs"]), nudged_range(case)
     gradients = flush(case.operands["gradients"])
     shape = case.operands["min"].shape
     channels = case.operands["min"].size
     sums = {}
-    for output, side in (("backprop_wrt_min", inputs < given.low), ("backprop_wrt_max", inputs > given.high)):
-        terms = np.where(given.is_empty, 0, gradients * side.astype(gradients.dtype)).astype(np.float64)
+    for output, side in (("backprop_wrt_min", inputs < grid.low), ("backprop_wrt_max", inputs > grid.high)):
+        terms = np.where(grid.is_empty, 0, gradients * side.astype(gradients.dtype)).astype(np.float64)
         columns = terms.reshape(-1, channels).T if channels else np.zeros((0, 0))
         exact = np.array([math.fsum(c) if np.isfinite(c).all() else c.sum() for c in columns]).reshape(shape)
         exact[np.abs(exact) < np.finfo(inputs.dtype).tiny] = 0
@@ -212,29 +212,29 @@ def fused_multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarra
 
 def depthwise_model(case: Case) -> np.ndarray:
     """One fused multiply-add for each tap that meets the image, in row-major order, the multipliers within a tap."""
-    image, weights, output, taps, _ = made = convolution(case)
+    image, weights, output, taps, _ = arrays = convolution(case)
     if case.op == "DepthwiseConv2dNative":
         for tap in taps:
             o, i = (slice(None), *tap.outputs), (slice(None), *tap.inputs)
             output[o] = fused_multiply_add(image[i][..., None], weights[tap.row, tap.column], output[o])
-        return made.as_given(output.reshape(*output.shape[:3], output.shape[3] * output.shape[4]))
+        return arrays.as_given(output.reshape(*output.shape[:3], output.shape[3] * output.shape[4]))
     for tap in taps:
         o, i = (slice(None), *tap.outputs), (slice(None), *tap.inputs)
         for q in range(weights.shape[3]):
             image[i] = fused_multiply_add(output[o][..., q], weights[tap.row, tap.column, :, q], image[i])
-    return made.as_given(image)
+    return arrays.as_given(image)
 
 
 def depthwise_evaluated(case: Case) -> Evaluated:
     """The result in float64."""
 
     def evaluate(absolute: bool) -> tuple[np.ndarray, int]:
-        made = convolution(case)
+        arrays = convolution(case)
         image, weights, output = (
             np.abs(array) if absolute else array
-            for array in (flush(a).astype(np.float64) for a in (made.image, made.weights, made.output))
+            for array in (flush(a).astype(np.float64) for a in (arrays.image, arrays.weights, arrays.output))
         )
-        for tap in made.taps:
+        for tap in arrays.taps:
             o, i = (slice(None), *tap.outputs), (slice(None), *tap.inputs)
             if case.op == "DepthwiseConv2dNative":
                 output[o] += image[i][..., None] * weights[tap.row, tap.column]
@@ -242,11 +242,11 @@ def depthwise_evaluated(case: Case) -> Evaluated:
                 image[i] += (output[o] * weights[tap.row, tap.column]).sum(axis=-1)
             else:
                 weights[tap.row, tap.column] = total(image[i][..., None] * output[o], axis=(0, 1, 2))
-        count = len(made.taps)
+        count = len(arrays.taps)
         if case.op == "DepthwiseConv2dNative":
-            return made.as_given(output.reshape(*output.shape[:3], -1)), count
+            return arrays.as_given(output.reshape(*output.shape[:3], -1)), count
         if case.op == "DepthwiseConv2dNativeBackpropInput":
-            return made.as_given(image), count * weights.shape[3]
+            return arrays.as_given(image), count * weights.shape[3]
         return weights, output.shape[0] * output.shape[1] * output.shape[2]
 
     exact, terms = evaluate(absolute=False)

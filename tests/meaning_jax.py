@@ -24,7 +24,7 @@ def cotangent(shape: Sequence[int]) -> np.ndarray:
 
 
 def weighted(results: Any) -> Any:
-    return sum(jnp.sum(each * cotangent(each.shape)) for each in jax.tree.leaves(results))
+    return sum(jnp.sum(leaf * cotangent(leaf.shape)) for leaf in jax.tree.leaves(results))
 
 
 def float_network(
@@ -42,10 +42,10 @@ def float_network(
     return run
 
 
-def error(expected: Any, given: Any) -> float:
+def error(expected: Any, result: Any) -> float:
     """The largest difference beside the largest value, over all leaves."""
     worst = 0.0
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(given), strict=True):
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(result), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert a.shape == b.shape
         largest = max(np.abs(a).max(initial=0), 1e-6)
@@ -71,6 +71,6 @@ def difference(
     )
     worst = 0.0
     for size in SIZES:
-        batch = [np.resize(each, (size, *each.shape[1:])) for each in inputs]
+        batch = [np.resize(array, (size, *array.shape[1:])) for array in inputs]
         worst = max(worst, error(original(trained, batch), ours(trained, batch)))
     return worst

@@ -147,15 +147,15 @@ class Run:
     def do_composition(self, step, a, x):
         results = [x]
         for kind, operands, parameters in a["instructions"]:
-            given = [results[each] if isinstance(each, int) else torch.tensor(each, dtype=x.dtype) for each in operands]
+            terms = [results[term] if isinstance(term, int) else torch.tensor(term, dtype=x.dtype) for term in operands]
             if kind in TRUTHS:
-                results.append(TRUTHS[kind](*given))
+                results.append(TRUTHS[kind](*terms))
             elif kind in BINARY or kind in UNARY:
-                results.append((BINARY.get(kind) or UNARY[kind])(*given))
+                results.append((BINARY.get(kind) or UNARY[kind])(*terms))
             else:
                 names = {"clamp": ("min", "max"), "pow": ("exponent",), "gelu": (), "leaky_relu": ("slope",)}[kind]
                 words = dict(zip(names, parameters, strict=True)) if kind != "gelu" else {"approximate": "none"}
-                results.append(getattr(self, f"do_{kind}")(step, words, *given))
+                results.append(getattr(self, f"do_{kind}")(step, words, *terms))
         return results[-1]
 
     def do_elu(self, step, a, x):
@@ -257,8 +257,8 @@ class Run:
         mode = "linear" if a["mode"] == "bilinear" and x.dim() == 3 else a["mode"].replace("_", "-")
         corners = None if mode.startswith("nearest") else a["align_corners"]
         scales = a["scales"]
-        given = {"size": a["size"]} if scales is None else {"scale_factor": scales}
-        result = F.interpolate(x, mode=mode, align_corners=corners, **given)
+        extent = {"size": a["size"]} if scales is None else {"scale_factor": scales}
+        result = F.interpolate(x, mode=mode, align_corners=corners, **extent)
         assert tuple(result.shape[2:]) == a["size"]
         return result
 

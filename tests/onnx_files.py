@@ -29,8 +29,8 @@ class Reader:
 
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
         rng = np.random.default_rng(0)
-        given = ({name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()} for _ in "123")
-        self.batches: Iterator[Any] = iter(given)
+        feeds = ({name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()} for _ in "123")
+        self.batches: Iterator[Any] = iter(feeds)
 
     def get_next(self) -> Any:
         return next(self.batches, None)
@@ -40,16 +40,16 @@ def quantized(name: str, folder: Path, form: str = "QDQ", **how: Any) -> Path:
     """A network by `quantize_static`, as its documentation says."""
     tools = pytest.importorskip("onnxruntime.quantization")
     path = exported(name, folder)
-    ready, made = folder / "ready.onnx", folder / "quantized.onnx"
+    ready, file = folder / "ready.onnx", folder / "quantized.onnx"
     tools.shape_inference.quant_pre_process(str(path), str(ready), skip_symbolic_shape=True)
     examples = NETWORKS[name]()[1]
-    shapes = {f"input_{number}": tuple(each.shape) for number, each in enumerate(examples)}
+    shapes = {f"input_{number}": tuple(example.shape) for number, example in enumerate(examples)}
     types = {"activation_type": tools.QuantType.QUInt8, "weight_type": tools.QuantType.QInt8, **how}
-    tools.quantize_static(str(ready), str(made), Reader(shapes), quant_format=tools.QuantFormat[form], **types)
-    return made
+    tools.quantize_static(str(ready), str(file), Reader(shapes), quant_format=tools.QuantFormat[form], **types)
+    return file
 
 
 def on_onnxruntime(path: Path, reals: list[np.ndarray]) -> list[np.ndarray]:
     runtime = pytest.importorskip("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {each.name: x for each, x in zip(session.get_inputs(), reals, strict=True)}))
+    return list(session.run(None, {port.name: x for port, x in zip(session.get_inputs(), reals, strict=True)}))

@@ -1500,8 +1500,8 @@ class LearnedMemory(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         memory = self.memory.unsqueeze(0).repeat(x.shape[0], 1, 1)
-        found, weights = self.attend(x, memory, memory)
-        return self.fc(x + found), weights
+        context, weights = self.attend(x, memory, memory)
+        return self.fc(x + context), weights
 
 
 @network((3, 16, 16))

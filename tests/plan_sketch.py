@@ -71,8 +71,8 @@ class Sketch:
         if kind == "unsupported":
             result = self._run.values[inputs[0]]
         else:
-            made = [self.values[each].shape for each in inputs if each in self.values]
-            self.values[name] = Value(name, made[0], batch_axis)
+            shapes = [self.values[source].shape for source in inputs if source in self.values]
+            self.values[name] = Value(name, shapes[0], batch_axis)
             result = self._run.step(step)
         self._enter(name, result, batch_axis, "float32" if result.is_floating_point() else "int64")
         return name
@@ -152,7 +152,7 @@ class Sketch:
 
     def computed(self, plan: Plan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the plan computes, in real numbers."""
-        values = {each.path: tensor for each, tensor in zip(plan.inputs, inputs, strict=True)}
+        values = {feature.path: tensor for feature, tensor in zip(plan.inputs, inputs, strict=True)}
 
         def read(name: str) -> torch.Tensor:
             return values[name] if name in values else self.constant(plan, name)
@@ -171,7 +171,7 @@ class Sketch:
         if constant.parameter:
             tensor = self._run.tensors[name]
         elif isinstance(constant.expression, Derived):
-            tensor = constant.expression.function(*(self.constant(plan, each) for each in constant.expression.operands))
+            tensor = constant.expression.function(*(self.constant(plan, path) for path in constant.expression.operands))
         else:
             tensor = torch.as_tensor(np.asarray(constant.data))
         assert tuple(tensor.shape) == constant.shape, name
@@ -181,8 +181,8 @@ class Sketch:
         if not step.kind:
             return operands[0]
         if step.outside:
-            made = Step(step.kind, tuple(operands), "", step.attributes)
-            return network_interpreter.Run(None, nn.Module(), False).step(made)
+            network_step = Step(step.kind, tuple(operands), "", step.attributes)
+            return network_interpreter.Run(None, nn.Module(), False).step(network_step)
         attributes = {**step.attributes, "activation": step.activation}
         if "new_shape" in attributes:
             shape = list(attributes["new_shape"])

@@ -87,12 +87,12 @@ def inputs(case: Case) -> np.ndarray:
     return np.resize(values, (-(-len(values) // 4), 4)).astype(np.float32)
 
 
-def error(case: Case, given: np.ndarray, x: np.ndarray) -> float:
+def error(case: Case, result: np.ndarray, x: np.ndarray) -> float:
     """The largest difference from the function relative to its value, away from where it jumps."""
     expected = np.asarray(case(NUMPY, x.astype(np.float64)), np.float64)
     beside = [np.asarray(case(NUMPY, x * (1 + step)), np.float64) for step in (-1e-6, 1e-6)]
-    jumps = np.max([np.abs(each - expected) for each in beside], axis=0) > 1e-4 * np.abs(expected)
-    difference = np.abs(given - expected) / np.maximum(np.abs(expected), 1e-12)
+    jumps = np.max([np.abs(neighbour - expected) for neighbour in beside], axis=0) > 1e-4 * np.abs(expected)
+    difference = np.abs(result - expected) / np.maximum(np.abs(expected), 1e-12)
     return float(difference[~jumps].max(initial=0.0))
 
 
@@ -103,7 +103,7 @@ def values_of(network: Any, x: np.ndarray) -> np.ndarray:
     values: dict[Any, Any] = {name: x.astype(np.float64) for name in network.inputs}
     values |= dict.fromkeys(network.constants, 1.0)  # JAX' function has a parameter
     for step in network.steps:
-        operands = [values.get(each, each) for each in step.inputs]
+        operands = [values.get(name, name) for name in step.inputs]
         # Parts of a function that was recognised as a whole stay without a reader.
         with np.errstate(all="ignore"), suppress(NotImplementedError):
             values[step.output] = KINDS[step.kind].compute(operands, step.attributes)
@@ -127,8 +127,8 @@ def check(count: int, seed: int, words: Words, captured: Callable[[Callable[[Any
             refused += 1
             continue
         x = inputs(case)
-        if not (found := error(case, values_of(network, x), x)) < 1e-3:
-            wrong.append(f"{case.text}: {found:.2g}")
+        if not (distance := error(case, values_of(network, x), x)) < 1e-3:
+            wrong.append(f"{case.text}: {distance:.2g}")
     print(f"{count} functions, {refused} refused, {len(wrong)} wrong")
     return wrong
 

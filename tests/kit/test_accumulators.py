@@ -82,12 +82,12 @@ def test_a_step_is_that_of_the_host(name: str, rule: qat.Rule, device: str, monk
     network = frozen(name, rule, device)
     served = network[0]._functional.layer_numbers().steps
     assert bool(served) == (rule is EIGHT)
-    found = step(*network, X)
+    results = step(*network, X)
     monkeypatch.setattr(primitives, "sums_are_exact", lambda: False)
     expected = step(*network, X)
-    for ours, theirs in zip(jax.tree.leaves(found[:3]), jax.tree.leaves(expected[:3]), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(results[:3]), jax.tree.leaves(expected[:3]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    gradients = [jax.tree.leaves(each[3]) for each in (found, expected)]
+    gradients = [jax.tree.leaves(outcome[3]) for outcome in (results, expected)]
     for ours, theirs in zip(*map(list, gradients), strict=True):
         if rule is SIXTEEN:
             np.testing.assert_array_equal(ours, theirs)
@@ -118,9 +118,9 @@ def test_nan_in_a_step() -> None:
     broken = X.copy()
     broken[1, 0, 0, 0] = np.nan
     run = jax.jit(lambda p, x: prepared.apply(p, state, x, train=True)[0])
-    found = np.asarray(run(params, broken))
-    assert np.isnan(found[1]).all()
-    np.testing.assert_array_equal(np.delete(found, 1, 0), np.delete(np.asarray(run(params, X)), 1, 0))
+    results = np.asarray(run(params, broken))
+    assert np.isnan(results[1]).all()
+    np.testing.assert_array_equal(np.delete(results, 1, 0), np.delete(np.asarray(run(params, X)), 1, 0))
     gradients = jax.grad(lambda p: run(p, broken).sum())(params)
     assert all(np.isnan(leaf).any() for leaf in jax.tree.leaves(gradients["model"]))
 
@@ -131,7 +131,7 @@ def test_no_layer_asks_the_host_in_a_step() -> None:
     prepared, params, state = frozen("perceptron")
     calls: list[str] = []
     kind = type(prepared._functional.device_step(prepared.plan.steps[-1]))
-    compute, kind.__call__ = kind.__call__, lambda self, *given: calls.append(self.step.path) or compute(self, *given)
+    compute, kind.__call__ = kind.__call__, lambda self, *inputs: calls.append(self.step.path) or compute(self, *inputs)
     try:
         value = jax.jit(jax.grad(lambda p: prepared.apply(p, state, X, train=True)[0].sum()))(params)
         jax.block_until_ready(value)

@@ -29,8 +29,8 @@ WHOLE = os.environ.get("EXACTQAT_ACCURACY") == "1"
 
 def device_outputs(graph: deploy.Graph, layouts: dict[str, Any], images: torch.Tensor) -> list[torch.Tensor]:
     """What the device's integers represent, in PyTorch's order of axes."""
-    (given,) = graph.inputs
-    codes = deploy.quantize(on_device(images.numpy(), layouts[given]), graph.tensors[given].quantization)
+    (feature,) = graph.inputs
+    codes = deploy.quantize(on_device(images.numpy(), layouts[feature]), graph.tensors[feature].quantization)
     results = deploy.simulate(graph, codes, batch_size=64)
     outputs = []
     for name in graph.outputs:
@@ -74,8 +74,8 @@ def test_little_is_lost_and_the_device_gives_it(name: str, tmp_path: Path) -> No
         assert on_the_device >= in_float - 0.01
 
     path = deploy.write_tflite(graph, tmp_path / "model.tflite")
-    (given,) = graph.inputs
-    codes = deploy.quantize(on_device(images[:4].numpy(), layouts[given]), graph.tensors[given].quantization)
+    (feature,) = graph.inputs
+    codes = deploy.quantize(on_device(images[:4].numpy(), layouts[feature]), graph.tensors[feature].quantization)
     for profile in ("xnnpack-x86", "reference"):
         report = deploy.verify(graph, path, codes, profile)
         assert report.differing == 0 and report.values > 0

@@ -639,11 +639,11 @@ def test_expressions_are_differentiable_and_follow_their_sources() -> None:
     (constant,) = network.constants.values()
     assert (constant.parameter, constant.trainable, constant.shape) == (False, True, (1, 6, 1, 1))
     assert set(constant.sources) == {"scale", "table"}
-    given = {"scale": torch.zeros(6, requires_grad=True), "table": torch.arange(6.0)}
-    result = constant.expression(*(given[path] for path in constant.sources))
+    tensors = {"scale": torch.zeros(6, requires_grad=True), "table": torch.arange(6.0)}
+    result = constant.expression(*(tensors[path] for path in constant.sources))
     assert torch.allclose(result.flatten(), torch.arange(6.0) / 6)
     result.sum().backward()
-    assert given["scale"].grad.abs().sum() > 0
+    assert tensors["scale"].grad.abs().sum() > 0
 
 
 def test_tied_weights_are_one_constant() -> None:
@@ -688,8 +688,8 @@ def test_trees_of_arguments_and_results() -> None:
         network.input_tree.flatten(images)
     with pytest.raises(TypeError, match="nest as those of the example"):
         network.input_tree.flatten({"left": IMAGE, "right": [IMAGE, IMAGE]}, factor=3.0)
-    given = capture(model, (images,), {"extra": IMAGE})
-    assert given.input_names == ("images_left", "images_right_0", "extra")
+    variant = capture(model, (images,), {"extra": IMAGE})
+    assert variant.input_names == ("images_left", "images_right_0", "extra")
 
 
 def test_places_labels_and_modules() -> None:
@@ -711,8 +711,8 @@ def test_places_labels_and_modules() -> None:
 
 def test_hooks() -> None:
     model = Function(lambda m, x: m.conv(x))
-    model.conv.register_forward_hook(lambda module, given, result: result * 3)
-    model.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+    model.conv.register_forward_hook(lambda module, inputs, result: result * 3)
+    model.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
     assert kinds(agree(model, IMAGE)) == ["add", "conv", "mul"]
     model.conv.register_full_backward_hook(lambda *_: None)
     with pytest.raises(CaptureError, match="'conv' has a backward hook"):
@@ -818,8 +818,8 @@ def test_gates_in_other_orders_and_a_reset_before_the_product() -> None:
     for name in ("w", "back", "input_bias", "bias"):
         setattr(cell, name, getattr(cell, name)[swapped])
     cell.update_first = True
-    made = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
-    np.testing.assert_allclose(made, expected, rtol=1e-12)
+    result = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
     # (U h) r is U (h r) where U is diagonal and has no bias.
     cell.back[8:], cell.bias[8:] = np.eye(4), 0
     after = sequence.over_time("gru", cell, lambda at, starts: cell.entry(x[at].numpy()), 2, False)[1]

@@ -62,13 +62,13 @@ def trained(model: Any, call: Any, steps: int) -> tuple[list[float], Any]:
 def test_one_graph_with_the_same_bits(ranges: str, backend: str) -> None:
     plain, compiled = prepared(ranges=ranges), prepared(ranges=ranges)
     if ranges == "learned":
-        for each in (plain, compiled):
-            qat.calibrate(each, [IMAGES])
+        for model in (plain, compiled):
+            qat.calibrate(model, [IMAGES])
     torch.compiler.reset()
     losses, result = trained(plain, plain, 3)
     assert len(set(losses)) == 3
-    found, compiled_result = trained(compiled, torch.compile(compiled, backend=backend, fullgraph=True), 3)
-    assert found == losses and torch.equal(compiled_result, result)
+    compiled_losses, compiled_result = trained(compiled, torch.compile(compiled, backend=backend, fullgraph=True), 3)
+    assert compiled_losses == losses and torch.equal(compiled_result, result)
     for name, value in plain.state_dict().items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, compiled.state_dict()[name]), name
@@ -89,13 +89,13 @@ def test_layers_of_several_sizes_one_after_the_other() -> None:
 @pytest.mark.slow
 def test_the_frozen_phase_stays_outside() -> None:
     plain, compiled = prepared(ranges="ema"), prepared(ranges="ema")
-    for each in (plain, compiled):
-        qat.calibrate(each, [IMAGES])
-        qat.freeze(each)
+    for model in (plain, compiled):
+        qat.calibrate(model, [IMAGES])
+        qat.freeze(model)
     torch.compiler.reset()
     losses, result = trained(plain, plain, 1)
-    found, compiled_result = trained(compiled, torch.compile(compiled, backend="eager"), 1)
-    assert found == losses and torch.equal(compiled_result, result)
+    compiled_losses, compiled_result = trained(compiled, torch.compile(compiled, backend="eager"), 1)
+    assert compiled_losses == losses and torch.equal(compiled_result, result)
 
 
 @pytest.mark.slow

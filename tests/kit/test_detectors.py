@@ -135,11 +135,11 @@ def test_a_prepared_decoder_trains_its_queries_with_their_dropout() -> None:
     prepared(images).square().mean().backward()
     gradient = dict(prepared.named_parameters())["queries.weight"].grad
     assert gradient is not None and gradient.abs().sum() > 0
-    found = [module for module in prepared.modules() if isinstance(module, Expression)]
-    expressions = [each for each in found if "operand" not in [name for name, *_ in each.instructions]]
+    modules = [module for module in prepared.modules() if isinstance(module, Expression)]
+    expressions = [module for module in modules if "operand" not in [name for name, *_ in module.instructions]]
     assert expressions and all(module.training for module in expressions)
-    made = [[module(*given(prepared, module)) for _ in range(2)] for module in expressions]
-    assert any(not torch.equal(first, second) for first, second in made)
+    pairs = [[module(*given(prepared, module)) for _ in range(2)] for module in expressions]
+    assert any(not torch.equal(first, second) for first, second in pairs)
     prepared.eval()
     assert torch.equal(prepared(images), prepared(images))
 
@@ -194,12 +194,12 @@ class Keypoints(nn.Module):
         self.layer = nn.Conv2d(3, 1, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        found, heats = [], self.layer(x).squeeze(1)
+        scores, heats = [], self.layer(x).squeeze(1)
         for example in range(len(heats)):
             heat = heats[example]
             places = torch.nonzero(heat > 0).flip((1,))
-            found.append(heat[places[:, 1], places[:, 0]] * 2)
-        return found
+            scores.append(heat[places[:, 1], places[:, 0]] * 2)
+        return scores
 
 
 def test_a_loop_over_the_examples_places_is_not_taken_for_a_wrong_shape() -> None:

@@ -35,19 +35,19 @@ def graph(name: str = "first") -> Graph:
 
 
 def test_a_graph_is_short() -> None:
-    made = graph()
+    example = graph()
     # 200 filters of 3x3x3, and their biases.
-    assert repr(made) == "Graph(2 operators, 5,600 parameters: input int8[1x8x8x3] -> pooled int8[1x200])"
-    header, first, second = cells(made._repr_html_())
+    assert repr(example) == "Graph(2 operators, 5,600 parameters: input int8[1x8x8x3] -> pooled int8[1x200])"
+    header, first, second = cells(example._repr_html_())
     assert dict(zip(header, first, strict=True)) == {
         "output": "first", "kind": "CONV_2D", "activation": "RELU6", "dtype": "int8", "shape": "1x8x8x200",
         "weights": "200x3x3x3", "weight bits": "4", "scale": "0.05", "zero point": "-128", "parameters": "5,600",
         "multiply accumulates": f"{64 * 200 * 27:,}",
     }  # fmt: skip
     assert second[1] == "MEAN"
-    for tensor in made.tensors.values():
+    for tensor in example.tensors.values():
         assert len(repr(tensor)) < 160 and "array" not in repr(tensor)
-    grid = made.tensors["first/filter"].quantization
+    grid = example.tensors["first/filter"].quantization
     assert repr(grid) == "Quantization(int8, scale 0.01..0.02, zero point 0, 200 channels along axis 0)"
     assert repr(per_tensor(0.5, -3)) == "Quantization(int8, scale 0.5, zero point -3)"
 
@@ -55,8 +55,8 @@ def test_a_graph_is_short() -> None:
 def test_a_graph_that_would_be_refused_is_shown_too() -> None:
     tensors = {"x": Tensor("x", (1, 2), "int8", per_tensor(1, 0)), "y": Tensor("y", (1, 2), "int8", per_tensor(1, 0))}
     operators = (Operator("CONV_2D", ("x",), ("y",)), Operator("ADD", ("x", "gone"), ("y",)), Operator("WHAT", (), ()))
-    made = Graph(tensors, (*operators, Operator("NOTHING", ("x",), ("y",))), ("x", "nowhere"), ("y",))
-    assert "nowhere missing" in repr(made)
+    example = Graph(tensors, (*operators, Operator("NOTHING", ("x",), ("y",))), ("x", "nowhere"), ("y",))
+    assert "nowhere missing" in repr(example)
 
 
 def test_names_are_escaped() -> None:

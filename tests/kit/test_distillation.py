@@ -52,16 +52,16 @@ def test_layers_are_compared_with_the_users_own() -> None:
     # What the layers of the student store, seen in another way.
     seen = {path: value for path, (_, value) in copy.deepcopy(prepared).stored_tensors(images).items()}
     outputs = prepared(images)
-    found = distillation(outputs, images, "none")
+    losses = distillation(outputs, images, "none")
     with torch.no_grad():
         taught = model.features(images)
         expected = qat.distillation_loss(outputs, model(images), 2.0, "none").detach()
     for layer, values in zip(("first", "add"), taught, strict=True):
         error = (seen[layer].detach() - values).square().flatten(1).mean(1)
         expected = expected + error / values.square().mean() / 2
-    torch.testing.assert_close(found.detach(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(losses.detach(), expected, rtol=1e-4, atol=1e-6)
     # Gradients reach what lies before the layers, and the teacher gets none.
-    found.mean().backward()
+    losses.mean().backward()
     assert prepared.first.weight.grad.abs().sum() > 0
     assert all(parameter.grad is None for parameter in model.parameters())
 

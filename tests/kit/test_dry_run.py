@@ -27,22 +27,22 @@ def test_what_is_explained_is_what_is_lowered() -> None:
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.randn(4, 3, 16, 16)
-    found = qat.explain(model, torch.zeros(1, 3, 16, 16), device="micro")
-    assert found and found.device == "micro" and not found.refusal
+    report = qat.explain(model, torch.zeros(1, 3, 16, 16), device="micro")
+    assert report and report.device == "micro" and not report.refusal
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     prepared = qat.prepare(model, x, device="micro")
     qat.calibrate(prepared, [x])
     qat.freeze(prepared)
     graph = deploy.lower(prepared)
-    assert found.graph is not None
-    shown = [(each.kind, found.graph.tensors[each.outputs[0]].shape) for each in found.graph.operators]
-    assert shown == [(each.kind, graph.tensors[each.outputs[0]].shape) for each in graph.operators]
+    assert report.graph is not None
+    shown = [(operator.kind, report.graph.tensors[operator.outputs[0]].shape) for operator in report.graph.operators]
+    assert shown == [(operator.kind, graph.tensors[operator.outputs[0]].shape) for operator in graph.operators]
     size = deploy.footprint(graph)
-    assert found.footprint is not None
-    assert found.footprint.multiply_accumulates == size.multiply_accumulates
-    assert found.footprint.arena_bytes == size.arena_bytes
-    assert "4 operators: 1 PAD, 1 CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED" in str(found)
-    assert "13,824" in str(found) and "13,824" in found._repr_html_()
+    assert report.footprint is not None
+    assert report.footprint.multiply_accumulates == size.multiply_accumulates
+    assert report.footprint.arena_bytes == size.arena_bytes
+    assert "4 operators: 1 PAD, 1 CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED" in str(report)
+    assert "13,824" in str(report) and "13,824" in report._repr_html_()
 
 
 def test_random_numbers_of_the_user_stay() -> None:
@@ -57,9 +57,9 @@ def test_random_numbers_of_the_user_stay() -> None:
 
 
 def test_a_model_that_will_not_go() -> None:
-    found = qat.explain(nn.Sequential(nn.Conv3d(3, 8, 3)), torch.zeros(1, 3, 9, 9, 9))
-    assert not found and found.graph is None and found.rows() == []
-    assert "cannot run on xnnpack-x86" in str(found) and "Conv3d over 3 axes" in str(found)
+    report = qat.explain(nn.Sequential(nn.Conv3d(3, 8, 3)), torch.zeros(1, 3, 9, 9, 9))
+    assert not report and report.graph is None and report.rows() == []
+    assert "cannot run on xnnpack-x86" in str(report) and "Conv3d over 3 axes" in str(report)
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_warnings_are_kept() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
     (sentence,) = qat.explain(model, torch.zeros(1, 4)).warnings
     assert "ends with softmax" in sentence
-    found = qat.explain(model, torch.zeros(1, 4), keep_final_activation=True)
-    assert not found.warnings and [row[0] for row in found.rows()] == ["FULLY_CONNECTED", "SOFTMAX"]
+    report = qat.explain(model, torch.zeros(1, 4), keep_final_activation=True)
+    assert not report.warnings and [row[0] for row in report.rows()] == ["FULLY_CONNECTED", "SOFTMAX"]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_bad_arguments(model: Any, options: dict[str, Any], words: str) -> None:
 def test_jax() -> None:
     import jax.numpy as jnp
 
-    found = qat.explain(lambda weight, x: x @ weight, jnp.zeros((2, 4)), variables=jnp.ones((4, 3)))
-    assert [row[0] for row in found.rows()] == ["FULLY_CONNECTED"]
+    report = qat.explain(lambda weight, x: x @ weight, jnp.zeros((2, 4)), variables=jnp.ones((4, 3)))
+    assert [row[0] for row in report.rows()] == ["FULLY_CONNECTED"]
     with pytest.raises(TypeError, match="variables=params"):
         qat.explain(lambda weight, x: x @ weight, jnp.zeros((2, 4)))
 

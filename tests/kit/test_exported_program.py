@@ -39,24 +39,24 @@ def test_its_grids_are_the_files_and_its_results_the_kits(name: str) -> None:
     model, example = frozen(name)
     program = exported_program(model, len(example))
     with torch.no_grad():
-        expected = [each for each in torch.utils._pytree.tree_leaves(model(example)) if isinstance(each, torch.Tensor)]
-    found = program.module()(example)
-    assert [each.shape for each in found] == [each.shape for each in expected]
-    values = sum(each.numel() for each in expected)
+        expected = [leaf for leaf in torch.utils._pytree.tree_leaves(model(example)) if isinstance(leaf, torch.Tensor)]
+    results = program.module()(example)
+    assert [tensor.shape for tensor in results] == [tensor.shape for tensor in expected]
+    values = sum(tensor.numel() for tensor in expected)
     # Float32 sums round otherwise than the device in rare codes.
-    assert sum(int((ours != theirs).sum()) for ours, theirs in zip(found, expected, strict=True)) <= 0.01 * values
+    assert sum(int((ours != theirs).sum()) for ours, theirs in zip(results, expected, strict=True)) <= 0.01 * values
 
     graph = deploy.lower(model)
     nodes = [node for node in program.graph.nodes if "quantized_decomposed.quantize_per_tensor" in str(node.target)]
     grids = {(float(np.float32(node.args[1])), node.args[2]) for node in nodes}
     stored = [graph.tensors[name] for name in (*graph.inputs, *graph.results())]
-    placed = {(float(each.quantization.scale[0]), int(each.quantization.zero_point[0])) for each in stored}
+    placed = {(float(tensor.quantization.scale[0]), int(tensor.quantization.zero_point[0])) for tensor in stored}
     assert grids == placed
     # Weights are the file's codes, and so are their scales.
-    filters = [each.data for each in graph.tensors.values() if each.data is not None and each.dtype == "int8"]
-    ours = [np.asarray(each) for each in program.state_dict.values() if each.dtype == torch.int8]
-    assert sorted(int(np.abs(each.astype(int)).sum()) for each in ours) == sorted(
-        int(np.abs(each.astype(int)).sum()) for each in filters
+    filters = [tensor.data for tensor in graph.tensors.values() if tensor.data is not None and tensor.dtype == "int8"]
+    ours = [np.asarray(tensor) for tensor in program.state_dict.values() if tensor.dtype == torch.int8]
+    assert sorted(int(np.abs(array.astype(int)).sum()) for array in ours) == sorted(
+        int(np.abs(array.astype(int)).sum()) for array in filters
     )
 
 
@@ -74,15 +74,15 @@ def test_for_cortex_m_integer_operators_are_marked() -> None:
     with torch.no_grad():
         expected = model(example)
     program = exported_program(model, len(example), flow="cortex-m")
-    (found,) = program.module()(example)
-    assert int((found != expected).sum()) <= 0.01 * expected.numel()
+    (result,) = program.module()(example)
+    assert int((result != expected).sum()) <= 0.01 * expected.numel()
     called = [node for node in program.graph.nodes if node.op == "call_function"]
     marked = [node for node in called if node.meta.get("custom", {}).get("_arm_annotation_info")]
     # The dense layer has a scale for each output, which the kernel does not take, and the mean another grid.
     targets = [str(node.target) for node in marked]
     assert targets.count("aten.conv2d.default") == targets.count("aten.relu.default") == 5
-    assert not any("linear" in each or "pool" in each for each in targets)
-    held = [each.dtype for name, each in program.state_dict.items() if name.startswith("bias_") and "steps" not in name]
+    assert not any("linear" in target or "pool" in target for target in targets)
+    held = [bias.dtype for name, bias in program.state_dict.items() if name.startswith("bias_") and "steps" not in name]
     assert held and set(held) == {torch.int32}
     xnnpack = exported_program(model, len(example))
     assert not [node for node in xnnpack.graph.nodes if node.meta.get("custom", {}).get("_arm_annotation_info")]
@@ -95,10 +95,10 @@ class Marked(nn.Module):
         super().__init__()
         self.function, self.result = function, result
 
-    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         nodes, codes = torch.ops.quantized_decomposed, (-128, 127, torch.int8)
-        stored = [nodes.quantize_per_tensor.default(each, 0.1, 3, *codes) for each in given]
-        read = [nodes.dequantize_per_tensor.default(each, 0.1, 3, *codes) for each in stored]
+        stored = [nodes.quantize_per_tensor.default(tensor, 0.1, 3, *codes) for tensor in tensors]
+        read = [nodes.dequantize_per_tensor.default(tensor, 0.1, 3, *codes) for tensor in stored]
         result = nodes.quantize_per_tensor.default(self.function(*read), *self.result, *codes)
         return nodes.dequantize_per_tensor.default(result, *self.result, *codes)
 
@@ -135,9 +135,9 @@ SAME, OTHER, SHARES, FROM_ZERO = (0.1, 3), (0.2, 3), (1 / 256, -128), (0.1, -128
 def test_only_what_the_kernel_computes_is_marked(
     function: Any, shapes: list[tuple[int, ...]], result: tuple[float, int], is_marked: bool
 ) -> None:
-    given = [torch.rand(shape) for shape in shapes]
-    given = [each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each for each in given]
-    program = torch.export.export(Marked(function, result), tuple(given), strict=False)
+    inputs = [torch.rand(shape) for shape in shapes]
+    inputs = [array.contiguous(memory_format=torch.channels_last) if array.dim() == 4 else array for array in inputs]
+    program = torch.export.export(Marked(function, result), tuple(inputs), strict=False)
     mark_for_cmsis_nn(program.graph_module)
     marked = [node for node in program.graph.nodes if node.meta.get("custom", {}).get("_arm_annotation_info")]
     assert bool(marked) == is_marked

@@ -61,13 +61,13 @@ def network() -> nn.Sequential:
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
     """The network as it is, prepared, calibrated and frozen; to be copied."""
-    found: dict[str, Any] = {"float": network(), "prepared": qat.prepare(network(), IMAGES)}
-    found["calibrated"] = copy.deepcopy(found["prepared"])
-    qat.calibrate(found["calibrated"], [IMAGES])
-    found["frozen"] = copy.deepcopy(found["calibrated"]).eval()
-    qat.freeze(found["frozen"])
-    found["graph"] = deploy.lower(found["frozen"])
-    return found
+    stages: dict[str, Any] = {"float": network(), "prepared": qat.prepare(network(), IMAGES)}
+    stages["calibrated"] = copy.deepcopy(stages["prepared"])
+    qat.calibrate(stages["calibrated"], [IMAGES])
+    stages["frozen"] = copy.deepcopy(stages["calibrated"]).eval()
+    qat.freeze(stages["frozen"])
+    stages["graph"] = deploy.lower(stages["frozen"])
+    return stages
 
 
 def layer(model: Any) -> Any:
@@ -287,14 +287,14 @@ def test_copies_compute_the_same(models: Any, which: str) -> None:
 @pytest.mark.parametrize("which", ["calibrated", "frozen"])
 def test_functions_of_torch_func(models: Any, which: str) -> None:
     model = copy.deepcopy(models[which]).eval()
-    parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert torch.equal(torch.func.functional_call(model, parameters, (IMAGES,)), model(IMAGES))
-    doubled = {name: each * 2 for name, each in parameters.items()}
+    doubled = {name: parameter * 2 for name, parameter in parameters.items()}
     assert not torch.equal(torch.func.functional_call(model, doubled, (IMAGES,)), model(IMAGES))
     wanted = torch.autograd.grad(model(IMAGES).sum(), list(parameters.values()))
-    found = torch.func.grad(lambda given: torch.func.functional_call(model, given, (IMAGES,)).sum())(parameters)
-    for each, name in zip(wanted, parameters, strict=True):
-        torch.testing.assert_close(found[name], each)
+    gradients = torch.func.grad(lambda weights: torch.func.functional_call(model, weights, (IMAGES,)).sum())(parameters)
+    for gradient, name in zip(wanted, parameters, strict=True):
+        torch.testing.assert_close(gradients[name], gradient)
     x = IMAGES[:1].clone().requires_grad_()
     rows = torch.stack([torch.autograd.grad(model(x)[0, k], x)[0][0] for k in range(5)])
     torch.testing.assert_close(torch.func.jacrev(model)(x.detach())[0, :, 0], rows)
@@ -514,14 +514,14 @@ def test_without_its_backend_keras_names_the_variable() -> None:
 
 def test_extras_are_quoted_wherever_they_are_installed() -> None:
     """zsh takes brackets that are not for a pattern."""
-    found = []
+    problems = []
     places = (("*.md", ROOT.glob), ("*.md", (ROOT / "docs").rglob), ("*.ipynb", (ROOT / "docs").rglob))
     paths = [path for pattern, find in places for path in find(pattern)]
     for path in [*paths, *(ROOT / "src").rglob("*.py")]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if re.search(r"pip install [^'\"#]*?(exactqat|\.)\[", line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    assert not found, "\n".join(found)
+                problems.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not problems, "\n".join(problems)
     assert "KERAS_BACKEND" in (ROOT / "docs" / "keras-kit.md").read_text(encoding="utf-8")
 
 
@@ -588,12 +588,12 @@ def test_out_and_fake_tensors() -> None:
 
     x = torch.tensor([0.3, 1.2])
     with FakeTensorMode():
-        fake, made = torch.ones(2), torch.empty(2)
+        fake, target = torch.ones(2), torch.empty(2)
     with FakeTensorMode():
         other = torch.empty(2)
     operator: Any = eq.quantization.fake_quant_with_min_max_args
-    assert operator(fake, out=made) is made
-    for operand, out in ((x, made), (fake, torch.empty(2)), (fake, other)):
+    assert operator(fake, out=target) is target
+    for operand, out in ((x, target), (fake, torch.empty(2)), (fake, other)):
         with pytest.raises(TypeError, match="out for outputs must be a tensor like the operands"):
             operator(operand, out=out)
 
@@ -663,8 +663,8 @@ def test_attention_without_dropout_draws_nothing() -> None:
     model = Decoder()
     prepared = qat.prepare(model, IMAGES)
     qat.calibrate(prepared, [IMAGES])
-    *_, found = prepared.layer_values(IMAGES)[0].values()
-    torch.testing.assert_close(torch.from_numpy(found), model.eval()(IMAGES).detach(), rtol=1e-3, atol=1e-4)
+    *_, result = prepared.layer_values(IMAGES)[0].values()
+    torch.testing.assert_close(torch.from_numpy(result), model.eval()(IMAGES).detach(), rtol=1e-3, atol=1e-4)
 
 
 def test_eval_is_suggested_where_only_training_is_in_the_way() -> None:
@@ -711,11 +711,11 @@ def test_a_loop_over_the_examples_is_refused_at_once(way: str) -> None:
             "index": lambda: (y[k] for k in range(len(y))),
             "split": lambda: y.split(1),
         }
-        made = []
+        results = []
         for row in rows[way]():
             seen.append(row.shape)
-            made.append(torch.relu(row * 2))
-        return torch.stack(made)
+            results.append(torch.relu(row * 2))
+        return torch.stack(results)
 
     text = refusal(Net(forward, **conv()))
     assert "go through the examples one by one" in text and "test_first_contact.py" in text

@@ -33,16 +33,16 @@ def scale(grid, ends) -> np.float32:
     return np.float32(max(-low, high) / 32767) if grid.rule.is_int16 else np.float32((high - low) / (2**grid.bits - 1))
 
 
-def beyond_limits(made: Plan, ends, constants) -> list[str]:
+def beyond_limits(case_plan: Plan, ends, constants) -> list[str]:
     """Steps whose operator would be refused, with constants as training keeps them."""
-    found = []
-    scales = {name: scale(grid, ends.get(name)) for name, grid in made.grids.items()}
-    for step in made.steps:
-        names = [made.stored(each).grid if made.is_stored(each) else None for each in step.operands]
+    paths = []
+    scales = {name: scale(grid, ends.get(name)) for name, grid in case_plan.grids.items()}
+    for step in case_plan.steps:
+        names = [case_plan.stored(operand).grid if case_plan.is_stored(operand) else None for operand in step.operands]
         if not any(names):
             continue
-        grids = [made.grids[name] for name in names if name is not None]
-        limits = limits_of(step, grids, made.grids[step.grid])
+        grids = [case_plan.grids[name] for name in names if name is not None]
+        limits = limits_of(step, grids, case_plan.grids[step.grid])
         if limits is None:
             continue
         known = [np.float32(constants[(step.path, len(names))])] if step.weights is not None else []
@@ -50,15 +50,15 @@ def beyond_limits(made: Plan, ends, constants) -> list[str]:
             if name is not None:
                 known.append(scales[name])
                 continue
-            limited = constant_limits(made, step, position)
+            limited = constant_limits(case_plan, step, position)
             assert limited is not None
             least, most = constant_step(limited[0], scales[limited[1]], scales[step.grid])
             known.append(np.float32(min(max(constants[(step.path, position)], least), most)))
         # Channels with weights that are too small are constant ones, on a grid that fits.
         least = 0.0 if step.weights is not None else limits.lowest
         if not all(least <= value < limits.highest for value in limits.bounded(known, scales[step.grid])):
-            found.append(step.path)
-    return found
+            paths.append(step.path)
+    return paths
 
 
 WITH_LIMITS = (
@@ -82,10 +82,10 @@ WITH_LIMITS = (
 @given(seed=st.integers(0, 2**32 - 1))
 def test_ranges_of_all_sizes_fit_one_another(name: str, bits: int, seed: int) -> None:
     sketch = plan_sketch.Sketch()
-    made = plan(sketch.network(MEANINGS[name](sketch)), [Rule(activation_bits=bits)])
+    case_plan = plan(sketch.network(MEANINGS[name](sketch)), [Rule(activation_bits=bits)])
     rng = np.random.default_rng(seed)
     ends = {}
-    for grid_name, grid in made.grids.items():
+    for grid_name, grid in case_plan.grids.items():
         # Products of sigmoids, whose grids are fixed, have no larger ranges.
         low, high = -(10 ** rng.uniform(-14, 1)), 10 ** rng.uniform(-14, 1)
         ends[grid_name] = (0.0, high) if grid.nonnegative else (low, high)
@@ -93,23 +93,23 @@ def test_ranges_of_all_sizes_fit_one_another(name: str, bits: int, seed: int) ->
             ends[grid_name] = grid.fixed_range
     constants = {
         (step.path, position): 10 ** rng.uniform(-9, 2)
-        for step in made.steps
-        for position, each in enumerate(step.operands)
-        if not made.is_stored(each)
+        for step in case_plan.steps
+        for position, operand in enumerate(step.operands)
+        if not case_plan.is_stored(operand)
     }
-    constants |= {(step.path, len(step.operands)): 10 ** rng.uniform(-7, 4) for step in made.steps if step.weights}
-    moved = fitting_ranges(made, ends, constants)
-    assert not beyond_limits(made, {**ends, **moved}, constants)
-    assert not fitting_ranges(made, {**ends, **moved}, constants)
+    constants |= {(step.path, len(step.operands)): 10 ** rng.uniform(-7, 4) for step in case_plan.steps if step.weights}
+    moved = fitting_ranges(case_plan, ends, constants)
+    assert not beyond_limits(case_plan, {**ends, **moved}, constants)
+    assert not fitting_ranges(case_plan, {**ends, **moved}, constants)
     for moved_name, (low, high) in moved.items():
-        assert made.grids[moved_name].fixed is None
+        assert case_plan.grids[moved_name].fixed is None
         assert low <= 0 <= high
 
 
 def test_ranges_that_fit_stay_what_they_are() -> None:
     sketch = plan_sketch.Sketch()
-    made = plan(sketch.network(MEANINGS["lstm memory"](sketch)), [Rule()])
-    assert not fitting_ranges(made, dict.fromkeys(made.grids, (-1.0, 1.0)), {})
+    lstm_plan = plan(sketch.network(MEANINGS["lstm memory"](sketch)), [Rule()])
+    assert not fitting_ranges(lstm_plan, dict.fromkeys(lstm_plan.grids, (-1.0, 1.0)), {})
 
 
 HARD = [
@@ -130,9 +130,9 @@ def test_whatever_training_makes_of_the_numbers(name: str, how: str, tmp_path: P
     from agreement import assert_exact
     from extremes import driven
 
-    made = driven(name, how, 0)
-    assert made is not None
-    assert_exact(*made, tmp_path)
+    pair = driven(name, how, 0)
+    assert pair is not None
+    assert_exact(*pair, tmp_path)
 
 
 def test_relu6_on_a_grid_whose_int32_does_not_reach_6(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_freeze_says_what_it_moved() -> None:
     x = torch.randn(8, 6)
     prepared = qat.prepare(Cancels(), x)
     qat.calibrate(prepared, [x])
-    before = {name: each.detach().clone() for name, each in prepared.named_buffers()}
+    before = {name: buffer.detach().clone() for name, buffer in prepared.named_buffers()}
     with pytest.warns(qat.RangesMovedWarning, match=r"changed that of 'sub' from -\S+ to -\S+: few codes"):
         qat.freeze(prepared)
-    changed = {name for name, each in prepared.named_buffers() if not torch.equal(each, before[name])}
+    changed = {name for name, buffer in prepared.named_buffers() if not torch.equal(buffer, before[name])}
     assert changed == {f"quantization.sub.output_quantizer.range.{end}" for end in ("minimum", "maximum")}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -192,7 +192,7 @@ def test_small_tensors_keep_their_ranges(framework: str, size: float, monkeypatc
         pytest.importorskip("jax")
         prepared = qat.jax.prepare(lambda p, x: (x * factor) @ p["w"], {"w": weight}, x[:2])
         state = prepared.freeze(*prepared.calibrate(*prepared.init(), [x]))
-        given = np.asarray(prepared.apply(*state, x)[0])
+        result = np.asarray(prepared.apply(*state, x)[0])
     elif framework == "keras":
         monkeypatch.setenv("KERAS_BACKEND", "torch")
         keras = pytest.importorskip("keras")
@@ -202,7 +202,7 @@ def test_small_tensors_keep_their_ranges(framework: str, size: float, monkeypatc
         model = qat.keras.prepare(network)
         qat.keras.calibrate(model, [x])
         qat.keras.freeze(model)
-        given = np.asarray(keras.ops.convert_to_numpy(model(x)))
+        result = np.asarray(keras.ops.convert_to_numpy(model(x)))
     else:
         layer = torch.nn.Linear(8, 3, bias=False)
         layer.weight.data = torch.from_numpy(weight.T.copy())
@@ -219,9 +219,9 @@ def test_small_tensors_keep_their_ranges(framework: str, size: float, monkeypatc
         prepared = qat.prepare(Scaled(), torch.from_numpy(x[:2]))
         qat.calibrate(prepared, [torch.from_numpy(x)])
         qat.freeze(prepared)
-        given = prepared.eval()(torch.from_numpy(x)).detach().numpy()
+        result = prepared.eval()(torch.from_numpy(x)).detach().numpy()
     expected = (x.astype(np.float64) / size) @ weight
-    assert 10 * np.log10((expected**2).sum() / ((expected - given) ** 2).sum()) > 35
+    assert 10 * np.log10((expected**2).sum() / ((expected - result) ** 2).sum()) > 35
 
 
 def test_values_too_small_for_any_range_are_named() -> None:

@@ -35,18 +35,18 @@ EXPORTED = ("ds_cnn", "tiny_vit", "unet_transposed", pytest.param("gru_keywords"
 
 def drawn(plan: object, examples: int) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    return [rng.standard_normal((examples, *each.shape[1:])).astype(np.float32) for each in plan.inputs]
+    return [rng.standard_normal((examples, *feature.shape[1:])).astype(np.float32) for feature in plan.inputs]
 
 
-def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_close(results: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for ours, theirs in zip(results, expected, strict=True):
         assert ours.shape == theirs.shape
         assert np.abs(ours - theirs).max() <= ORDER_OF_SUMS * np.abs(theirs).max()
 
 
 def assert_trains(model: qat.torch.PreparedModel, folder: Path) -> None:
     """Two steps in real numbers, one in integers; the file computes training's integers."""
-    images = [torch.from_numpy(each) for each in drawn(model.plan, 4)]
+    images = [torch.from_numpy(array) for array in drawn(model.plan, 4)]
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for number in range(3):
@@ -54,14 +54,14 @@ def assert_trains(model: qat.torch.PreparedModel, folder: Path) -> None:
             qat.freeze(model)
         optimizer.zero_grad()
         results = model(*images)
-        sum(torch.square(torch.as_tensor(each)).mean() for each in torch.utils._pytree.tree_leaves(results)).backward()
+        sum(torch.square(torch.as_tensor(leaf)).mean() for leaf in torch.utils._pytree.tree_leaves(results)).backward()
         optimizer.step()
     assert any(not torch.equal(value, before[name]) for name, value in model.named_parameters())
     graph = deploy.lower(model.eval())
     codes = {}
-    for name, each in zip(graph.inputs, images, strict=True):
+    for name, image in zip(graph.inputs, images, strict=True):
         axes = next(port.axes for port in graph.signature.inputs if port.tensor == name)
-        codes[name] = deploy.quantize(each.numpy().transpose(axes), graph.tensors[name].quantization)
+        codes[name] = deploy.quantize(image.numpy().transpose(axes), graph.tensors[name].quantization)
     path = deploy.write_tflite(graph, folder / "trained.tflite")
     for device in ("xnnpack-x86", "reference"):
         assert deploy.verify(graph, path, codes, device).differing == 0
@@ -112,8 +112,8 @@ def test_jax_quantizes_an_onnx_file_by_rules(tmp_path: Path) -> None:
     assert_close(prepared.trained(params, state).float_results(*reals), on_onnxruntime(path, reals))
     params, state = prepared.freeze(*prepared.calibrate(params, state, [reals[0]]))
     graph = prepared.lower(params, state)
-    filters = [each.data for each in graph.tensors.values() if each.data is not None and each.dtype == "int8"]
-    assert max(int(np.abs(each.astype(int)).max()) for each in filters) == 7
+    filters = [tensor.data for tensor in graph.tensors.values() if tensor.data is not None and tensor.dtype == "int8"]
+    assert max(int(np.abs(array.astype(int)).max()) for array in filters) == 7
 
 
 @pytest.mark.slow
@@ -140,10 +140,10 @@ def node(kind: str, shape: tuple[object, ...], *more: tuple[int, ...], dtype: in
     onnx = pytest.importorskip("onnx")
     helper = onnx.helper
     constants = [
-        onnx.numpy_helper.from_array(np.ones(each, np.float32), f"c{number}") for number, each in enumerate(more)
+        onnx.numpy_helper.from_array(np.ones(sizes, np.float32), f"c{number}") for number, sizes in enumerate(more)
     ]
     graph = helper.make_graph(
-        [helper.make_node(kind, ["x", *(each.name for each in constants)], ["y"])],
+        [helper.make_node(kind, ["x", *(constant.name for constant in constants)], ["y"])],
         "one",
         [helper.make_tensor_value_info("x", dtype, shape)],
         [helper.make_tensor_value_info("y", 1, shape)],
@@ -186,9 +186,9 @@ def test_files_that_ask_for_too_much_are_refused(tmp_path: Path) -> None:
     model = node("Add", ("N", 300), (300,))
     onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="beside.bin")
     assert (tmp_path / "beside.bin").exists()
-    assert [each.name for each in qat.prepare(deploy.read_onnx(path)).plan.inputs] == ["x"]
+    assert [feature.name for feature in qat.prepare(deploy.read_onnx(path)).plan.inputs] == ["x"]
     model = onnx.load(path, load_external_data=False)
-    next(each for each in model.graph.initializer[0].external_data if each.key == "location").value = "/etc/hostname"
+    next(pair for pair in model.graph.initializer[0].external_data if pair.key == "location").value = "/etc/hostname"
     path.write_bytes(model.SerializeToString())
     with pytest.raises(deploy.Refusal, match="cannot be read: it is damaged"):
         deploy.read_onnx(path)

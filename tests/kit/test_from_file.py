@@ -39,42 +39,42 @@ def on_litert(path: Path, reals: list[np.ndarray], profile: str) -> list[np.ndar
     rows = []
     for row in range(EXAMPLES):
         for detail, x in zip(inputs, reals, strict=True):
-            given = x[row : row + 1]
+            example = x[row : row + 1]
             scale, zero_point = detail["quantization"]
             if scale:
-                given = np.rint(given / np.float32(scale)) + zero_point
-            interpreter.resize_tensor_input(detail["index"], given.shape)
+                example = np.rint(example / np.float32(scale)) + zero_point
+            interpreter.resize_tensor_input(detail["index"], example.shape)
         interpreter.allocate_tensors()
         for detail, x in zip(inputs, reals, strict=True):
-            given = x[row : row + 1]
+            example = x[row : row + 1]
             scale, zero_point = detail["quantization"]
             if scale:
-                given = np.rint(given / np.float32(scale)) + zero_point
-            interpreter.set_tensor(detail["index"], given.astype(detail["dtype"]))
+                example = np.rint(example / np.float32(scale)) + zero_point
+            interpreter.set_tensor(detail["index"], example.astype(detail["dtype"]))
         interpreter.invoke()
         results = []
         for detail in outputs:
             result, (scale, zero_point) = interpreter.get_tensor(detail["index"]), detail["quantization"]
             results.append((result.astype(np.float32) - zero_point) * np.float32(scale) if scale else result)
         rows.append(results)
-    return [np.concatenate(each) for each in zip(*rows, strict=True)]
+    return [np.concatenate(column) for column in zip(*rows, strict=True)]
 
 
 def on_the_grid(plan: object, seed: int = 0) -> list[np.ndarray]:
     """Real numbers for each input that its codes stand for."""
-    rng, found = np.random.default_rng(seed), []
-    for given in plan.inputs:
-        grid = plan.grids[given.grid]
+    rng, reals = np.random.default_rng(seed), []
+    for feature in plan.inputs:
+        grid = plan.grids[feature.grid]
         scale, zero_point = grid.fixed
         lowest, highest = (-32768, 32767) if grid.rule.is_int16 else (-128, 127)
-        codes = rng.integers(lowest, highest + 1, (EXAMPLES, *given.shape[1:]))
-        found.append((codes.astype(np.float32) - zero_point) * np.float32(scale))
-    return found
+        codes = rng.integers(lowest, highest + 1, (EXAMPLES, *feature.shape[1:]))
+        reals.append((codes.astype(np.float32) - zero_point) * np.float32(scale))
+    return reals
 
 
 def results_of(results: object) -> list[np.ndarray]:
-    each = list(results.values()) if isinstance(results, dict) else [results]
-    return [np.asarray(one.detach() if isinstance(one, torch.Tensor) else one) for one in each]
+    tensors = list(results.values()) if isinstance(results, dict) else [results]
+    return [np.asarray(one.detach() if isinstance(one, torch.Tensor) else one) for one in tensors]
 
 
 @pytest.mark.parametrize("device", ["xnnpack-x86", "reference"])
@@ -86,9 +86,9 @@ def test_before_the_first_step_it_computes_what_litert_computes_of_the_file(name
     model = qat.prepare(deploy.read_tflite(path), device=device).eval()
     reals = on_the_grid(model.plan)
     qat.freeze(model)
-    found, expected = results_of(model(*map(torch.from_numpy, reals))), on_litert(path, reals, device)
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
+    results, expected = results_of(model(*map(torch.from_numpy, reals))), on_litert(path, reals, device)
+    assert len(results) == len(expected)
+    for ours, theirs in zip(results, expected, strict=True):
         assert ours.shape == theirs.shape
         assert np.array_equal(ours, theirs)
 
@@ -97,7 +97,7 @@ def test_before_the_first_step_it_computes_what_litert_computes_of_the_file(name
 def test_what_is_written_after_training_is_what_training_computed(name: str, tmp_path: Path) -> None:
     graph = deploy.read_tflite(FILES / f"{name}.tflite")
     model = qat.prepare(graph)
-    reals = [torch.from_numpy(each) for each in on_the_grid(model.plan)]
+    reals = [torch.from_numpy(array) for array in on_the_grid(model.plan)]
     before = {key: value.detach().clone() for key, value in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_what_is_written_after_training_is_what_training_computed(name: str, tmp
     trained = deploy.lower(model)
     path = deploy.write_tflite(trained, tmp_path / "trained.tflite")
     for ours, theirs in zip(
-        results_of(model(*reals)), on_litert(path, [each.numpy() for each in reals], "xnnpack-x86"), strict=True
+        results_of(model(*reals)), on_litert(path, [tensor.numpy() for tensor in reals], "xnnpack-x86"), strict=True
     ):
         assert np.array_equal(ours, theirs)
 
@@ -130,9 +130,9 @@ def test_a_dense_layer_that_joins_the_axes_before_it() -> None:
     (x,) = on_the_grid(model.plan)
     qat.freeze(model)
     codes = {"x": deploy.quantize(x, graph.tensors["x"].quantization)}
-    (found,) = results_of(model(torch.from_numpy(x)))
+    (result,) = results_of(model(torch.from_numpy(x)))
     expected = deploy.simulate(graph, codes, "xnnpack-x86")["y"]
-    assert np.array_equal(found, deploy.dequantize(expected, graph.tensors["y"].quantization))
+    assert np.array_equal(result, deploy.dequantize(expected, graph.tensors["y"].quantization))
 
 
 @pytest.mark.parametrize(
@@ -147,24 +147,24 @@ def test_functions_that_only_files_hold_have_gradients(kind: str) -> None:
         if any(graph.tensors[name].dtype != "int8" for name in graph.inputs):
             continue
         model = qat.prepare(graph, device="reference").train()
-        given = [torch.from_numpy(each).requires_grad_() for each in on_the_grid(model.plan, seed)]
-        result, *_ = results_of_training(model(*given))
-        slopes = torch.autograd.grad(result.sum(), given)
-        assert all(torch.isfinite(each).all() for each in slopes)
-        moved += sum(int((each != 0).sum()) for each in slopes)
+        inputs = [torch.from_numpy(array).requires_grad_() for array in on_the_grid(model.plan, seed)]
+        result, *_ = results_of_training(model(*inputs))
+        slopes = torch.autograd.grad(result.sum(), inputs)
+        assert all(torch.isfinite(slope).all() for slope in slopes)
+        moved += sum(int((slope != 0).sum()) for slope in slopes)
     assert moved
 
 
 def results_of_training(results: object) -> list[torch.Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
 
 
 def dilated(rng: np.random.Generator, sequence: bool, depthwise: bool, activation: str = "NONE") -> Graph:
     """A dilated convolution as converters write it: blocks become rows of the batch, and come back."""
     builder, count = Builder(), 1 if sequence else 2
-    blocks = tuple(int(each) for each in rng.integers(1, 4, count))
-    windows = tuple(int(each) for each in rng.integers(1, 4, count))
-    sizes = tuple(int(each) for each in rng.integers(7, 12, count))
+    blocks = tuple(int(length) for length in rng.integers(1, 4, count))
+    windows = tuple(int(extent) for extent in rng.integers(1, 4, count))
+    sizes = tuple(int(length) for length in rng.integers(7, 12, count))
     pads, crops = [], []
     for block, window, size in zip(blocks, windows, sizes, strict=True):
         before, reach = int(rng.integers(0, 3)), block * (window - 1)
@@ -200,7 +200,7 @@ def test_a_convolution_between_blocks_is_trained_as_a_dilated_one(seed: int) -> 
     model = qat.prepare(graph, device="xnnpack-x86")
     qat.freeze(model)
     written = deploy.lower(model)
-    assert not [each.kind for each in written.operators if "BATCH" in each.kind]
+    assert not [operator.kind for operator in written.operators if "BATCH" in operator.kind]
     codes = rng.integers(-128, 128, graph.tensors["x"].shape).astype(np.int8)
     (name,), (path,) = graph.outputs, written.outputs
     for profile in ("xnnpack-x86", "reference"):
@@ -245,16 +245,16 @@ def test_jax_trains_the_same_integers() -> None:
     prepared = qat.jax.prepare_file(deploy.read_tflite(path))
     params, state = prepared.freeze(*prepared.init())
     reals = on_the_grid(prepared.plan)
-    found, _ = prepared.apply(params, state, *reals)
-    for ours, theirs in zip(results_of(found), on_litert(path, reals, "xnnpack-x86"), strict=True):
+    results, _ = prepared.apply(params, state, *reals)
+    for ours, theirs in zip(results_of(results), on_litert(path, reals, "xnnpack-x86"), strict=True):
         assert np.array_equal(ours, theirs)
 
     def loss(params: object) -> object:
         return jax.numpy.square(prepared.apply(params, state, *reals)[0]).sum()
 
     slopes = jax.grad(loss)(params)["model"]
-    assert all(np.isfinite(each).all() for each in slopes.values())
-    assert any(np.any(each) for name, each in slopes.items() if name.endswith(".weight"))
+    assert all(np.isfinite(slope).all() for slope in slopes.values())
+    assert any(np.any(slope) for name, slope in slopes.items() if name.endswith(".weight"))
 
 
 def with_a_table(function: Callable[[np.ndarray], np.ndarray], dtype: str) -> Graph:
@@ -282,8 +282,8 @@ def test_tables_of_a_file_have_the_slope_of_their_function(
     assert [step.kind for step in model.plan.steps] == [kind]
     x = torch.linspace(-3, 2, 6 * 400).reshape(-1, 6).requires_grad_()
     model(x).sum().backward()
-    given = x.detach().double().numpy()
-    slope = (function(given + 1e-4) - function(given - 1e-4)) / 2e-4
+    points = x.detach().double().numpy()
+    slope = (function(points + 1e-4) - function(points - 1e-4)) / 2e-4
     # What a table rises is rounded by one step at most, over a window of all codes or of the 256 that a slope is of.
     off = np.abs((x.grad.numpy() - slope).reshape(-1, 200).mean(-1))
     assert off.max() < (0.03 / (200 * 5 / 2400) if dtype == "int8" else 0.03 / 256 / 0.04)
@@ -315,7 +315,7 @@ def test_files_of_this_project_come_back(rule: Rule, tmp_path: Path) -> None:
     codes = codes.astype(graph.tensors[name].dtype)
     for device in ("xnnpack-x86", "micro"):
         first, second = (
-            deploy.simulate(each, {key: codes}, device=device) for each, key in ((graph, name), (back, other))
+            deploy.simulate(version, {key: codes}, device=device) for version, key in ((graph, name), (back, other))
         )
         for ours, theirs in zip(second.values(), first.values(), strict=True):
             assert np.array_equal(ours, theirs)
@@ -389,6 +389,6 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(block.replace("lr=1e-4", "lr=1.0"), {"loader": loader})  # so that a few images move codes
     repaired = deploy.read_tflite(tmp_path / "repaired.tflite")
     codes = np.random.default_rng(0).integers(-128, 128, (16, *shape)).astype(np.int8)
-    (before,), (after,) = (deploy.simulate(each, codes, device="micro").values() for each in (graph, repaired))
+    (before,), (after,) = (deploy.simulate(version, codes, device="micro").values() for version in (graph, repaired))
     assert before.shape == after.shape and not np.array_equal(before, after)
     assert repaired.tensors[repaired.outputs[0]].quantization.equals(graph.tensors[graph.outputs[0]].quantization)

@@ -63,17 +63,17 @@ def one_thread() -> Any:
 
 def frozen(model: nn.Module, examples: Any, rule: qat.Rule = EIGHT, steps: int = 2, **options: Any) -> Any:
     """Prepared, calibrated, frozen, and trained for some steps."""
-    given = examples if isinstance(examples, tuple) else (examples,)
-    prepared = qat.prepare(model, given if len(given) > 1 else given[0], [rule], **options)
-    qat.calibrate(prepared, [given if len(given) > 1 else given[0]])
+    batch = examples if isinstance(examples, tuple) else (examples,)
+    prepared = qat.prepare(model, batch if len(batch) > 1 else batch[0], [rule], **options)
+    qat.calibrate(prepared, [batch if len(batch) > 1 else batch[0]])
     prepared.train()
-    prepared(*given)
+    prepared(*batch)
     qat.freeze(prepared)
     parameters = [parameter for parameter in prepared.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, 1e-3) if parameters else None
     for _ in range(steps if optimizer is not None else 0):
         optimizer.zero_grad()
-        sum((result - torch.randn_like(result)).square().mean() for result in leaves(prepared(*given))).backward()
+        sum((result - torch.randn_like(result)).square().mean() for result in leaves(prepared(*batch))).backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
     return prepared.eval()
@@ -143,8 +143,8 @@ def test_an_evaluation_computes_the_whole_network_at_once(name: str, whole_runs:
     for profile in PROFILES:
         prepared.profile = profile
         with torch.no_grad():
-            expected, found = leaves(prepared(*examples)), leaves(prepared(*examples))
-        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True)), profile
+            expected, results = leaves(prepared(*examples)), leaves(prepared(*examples))
+        assert all(torch.equal(*pair) for pair in zip(expected, results, strict=True)), profile
     assert whole_runs == list(PROFILES)
 
 
@@ -262,22 +262,22 @@ def test_shorter_products_are_never_the_devices(monkeypatch: pytest.MonkeyPatch)
     units = (torch.backends.mkldnn.conv, torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
 
     def watched(function: Any) -> Any:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*operands: Any, **named: Any) -> Any:
             seen.append([unit.fp32_precision for unit in units])
-            return function(*given, **named)
+            return function(*operands, **named)
 
         return call
 
     monkeypatch.setattr(primitives_torch, "linear", watched(F.linear))
     monkeypatch.setitem(primitives_torch._CONVOLUTIONS, 2, watched(F.conv2d))
     torch.set_float32_matmul_precision("medium")
-    given = [unit.fp32_precision for unit in units]
+    settings = [unit.fp32_precision for unit in units]
     try:
         prepared(batch).sum().backward()
-        assert [unit.fp32_precision for unit in units] == given != ["ieee"] * 3
+        assert [unit.fp32_precision for unit in units] == settings != ["ieee"] * 3
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert seen and all(each in ("ieee", "none") for call in seen for each in call), seen
+    assert seen and all(precision in ("ieee", "none") for call in seen for precision in call), seen
 
 
 def test_the_profile_decides() -> None:
@@ -326,18 +326,18 @@ def test_gradients_are_those_of_real_numbers(name: str) -> None:
         if not isinstance(layer, Step):
             continue
         read = [values[path].detach() for path in step.operands if prepared.plan.is_stored(path)]
-        if not all(torch.isfinite(each).all() for each in (*read, values[step.path])):
+        if not all(torch.isfinite(tensor).all() for tensor in (*read, values[step.path])):
             continue
         gradients = []
         torch.manual_seed(1)
         cotangent = torch.randn_like(values[step.path]) * off_the_kinks(layer, read)
         for compute in (functools.partial(by_device, prepared, step.path), layer.compose):
-            operands = [each.clone().requires_grad_() for each in read]
+            operands = [tensor.clone().requires_grad_() for tensor in read]
             prepared.zero_grad()
             compute(*operands).backward(cotangent)
-            found = {str(number): operand.grad for number, operand in enumerate(operands)}
-            found |= {name: parameter.grad for name, parameter in prepared.named_parameters()}
-            gradients.append({name: gradient for name, gradient in found.items() if gradient is not None})
+            slopes = {str(number): operand.grad for number, operand in enumerate(operands)}
+            slopes |= {name: parameter.grad for name, parameter in prepared.named_parameters()}
+            gradients.append({name: gradient for name, gradient in slopes.items() if gradient is not None})
         own, former = gradients
         assert own.keys() == former.keys()
         for key, gradient in own.items():
@@ -351,9 +351,9 @@ def test_the_whole_networks_gradients_where_codes_agree() -> None:
     model, batch = small()
     prepared = frozen(model, batch).train()
     former = composed(prepared)
-    for each in (prepared, former):
-        each.zero_grad()
-        each(batch).square().sum().backward()
+    for network in (prepared, former):
+        network.zero_grad()
+        network(batch).square().sum().backward()
     assert torch.allclose(prepared(batch), former(batch), atol=1e-6)
     for (name, parameter), other in zip(prepared.named_parameters(), former.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
@@ -378,20 +378,20 @@ def test_gradients_of_gradients_and_functional_transforms() -> None:
     model, batch = small()
     prepared = frozen(model, batch)
     former = composed(prepared)
-    found = []
-    for each in (prepared, former):
-        given = batch.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(each(given).square().sum(), given, create_graph=True)
+    slopes = []
+    for network in (prepared, former):
+        leaf = batch.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(network(leaf).square().sum(), leaf, create_graph=True)
         gradient.square().sum().backward()
-        found.append(given.grad)
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+        slopes.append(leaf.grad)
+    torch.testing.assert_close(*slopes, rtol=1e-3, atol=1e-6)
     parameters = {name: parameter.detach() for name, parameter in prepared.named_parameters()}
     gradients = [
-        torch.func.grad(lambda p, each=each: torch.func.functional_call(each, p, (batch,)).sum())(parameters)
-        for each in (prepared, former)
+        torch.func.grad(lambda p, network=network: torch.func.functional_call(network, p, (batch,)).sum())(parameters)
+        for network in (prepared, former)
     ]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
-    tangents = [torch.func.jvp(each, (batch,), (torch.ones_like(batch),))[1] for each in (prepared, former)]
+    tangents = [torch.func.jvp(network, (batch,), (torch.ones_like(batch),))[1] for network in (prepared, former)]
     torch.testing.assert_close(*tangents, rtol=1e-3, atol=1e-6)
 
 

@@ -43,17 +43,17 @@ CORE = (
 def full_float32() -> Iterator[None]:
     """Products of float32 as the CPU takes them."""
     backends = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [each.allow_tf32 for each in backends]
-    for each in backends:
-        each.allow_tf32 = False
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
     yield
-    for each, value in zip(backends, before, strict=True):
-        each.allow_tf32 = value
+    for backend, value in zip(backends, before, strict=True):
+        backend.allow_tf32 = value
 
 
 def on_gpu(name: str) -> tuple[Any, tuple[Any, ...]]:
     model, examples = plain_networks.NETWORKS[name]()
-    return model.cuda(), tuple(each.cuda() for each in examples)
+    return model.cuda(), tuple(example.cuda() for example in examples)
 
 
 @pytest.mark.parametrize("case", CORE, ids=lambda case: "-".join(map(str, case)))
@@ -78,7 +78,7 @@ def test_a_frozen_network_has_the_devices_codes(name: str, bits: int) -> None:
     model, examples = on_gpu(name)
     rule = qat.Rule(weight_bits=bits, activation_bits=bits)
     prepared = trained(model, examples if len(examples) > 1 else examples[0], rule)
-    assert all(each.is_cuda for each in prepared.parameters())
+    assert all(parameter.is_cuda for parameter in prepared.parameters())
     for profile in PROFILES:
         compared, differing, _ = frozen_differences(prepared, examples, profile)
         assert compared > 100 and not differing, profile
@@ -88,13 +88,13 @@ def test_a_frozen_network_has_the_devices_codes(name: str, bits: int) -> None:
 def test_a_network_that_moves_keeps_its_codes(name: str, tmp_path: Path) -> None:
     """What was trained on a GPU is frozen, saved and run on the CPU, and the other way about."""
     model, examples = on_gpu(name)
-    given = examples if len(examples) > 1 else examples[0]
-    prepared = trained(model, given)
-    there = [each.detach().cpu() for each in leaves(prepared(*examples))]
+    batch = examples if len(examples) > 1 else examples[0]
+    prepared = trained(model, batch)
+    there = [result.detach().cpu() for result in leaves(prepared(*examples))]
     file = write_tflite(lower(prepared), tmp_path / "there.tflite").read_bytes()
-    state = tree_map_only(torch.Tensor, lambda each: each.cpu(), dict(prepared.state_dict()))
+    state = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), dict(prepared.state_dict()))
     moved = copy.deepcopy(prepared).cpu()
-    here = tuple(each.cpu() for each in examples)
+    here = tuple(example.cpu() for example in examples)
     for one, other in zip(leaves(moved(*here)), there, strict=True):
         assert torch.equal(one, other)
     assert write_tflite(lower(moved), tmp_path / "here.tflite").read_bytes() == file
@@ -158,7 +158,7 @@ def steps(model: Any, called: Any, batches: list[tuple[Any, ...]], accumulated: 
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     losses = []
     for count, batch in enumerate(batches, 1):
-        loss = sum(each.float().square().mean() for each in leaves(called(*batch)) if each.is_floating_point())
+        loss = sum(leaf.float().square().mean() for leaf in leaves(called(*batch)) if leaf.is_floating_point())
         loss.backward()
         losses.append(loss.detach().clone())
         if count % accumulated == 0:
@@ -197,24 +197,24 @@ def deterministic() -> Iterator[None]:
 )
 def test_cuda_graphs_train_the_same_bits(name: str, policy: Any, accumulated: int, deterministic: None) -> None:
     model, examples = on_gpu(name)
-    given = examples if len(examples) > 1 else examples[0]
-    prepared = qat.prepare(model, given, [qat.Rule(ranges=policy)], check=False)
-    qat.calibrate(prepared, [given])
+    batch = examples if len(examples) > 1 else examples[0]
+    prepared = qat.prepare(model, batch, [qat.Rule(ranges=policy)], check=False)
+    qat.calibrate(prepared, [batch])
     prepared.train()
     other = copy.deepcopy(prepared)
     before = copy.deepcopy(prepared)
     graphed = qat.graphed(prepared, *examples)
     assert_same_state(prepared, before)
     torch.manual_seed(1)
-    batches = [tuple(each + 0.01 * torch.randn_like(each) for each in examples) for _ in range(6)]
+    batches = [tuple(example + 0.01 * torch.randn_like(example) for example in examples) for _ in range(6)]
     # An epoch's last batch is smaller.
-    batches += [tuple(each[:1] for each in examples), batches[0]]
+    batches += [tuple(example[:1] for example in examples), batches[0]]
     torch.manual_seed(2)
-    found = steps(prepared, graphed, batches, accumulated)
+    losses = steps(prepared, graphed, batches, accumulated)
     assert graphed.replays
     torch.manual_seed(2)
     wanted = steps(other, other, batches, accumulated)
-    for position, (one, another) in enumerate(zip(found, wanted, strict=True)):
+    for position, (one, another) in enumerate(zip(losses, wanted, strict=True)):
         assert torch.equal(one, another), position
     assert_same_state(prepared, other)
     qat.freeze(prepared)
@@ -238,12 +238,12 @@ def test_cuda_graphs_in_autocast_and_with_dropout(deterministic: None) -> None:
     with torch.autocast("cuda", torch.bfloat16):
         graphed = qat.graphed(prepared, *examples)
         torch.manual_seed(2)
-        found = steps(prepared, graphed, [examples] * 5)
-        assert graphed.replays and len({float(each) for each in found}) == 5
+        losses = steps(prepared, graphed, [examples] * 5)
+        assert graphed.replays and len({float(loss) for loss in losses}) == 5
     torch.manual_seed(2)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         wanted = steps(other, other, [examples] * 5)
-    assert [float(each) for each in found] == [float(each) for each in wanted]
+    assert [float(loss) for loss in losses] == [float(loss) for loss in wanted]
     assert_same_state(prepared, other)
     graphed(*examples)
     assert not graphed.replays  # without autocast
@@ -271,7 +271,7 @@ def test_cuda_graphs_see_what_changed() -> None:
     first.requires_grad_(True)
     graphed(*examples)
     assert graphed.replays
-    handle = prepared.register_forward_hook(lambda *given: None)
+    handle = prepared.register_forward_hook(lambda *arguments: None)
     graphed(*examples)
     assert not graphed.replays
     with pytest.raises(ValueError, match="no hooks"):

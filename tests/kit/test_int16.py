@@ -114,10 +114,10 @@ def random_codes(graph: Graph, batch: int = 2) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     tensors = {name: graph.tensors[name] for name in graph.inputs}
     return {
-        name: rng.integers(CODE_RANGES[each.dtype][0], CODE_RANGES[each.dtype][1] + 1, (batch, *each.shape[1:])).astype(
-            each.dtype
-        )
-        for name, each in tensors.items()
+        name: rng.integers(
+            CODE_RANGES[tensor.dtype][0], CODE_RANGES[tensor.dtype][1] + 1, (batch, *tensor.shape[1:])
+        ).astype(tensor.dtype)
+        for name, tensor in tensors.items()
     }
 
 
@@ -151,7 +151,7 @@ def test_end_to_end(name: str, tmp_path: Path) -> None:
     assert_equal_on_devices(graph, tmp_path)
     # What PyTorch stores lies within a few codes of 65,536; tables of tanh and sigmoid are coarser than its own.
     stored = device_codes(model, x, lowered=(graph, layouts))
-    integers = simulate(graph, {each: stored[each] for each in graph.inputs}, tensors=list(stored))
+    integers = simulate(graph, {feature: stored[feature] for feature in graph.inputs}, tensors=list(stored))
     grids = model.numbers().grids
     for path, codes in stored.items():
         # Training and device count in the same steps, also where the device fixes them.

@@ -21,8 +21,8 @@ from exactqat.kit.planning.network import KINDS, Constant, Network, Place, Step,
 def relu(**changed: Any) -> Network:
     values = {name: Value(name, (1, 3)) for name in ("x", "y")}
     step = Step("relu", ("x",), "y", {}, Place("act", "model.py", 3))
-    given: dict[str, Any] = {"inputs": ("x",), "outputs": ("y",), "values": values, "constants": {}, "steps": (step,)}
-    return Network(**given | changed)
+    fields: dict[str, Any] = {"inputs": ("x",), "outputs": ("y",), "values": values, "constants": {}, "steps": (step,)}
+    return Network(**fields | changed)
 
 
 def steps(kind: str, inputs: tuple[Any, ...] = ("x",), output: str = "y", **attributes: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_constants_are_read() -> None:
 
 
 def test_every_function_that_is_a_step_is_a_kind() -> None:
-    assert {name for name, each in FUNCTIONS.items() if each.is_kind} <= set(KINDS)
+    assert {name for name, function in FUNCTIONS.items() if function.is_kind} <= set(KINDS)
     with pytest.raises(ValueError, match="function 'relu' is declared already"):
         declare(Function("relu", lambda primitives, x: x))
 
@@ -74,10 +74,10 @@ def test_every_device_operator_is_reached_by_a_plan_or_says_what_it_is_for() -> 
     rooms = [module for _, module in inspect.getmembers(planning, inspect.ismodule)]
     for module in (*rooms, maker, inspect.getmodule(exactqat.deploy.lower)):
         assert module is not None
-        found = ast.walk(ast.parse(inspect.getsource(module)))
-        named |= {str(node.value) for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        nodes = ast.walk(ast.parse(inspect.getsource(module)))
+        named |= {str(node.value) for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     # Some kinds are called as the operator is.
     named |= {kind.upper() for kind in ("softmax", "log_softmax", "maximum", "minimum", "add", "sub", "mul")}
     # What has no form in integers is in others' files alone. RELU6 is also the word of a fused activation.
     kinds = {kind: operator for kind, operator in OPERATORS.items() if operator.dtypes and kind != "RELU6"}
-    assert {kind for kind in kinds if kind not in named} == {k for k, each in kinds.items() if each.purpose}
+    assert {kind for kind in kinds if kind not in named} == {k for k, operator in kinds.items() if operator.purpose}

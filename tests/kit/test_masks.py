@@ -37,7 +37,7 @@ def computes_the_devices_integers(graph: Any, tmp_path: Path, data: Any, **train
     for device in ("xnnpack", "reference", "micro"):
         if device in ("xnnpack", *deploy.profiles_here()):
             report = deploy.verify(graph, path, data=data, device=device)
-            assert all(each.exact and not each.differing for each in report.operators), report
+            assert all(operator.exact and not operator.differing for operator in report.operators), report
     assert deploy.verify(graph, path, data=data, **trained).equal
 
 
@@ -84,15 +84,15 @@ def test_integers_are_compared_in_pytorch(how: str, tmp_path: Path) -> None:
 
     words, lengths = sentences(8)
     kinds = (words != 0) * (1 + words % 2)
-    given = (words, lengths) if "lengths" in how else (words, kinds) if how == "kinds" else (words,)
-    arguments = tuple(torch.from_numpy(each.astype(np.int64)) for each in given)
+    features = (words, lengths) if "lengths" in how else (words, kinds) if how == "kinds" else (words,)
+    arguments = tuple(torch.from_numpy(array.astype(np.int64)) for array in features)
     example: Any = arguments if len(arguments) > 1 else arguments[0]
     model = qat.prepare(torch_network(how), example)  # compared with the original, gradients too
     qat.calibrate(model, [example])
     qat.freeze(model)
     model(*arguments).square().mean().backward()
     model.eval()
-    data = given if len(given) > 1 else given[0]
+    data = features if len(features) > 1 else features[0]
     computes_the_devices_integers(deploy.lower(model), tmp_path, data, model=model)
 
 
@@ -112,21 +112,21 @@ def counting(how: str, length: int) -> Any:
             self.words = nn.Embedding(WORDS, 2)
             self.places = nn.Embedding(length + 3, FEATURES)
 
-        def positions(self, given: Any) -> Any:
+        def positions(self, tokens: Any) -> Any:
             if how == "words":
-                shown = given.ne(1).int()
+                shown = tokens.ne(1).int()
                 return (torch.cumsum(shown, dim=1).type_as(shown) * shown).long() + 1
             if how == "less one":
-                return (torch.cumsum(given, dim=1) * given - 1).long() + 2
+                return (torch.cumsum(tokens, dim=1) * tokens - 1).long() + 2
             if how == "filled":
-                return (given.long().cumsum(-1) - 1).masked_fill(given == 0, 1)
+                return (tokens.long().cumsum(-1) - 1).masked_fill(tokens == 0, 1)
             if how == "from the end":
-                return given.flip(1).cumsum(1).flip(1)
-            return (given == 1).long()
+                return tokens.flip(1).cumsum(1).flip(1)
+            return (tokens == 1).long()
 
-        def forward(self, given: Any) -> Any:
-            places = self.places(self.positions(given))
-            return (places, self.words(given)) if how in OF_WORDS else places
+        def forward(self, tokens: Any) -> Any:
+            places = self.places(self.positions(tokens))
+            return (places, self.words(tokens)) if how in OF_WORDS else places
 
     return Counting()
 
@@ -143,16 +143,16 @@ def test_positions_are_counted_in_pytorch(how: str, length: int, tmp_path: Path)
     rng = np.random.default_rng(0)
     words = rng.integers(2, WORDS, (4, length))
     words[1:, length // 2 :], words[2, :2] = 1, 1
-    given = torch.from_numpy(words if how in OF_WORDS else (words > 1).astype(np.int64))
+    tokens = torch.from_numpy(words if how in OF_WORDS else (words > 1).astype(np.int64))
     network = counting(how, length)
-    positions = network.positions(given)
-    model = qat.prepare(network, given)
-    qat.calibrate(model, [given])
+    positions = network.positions(tokens)
+    model = qat.prepare(network, tokens)
+    qat.calibrate(model, [tokens])
     qat.freeze(model)
-    sum(each.square().mean() for each in torch.utils._pytree.tree_leaves(model(given))).backward()
-    graph, data = deploy.lower(model.eval()), given.numpy().astype(np.int32)
+    sum(leaf.square().mean() for leaf in torch.utils._pytree.tree_leaves(model(tokens))).backward()
+    graph, data = deploy.lower(model.eval()), tokens.numpy().astype(np.int32)
     computes_the_devices_integers(graph, tmp_path, data, model=model)
-    looked_up = next(each for each in graph.operators if each.outputs[0] == graph.outputs[0])
+    looked_up = next(operator for operator in graph.operators if operator.outputs[0] == graph.outputs[0])
     codes = graph.tensors[looked_up.inputs[1]].data
     if how not in OF_WORDS:
         data = deploy.quantize(data.astype(np.float32), graph.tensors[graph.inputs[0]].quantization)
@@ -188,7 +188,7 @@ def test_lengths_beyond_the_longest_are_refused() -> None:
     torch = pytest.importorskip("torch")
     from exactqat import qat
 
-    words, lengths = (torch.from_numpy(each.astype(np.int64)) for each in sentences())
+    words, lengths = (torch.from_numpy(array.astype(np.int64)) for array in sentences())
     model = qat.prepare(torch_network("lengths"), (words, lengths))
     with pytest.raises(ValueError, match=f"other must contain integers in 0..{LENGTH}, .* got {LENGTH + 1}"):
         model(words, lengths + 1)
@@ -233,7 +233,7 @@ def test_masks_of_real_numbers_in_pytorch(how: str, hidden: float, tmp_path: Pat
         shown = ~empty[:, 0]
         assert torch.equal(model(x, mask)[shown], model(other, mask)[shown]) and not torch.equal(x, other)
         exact = Network()
-        exact.load_state_dict({name: each.detach() for name, each in model.named_parameters()})
+        exact.load_state_dict({name: parameter.detach() for name, parameter in model.named_parameters()})
         assert (exact(x, mask) - model(x, mask)).abs().max() < 0.1
 
 
@@ -252,34 +252,34 @@ def nnx_attention(how: str) -> tuple[Any, tuple[np.ndarray, ...]]:
             self.attention = nnx.MultiHeadAttention(2, FEATURES, decode=False, rngs=rngs)
             self.head = nnx.Linear(FEATURES, 3, rngs=rngs)
 
-        def __call__(self, words: Any, given: Any = None) -> Any:
+        def __call__(self, words: Any, presence: Any = None) -> Any:
             x = self.words(words)
             if how == "words":
-                given = words > 0
+                presence = words > 0
             if how == "lengths":
-                given = jnp.arange(LENGTH)[None] < given[:, None]
+                presence = jnp.arange(LENGTH)[None] < presence[:, None]
             if how == "softmax":
                 query = x.reshape(x.shape[0], LENGTH, 1, FEATURES)
-                x = jax.nn.dot_product_attention(query, query, query, mask=(given > 0)[:, None, None, :])
+                x = jax.nn.dot_product_attention(query, query, query, mask=(presence > 0)[:, None, None, :])
                 x = x.reshape(x.shape[0], LENGTH, FEATURES)
             elif how == "added":
-                scores = x @ x.swapaxes(1, 2) + (1.0 - given[:, None, :].astype(x.dtype)) * jnp.finfo(x.dtype).min
+                scores = x @ x.swapaxes(1, 2) + (1.0 - presence[:, None, :].astype(x.dtype)) * jnp.finfo(x.dtype).min
                 x = jax.nn.softmax(scores) @ x
             elif how == "real numbers":
-                return self.head((jax.nn.softmax(x @ x.swapaxes(1, 2) / 3 + given) @ x).sum(1))
+                return self.head((jax.nn.softmax(x @ x.swapaxes(1, 2) / 3 + presence) @ x).sum(1))
             elif how in ("product", "least"):
                 earlier = np.tril(np.ones((LENGTH, LENGTH), np.int32))
-                least = jnp.minimum(given[:, None], earlier)
+                least = jnp.minimum(presence[:, None], earlier)
                 mask = (words > 0)[:, None] * earlier.astype(np.float32) if how == "product" else least
                 x = jax.nn.softmax(jnp.where(mask, x @ x.swapaxes(1, 2), -1e30)) @ x
             else:
-                mask = nnx.make_attention_mask(given, given)
+                mask = nnx.make_attention_mask(presence, presence)
                 if how == "decoder":
                     mask = nnx.combine_masks(mask, nnx.make_causal_mask(words))
                 x = self.attention(x, mask=mask)
             if how == "empty rows":
                 return self.head(x)
-            shown = given > 0
+            shown = presence > 0
             return self.head(jnp.where(shown[..., None], x, 0.0).sum(1))
 
     words, lengths = sentences(8)
@@ -330,8 +330,8 @@ def linen_attention() -> tuple[Any, tuple[np.ndarray, ...]]:
     [
         *("integers", "booleans", "decoder", "lengths", "softmax", "added", "vmap"),
         *(
-            pytest.param(each, marks=pytest.mark.campaign)
-            for each in ("linen", "empty rows", "words", "product", "least", "real numbers")
+            pytest.param(how, marks=pytest.mark.campaign)
+            for how in ("linen", "empty rows", "words", "product", "least", "real numbers")
         ),
     ],
 )
@@ -340,21 +340,21 @@ def test_masks_in_jax(how: str, tmp_path: Path) -> None:
     from exactqat import qat
 
     if how == "vmap":
-        model, variables, given = vmapped()
+        model, variables, features = vmapped()
     elif how == "linen":
-        model, given = linen_attention()
-        variables = model.init(jax.random.key(0), *given)
+        model, features = linen_attention()
+        variables = model.init(jax.random.key(0), *features)
     else:
-        model, given = nnx_attention(how)
+        model, features = nnx_attention(how)
         variables = None
     more = {} if variables is None else {"variables": variables}
-    prepared = qat.prepare(model, given if len(given) > 1 else given[0], **more)
+    prepared = qat.prepare(model, features if len(features) > 1 else features[0], **more)
     params, state = prepared.init()
-    params, state = prepared.calibrate(params, state, [given if len(given) > 1 else given[0]])
+    params, state = prepared.calibrate(params, state, [features if len(features) > 1 else features[0]])
     params, state = prepared.freeze(params, state)
     trained = prepared.trained(params, state)
     graph = deploy.lower(trained)
-    data = given if len(given) > 1 else given[0]
+    data = features if len(features) > 1 else features[0]
     computes_the_devices_integers(graph, tmp_path, data, model=trained)
 
 

@@ -340,8 +340,8 @@ def test_linens_training_is_the_users(frozen: bool, size: int, monkeypatch: pyte
 
     network = float_network(prepared, train=True, key=jax.random.key(1))
     expected, changed = original(variables["params"], X[:size])
-    found, after = network(variables["params"], X[:size])
-    assert error(expected, found) < ROUNDING
+    result, after = network(variables["params"], X[:size])
+    assert error(expected, result) < ROUNDING
     ours = gradients(lambda p, x: network(p, x)[0], variables["params"], X[:size])
     assert error(gradients(lambda p, x: original(p, x)[0], variables["params"], X[:size])[1], ours[1]) < ROUNDING
     statistics = changed["batch_stats"]["BatchNorm_0"]
@@ -572,8 +572,8 @@ def test_a_linen_module_made_for_training_is_read_in_evaluation() -> None:
     assert prepared.proof is not None and not prepared.proof.not_run
     assert any(trial.training for trial in prepared.proof.trials)
     params, state = prepared.init()
-    found = prepared._run(params, state, (X,), {}, Mode(quantizing=False))[0]
-    assert error(Net(False).apply(variables, X), found) < ROUNDING
+    result = prepared._run(params, state, (X,), {}, Mode(quantizing=False))[0]
+    assert error(Net(False).apply(variables, X), result) < ROUNDING
 
 
 @pytest.mark.parametrize(("default", "word"), [("eval", "train"), ("train", "train"), ("eval", "fit")])
@@ -593,8 +593,8 @@ def test_a_word_tells_training(default: str, word: str) -> None:
         return
     prepared = prepare(net, variables, X[:2])
     expected, updates = net.apply(variables, X, mode=word, mutable=["batch_stats"])
-    found, after = float_network(prepared, train=True)(variables["params"], X)
-    assert error(expected, found) < ROUNDING
+    result, after = float_network(prepared, train=True)(variables["params"], X)
+    assert error(expected, result) < ROUNDING
     statistics = updates["batch_stats"]["BatchNorm_0"]
     assert error(
         [statistics["mean"], statistics["var"]], [after.variables[f"BatchNorm_0.{w}"] for w in ("mean", "var")]
@@ -619,7 +619,7 @@ def test_a_module_that_counts_its_calls_is_refused() -> None:
 def test_init_within_jit() -> None:
     nn = pytest.importorskip("flax.linen")
     prepared = prepare(nn.Dense(3), nn.Dense(3).init(jax.random.key(0), X), X[:2])
-    for one, other in zip(*(jax.tree.leaves(each()) for each in (prepared.init, jax.jit(prepared.init))), strict=True):
+    for one, other in zip(*(jax.tree.leaves(init()) for init in (prepared.init, jax.jit(prepared.init))), strict=True):
         assert np.array_equal(one, other)
 
 
@@ -627,8 +627,8 @@ def test_a_branch_that_the_example_asks_for_is_the_network() -> None:
     net, _ = nnx_branch()
     prepared = prepare(net, (X[:2], True))
     params, state = prepared.init()
-    found = prepared._run(params, state, (X, True), {}, Mode(quantizing=False))[0]
-    assert error(net(X, train=True), found) < ROUNDING
+    result = prepared._run(params, state, (X, True), {}, Mode(quantizing=False))[0]
+    assert error(net(X, train=True), result) < ROUNDING
 
 
 # --- what people bring ------------------------------------------------------------------------------------------------
@@ -683,9 +683,9 @@ def test_half_precision_by_hand() -> None:
 
     with pytest.warns(qat.NotComparedWarning, match="could not be compared"):
         prepared = prepare(function, params, x[:2])
-    found = float_network(prepared)(prepared.init()[0]["model"], x)[0]
-    assert found.dtype == jnp.float32
-    assert error(function(params, x).astype(jnp.float32), found) < 0.03
+    result = float_network(prepared)(prepared.init()[0]["model"], x)[0]
+    assert result.dtype == jnp.float32
+    assert error(function(params, x).astype(jnp.float32), result) < 0.03
 
 
 def test_flax_serializes_states() -> None:
@@ -708,7 +708,7 @@ def test_integer_inputs_are_called_what_they_are() -> None:
         return x @ p["a"] + p["a"][places]
 
     prepared = prepare(function, PARAMS, (X[:2], np.zeros((2,), np.int32)))
-    assert [(given.name, given.floating) for given in prepared.plan.inputs] == [("x", True), ("places", False)]
+    assert [(feature.name, feature.floating) for feature in prepared.plan.inputs] == [("x", True), ("places", False)]
     params, state = prepared.calibrate(*prepared.init(), [(X, np.arange(len(X), dtype=np.int32) % len(PARAMS["a"]))])
     with pytest.raises(ValueError, match="places"):
         prepared.apply(params, state, X, np.full(len(X), len(PARAMS["a"]), np.int32))

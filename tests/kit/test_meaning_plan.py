@@ -37,8 +37,8 @@ class Function(nn.Module):
         self.function = function
         self.modules_ = nn.ModuleList(modules)
 
-    def forward(self, *given: torch.Tensor) -> Any:
-        return self.function(*self.modules_, *given)
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(*self.modules_, *inputs)
 
 
 def image_network() -> nn.Module:
@@ -53,12 +53,12 @@ def frozen(model: nn.Module, *example: torch.Tensor, **how: Any) -> qat.Prepared
     return prepared.eval()
 
 
-def plain(prepared: qat.PreparedModel, *given: torch.Tensor) -> Any:
+def plain(prepared: qat.PreparedModel, *inputs: torch.Tensor) -> Any:
     """The captured network in real numbers."""
     from exactqat.qat.train.torch.prepared import without_quantization
 
     with without_quantization(prepared), torch.no_grad():
-        return prepared.eval()(*given)
+        return prepared.eval()(*inputs)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -132,9 +132,9 @@ def test_the_check_is_traced_and_knows_rows_of_examples() -> None:
     ],
 )
 def test_an_example_that_does_not_fit_is_described_in_its_own_sizes(shape: tuple[int, ...], words: str) -> None:
-    with pytest.raises(UnsupportedOperator, match=words) as found:
+    with pytest.raises(UnsupportedOperator, match=words) as refusal:
         qat.prepare(image_network(), torch.randn(shape))
-    assert "1009" not in str(found.value)
+    assert "1009" not in str(refusal.value)
 
 
 # --- normalization ----------------------------------------------------------------------------------------------------
@@ -241,8 +241,8 @@ def test_padding_that_is_not_counted_costs_nothing(pool: nn.Module, size: int, k
     assert torch.allclose(plain(prepared, x), wanted, atol=1e-5)
     noise = prepared(x) - wanted
     assert 10 * torch.log10(wanted.square().mean() / noise.square().mean()) > 35
-    found = {operator.kind for operator in deploy.lower(prepared).operators}
-    assert kinds is None or found == kinds
+    device_kinds = {operator.kind for operator in deploy.lower(prepared).operators}
+    assert kinds is None or device_kinds == kinds
 
 
 # --- the frozen phase -------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_nan_in_jax_breaks_its_example_alone() -> None:
     broken = x.copy()
     broken[1, 2, 3] = np.nan
     for apply in (prepared.apply, jax.jit(prepared.apply)):
-        wanted, got = (np.asarray(apply(params, state, each)[0]) for each in (x, broken))
+        wanted, got = (np.asarray(apply(params, state, batch)[0]) for batch in (x, broken))
         assert np.isnan(got[1]).all()
         assert np.array_equal(np.delete(got, 1, 0), np.delete(wanted, 1, 0))
 
@@ -345,7 +345,7 @@ def test_a_frozen_jax_state_does_not_thaw(tmp_path: Path) -> None:
     restored = store.restore(tmp_path / "state", template)
     assert restored["state"].frozen
     assert np.array_equal(prepared.apply(restored["params"], restored["state"], x)[0], wanted)
-    assert jax.jit(lambda each: each)(state).frozen
+    assert jax.jit(lambda tree: tree)(state).frozen
 
 
 # --- results that are one tensor --------------------------------------------------------------------------------------
@@ -381,14 +381,14 @@ def require_files_of_all_results(graph: deploy.Graph, model: Any, x: np.ndarray,
     assert len(report.predictions) == results
     runner = interpreter.Interpreter(str(file)).get_signature_runner()
     (name,) = runner.get_input_details()
-    given = codes[graph.inputs[0]][:1]
-    assert len(runner(**{name: given})) == results
+    example = codes[graph.inputs[0]][:1]
+    assert len(runner(**{name: example})) == results
     pytest.importorskip("onnxruntime")
     assert deploy.verify(graph, deploy.write_onnx(graph, path / "network.onnx"), codes).differing == 0
 
 
 @pytest.mark.parametrize(
-    ("function", "results"), [(with_softmax, 2), (by_names, 3), (in_other_shapes, 5)], ids=lambda each: str(each)[:20]
+    ("function", "results"), [(with_softmax, 2), (by_names, 3), (in_other_shapes, 5)], ids=lambda case: str(case)[:20]
 )
 def test_results_that_are_one_tensor_are_one_output_with_two_names(
     function: Callable[..., Any], results: int, tmp_path: Path
@@ -443,19 +443,19 @@ def test_jax_says_what_shape_it_was_prepared_for() -> None:
     prepared = kit.prepare(model, params, x)
     params_, state = prepared.calibrate(*prepared.init(), [x])
     for state_ in (state, prepared.freeze(params_, state)[1]):
-        for given, words in (
+        for images, words in (
             (np.zeros((4, 16, 16, 3), "f"), r"x must have shape \[batch, 8, 8, 3\].*got \[4, 16, 16, 3\]"),
             (np.zeros((4, 3, 8, 8), "f"), r"transpose it with \[0, 2, 3, 1\]"),
             (np.zeros((8, 8, 3), "f"), "no batch axis"),
         ):
             for apply in (prepared.apply, jax.jit(prepared.apply)):
                 with pytest.raises(ValueError, match=words):
-                    apply(params_, state_, given)
+                    apply(params_, state_, images)
     with pytest.raises(TypeError, match="x must contain real numbers.*int32"):
         prepared.apply(params_, state, np.zeros((4, 8, 8, 3), np.int32))
-    with pytest.raises(UnsupportedOperator, match=r"input \[4, 3, 8, 8\]: it expects its channels last") as found:
+    with pytest.raises(UnsupportedOperator, match=r"input \[4, 3, 8, 8\]: it expects its channels last") as refusal:
         kit.prepare(model, params, np.zeros((4, 3, 8, 8), "f"))
-    assert "1009" not in str(found.value)
+    assert "1009" not in str(refusal.value)
 
 
 KERAS = """

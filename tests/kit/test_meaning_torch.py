@@ -47,8 +47,8 @@ class Model(nn.Module):
         self.register_buffer("table", torch.linspace(0.5, 1, 8))
         self.function = function
 
-    def forward(self, *given):
-        return self.function(self, *given)
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
 
 
 @contextmanager
@@ -59,42 +59,42 @@ def unquantized(model):
     model.quantizing = True
 
 
-def run(model, *given):
+def run(model, *inputs):
     """Results, gradients and buffers of one call."""
-    given = [each.clone().requires_grad_(each.is_floating_point()) for each in given]
+    inputs = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
     for parameter in model.parameters():
         parameter.grad = None
-    results = [each for each in torch.utils._pytree.tree_leaves(model(*given)) if isinstance(each, torch.Tensor)]
-    total = sum((each * torch.linspace(-1, 2, each.numel()).reshape(each.shape)).sum() for each in results)
+    results = [leaf for leaf in torch.utils._pytree.tree_leaves(model(*inputs)) if isinstance(leaf, torch.Tensor)]
+    total = sum((result * torch.linspace(-1, 2, result.numel()).reshape(result.shape)).sum() for result in results)
     if total.requires_grad:
         total.backward()
-    gradients = {name: each.grad for name, each in model.named_parameters()}
-    gradients |= {f"input {index}": each.grad for index, each in enumerate(given)}
-    return results, {name: each for name, each in gradients.items() if each is not None and bool(each.any())}
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    gradients |= {f"input {index}": tensor.grad for index, tensor in enumerate(inputs)}
+    return results, {name: tensor for name, tensor in gradients.items() if tensor is not None and bool(tensor.any())}
 
 
-def prepared_quietly(model, *given, **how):
+def prepared_quietly(model, *inputs, **how):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-        return qat.prepare(model, given, **how)
+        return qat.prepare(model, inputs, **how)
 
 
-def assert_same(model, *given, modes=(True, False)) -> qat.PreparedModel:
-    """Prepares a model and compares it with the original: results, gradients, buffers. `given`: of three examples."""
-    prepared = prepared_quietly(model, *given)
+def assert_same(model, *inputs, modes=(True, False)) -> qat.PreparedModel:
+    """Prepares a model and compares it with the original: results, gradients, buffers. `inputs`: of three examples."""
+    prepared = prepared_quietly(model, *inputs)
     state = copy.deepcopy(prepared.state_dict())
     for training in modes:
         for count in EXAMPLES:
             original = copied_with_hooks(model).train(training)
             prepared.load_state_dict(state)
             ours = prepared.train(training)
-            batch = [each[:count] for each in given]
+            batch = [tensor[:count] for tensor in inputs]
             expected, gradients_of_original = run(original, *batch)
             with unquantized(ours):
-                found, found_gradients = run(ours, *batch)
-            assert len(found) == len(expected)
-            for one, other in zip(found, expected, strict=True):
+                results, found_gradients = run(ours, *batch)
+            assert len(results) == len(expected)
+            for one, other in zip(results, expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
             assert found_gradients.keys() == gradients_of_original.keys()
             for name, gradient in gradients_of_original.items():
@@ -106,11 +106,11 @@ def assert_same(model, *given, modes=(True, False)) -> qat.PreparedModel:
     return prepared.train()
 
 
-def refused(model, *given, match: str, **how) -> str:
+def refused(model, *inputs, match: str, **how) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(qat.UnsupportedOperator, match=match) as error:
-            qat.prepare(model, given, **how)
+            qat.prepare(model, inputs, **how)
     return str(error.value)
 
 
@@ -274,8 +274,8 @@ def test_hooks_of_parameters_are_kept() -> None:
     prepared = assert_same(model, rows(8))
     qat.calibrate(prepared, [rows(8)])
     qat.freeze(prepared)
-    _, found = run(prepared, rows(8))
-    assert found["factor"].abs().max() <= 0.1 < run(Model(model.function), rows(8))[1]["factor"].abs().max()
+    _, gradients = run(prepared, rows(8))
+    assert gradients["factor"].abs().max() <= 0.1 < run(Model(model.function), rows(8))[1]["factor"].abs().max()
 
 
 def test_hooks_of_a_parameter_that_is_not_trained_yet_are_kept() -> None:
@@ -309,10 +309,10 @@ def test_without_their_mend_hooks_of_parameters_are_refused(monkeypatch: pytest.
 
 def test_forward_hooks_and_parametrizations_are_captured() -> None:
     model = Model(lambda m, x: m.last(m.first(x)))
-    model.first.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
-    model.first.register_forward_hook(lambda module, given, result: result + given[0])
-    model.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
-    model.register_forward_hook(lambda module, given, result: result * 0.5)
+    model.first.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    model.first.register_forward_hook(lambda module, inputs, result: result + inputs[0])
+    model.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    model.register_forward_hook(lambda module, inputs, result: result * 0.5)
     nn.utils.parametrize.register_parametrization(model.last, "weight", nn.Softplus())
     assert_same(model, rows(8))
 
@@ -321,7 +321,7 @@ def test_global_hooks_are_refused() -> None:
     from torch.nn.modules import module
 
     for register in (module.register_module_forward_hook, module.register_module_full_backward_hook):
-        handle = register(lambda *given: None)
+        handle = register(lambda *arguments: None)
         try:
             refused(Model(lambda m, x: m.last(m.first(x))), rows(8), match="all modules have a (forward|backward) hook")
         finally:
@@ -384,16 +384,16 @@ def test_checkpointed_layers_with_batch_norm(reentrant: bool) -> None:
     original = copied_with_hooks(model)
     expected = run(original, rows(8))
     with unquantized(prepared):
-        found = run(prepared, rows(8))
-    torch.testing.assert_close(found, expected)
-    once, twice = (dict(each.named_buffers())["middle.1.running_mean"] for each in (prepared, original))
+        result = run(prepared, rows(8))
+    torch.testing.assert_close(result, expected)
+    once, twice = (dict(network.named_buffers())["middle.1.running_mean"] for network in (prepared, original))
     torch.testing.assert_close(twice, once * 1.9)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_around_a_prepared_model_moves_ranges_once(reentrant: bool) -> None:
     model = Model(lambda m, x: m.last(F.relu(m.first(x))))
-    states, found = [], []
+    states, gradients = [], []
     for around in (False, True):
         prepared = prepared_quietly(model, rows(8))
         qat.calibrate(prepared, [rows(8)])
@@ -401,10 +401,10 @@ def test_a_checkpoint_around_a_prepared_model_moves_ranges_once(reentrant: bool)
             x = (rows(8) * (2 + step)).requires_grad_()
             result = checkpoint(prepared, x, use_reentrant=reentrant) if around else prepared(x)
             result.sum().backward()
-        states.append({name: each.clone() for name, each in prepared.named_buffers()})
-        found.append({name: each.grad for name, each in prepared.named_parameters()})
+        states.append({name: buffer.clone() for name, buffer in prepared.named_buffers()})
+        gradients.append({name: parameter.grad for name, parameter in prepared.named_parameters()})
     torch.testing.assert_close(*states, rtol=0, atol=0)
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*gradients)
 
 
 def test_without_its_mend_a_checkpoint_moves_ranges_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -737,9 +737,9 @@ def test_the_page_on_own_models_runs(tmp_path: Path) -> None:
 def test_pages_name_what_exists(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     rooms = {"qat": qat, "deploy": exactqat.deploy, "eq": exactqat}
-    found = re.findall(r"`(qat|deploy|eq)((?:\.\w+)+)", text)
-    assert len(found) > 2
-    for room, path in found:
+    matches = re.findall(r"`(qat|deploy|eq)((?:\.\w+)+)", text)
+    assert len(matches) > 2
+    for room, path in matches:
         owner = rooms[room]
         for name in path[1:].split("."):
             try:
@@ -763,8 +763,8 @@ class Packed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         windows = x.view(x.shape[0], 2, 2, 2, 3, 8).permute(0, 1, 3, 2, 4, 5).reshape(x.shape[0] * 4, 6, 8)
         query, key, value = self.all(windows).reshape(-1, 6, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
-        found = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(x.shape[0], 4, 6, 8)
-        return self.last(found)
+        context = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(x.shape[0], 4, 6, 8)
+        return self.last(context)
 
 
 class Scattered(nn.Module):
@@ -803,9 +803,9 @@ def test_microcontrollers_take_many_axes(kind: type[nn.Module], shape: tuple[int
     batch = torch.randn(2, *shape)
     model = trained(kind(), batch)
     graph = assert_exact(model, batch, tmp_path)
-    given = {name: codes for name, codes in device_codes(model, batch).items() if name in graph.inputs}
+    input_codes = {name: codes for name, codes in device_codes(model, batch).items() if name in graph.inputs}
     # `assert_exact` lets microcontrollers refuse a file.
-    report = deploy.verify(graph, tmp_path / "model.tflite", given, "micro")
+    report = deploy.verify(graph, tmp_path / "model.tflite", input_codes, "micro")
     assert report.differing == 0 < report.values
     for operator in graph.operators:
         if operator.kind in ("TRANSPOSE", "STRIDED_SLICE"):
@@ -836,7 +836,7 @@ def test_functions_that_compare_their_value(name: str, bits: int, tmp_path: Path
     prepared = qat.prepare(model, batch, [rule])
     with without_quantization(prepared):
         ours, theirs = (
-            torch.autograd.grad(each(batch).square().sum(), [*each.parameters()]) for each in (prepared, model)
+            torch.autograd.grad(network(batch).square().sum(), [*network.parameters()]) for network in (prepared, model)
         )
     assert len(ours) == 4
     for mine, wanted in zip(ours, theirs, strict=True):

@@ -60,7 +60,7 @@ def test_averages_have_the_same_bits_everywhere(policy: str, nonnegative: bool) 
         ends = ranges.with_zero(p, shown[0], shown[1], nonnegative)
         return ranges.observed(p, policy, 0.99, [ends], 1, before, batches)
 
-    compiled = jax.jit(lambda *given: after(primitives_jax, *given))
+    compiled = jax.jit(lambda *operands: after(primitives_jax, *operands))
     zero = np.float32(0)
     states = {
         "torch": ((torch.zeros(()), torch.zeros(())), torch.tensor(0)),
@@ -79,8 +79,8 @@ def test_averages_have_the_same_bits_everywhere(policy: str, nonnegative: bool) 
             *ends, count = after(ranges.scalars, shown, *states["scalars"])
             states["scalars"] = ((ends[0], ends[1]), count)
         for (low, high), count in states.values():
-            found = [np.float32(each).tobytes() for each in (low, high)]
-            assert found == [np.float32(each).tobytes() for each in states["torch"][0]]
+            bits = [np.float32(end).tobytes() for end in (low, high)]
+            assert bits == [np.float32(end).tobytes() for end in states["torch"][0]]
             assert int(count) == int(states["torch"][1])
     assert int(states["torch"][1]) == 198 + 2 * nonnegative
 
@@ -92,7 +92,7 @@ def test_a_learned_end_beyond_zero_counts_as_zero_and_finds_its_way_back() -> No
     rules = [qat.Rule(ranges="learned")]
     model = qat.prepare(network, x, rules)
     qat.calibrate(model, [x])
-    ((name, minimum),) = ((name, each) for name, each in model.named_parameters() if name.endswith("minimum"))
+    ((name, minimum),) = ((name, parameter) for name, parameter in model.named_parameters() if name.endswith("minimum"))
     with torch.no_grad():
         minimum.fill_(0.25)
     model(x).sum().backward()
@@ -119,7 +119,7 @@ def test_freeze_moves_learned_ranges_in_jax_too() -> None:
     activations = [name for name in params["range_parameters"] if not name.startswith("weights")]
     (grid,) = (name for name in activations if float(params["range_parameters"][name]["maximum"]) == 0)
     after, frozen = prepared.freeze(params, state)
-    before, moved = (each["range_parameters"][grid]["maximum"] for each in (params, after))
+    before, moved = (tree["range_parameters"][grid]["maximum"] for tree in (params, after))
     assert frozen.frozen and float(before) == 0 < float(moved)
 
 
@@ -152,8 +152,8 @@ def test_unsettled_statistics_are_named(framework: str, pretrained: bool, monkey
         monkeypatch.setenv("KERAS_BACKEND", "torch")
         keras = pytest.importorskip("keras")
         inputs = keras.Input((8,))
-        made = keras.layers.BatchNormalization(momentum=0.9)(keras.layers.Dense(6, use_bias=False)(inputs))
-        network = keras.Model(inputs, made)
+        outputs = keras.layers.BatchNormalization(momentum=0.9)(keras.layers.Dense(6, use_bias=False)(inputs))
+        network = keras.Model(inputs, outputs)
         network.layers[-1].moving_variance.assign(norm["var"])
         model = qat.keras.prepare(network)
         qat.keras.calibrate(model, [x])
@@ -215,7 +215,7 @@ def test_a_training_that_fails_shows_it(framework: str, activation: str, monkeyp
         hidden = keras.layers.Dense(5, activation, use_bias=False)(inputs)
         prepared = qat.keras.prepare(keras.Model(inputs, keras.layers.Dense(3, use_bias=False)(hidden)))
         qat.keras.calibrate(prepared, [x])
-        kernel = next(each for each in prepared.trainable_variables if tuple(each.shape) == (4, 5))
+        kernel = next(variable for variable in prepared.trainable_variables if tuple(variable.shape) == (4, 5))
         kernel.assign(broken)
         result = keras.ops.convert_to_numpy(prepared(x, training=True))
     assert np.isnan(result).all()
@@ -230,13 +230,13 @@ def test_a_batch_without_examples_is_named() -> None:
     )
     qat.calibrate(model, [torch.from_numpy(x)])
     state_of = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    kept = {name: each.detach().clone() for name, each in state_of.items()}
+    kept = {name: tensor.detach().clone() for name, tensor in state_of.items()}
     nothing = torch.from_numpy(x[:0])
     with pytest.raises(ValueError, match=r"input has no examples, got shape \[0, 4\]"):
         model(nothing)
     with pytest.raises(ValueError, match=r"input has no examples, got shape \[0, 4\]"):
         qat.calibrate(model, [nothing])
-    assert all(torch.equal(each, kept[name]) for name, each in state_of.items())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in state_of.items())
     assert model.eval()(nothing).shape == (0, 5)
     qat.freeze(model)
     assert model.train()(nothing).shape == model.eval()(nothing).shape == (0, 5)

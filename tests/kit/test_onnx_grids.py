@@ -31,7 +31,7 @@ def without_the_last_grid(path: Path) -> Path:
     model = onnx.load(path)
     graph = model.graph
     made_by = {name: node for node in graph.node for name in node.output}
-    held = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     last = made_by[graph.output[0].name]
     assert last.op_type == "DequantizeLinear"
     quantize = made_by[last.input[0]]
@@ -49,12 +49,12 @@ def without_the_last_grid(path: Path) -> Path:
 
 
 def on_the_grid(model: qat.torch.PreparedModel) -> list[np.ndarray]:
-    rng, found = np.random.default_rng(0), []
-    for given in model.plan.inputs:
-        scale, zero_point = model.plan.grids[given.grid].fixed
-        codes = rng.integers(-128, 128, (3, *given.shape[1:]))
-        found.append((codes - zero_point).astype(np.float32) * np.float32(scale))
-    return found
+    rng, reals = np.random.default_rng(0), []
+    for feature in model.plan.inputs:
+        scale, zero_point = model.plan.grids[feature.grid].fixed
+        codes = rng.integers(-128, 128, (3, *feature.shape[1:]))
+        reals.append((codes - zero_point).astype(np.float32) * np.float32(scale))
+    return reals
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
@@ -68,16 +68,16 @@ def test_before_the_first_step_it_computes_what_onnxruntime_computes(
     model = qat.prepare(deploy.read_onnx(path), device=DEVICE).eval()
     qat.freeze(model)
     reals = on_the_grid(model)
-    found = model(*map(torch.from_numpy, reals)).detach().numpy()
+    result = model(*map(torch.from_numpy, reals)).detach().numpy()
     (expected,) = on_onnxruntime(path, reals)
-    assert np.array_equal(found, expected)
+    assert np.array_equal(result, expected)
 
 
 def test_what_is_written_after_training_is_what_training_computed(tmp_path: Path) -> None:
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
     model = qat.prepare(deploy.read_onnx(quantized("ds_cnn", tmp_path)), device=DEVICE)
-    reals = [torch.from_numpy(each) for each in on_the_grid(model)]
+    reals = [torch.from_numpy(array) for array in on_the_grid(model)]
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     for _ in range(2):
@@ -90,10 +90,10 @@ def test_what_is_written_after_training_is_what_training_computed(tmp_path: Path
     assert any(name.endswith(".weight") for name in moved) and any(name.endswith(".scale") for name in moved)
     graph = deploy.lower(model.eval())
     path = deploy.write_onnx(graph, tmp_path / "trained.onnx")
-    (expected,) = on_onnxruntime(path, [each.numpy() for each in reals])
+    (expected,) = on_onnxruntime(path, [tensor.numpy() for tensor in reals])
     assert np.array_equal(model(*reals).detach().numpy(), expected)
     report = deploy.verify(graph, path, device=DEVICE, model=model, data=reals[0].numpy())
-    assert report.equal and all(each.values and not each.differing for each in report.predictions)
+    assert report.equal and all(prediction.values and not prediction.differing for prediction in report.predictions)
 
 
 def test_jax_trains_the_same_integers(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_jax_trains_the_same_integers(tmp_path: Path) -> None:
     prepared = qat.jax.prepare_file(deploy.read_onnx(path), device=DEVICE)
     params, state = prepared.freeze(*prepared.init())
     reals = on_the_grid(prepared)
-    found, _ = prepared.apply(params, state, *reals)
-    assert np.array_equal(np.asarray(found), on_onnxruntime(path, reals)[0])
+    result, _ = prepared.apply(params, state, *reals)
+    assert np.array_equal(np.asarray(result), on_onnxruntime(path, reals)[0])
 
 
 def test_a_file_decides_its_grids(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_file_decides_its_grids(tmp_path: Path) -> None:
 )
 def test_what_cannot_stay_as_it_is_is_named(how: dict[str, Any], words: str, tmp_path: Path) -> None:
     tools = pytest.importorskip("onnxruntime.quantization")
-    how = {name: getattr(tools.QuantType, each) if isinstance(each, str) else each for name, each in how.items()}
+    how = {name: getattr(tools.QuantType, kind) if isinstance(kind, str) else kind for name, kind in how.items()}
     with pytest.raises(UnsupportedOperator, match=words):
         qat.prepare(deploy.read_onnx(quantized("ds_cnn", tmp_path, **how)), device=DEVICE)
 
@@ -136,17 +136,17 @@ def test_a_last_layer_in_float32_is_calibrated(name: str, tmp_path: Path) -> Non
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
     path = without_the_last_grid(quantized(name, tmp_path))
-    found = deploy.inspect(path, examples=2)
-    (device,) = found.devices
+    report = deploy.inspect(path, examples=2)
+    (device,) = report.devices
     assert not device.differing and device.values > 1000
-    assert all(each.exact for each in device.operators) and not any(each.exact for each in device.outputs)
-    assert "float32 [N" in found.outputs[0] and " as int8" not in found.outputs[0]
+    assert all(operator.exact for operator in device.operators) and not any(output.exact for output in device.outputs)
+    assert "float32 [N" in report.outputs[0] and " as int8" not in report.outputs[0]
     model = qat.prepare(deploy.read_onnx(path), device=DEVICE)
     (open_grid,) = [grid for grid in model.plan.grids.values() if grid.fixed is None]
     with pytest.raises(qat.MissingData, match=open_grid.name):
         qat.freeze(model)
-    reals = [np.random.default_rng(1).standard_normal((4, *each.shape[1:])).astype(np.float32)
-             for each in model.plan.inputs]  # fmt: skip
+    reals = [np.random.default_rng(1).standard_normal((4, *feature.shape[1:])).astype(np.float32)
+             for feature in model.plan.inputs]  # fmt: skip
     qat.calibrate(model, [tuple(map(torch.from_numpy, reals))])
     qat.freeze(model.eval())
     results, (expected,) = model(*map(torch.from_numpy, reals)).detach().numpy(), on_onnxruntime(path, reals)
@@ -167,14 +167,14 @@ def test_a_file_is_inspected_beside_onnxruntime(form: str, tmp_path: Path) -> No
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
     path = quantized("two_inputs", tmp_path, form=form)
-    found = deploy.inspect(path, examples=2)
-    (device,) = found.devices
-    assert found.equal and not device.differing and device.values == sum(each.values for each in device.operators) + 6
-    assert {each.kind for each in device.operators} >= {"CONV_2D", "CONCATENATION", "FULLY_CONNECTED"}
-    assert all(each.exact for each in (*device.operators, *device.outputs))
-    assert max(map(len, found.text(80).splitlines())) <= 80 and found.flash_bytes == path.stat().st_size
+    report = deploy.inspect(path, examples=2)
+    (device,) = report.devices
+    assert report.equal and not device.differing and device.values == sum(node.values for node in device.operators) + 6
+    assert {node.kind for node in device.operators} >= {"CONV_2D", "CONCATENATION", "FULLY_CONNECTED"}
+    assert all(part.exact for part in (*device.operators, *device.outputs))
+    assert max(map(len, report.text(80).splitlines())) <= 80 and report.flash_bytes == path.stat().st_size
     real = {"input_0": np.zeros((1, 3, 16, 16), np.float32), "input_1": np.zeros((1, 6), np.float32)}
-    shapes = {end.split()[0]: end for end in found.inputs}
+    shapes = {end.split()[0]: end for end in report.inputs}
     assert set(shapes) == set(real)
     with pytest.raises(ValueError, match="the network's inputs are"):
         deploy.inspect(path, {"other": real["input_1"]})
@@ -187,20 +187,20 @@ def test_a_sum_with_a_constant_on_a_grid_is_a_sum(form: str, tmp_path: Path) -> 
     """A dense layer over three axes is a product and a sum in the file, and each rounds."""
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
-    found = deploy.inspect(quantized("m5", tmp_path, form=form), examples=2)
-    (device,) = found.devices
-    assert found.equal and not device.differing
-    assert {each.kind for each in device.operators} >= {"FULLY_CONNECTED", "ADD"}
+    report = deploy.inspect(quantized("m5", tmp_path, form=form), examples=2)
+    (device,) = report.devices
+    assert report.equal and not device.differing
+    assert {operator.kind for operator in device.operators} >= {"FULLY_CONNECTED", "ADD"}
 
 
 def test_nothing_is_claimed_of_what_follows_from_what_is_not(tmp_path: Path) -> None:
     """A file of QLinear operators resizes codes, which it has no name for here; the convolution after it reads them."""
     if DEVICE not in deploy.profiles_here(".onnx"):
         pytest.skip(f"{DEVICE} does not run here")
-    found = deploy.inspect(quantized("unet_bilinear", tmp_path, form="QOperator"), examples=2)
-    (device,) = found.devices
-    claimed = {each.name: each.exact for each in device.operators}
-    assert found.equal and any(each.differing for each in device.operators)
+    report = deploy.inspect(quantized("unet_bilinear", tmp_path, form="QOperator"), examples=2)
+    (device,) = report.devices
+    claimed = {operator.name: operator.exact for operator in device.operators}
+    assert report.equal and any(operator.differing for operator in device.operators)
     assert {name.split("/")[0] for name, exact in claimed.items() if not exact} == {"up1", "up2"}
 
 
@@ -234,15 +234,15 @@ def test_an_operator_that_computes_otherwise_is_found(
     assert status_of(monkeypatch, str(exported("ds_cnn", tmp_path))) == 2
     assert "it computes in real numbers" in " ".join(capsys.readouterr().err.split())
     network = OpenedFile(deploy.read_onnx(path)).on_onnxruntime()
-    operator = next(each for each in network.graph.operators if each.kind == "CONV_2D")
+    operator = next(candidate for candidate in network.graph.operators if candidate.kind == "CONV_2D")
     tensors = dict(network.graph.tensors)
-    given = tensors[operator.outputs[0]]
-    grid = replace(given.quantization, scale=given.quantization.scale * np.float32(1.01))
-    tensors[given.name] = replace(given, quantization=grid)
+    tensor = tensors[operator.outputs[0]]
+    grid = replace(tensor.quantization, scale=tensor.quantization.scale * np.float32(1.01))
+    tensors[tensor.name] = replace(tensor, quantization=grid)
     other = replace(network, graph=replace(network.graph, tensors=tensors))
-    found = inspect(file_of_onnx(other), examples=1, seconds=60.0)
-    wrong = [each for each in found.devices[0].operators if each.differing]
-    assert not found.equal and wrong[0].name == given.name and all(each.exact for each in wrong)
+    report = inspect(file_of_onnx(other), examples=1, seconds=60.0)
+    wrong = [layer for layer in report.devices[0].operators if layer.differing]
+    assert not report.equal and wrong[0].name == tensor.name and all(layer.exact for layer in wrong)
 
 
 def test_less_than_no_padding_is_refused(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_less_than_no_padding_is_refused(tmp_path: Path) -> None:
     assert deploy.inspect(path, examples=2).equal
     model = onnx.load(path)
     (pool,) = (node for node in model.graph.node if node.op_type == "MaxPool")
-    strides = next(each for each in pool.attribute if each.name == "strides")
+    strides = next(attribute for attribute in pool.attribute if attribute.name == "strides")
     strides.ints[:] = [1, 4]
     onnx.save(model, path)
     with pytest.raises(UnsupportedOperator, match="SAME_UPPER asks for less than no padding of 7 values"):

@@ -39,9 +39,9 @@ def exponential(c: Reader, x: Any, shifted: bool) -> tuple[Any, Any, Any]:
 def test_softmax_and_its_logarithm(shifted: bool) -> None:
     c, x = begun(5)
     less, powers, sums = exponential(c, x, shifted)
-    made = composites.softmax(c, powers, sums)
-    assert made is not None and c.made_by[made.name].kind == "softmax"
-    assert c.made_by[made.name].inputs == ("x",)
+    result = composites.softmax(c, powers, sums)
+    assert result is not None and c.made_by[result.name].kind == "softmax"
+    assert c.made_by[result.name].inputs == ("x",)
     logarithm = composites.log_softmax(c, less, c.emit("log", [sums], sums.shape))
     assert logarithm is not None and c.made_by[logarithm.name].kind == "log_softmax"
 
@@ -59,9 +59,9 @@ def test_a_quotient_by_another_sum_is_not_a_softmax() -> None:
 def test_a_sum_over_its_count_is_a_mean(word: str, number: float, mean: bool) -> None:
     c, x = begun(5)
     total = c.emit("sum", [x], (BATCH,), axes=(1,), keep_dims=False)
-    made = composites.mean_or_pool(c, word, total, number)
-    assert (made is not None) == mean
-    assert made is None or c.made_by[made.name].kind == "mean"
+    result = composites.mean_or_pool(c, word, total, number)
+    assert (result is not None) == mean
+    assert result is None or c.made_by[result.name].kind == "mean"
 
 
 def test_sums_of_windows_over_counts_that_leave_padding_out() -> None:
@@ -70,9 +70,9 @@ def test_sums_of_windows_over_counts_that_leave_padding_out() -> None:
     sums = c.emit("avg_pool", [x], x.shape, **how, over=(0, 0), count_include_pad=True, divisor=1)
     line = np.array([2, 3, 3, 2], np.float32)
     counts = Fixed("counts", (line[:, None] * line)[None, :, :, None], trained=False)
-    made = composites.mean_or_pool(c, "div", sums, counts)
-    assert made is not None
-    assert c.made_by[made.name].attributes["count_include_pad"] is False
+    result = composites.mean_or_pool(c, "div", sums, counts)
+    assert result is not None
+    assert c.made_by[result.name].attributes["count_include_pad"] is False
     wrong = Fixed("counts", counts.data + 1, trained=False)
     assert composites.mean_or_pool(c, "div", sums, wrong) is None
 
@@ -96,8 +96,8 @@ def test_a_sum_with_a_vector_is_the_bias_and_a_line_is_a_batch_norm() -> None:
 
 def test_what_others_read_too_stays() -> None:
     c, x = begun(3)
-    made = product(c, x)
-    summed = c.emit("add", [made, constant(1, 2)], (BATCH, 2))
-    both = c.emit("mul", [summed, made], (BATCH, 2))
+    result = product(c, x)
+    summed = c.emit("add", [result, constant(1, 2)], (BATCH, 2))
+    both = c.emit("mul", [summed, result], (BATCH, 2))
     kinds = [step.kind for step in BiasAndAffine(c, [both.name]).run()]
     assert kinds == ["linear", "add", "mul"]

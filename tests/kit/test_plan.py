@@ -28,10 +28,10 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def step(made: Plan, path: str) -> PlanStep:
-    found = made.stored(path)
-    assert isinstance(found, PlanStep)
-    return found
+def step(scheme: Plan, path: str) -> PlanStep:
+    plan_step = scheme.stored(path)
+    assert isinstance(plan_step, PlanStep)
+    return plan_step
 
 
 # Fusing
@@ -41,24 +41,24 @@ def test_batch_norm_and_activation_after_a_convolution_are_one_operator() -> Non
     sketch = Sketch()
     x = sketch.conv(sketch.input(1, 3, 8, 8), 6, 3, padding=((1, 1), (1, 1)), module="stem")
     x = sketch.add("identity", sketch.batch_norm(sketch.add("identity", x), "stem_norm"))
-    made = plan(sketch.network(sketch.add("relu6", x, module="act")), ANY)
-    assert paths(made) == ["stem"] and kinds(made) == ["CONV_2D"]
-    stem = made.steps[0]
-    assert stem.activation == "RELU6" and stem.high and made.grids["stem"].nonnegative
+    scheme = plan(sketch.network(sketch.add("relu6", x, module="act")), ANY)
+    assert paths(scheme) == ["stem"] and kinds(scheme) == ["CONV_2D"]
+    stem = scheme.steps[0]
+    assert stem.activation == "RELU6" and stem.high and scheme.grids["stem"].nonnegative
     assert stem.weights is not None and stem.weights.batch_norm is not None
     assert stem.weights.batch_norm.mean == "stem_norm.running_mean" and stem.weights.batch_norm.training
     assert stem.attributes["padding"] == ((1, 1), (1, 1)) and stem.attributes["groups"] == 1
-    assert made.outputs == made.device_outputs == ("stem",)
+    assert scheme.outputs == scheme.device_outputs == ("stem",)
 
 
 def test_what_others_read_too_is_not_fused() -> None:
     sketch = Sketch()
     x = sketch.conv(sketch.input(1, 3, 8, 8), 6)
     normal = sketch.batch_norm(x)
-    made = plan(sketch.network(sketch.add("relu", normal, module="act"), x), ANY)
-    assert paths(made) == ["conv", "norm"] and kinds(made) == ["CONV_2D", "DEPTHWISE_CONV_2D"]
-    assert step(made, "conv").activation == "NONE" and step(made, "norm").activation == "RELU"
-    assert not step(made, "conv").high and step(made, "norm").high
+    scheme = plan(sketch.network(sketch.add("relu", normal, module="act"), x), ANY)
+    assert paths(scheme) == ["conv", "norm"] and kinds(scheme) == ["CONV_2D", "DEPTHWISE_CONV_2D"]
+    assert step(scheme, "conv").activation == "NONE" and step(scheme, "norm").activation == "RELU"
+    assert not step(scheme, "conv").high and step(scheme, "norm").high
 
 
 def test_frozen_batch_norm_stays_frozen() -> None:
@@ -84,20 +84,20 @@ def test_frozen_batch_norm_stays_frozen() -> None:
 def test_activations_that_are_fused(kind: str, attributes: dict, activation: str | None) -> None:
     sketch = Sketch()
     x = sketch.add(kind, sketch.conv(sketch.input(1, 3, 4, 4), 4), **attributes)
-    made = plan(sketch.network(sketch.conv(x, 2, module="last")), ANY)
-    assert step(made, "conv").activation == (activation or "NONE")
-    assert (len(made.steps) == 2) == (activation is not None)
+    scheme = plan(sketch.network(sketch.conv(x, 2, module="last")), ANY)
+    assert step(scheme, "conv").activation == (activation or "NONE")
+    assert (len(scheme.steps) == 2) == (activation is not None)
 
 
 def test_kinds_of_convolutions() -> None:
     sketch = Sketch()
     x = sketch.conv(sketch.input(1, 4, 9), 8, 3, groups=2, module="grouped")
     x = sketch.conv(x, 16, 3, groups=8, module="depthwise", strides=(2,))
-    made = plan(sketch.network(sketch.linear(sketch.add("permute", x, axes=(0, 2, 1)), 5)), ANY)
-    assert kinds(made) == ["CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE", "FULLY_CONNECTED"]
-    assert made.steps[0].attributes["groups"] == 2 and made.steps[1].attributes["strides"] == (2,)
-    assert made.steps[3].shape == (1, 3, 5)
-    assert made.steps[2].grid == "depthwise"
+    scheme = plan(sketch.network(sketch.linear(sketch.add("permute", x, axes=(0, 2, 1)), 5)), ANY)
+    assert kinds(scheme) == ["CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE", "FULLY_CONNECTED"]
+    assert scheme.steps[0].attributes["groups"] == 2 and scheme.steps[1].attributes["strides"] == (2,)
+    assert scheme.steps[3].shape == (1, 3, 5)
+    assert scheme.steps[2].grid == "depthwise"
 
 
 def test_batch_norm_after_linear_must_be_over_its_features() -> None:
@@ -132,20 +132,20 @@ def window(size: int, stride: int, padding: int) -> dict:
 
 @pytest.mark.parametrize("kind", ["concat", "maximum", "minimum"])
 def test_what_is_moved_or_compared_shares_a_grid(kind: str) -> None:
-    made = branches(kind)
-    assert {made.stored(path).grid for path in ("one", "two", "pool", "pool_2", made.outputs[0])} == {"one"}
-    assert set(made.grids) == {"input", "one"}
-    shared = made.grids["one"]
+    scheme = branches(kind)
+    assert {scheme.stored(path).grid for path in ("one", "two", "pool", "pool_2", scheme.outputs[0])} == {"one"}
+    assert set(scheme.grids) == {"input", "one"}
+    shared = scheme.grids["one"]
     assert shared.writers == 2 and not shared.nonnegative
-    assert step(made, "one").high and not step(made, "two").high and not step(made, made.outputs[0]).high
+    assert step(scheme, "one").high and not step(scheme, "two").high and not step(scheme, scheme.outputs[0]).high
 
 
 def test_a_tensor_under_another_rule_is_stored_once_more() -> None:
-    made = branches("concat", Rule("two", ranges="min_max"))
-    assert paths(made) == ["one", "two", "pool", "pool_2", "cat_operand_1", "cat"]
-    assert made.stored("cat").grid == made.stored("cat_operand_1").grid == "one"
-    assert made.stored("two").grid == made.stored("pool_2").grid == "two"
-    assert made.grids["two"].rule.ranges == "min_max" and made.grids["one"].writers == 2
+    scheme = branches("concat", Rule("two", ranges="min_max"))
+    assert paths(scheme) == ["one", "two", "pool", "pool_2", "cat_operand_1", "cat"]
+    assert scheme.stored("cat").grid == scheme.stored("cat_operand_1").grid == "one"
+    assert scheme.stored("two").grid == scheme.stored("pool_2").grid == "two"
+    assert scheme.grids["two"].rule.ranges == "min_max" and scheme.grids["one"].writers == 2
 
 
 def test_a_grid_that_the_device_fixes_is_shared_only_with_its_like() -> None:
@@ -153,23 +153,23 @@ def test_a_grid_that_the_device_fixes_is_shared_only_with_its_like() -> None:
     x = sketch.conv(sketch.input(1, 3, 4, 4), 4)
     gates = [sketch.add("sigmoid", x), sketch.add("sigmoid", sketch.add("neg", x))]
     both = sketch.add("concat", *gates, axis=1)
-    made = plan(sketch.network(sketch.add("concat", both, x, axis=1)), ANY)
+    scheme = plan(sketch.network(sketch.add("concat", both, x, axis=1)), ANY)
     fixed = OPERATORS["LOGISTIC"].fixed_grid
-    assert made.grids["sigmoid"].fixed == fixed and made.grids["sigmoid"].writers == 2
-    assert made.stored("cat").grid == made.stored("sigmoid_2").grid == "sigmoid"
-    assert step(made, "cat_2").operands == ("cat_2_operand_0", "conv")
-    assert made.grids[made.stored("cat_2").grid].fixed is None
+    assert scheme.grids["sigmoid"].fixed == fixed and scheme.grids["sigmoid"].writers == 2
+    assert scheme.stored("cat").grid == scheme.stored("sigmoid_2").grid == "sigmoid"
+    assert step(scheme, "cat_2").operands == ("cat_2_operand_0", "conv")
+    assert scheme.grids[scheme.stored("cat_2").grid].fixed is None
 
 
 def test_a_hard_sigmoid_has_the_range_of_its_clamps() -> None:
     sketch = Sketch()
-    made = plan(sketch.network(sketch.add("hardswish", sketch.input(1, 5), module="act")), [Rule(activation_bits=4)])
-    assert paths(made) == ["act_gate", "act"] and kinds(made) == ["DEPTHWISE_CONV_2D", "MUL"]
-    gate = step(made, "act_gate")
+    scheme = plan(sketch.network(sketch.add("hardswish", sketch.input(1, 5), module="act")), [Rule(activation_bits=4)])
+    assert paths(scheme) == ["act_gate", "act"] and kinds(scheme) == ["DEPTHWISE_CONV_2D", "MUL"]
+    gate = step(scheme, "act_gate")
     assert gate.bounds == (0.0, 1.0) and gate.attributes["strides"] == ()
-    assert made.grids["act_gate"].rule == Rule(activation_bits=4, ranges="fixed", fixed_range=(0.0, 1.0))
+    assert scheme.grids["act_gate"].rule == Rule(activation_bits=4, ranges="fixed", fixed_range=(0.0, 1.0))
     assert gate.weights is not None and gate.weights.rule.ranges == "ema"
-    assert made.constants[gate.weights.weight].shape == (5, 1)
+    assert scheme.constants[gate.weights.weight].shape == (5, 1)
 
 
 # Names and rules
@@ -188,18 +188,18 @@ def test_modules_keep_their_names_before_functions_but_not_before_the_input() ->
     x = sketch.input(1, 3, 4, 4)
     total = sketch.add("add", x, sketch.add("square", x))
     x = sketch.conv(sketch.conv(total, 3, module="input"), 3, module="add")
-    made = plan(sketch.network(x), [Rule("input", weight_bits=4, ranges="fixed", fixed_range=(-1, 1)), *ANY])
-    assert paths(made) == ["square", "add_2", "input_2", "add"]
-    assert made.inputs[0].path == "input" and made.grids["input"].rule.fixed_range == (-1, 1)
-    assert step(made, "input_2").weights.rule.weight_bits == 8  # type: ignore[union-attr]
+    scheme = plan(sketch.network(x), [Rule("input", weight_bits=4, ranges="fixed", fixed_range=(-1, 1)), *ANY])
+    assert paths(scheme) == ["square", "add_2", "input_2", "add"]
+    assert scheme.inputs[0].path == "input" and scheme.grids["input"].rule.fixed_range == (-1, 1)
+    assert step(scheme, "input_2").weights.rule.weight_bits == 8  # type: ignore[union-attr]
 
 
 def test_a_module_called_again_has_its_weights_and_rule_and_a_range_of_its_own() -> None:
     sketch = Sketch()
     x = sketch.conv(sketch.input(1, 3, 4, 4), 3, module="shared")
     again = sketch.add("conv", x, *sketch.steps[0].inputs[1:], module="shared", **sketch.steps[0].attributes)
-    made = plan(sketch.network(again), [Rule("shared", weight_bits=3), Rule()])
-    first, second = made.steps
+    scheme = plan(sketch.network(again), [Rule("shared", weight_bits=3), Rule()])
+    first, second = scheme.steps
     assert (first.path, second.path) == ("shared", "shared_2") and first.grid != second.grid
     assert first.weights == second.weights and first.weights.rule.weight_bits == 3  # type: ignore[union-attr]
 
@@ -298,18 +298,18 @@ def test_a_last_function_is_left_to_the_program(kind: str) -> None:
     how = {"axis": 1} if "soft" in kind else {"axis": 1, "keep_dims": False} if kind == "argmax" else {}
     sketch = Sketch()
     x = sketch.linear(sketch.input(1, 4), 3)
-    made = plan(sketch.network(sketch.add(kind, sketch.add("identity", x), **how), x), ANY)
-    assert [each.outside for each in made.steps] == [False, True]
-    assert made.outputs == (kind, "linear") and made.device_outputs == ("linear", "linear")
-    assert made.stored(kind).grid == "linear"
+    scheme = plan(sketch.network(sketch.add(kind, sketch.add("identity", x), **how), x), ANY)
+    assert [plan_step.outside for plan_step in scheme.steps] == [False, True]
+    assert scheme.outputs == (kind, "linear") and scheme.device_outputs == ("linear", "linear")
+    assert scheme.stored(kind).grid == "linear"
 
 
 def test_in_the_middle_it_is_an_operator() -> None:
     sketch = Sketch()
     scores = sketch.add("softmax", sketch.linear(sketch.input(1, 4), 3), axis=1)
-    made = plan(sketch.network(scores, sketch.linear(scores, 2, module="last")), ANY)
-    assert kinds(made) == ["FULLY_CONNECTED", "SOFTMAX", "FULLY_CONNECTED"]
-    assert made.device_outputs == ("softmax", "last")
+    scheme = plan(sketch.network(scores, sketch.linear(scores, 2, module="last")), ANY)
+    assert kinds(scheme) == ["FULLY_CONNECTED", "SOFTMAX", "FULLY_CONNECTED"]
+    assert scheme.device_outputs == ("softmax", "last")
 
 
 # Training only
@@ -319,8 +319,8 @@ def test_dropout_is_there_in_training_only() -> None:
     sketch = Sketch()
     marker = torch.nn.Dropout()
     x = sketch.add("dropout", sketch.linear(sketch.input(1, 4), 3), module="drop", expression=marker)
-    made = plan(sketch.network(sketch.linear(x, 2, module="last")), ANY)
-    drop = step(made, "drop")
+    scheme = plan(sketch.network(sketch.linear(x, 2, module="last")), ANY)
+    drop = step(scheme, "drop")
     assert drop.kind == "" and drop.expression is marker and drop.grid == "linear"
 
 
@@ -348,19 +348,19 @@ def line(sketch: Sketch, *, rank: int = 4, constants: bool = True) -> str:
 @pytest.mark.parametrize("rank", [2, 3, 4])
 def test_a_chain_of_lines_is_one_operator(rank: int) -> None:
     sketch = Sketch()
-    made, inputs = agree(sketch, line(sketch, rank=rank))
-    assert kinds(made)[-1] == "DEPTHWISE_CONV_2D" and len(made.steps) == (1 if rank == 2 else 2)
-    assert made.steps[-1].activation == "RELU"
+    scheme, inputs = agree(sketch, line(sketch, rank=rank))
+    assert kinds(scheme)[-1] == "DEPTHWISE_CONV_2D" and len(scheme.steps) == (1 if rank == 2 else 2)
+    assert scheme.steps[-1].activation == "RELU"
 
 
 def agree(sketch: Sketch, *outputs: str, low: float = -2.0) -> tuple[Plan, list]:
     network = sketch.network(*outputs)
-    made = plan(network, ANY)
+    scheme = plan(network, ANY)
     inputs = sketch.examples(low=low)
-    assert close(sketch.computed(made, inputs), sketch.expected(network, inputs)), kinds(made)
-    assert len(set(paths(made))) == len(made.steps)
-    assert {each.grid for each in made.steps} <= set(made.grids)
-    return made, inputs
+    assert close(sketch.computed(scheme, inputs), sketch.expected(network, inputs)), kinds(scheme)
+    assert len(set(paths(scheme))) == len(scheme.steps)
+    assert {plan_step.grid for plan_step in scheme.steps} <= set(scheme.grids)
+    return scheme, inputs
 
 
 def reduction(kind: str, axes: tuple[int, ...], keep: bool, **how: object) -> Callable[[Sketch], str]:
@@ -373,9 +373,9 @@ def image(kind: str, *shape: int, **how: object) -> Callable[[Sketch], str]:
 
 def average(sizes: tuple[int, int], side: int, stride: int, zeros: int, **how: object) -> Callable[[Sketch], str]:
     over = how.pop("over", (0, 0))
-    given = {"count_include_pad": True, "divisor": None, **how}
+    options = {"count_include_pad": True, "divisor": None, **how}
     shape = {name: value for name, value in window(side, stride, zeros).items() if name != "dilations"}
-    return lambda s: s.add("avg_pool", s.input(1, 3, *sizes), over=over, **shape, **given)
+    return lambda s: s.add("avg_pool", s.input(1, 3, *sizes), over=over, **shape, **options)
 
 
 def with_weights(kind: str, weights: int, **how: object) -> Callable[[Sketch], str]:
@@ -419,7 +419,7 @@ def transposed(groups: int = 1, axes: int = 2, **how: object) -> Callable[[Sketc
     def build(s: Sketch) -> str:
         x = s.input(1, 4, *(6, 5)[:axes])
         weight, bias = s.parameter("w", 4, 6 // groups, *[3] * axes), s.parameter("b", 6)
-        given = {
+        attributes = {
             "strides": (2,) * axes,
             "padding": ((1, 1),) * axes,
             "output_padding": (1,) * axes,
@@ -428,7 +428,7 @@ def transposed(groups: int = 1, axes: int = 2, **how: object) -> Callable[[Sketc
             "groups": groups,
             **how,
         }
-        return s.batch_norm(s.add("conv_transpose", x, weight, bias, **given))
+        return s.batch_norm(s.add("conv_transpose", x, weight, bias, **attributes))
 
     return build
 
@@ -436,12 +436,12 @@ def transposed(groups: int = 1, axes: int = 2, **how: object) -> Callable[[Sketc
 def attention(mask: str, causal: bool = False) -> Callable[[Sketch], str]:
     def build(s: Sketch) -> str:
         query, key, value = (s.input(1, 2, 5, 4) for _ in range(3))
-        given = None
+        mask_tensor = None
         if mask == "constant":
-            given = s.data(torch.where(torch.eye(5).bool(), -torch.inf, 0.0))
+            mask_tensor = s.data(torch.where(torch.eye(5).bool(), -torch.inf, 0.0))
         if mask == "tensor":
-            given = s.input(1, 1, 5, 5)
-        return s.add("attention", query, key, value, given, causal=causal, scale=0.7, dropout=0.0)
+            mask_tensor = s.input(1, 1, 5, 5)
+        return s.add("attention", query, key, value, mask_tensor, causal=causal, scale=0.7, dropout=0.0)
 
     return build
 
@@ -603,8 +603,8 @@ MEANINGS: dict[str, Callable[[Sketch], str]] = {
 @pytest.mark.parametrize("name", MEANINGS)
 def test_a_plan_computes_what_the_network_does(name: str) -> None:
     sketch = Sketch()
-    made, _ = agree(sketch, MEANINGS[name](sketch))
-    assert all(each.kind in OPERATORS or not each.kind or each.outside for each in made.steps)
+    scheme, _ = agree(sketch, MEANINGS[name](sketch))
+    assert all(plan_step.kind in OPERATORS or not plan_step.kind or plan_step.outside for plan_step in scheme.steps)
 
 
 @pytest.mark.parametrize("build", [function("sqrt"), function("rsqrt"), function("log"), function("reciprocal")])
@@ -629,9 +629,9 @@ def test_padding_of_maxima_is_below_all_values_unless_there_are_none_below_zero(
     for activation, kind in (("relu", "PAD"), ("tanh", "PADV2")):
         sketch = Sketch()
         x = sketch.add(activation, sketch.conv(sketch.input(1, 3, 8, 8), 4))
-        made = plan(sketch.network(sketch.add("max_pool", x, **window(3, 2, 1))), ANY)
-        assert kinds(made)[-2:] == [kind, "MAX_POOL_2D"] and paths(made)[-2:] == ["pool_padded", "pool"]
-        assert len({each.grid for each in made.steps[-3:]}) == 1
+        scheme = plan(sketch.network(sketch.add("max_pool", x, **window(3, 2, 1))), ANY)
+        assert kinds(scheme)[-2:] == [kind, "MAX_POOL_2D"] and paths(scheme)[-2:] == ["pool_padded", "pool"]
+        assert len({plan_step.grid for plan_step in scheme.steps[-3:]}) == 1
 
 
 @pytest.mark.parametrize("size", range(5, 12))
@@ -646,18 +646,18 @@ def test_same_padding_is_tensorflows(size: int, side: int, stride: int) -> None:
 def test_padding_that_is_same_needs_no_operator() -> None:
     sketch = Sketch()
     x = sketch.input(1, 3, 9, 9)
-    made = plan(sketch.network(sketch.add("max_pool", x, **window(3, 2, 1))), ANY)
-    assert kinds(made) == ["MAX_POOL_2D"] and made.steps[0].attributes["padding"] == "SAME"
+    scheme = plan(sketch.network(sketch.add("max_pool", x, **window(3, 2, 1))), ANY)
+    assert kinds(scheme) == ["MAX_POOL_2D"] and scheme.steps[0].attributes["padding"] == "SAME"
 
 
 def test_recurrent_layers_keep_one_grid_for_every_step_of_time() -> None:
     sketch = Sketch()
-    made = plan(sketch.network(recurrent("lstm")(sketch)), ANY)
-    states = [each for each in made.steps if each.path in ("lstm_layer_0_0", "lstm_layer_0_3")]
-    assert len(states) == 2 and states[0].grid == states[1].grid == made.steps[-1].grid
-    assert made.grids[states[0].grid].writers == 4
-    returned = [each.weights for each in made.steps if each.kind == "FULLY_CONNECTED"]
-    assert len(returned) == 4 and len({each.weight for each in returned[1:] if each}) == 1
+    scheme = plan(sketch.network(recurrent("lstm")(sketch)), ANY)
+    states = [plan_step for plan_step in scheme.steps if plan_step.path in ("lstm_layer_0_0", "lstm_layer_0_3")]
+    assert len(states) == 2 and states[0].grid == states[1].grid == scheme.steps[-1].grid
+    assert scheme.grids[states[0].grid].writers == 4
+    returned = [plan_step.weights for plan_step in scheme.steps if plan_step.kind == "FULLY_CONNECTED"]
+    assert len(returned) == 4 and len({weights.weight for weights in returned[1:] if weights}) == 1
 
 
 def test_results_of_one_recurrent_call_are_computed_once() -> None:
@@ -665,16 +665,16 @@ def test_results_of_one_recurrent_call_are_computed_once() -> None:
     sequence = recurrent("gru")(sketch)
     again = sketch.steps[-1]
     state = sketch.add("gru", *again.inputs, batch_axis=1, **{**again.attributes, "output": 1})
-    made, _ = agree(sketch, sequence, state)
-    assert kinds(made).count("FULLY_CONNECTED") == 4
+    scheme, _ = agree(sketch, sequence, state)
+    assert kinds(scheme).count("FULLY_CONNECTED") == 4
 
 
 def test_what_is_only_repeated_for_a_sum_is_not_stored() -> None:
     sketch = Sketch()
     x = sketch.input(1, 3, 4, 4)
     wide = sketch.add("expand", sketch.add("mean", x, axes=(2, 3), keep_dims=True), shape=(1, 3, 4, 4))
-    made = plan(sketch.network(sketch.add("mul", x, wide)), ANY)
-    assert kinds(made) == ["MEAN", "MUL"]
+    scheme = plan(sketch.network(sketch.add("mul", x, wide)), ANY)
+    assert kinds(scheme) == ["MEAN", "MUL"]
 
 
 def test_a_weight_that_training_cannot_see_is_not_there() -> None:
@@ -687,8 +687,8 @@ def test_a_weight_that_training_cannot_see_is_not_there() -> None:
 def test_steps_are_not_called_as_constants_are() -> None:
     sketch = Sketch()
     x = sketch.add("add", sketch.input(1, 3, 4), sketch.parameter("add", 4))
-    made, _ = agree(sketch, x)
-    assert paths(made) == ["add_2"] and made.steps[0].operands == ("input", "add")
+    scheme, _ = agree(sketch, x)
+    assert paths(scheme) == ["add_2"] and scheme.steps[0].operands == ("input", "add")
 
 
 @pytest.mark.parametrize("after", [1, 2])
@@ -696,8 +696,8 @@ def test_padding_in_front_of_a_convolution_is_its_own(after: int) -> None:
     sketch = Sketch()
     around = ((0, 0), (0, 0), (0, after), (1, 1))
     x = sketch.add("pad", sketch.input(1, 3, 8, 8), padding=around, mode="constant", value=0.0)
-    made, _ = agree(sketch, sketch.conv(sketch.add("identity", x), 4, 3, padding=((1, 0), (0, 0))))
-    assert kinds(made) == ["CONV_2D"] and made.steps[0].attributes["padding"] == ((1, after), (1, 1))
+    scheme, _ = agree(sketch, sketch.conv(sketch.add("identity", x), 4, 3, padding=((1, 0), (0, 0))))
+    assert kinds(scheme) == ["CONV_2D"] and scheme.steps[0].attributes["padding"] == ((1, after), (1, 1))
 
 
 @pytest.mark.parametrize(("value", "activation", "count"), [(-math.inf, "tanh", 1), (0.0, "relu", 1), (0.0, "tanh", 2)])
@@ -705,10 +705,10 @@ def test_padding_in_front_of_a_maximum(value: float, activation: str, count: int
     sketch = Sketch()
     x = sketch.add(activation, sketch.conv(sketch.input(1, 3, 8, 8), 4))
     x = sketch.add("pad", x, padding=((0, 0), (0, 0), (0, 1), (0, 1)), mode="constant", value=value)
-    made, _ = agree(sketch, sketch.add("max_pool", x, **window(3, 2, 0)))
-    tail = kinds(made)[kinds(made).index("TANH") + 1 :] if activation == "tanh" else kinds(made)[1:]
+    scheme, _ = agree(sketch, sketch.add("max_pool", x, **window(3, 2, 0)))
+    tail = kinds(scheme)[kinds(scheme).index("TANH") + 1 :] if activation == "tanh" else kinds(scheme)[1:]
     assert tail == (["MAX_POOL_2D"] if count == 1 else ["PAD", "MAX_POOL_2D"])
-    assert made.steps[-1].attributes["padding"] == ("SAME" if count == 1 else "VALID")
+    assert scheme.steps[-1].attributes["padding"] == ("SAME" if count == 1 else "VALID")
 
 
 def test_batch_norm_after_joined_tokens_belongs_to_the_linear_layer() -> None:
@@ -716,7 +716,7 @@ def test_batch_norm_after_joined_tokens_belongs_to_the_linear_layer() -> None:
     x = sketch.linear(sketch.input(1, 4, 6), 5)
     x = sketch.batch_norm(sketch.add("reshape", x, shape=(4, 5)))
     x = sketch.add("reshape", sketch.add("relu", x), shape=(1, 4, 5))
-    made, _ = agree(sketch, x)
-    assert kinds(made) == ["FULLY_CONNECTED", "RESHAPE", "RESHAPE"]
-    assert made.steps[0].weights is not None and made.steps[0].weights.batch_norm is not None
-    assert made.steps[0].activation == "RELU" and all(each.high for each in made.steps)
+    scheme, _ = agree(sketch, x)
+    assert kinds(scheme) == ["FULLY_CONNECTED", "RESHAPE", "RESHAPE"]
+    assert scheme.steps[0].weights is not None and scheme.steps[0].weights.batch_norm is not None
+    assert scheme.steps[0].activation == "RELU" and all(plan_step.high for plan_step in scheme.steps)

@@ -31,9 +31,9 @@ OFFERED = {
 def members(protocol: type) -> dict[str, Any]:
     return {
         name: member
-        for each in reversed(protocol.__mro__)
-        if getattr(each, "_is_protocol", False)
-        for name, member in vars(each).items()
+        for base in reversed(protocol.__mro__)
+        if getattr(base, "_is_protocol", False)
+        for name, member in vars(base).items()
         if not name.startswith("_")
     }
 
@@ -51,10 +51,10 @@ def problems(module: Any, protocol: type) -> Iterator[str]:
         except ValueError:
             continue  # made in C++
         try:
-            own.bind(*(None for each in asked if each.kind is each.POSITIONAL_ONLY or each.default is each.empty))
+            own.bind(*(None for slot in asked if slot.kind is slot.POSITIONAL_ONLY or slot.default is slot.empty))
             own.bind(*(None for _ in asked))
-            if not any(each.kind is each.POSITIONAL_ONLY for each in asked):
-                own.bind(**{each.name: None for each in asked})
+            if not any(slot.kind is slot.POSITIONAL_ONLY for slot in asked):
+                own.bind(**{slot.name: None for slot in asked})
         except TypeError as error:
             yield f"{name}: {error}"
 
@@ -83,14 +83,14 @@ def test_numpy_offers_what_makes_integers() -> None:
 
 
 def test_what_is_missing_or_taken_otherwise_is_found() -> None:
-    found = list(problems(primitives_numpy, protocols.Primitives))
-    assert "conv is missing" in found and "softmax is missing" in found
+    complaints = list(problems(primitives_numpy, protocols.Primitives))
+    assert "conv is missing" in complaints and "softmax is missing" in complaints
 
     class Other:
         maximum = staticmethod(lambda first: first)
-        minimum, where, to_float = min, (lambda *each: each[1]), float
+        minimum, where, to_float = min, (lambda *operands: operands[1]), float
 
-    assert [each.partition(":")[0] for each in problems(Other, protocols.RangePrimitives)] == ["maximum"]
+    assert [problem.partition(":")[0] for problem in problems(Other, protocols.RangePrimitives)] == ["maximum"]
 
 
 @pytest.mark.parametrize("room", ["kit/device", "qat/train/core"])

@@ -82,10 +82,10 @@ def test_what_differs_is_refused(wrong: str, words: str) -> None:
 
 
 def test_what_is_equal_passes_and_is_counted() -> None:
-    found = prove(Sides())
-    assert not found.refusal and not found.missing and not found.undecided
-    assert len(found.trials) == 8 and found.tensors == 17 and found.largest == (0, "")
-    assert str(found).startswith("17 results, gradients and buffers of 8 runs equal to float32 rounding; 0.")
+    verdict = prove(Sides())
+    assert not verdict.refusal and not verdict.missing and not verdict.undecided
+    assert len(verdict.trials) == 8 and verdict.tensors == 17 and verdict.largest == (0, "")
+    assert str(verdict).startswith("17 results, gradients and buffers of 8 runs equal to float32 rounding; 0.")
 
 
 def test_what_the_original_does_by_itself_is_rounding() -> None:
@@ -99,8 +99,8 @@ def test_what_becomes_of_denormal_numbers_is_rounding() -> None:
             y = np.full(5, 6e-36, np.float32) + np.float32(6e-39 if wrong else 0)
             return Evidence({"y": y})
 
-    found = prove(Tiny("flushed"))
-    assert not found.refusal and "too small for float32" in found.undecided[0]
+    verdict = prove(Tiny("flushed"))
+    assert not verdict.refusal and "too small for float32" in verdict.undecided[0]
 
 
 def test_what_differs_for_one_input_only_is_rounding() -> None:
@@ -138,15 +138,15 @@ def test_relative_errors() -> None:
 
 def test_inputs_are_the_examples_own_but_vary() -> None:
     trial = Trial(True, 4)
-    given = np.array([[3.0, 4.0], [5.0, 6.0]], np.float32)
-    rows = example_rows(given, "x", 4, trial)
+    example = np.array([[3.0, 4.0], [5.0, 6.0]], np.float32)
+    rows = example_rows(example, "x", 4, trial)
     assert rows.shape == (4, 2) and 1 < rows.mean() < 8 and len(np.unique(rows)) == 8
     assert example_rows(np.zeros((1, 3), np.float32), "x", 4, trial).std() > 0.5
     assert (example_rows(np.array([[1], [2]]), "x", 3, trial) == [[1], [2], [1]]).all()
     masked = example_rows(np.array([[0.0, -np.inf]], np.float32), "x", 2, trial)
     assert np.isneginf(masked).sum() == 2 or np.isfinite(masked).all()
     assert example_rows(np.zeros((0, 3), np.float32), "x", 2, trial).shape == (2, 3)
-    assert (np.abs(example_rows(given, "x", 4, Trial(True, 4, scale=0.5))) <= np.abs(rows)).all()
+    assert (np.abs(example_rows(example, "x", 4, Trial(True, 4, scale=0.5))) <= np.abs(rows)).all()
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_the_first_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) 
     prepared = qat.prepare(model, x)
     layer = prepared.step("2")
     monkeypatch.setattr(layer, "bias_source", None)
-    found = proof_torch.compare_with_original(model, prepared, (x,), {})
-    assert "the first layer that differs is '2', after '0'" in found.refusal
+    verdict = proof_torch.compare_with_original(model, prepared, (x,), {})
+    assert "the first layer that differs is '2', after '0'" in verdict.refusal
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not proof_torch.compare_with_original(model, qat.prepare(model, x), (x,), {}).refusal

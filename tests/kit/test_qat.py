@@ -237,7 +237,7 @@ def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, mo
     odd = [torch.full((50,), value) for value in (torch.inf, torch.nan, -torch.inf)]
     count = len(batches) + int(nonnegative)
     batches = [*odd[: 1 if ranges == "ema" else 0], *batches[:3], *odd, *batches[3:]]
-    found = []
+    bounds = []
     for at_hand in (True, False):
         if not at_hand:
             monkeypatch.setattr("exactqat.qat.train.torch.state._are_at_hand", lambda *ends: False)
@@ -247,9 +247,9 @@ def test_ranges_move_by_numbers_as_by_tensors(ranges: str, nonnegative: bool, mo
             followed.observe(batch)
             if int(followed.batches):
                 ends += [*followed.ends(), *(end.clone() for end in followed.held()[:2])]
-        found.append(torch.stack(ends).numpy())
-        assert int(followed.batches) == count and np.isfinite(found[-1]).all()
-    assert_same_bits(found[0], found[1], what=ranges)
+        bounds.append(torch.stack(ends).numpy())
+        assert int(followed.batches) == count and np.isfinite(bounds[-1]).all()
+    assert_same_bits(bounds[0], bounds[1], what=ranges)
 
 
 @pytest.mark.slow
@@ -302,9 +302,9 @@ def test_what_is_not_finite_is_refused_before_and_after_the_last_phase() -> None
 
 def test_models_that_cannot_be_prepared_say_what_they_are() -> None:
     model = prepared(Residual(), images(), qat.Rule())
-    for each in (model, nn.Sequential(model)):
+    for network in (model, nn.Sequential(model)):
         with pytest.raises(ValueError, match="prepared already"):
-            qat.prepare(each, images())
+            qat.prepare(network, images())
     with pytest.raises(TypeError, match="ScriptModule"):
         qat.prepare(torch.jit.script(nn.Sequential(nn.ReLU())), images())
     with pytest.raises(TypeError, match=r"iterable of batches, got an array of shape \[16, 3, 9, 9\]"):

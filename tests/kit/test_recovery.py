@@ -26,8 +26,8 @@ def test_the_distillation_loss_is_the_divergence_of_softened_answers() -> None:
 
     expected = temperature**2 * (softened(taught) * np.log(softened(taught) / softened(own))).sum(1)
     tensors = torch.from_numpy(own).requires_grad_(), torch.from_numpy(taught).requires_grad_()
-    found = qat.distillation_loss(*tensors, temperature, "none")
-    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-12)
+    losses = qat.distillation_loss(*tensors, temperature, "none")
+    np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=1e-12)
     assert qat.distillation_loss(*tensors, temperature, "sum").item() == pytest.approx(expected.sum())
     loss = qat.distillation_loss(*tensors, temperature)
     assert loss.item() == pytest.approx(expected.mean())
@@ -82,10 +82,10 @@ def test_ranges_of_layers_have_rates_of_their_own() -> None:
     assert moved and all(name.startswith("quantization.part2.") for name in moved)
     # Those of weights at a fifth, or at a rate of their own; a pattern is for both.
     assert sorted(group["lr"] for group in qat.parameter_groups(model, 1e-3, 5e-3)) == [1e-3, 1e-3, 5e-3]
-    for given, rate in ((qat.parameter_groups(model, 0.0, 1.0, weight_range_lr=0.5), 0.5),
-                        (qat.parameter_groups(model, 0.0, 1.0, {"part": 0.0}), 0.2)):  # fmt: skip
+    for grouping, rate in ((qat.parameter_groups(model, 0.0, 1.0, weight_range_lr=0.5), 0.5),
+                           (qat.parameter_groups(model, 0.0, 1.0, {"part": 0.0}), 0.2)):  # fmt: skip
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        slower = [names[id(end)] for group in given if group["lr"] == rate for end in group["params"]]
+        slower = [names[id(end)] for group in grouping if group["lr"] == rate for end in group["params"]]
         assert slower and all("weight_quantizer" in name for name in slower)
     assert not any("part." in name for name in slower)
     # All ranges at one rate, and a model without learned ranges: two groups, as the kit's own loops have them.

@@ -50,9 +50,9 @@ def test_functions_for_jax_need_their_parameters_by_name() -> None:
     def apply(params: Any, x: Any) -> Any:
         return jax.nn.relu(x @ params["w"])
 
-    for given in ((X,), (weights, X)):
+    for arguments in ((X,), (weights, X)):
         with pytest.raises(TypeError, match=r"qat.prepare\(model, example, variables=params\)"):
-            qat.prepare(apply, *given)
+            qat.prepare(apply, *arguments)
     prepared = qat.jax.prepare(apply, weights, X)
     for again in (lambda: qat.prepare(prepared, X), lambda: qat.jax.prepare(prepared, X)):
         with pytest.raises(ValueError, match="model is prepared already"):

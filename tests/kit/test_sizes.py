@@ -32,8 +32,8 @@ BATCH = Batch()
     ],
 )
 def test_products_and_exact_quotients_are_sizes_or_numbers(compute: Callable[[Any], Any], expected: Any) -> None:
-    found = compute(Batch(2))
-    assert found == expected and type(found) is type(expected)
+    result = compute(Batch(2))
+    assert result == expected and type(result) is type(expected)
 
 
 @pytest.mark.parametrize(

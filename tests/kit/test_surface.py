@@ -43,10 +43,10 @@ def test_functions_and_modules_for_jax() -> None:
     assert isinstance(prepared, qat.jax.Prepared)
     same = qat.jax.prepare(apply, weights, X)
     results = []
-    for each in (prepared, same):
-        params, state = each.calibrate(*each.init(), [X])
-        params, state = each.freeze(params, state)
-        results.append(np.asarray(each.apply(params, state, X)[0]))
+    for model in (prepared, same):
+        params, state = model.calibrate(*model.init(), [X])
+        params, state = model.freeze(params, state)
+        results.append(np.asarray(model.apply(params, state, X)[0]))
     assert np.array_equal(*results)
     for function in (qat.calibrate, qat.freeze):
         with pytest.raises(
@@ -118,5 +118,5 @@ def test_warnings_name_the_users_line() -> None:
     for prepare in (qat.prepare, qat.torch.prepare):
         with pytest.warns(qat.FinalActivationWarning) as caught:
             prepare(model, torch.from_numpy(X), [qat.Rule("nothing"), qat.Rule()])
-        ours = [each for each in caught if issubclass(each.category, UserWarning)]
-        assert len(ours) >= 2 and {each.filename for each in ours} == {__file__}
+        ours = [warning for warning in caught if issubclass(warning.category, UserWarning)]
+        assert len(ours) >= 2 and {warning.filename for warning in ours} == {__file__}

@@ -74,17 +74,17 @@ def mask_of(lengths: list[int]) -> torch.Tensor:
     return (torch.arange(LENGTH) < torch.tensor(lengths)[:, None]).long()
 
 
-def trained(model: nn.Module, *given: torch.Tensor) -> Any:
+def trained(model: nn.Module, *inputs: torch.Tensor) -> Any:
     """Prepared, a step before and after freezing, in evaluation."""
     torch.manual_seed(0)
-    prepared = qat.prepare(model, given if len(given) > 1 else given[0])
-    qat.calibrate(prepared, [given if len(given) > 1 else given[0]])
+    prepared = qat.prepare(model, inputs if len(inputs) > 1 else inputs[0])
+    qat.calibrate(prepared, [inputs if len(inputs) > 1 else inputs[0]])
     optimizer = torch.optim.SGD(prepared.parameters(), 0.05)
     for frozen in (False, True):
         if frozen:
             qat.freeze(prepared)
         optimizer.zero_grad()
-        prepared(*given).square().mean().backward()
+        prepared(*inputs).square().mean().backward()
         optimizer.step()
     return prepared.eval()
 
@@ -99,7 +99,7 @@ def test_words_go_to_the_device_as_they_are_trained(tmp_path: Path) -> None:
     for device in deploy.profiles_here():
         if "x86" in device or device in ("reference", "micro"):
             report = deploy.verify(graph, path, data=data, device=device)
-            assert all(each.exact and not each.differing for each in report.operators), report
+            assert all(operator.exact and not operator.differing for operator in report.operators), report
     assert deploy.verify(graph, path, model=model, data=data).equal
     again = deploy.read_tflite(path)
     codes = deploy.simulate(graph, data)
@@ -119,21 +119,21 @@ def test_words_in_onnx(tmp_path: Path) -> None:
 
 
 def test_the_tables_gradient_is_the_originals() -> None:
-    model, given = Classifier(), words(4)
-    given[0] = 0
-    prepared = qat.prepare(model, given)
+    model, tokens = Classifier(), words(4)
+    tokens[0] = 0
+    prepared = qat.prepare(model, tokens)
     from exactqat.qat.train.torch.prepared import without_quantization
 
     with without_quantization(prepared):
-        prepared(given).square().sum().backward()
-    model.eval()(given).square().sum().backward()
+        prepared(tokens).square().sum().backward()
+    model.eval()(tokens).square().sum().backward()
     for name in ("words", "positions"):
-        ours, theirs = (getattr(each, name).weight.grad for each in (prepared, model))
+        ours, theirs = (getattr(network, name).weight.grad for network in (prepared, model))
         assert torch.allclose(ours, theirs, atol=1e-6) and theirs.abs().max() > 0
     assert not prepared.words.weight.grad[0].any()
     before = prepared.words.weight.detach().clone()
-    qat.calibrate(prepared, [given])
-    prepared.train()(given).square().sum().backward()
+    qat.calibrate(prepared, [tokens])
+    prepared.train()(tokens).square().sum().backward()
     assert not prepared.words.weight.grad[0].any() and torch.equal(prepared.words.weight[0], before[0])
 
 
@@ -144,8 +144,8 @@ def test_a_tied_table_gets_both_gradients() -> None:
             self.words, self.head = nn.Embedding(WORDS, FEATURES), nn.Linear(FEATURES, WORDS, bias=False)
             self.head.weight = self.words.weight
 
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            return self.head(self.words(given))
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.words(tokens))
 
     # The self-check compares the gradient of the one tensor.
     prepared = qat.prepare(Tied(), words(3))
@@ -155,32 +155,32 @@ def test_a_tied_table_gets_both_gradients() -> None:
 @pytest.mark.parametrize("wrong", [-1, WORDS, 2**32 + 1])
 def test_numbers_outside_of_the_table(wrong: int) -> None:
     prepared = qat.prepare(Classifier(), words(2), check=False)
-    given = words(2)
-    given[1, 3] = wrong
+    tokens = words(2)
+    tokens[1, 3] = wrong
     with pytest.raises(ValueError, match=f"words must contain integers in 0..39, the rows of the table .* got {wrong}"):
-        prepared(given)
+        prepared(tokens)
     assert all(int(count) == 0 for count in prepared._batches_seen().values())
     graph = deploy.lower(trained(Classifier(), words(2)))
     with pytest.raises(ValueError, match=f"must hold integers in 0..39, got {wrong}"):
-        deploy.simulate(graph, given.numpy())
+        deploy.simulate(graph, tokens.numpy())
     with pytest.raises(TypeError, match="must contain integers, which choose rows of a table, got torch.float32"):
-        prepared(given.float())
+        prepared(tokens.float())
     with pytest.raises(TypeError, match="must be integers, got float32"):
-        deploy.simulate(graph, given.numpy().astype(np.float32))
+        deploy.simulate(graph, tokens.numpy().astype(np.float32))
 
 
 @needs_deploy
 @pytest.mark.parametrize("how", ["sdpa", "decoder", "added", "where", "filled"])
 def test_masks_hide_words_on_the_device(how: str, tmp_path: Path) -> None:
-    given, mask = words(4), mask_of([8, 5, 3, 1])
-    model = trained(Attention(how), given, mask)
+    tokens, mask = words(4), mask_of([8, 5, 3, 1])
+    model = trained(Attention(how), tokens, mask)
     graph = deploy.lower(model)
     path = deploy.write_tflite(graph, tmp_path / "masked.tflite")
-    data = (given.numpy(), mask.numpy())
+    data = (tokens.numpy(), mask.numpy())
     assert deploy.verify(graph, path, model=model, data=data).equal
-    others = torch.where(mask > 0, given, words(4, 7))
+    others = torch.where(mask > 0, tokens, words(4, 7))
     with torch.no_grad():
-        assert torch.equal(model(given, mask), model(others, mask)) and not torch.equal(given, others)
+        assert torch.equal(model(tokens, mask), model(others, mask)) and not torch.equal(tokens, others)
     # The range of the scores is not all mask.
     assert all(grid.fixed_range is None or grid.fixed_range[0] > -1e3 for grid in model.plan.grids.values())
 
@@ -239,12 +239,12 @@ def test_flax_trains_the_table() -> None:
     prepared = of_flax()
     import jax
 
-    given = words(4).numpy().astype(np.int32)
+    batch = words(4).numpy().astype(np.int32)
     params, state = prepared.init()
-    params, state = prepared.calibrate(params, state, [given])
+    params, state = prepared.calibrate(params, state, [batch])
 
     def loss(params: Any) -> Any:
-        return (prepared.apply(params, state, given, train=True)[0] ** 2).sum()
+        return (prepared.apply(params, state, batch, train=True)[0] ** 2).sum()
 
     gradients = jax.grad(loss)(params)["model"]
     table = np.asarray(jax.tree.leaves(jax.tree.map(np.asarray, gradients))[-1])
@@ -252,4 +252,4 @@ def test_flax_trains_the_table() -> None:
         (WORDS, FEATURES)
     ], table
     with pytest.raises(ValueError, match="integers in 0..39"):
-        prepared.apply(params, state, given + WORDS)
+        prepared.apply(params, state, batch + WORDS)

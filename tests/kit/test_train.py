@@ -76,18 +76,18 @@ def test_arguments_and_results_nest_as_the_users(batch: int) -> None:
     example = {"image": torch.rand(3, 3, 6, 6), "others": {"vector": torch.rand(3, 5)}, "scale": torch.rand(3, 4)}
     prepared = qat.prepare(model, example)
     qat.calibrate(prepared, [example])
-    given = {
+    inputs = {
         "image": torch.rand(batch, 3, 6, 6),
         "others": {"vector": torch.rand(batch, 5)},
         "scale": torch.rand(batch, 4),
     }
-    expected, result = float_results(model, prepared, **given)
+    expected, result = float_results(model, prepared, **inputs)
     assert result["raw"][1:] == (None, 3) and isinstance(result["both"], list)
     torch.testing.assert_close(result, expected)
     # By position too, as the model itself does.
-    torch.testing.assert_close(prepared(*given.values()), expected)
+    torch.testing.assert_close(prepared(*inputs.values()), expected)
     with pytest.raises(TypeError, match="must nest"):
-        prepared(given["image"], given["others"])
+        prepared(inputs["image"], inputs["others"])
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -332,8 +332,8 @@ def test_a_norm_shared_by_two_convolutions_counts_both() -> None:
         original(batch).square().sum().backward()
         assert int(prepared.state_dict()["norm.num_batches_tracked"]) == 2
         for name, parameter in original.named_parameters():
-            found = dict(prepared.named_parameters())[name].grad
-            torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=2e-3, msg=name)
+            gradient = dict(prepared.named_parameters())[name].grad
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-3, atol=2e-3, msg=name)
         torch.testing.assert_close(prepared.state_dict()["norm.running_var"], original.norm.running_var)
 
 
@@ -497,8 +497,8 @@ def test_constants_of_operators_that_compare_codes_lie_on_their_grid() -> None:
     values = {name: Value(name, (1, 3)) for name in ("input", "maximum")}
     maximum = Step("maximum", ("input", "floor"), "maximum")
     network = Network(("input",), ("maximum",), values, constants, (maximum,))
-    given = PlanInput("input", "input", (1, 3))
-    plan = Plan(network, (given,), (step,), {"input": grid}, constants, ("maximum",), ("maximum",))
+    feature = PlanInput("input", "input", (1, 3))
+    plan = Plan(network, (feature,), (step,), {"input": grid}, constants, ("maximum",), ("maximum",))
     prepared = qat.PreparedModel(plan, {"floor": floor})
     batch = torch.randn(6, 3)
     qat.calibrate(prepared, [batch])
@@ -630,13 +630,13 @@ def test_a_dead_branch_of_few_bits_goes_through(
 
     torch.manual_seed(0)
     images = torch.randn(4, 3, 6, 6)
-    found = NarrowSum(scale, width, nonnegative).train()
-    plan = qat.prepare(found, images).plan
+    model = NarrowSum(scale, width, nonnegative).train()
+    plan = qat.prepare(model, images).plan
     (total,) = (step for step in plan.steps if step.kind == "ADD")
     # The branch: what the sum reads beside the features.
     rules = [qat.Rule(total.operands[1], activation_bits=bits, ranges=ranges), qat.Rule(ranges=ranges)]
     for profile in ("xnnpack-x86", "xnnpack-arm64", "reference", "micro"):
-        prepared = qat.prepare(found, images, rules, device=profile)
+        prepared = qat.prepare(model, images, rules, device=profile)
         assert {prepared.plan.grids[prepared.plan.stored(name).grid].bits for name in total.operands} == {bits, 8}
         qat.calibrate(prepared, [images])
         qat.freeze(prepared)

@@ -57,10 +57,10 @@ def pair(**rule: Any) -> tuple[Network, qat.PreparedModel]:
 def assert_alike(model: nn.Module, prepared: nn.Module, **near: float) -> None:
     """Results, gradients and buffers of one call."""
     results = []
-    for each in (model, prepared):
-        each.zero_grad()
+    for network in (model, prepared):
+        network.zero_grad()
         torch.manual_seed(3)
-        results.append(each(X))
+        results.append(network(X))
         if results[-1].requires_grad:
             results[-1].square().sum().backward()
     near = near or {"rtol": 1e-3, "atol": 1e-4}
@@ -113,8 +113,8 @@ def _all_in_evaluation(model: nn.Module) -> None:
 
 
 LOOPS: dict[str, Callable[[nn.Module], None]] = {
-    each.__name__.strip("_"): each
-    for each in (
+    loop.__name__.strip("_"): loop
+    for loop in (
         _frozen_norms, _without_momentum, _averaged, _without_tracking, _other_epsilon, _evaluated_backbone,
         _without_dropout, _all_in_evaluation,
     )
@@ -125,16 +125,16 @@ LOOPS: dict[str, Callable[[nn.Module], None]] = {
 @pytest.mark.parametrize("folded", [False, True])
 def test_modules_mean_what_they_mean_in_the_users_model(name: str, folded: bool) -> None:
     model, prepared = pair(fold_batch_norm=folded)
-    for each in (model, prepared):
-        each.get_submodule("backbone.drop").eval()  # random numbers are drawn in another order
+    for network in (model, prepared):
+        network.get_submodule("backbone.drop").eval()  # random numbers are drawn in another order
     for _ in range(2):
-        for each in (model, prepared):
-            LOOPS[name](each)
-            each.get_submodule("backbone.drop").eval()
+        for network in (model, prepared):
+            LOOPS[name](network)
+            network.get_submodule("backbone.drop").eval()
         assert_alike(model, prepared)
-    for each in (model, prepared):
-        each.train()
-        each.get_submodule("backbone.drop").eval()
+    for network in (model, prepared):
+        network.train()
+        network.get_submodule("backbone.drop").eval()
     assert_alike(model, prepared)
 
 
@@ -187,7 +187,7 @@ def test_hooks_that_would_never_be_called_are_refused(register: str) -> None:
     _, prepared = pair()
     for module in (prepared.backbone, prepared.head):
         with pytest.raises(TypeError, match="would never be called.*stored_tensors"):
-            getattr(module, register)(lambda *given: None)
+            getattr(module, register)(lambda *arguments: None)
 
 
 def test_what_nothing_reads_is_refused_and_own_notes_are_not() -> None:
@@ -254,7 +254,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 def trained(prepared: nn.Module, call: Callable[[Any], Any]) -> list[torch.Tensor]:
     """Gradients of three steps, the second with two calls before its backward pass, and all buffers."""
-    found = []
+    tensors = []
     for step in range(3):
         x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step)) * (1 + step)
         prepared.zero_grad()
@@ -262,8 +262,8 @@ def trained(prepared: nn.Module, call: Callable[[Any], Any]) -> list[torch.Tenso
         if step == 1:
             loss = loss + (call((x.detach() * 2 + 1).requires_grad_()) * 3).square().sum()
         loss.backward()
-        found += [each.grad.clone() for each in prepared.parameters() if each.grad is not None]
-    return [*found, *(each.clone() for each in prepared.buffers())]
+        tensors += [parameter.grad.clone() for parameter in prepared.parameters() if parameter.grad is not None]
+    return [*tensors, *(buffer.clone() for buffer in prepared.buffers())]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -279,11 +279,11 @@ def test_a_checkpoint_changes_no_bit(rule: str, reentrant: bool, inner: bool) ->
         return (lambda x: model(x * scale)) if inner else model
 
     expected = trained(first, through(first))
-    found = trained(second, lambda x: checkpoint(through(second), x, use_reentrant=reentrant))
-    assert len(found) == len(expected) > 12
+    results = trained(second, lambda x: checkpoint(through(second), x, use_reentrant=reentrant))
+    assert len(results) == len(expected) > 12
     # A reentrant one adds a weight's gradients in another order, where it is used more than once.
     near = {"rtol": 1e-5, "atol": 1e-6} if reentrant else {"rtol": 0.0, "atol": 0.0}
-    torch.testing.assert_close(found, expected, **near)
+    torch.testing.assert_close(results, expected, **near)
 
 
 def test_a_backward_pass_on_other_inputs_is_refused() -> None:
@@ -306,18 +306,18 @@ def test_loading_a_state_leaves_requires_grad_alone() -> None:
     x = torch.randn(8, 5)
     prepared = qat.prepare(nn.Linear(5, 3), x, [qat.Rule(ranges="learned")])
     qat.calibrate(prepared, [x])
-    before = {name: each.clone() for name, each in prepared.state_dict().items() if isinstance(each, torch.Tensor)}
+    before = {name: leaf.clone() for name, leaf in prepared.state_dict().items() if isinstance(leaf, torch.Tensor)}
     unfrozen = {**before, "_extra_state": prepared.get_extra_state()}
     ranges = prepared.range_parameters()
     ranges[0].requires_grad_(False)
     prepared.load_state_dict(prepared.state_dict())
-    assert [each.requires_grad for each in ranges] == [False] + [True] * (len(ranges) - 1)
+    assert [end.requires_grad for end in ranges] == [False] + [True] * (len(ranges) - 1)
     qat.freeze(prepared)
-    assert not any(each.requires_grad for each in ranges)
+    assert not any(end.requires_grad for end in ranges)
     prepared.load_state_dict(prepared.state_dict())
-    assert not any(each.requires_grad for each in ranges)
+    assert not any(end.requires_grad for end in ranges)
     prepared.load_state_dict(unfrozen)
-    assert [each.requires_grad for each in ranges] == [False] + [True] * (len(ranges) - 1)
+    assert [end.requires_grad for end in ranges] == [False] + [True] * (len(ranges) - 1)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -336,7 +336,7 @@ def test_a_layer_norm_is_copied_saved_and_differentiated(frozen: bool) -> None:
     saved.seek(0)
     loaded = torch.load(saved, weights_only=False)
     again = pickle.loads(pickle.dumps(copied))
-    assert all(torch.equal(each(x), prepared(x)) for each in (copied, loaded, again))
+    assert all(torch.equal(network(x), prepared(x)) for network in (copied, loaded, again))
     with torch.no_grad():
         prepared.get_parameter("0.weight").mul_(2)
     assert not torch.equal(copied(x), prepared(x)) and torch.equal(copied(x), again(x))
